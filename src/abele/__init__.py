@@ -1,0 +1,40 @@
+"""The engine: a model's whole step as one static program, compiled ahead of time.
+
+Read ``abele/README.md`` for the tour of the files in the order data meets them.
+"""
+
+from abele.build import BuildRecord, FallbackWarning, build
+from abele.cache import CacheWarning, ExecutableCache
+from abele.capture import Captured, capture
+from abele.config import OutputMode, Reduction, StepConfig
+from abele.errors import AbeleError
+from abele.executable import Executable
+from abele.program import Program, Role, Slot
+from abele.runtime.session import Session
+from abele.targets import available, get_target
+from abele.update_rules import Group, UpdateRule
+from abele.version import __version__
+
+__all__ = [
+    "AbeleError",
+    "BuildRecord",
+    "CacheWarning",
+    "Captured",
+    "Executable",
+    "ExecutableCache",
+    "FallbackWarning",
+    "Group",
+    "OutputMode",
+    "Program",
+    "Reduction",
+    "Role",
+    "Session",
+    "Slot",
+    "StepConfig",
+    "UpdateRule",
+    "__version__",
+    "available",
+    "build",
+    "capture",
+    "get_target",
+]

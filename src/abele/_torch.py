@@ -1,0 +1,122 @@
+"""Every name this project uses that torch does not promise to keep, each with its reason.
+
+When torch moves, this file and ``tests/unit/test_torch_names.py`` change and nothing else does.
+Heavy imports (the compiler) stay inside functions: importing abele must not load Inductor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
+
+__all__ = [
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "aoti_compile",
+    "aoti_load",
+    "get_proxy_mode",
+    "make_fx",
+    "mark_traced",
+    "preserve_node_meta",
+    "traced_node",
+]
+
+# Fake tensors carry shapes and dtypes without data; export and Inductor trace with them too.
+# make_fx is the only public-ish way to see forward, backward and update as one graph.
+
+
+def traced_node(tensor: torch.Tensor) -> torch.fx.Node | None:
+    """The graph node that produced ``tensor`` in the trace under way, if it is part of it."""
+    mode = get_proxy_mode()
+    if mode is None or not isinstance(tensor, FakeTensor):
+        return None
+    slot = get_proxy_slot(tensor, mode.tracer, default=None)
+    return None if slot is None else slot.proxy.node
+
+
+def mark_traced(phase: str) -> None:
+    """Marks every node traced since the last mark as belonging to ``phase``."""
+    mode = get_proxy_mode()
+    for node in mode.tracer.graph.nodes if mode is not None else ():
+        # "custom" is the one entry of a node's meta that survives re-tracing.
+        node.meta.setdefault("custom", {}).setdefault("phase", phase)
+
+
+@contextlib.contextmanager
+def preserve_node_meta() -> Iterator[None]:
+    """While open, re-tracing a graph keeps each node's source line and phase."""
+    from torch.fx import traceback as fx_traceback
+
+    with fx_traceback.preserve_node_meta():
+        yield
+
+
+def aoti_compile(
+    module: torch.nn.Module,
+    inputs: Sequence[torch.Tensor],
+    path: str,
+    options: dict[str, Any],
+) -> None:
+    """Compiles ``module`` ahead of time into the package file ``path``.
+
+    AOTInductor is documented for inference; its entry point lives in a private package.
+
+    Raises:
+        CompileFailure: the C++ compiler failed; carries its output.
+    """
+    import torch._inductor
+    from torch._inductor.exc import CppCompileError
+
+    exported = torch.export.export(module, tuple(inputs))
+    try:
+        torch._inductor.aoti_compile_and_package(
+            exported, package_path=path, inductor_configs=options
+        )
+    except CppCompileError as error:
+        raise CompileFailure(str(error)) from None
+
+
+class CompileFailure(Exception):
+    """The native compiler's own words, to be put in a log file."""
+
+
+def aoti_load(path: str, device_index: int = -1) -> Callable[[list[torch.Tensor]], list[Any]]:
+    """Loads a compiled package and returns its call: flat inputs in, flat outputs out.
+
+    The documented loader starts by probing the vector instruction set with the C++ compiler,
+    which costs 10 to 20 s; the object behind it needs no compiler and takes milliseconds.
+    """
+    loader = torch._C._aoti.AOTIModelPackageLoader(path, "model", False, 1, device_index)
+    return loader.boxed_run
+
+
+def default_options_for_cpu() -> dict[str, Any]:
+    """Inductor settings under which a whole training step compiled well on CPUs.
+
+    ``layout_optimization`` turns convolutions to channels-last, which costs small networks a third
+    of their speed; ``fallback_random`` keeps torch's own random stream, so that dropout draws the
+    numbers plain PyTorch draws; ``vec_isa_ok`` skips compiling test programs for an instruction
+    set that torch has already reported.
+    """
+    return {
+        "layout_optimization": False,
+        "fallback_random": True,
+        "cpp.vec_isa_ok": True,
+    }
+
+
+def without_torch_function() -> contextlib.AbstractContextManager[None]:
+    """While open, tensor subclasses compute like plain tensors and return plain tensors."""
+    return torch._C.DisableTorchFunctionSubclass()

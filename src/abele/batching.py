@@ -1,0 +1,105 @@
+"""Pure integers: which rows of a batch each micro-step sees, and which rows come out.
+
+One call consumes a tensor viewed as ``[D, GA, R, m, ...]``: device iteration outermost, then
+accumulation step, then replica, then the ``m`` rows of a micro-batch. Outputs use the same order.
+Nothing here knows tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from abele.config import OutputMode, StepConfig
+from abele.errors import BatchError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MicroStep:
+    """One forward (and backward) over one micro-batch.
+
+    Attributes:
+        index: position in the call, counting from 0 in the order ``[D, GA, R]``.
+        replica: which replica's buffers and random stream it uses.
+        updates: the weights change after this micro-step.
+        keeps: its outputs leave the call (for ``SUM``: are added to the result).
+    """
+
+    index: int
+    replica: int
+    updates: bool
+    keeps: bool
+
+
+def micro_batches(config: StepConfig) -> int:
+    """Micro-batches that one call consumes: device iterations x accumulation x replicas."""
+    return config.device_iterations * config.gradient_accumulation * config.replicas
+
+
+def micro_batch_size(rows: int, config: StepConfig, name: str = "input") -> int:
+    """Rows of one micro-batch, given the rows of a whole call.
+
+    Raises:
+        BatchError: ``rows`` is not a multiple of ``micro_batches(config)``.
+    """
+    parts = micro_batches(config)
+    if rows % parts:
+        raise BatchError(
+            f"Invalid batch dimension: {name} has {rows} rows, which is not a multiple of {parts} "
+            f"(device iterations {config.device_iterations} x gradient accumulation "
+            f"{config.gradient_accumulation} x replicas {config.replicas}). "
+            f"Pass {parts} x micro-batch rows, or let the data loader combine batches."
+        )
+    return rows // parts
+
+
+def check_output_period(config: StepConfig) -> None:
+    """Refuses an ``EVERY_N`` period that does not divide the device iterations.
+
+    Raises:
+        BatchError: the last outputs would silently be lost.
+    """
+    if config.output_mode is OutputMode.EVERY_N and (
+        config.device_iterations % config.output_period
+    ):
+        raise BatchError(
+            f"Output mode EveryN with period {config.output_period} needs a period that divides "
+            f"the device iterations, found {config.device_iterations}."
+        )
+
+
+def schedule(config: StepConfig) -> Iterator[MicroStep]:
+    """Every micro-step of one call, in the order in which it runs."""
+    index = 0
+    last_iteration = config.device_iterations - 1
+    for iteration in range(config.device_iterations):
+        for accumulation in range(config.gradient_accumulation):
+            last = accumulation == config.gradient_accumulation - 1
+            keeps = {
+                OutputMode.ALL: True,
+                OutputMode.SUM: True,
+                OutputMode.FINAL: last and iteration == last_iteration,
+                OutputMode.EVERY_N: (iteration + 1) % config.output_period == 0,
+            }[config.output_mode]
+            for replica in range(config.replicas):
+                updates = config.training and last and replica == config.replicas - 1
+                yield MicroStep(index, replica, updates, keeps)
+                index += 1
+
+
+def parts_out(config: StepConfig) -> int:
+    """How many micro-batches' worth of rows each output has."""
+    if config.output_mode in (OutputMode.FINAL, OutputMode.SUM):
+        return config.replicas
+    return sum(step.keeps for step in schedule(config))
+
+
+def output_shape(shape: Sequence[int], config: StepConfig) -> tuple[int, ...]:
+    """Shape of an output of one call whose micro-batch has ``shape``.
+
+    A 0-d output (a loss) stays 0-d when one value leaves the call, else becomes 1-d.
+    """
+    parts = parts_out(config)
+    if not shape:
+        return () if parts == 1 else (parts,)
+    return (shape[0] * parts, *shape[1:])

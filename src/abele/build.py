@@ -1,0 +1,196 @@
+"""From captured programs to an executable: choose the target, run the passes, compile or load.
+
+Nothing is silent here. The record says which target was chosen, why it is not another one, where
+the executable came from and how long each part took.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from abele import executable, passes
+from abele.cache import ExecutableCache
+from abele.config import StepConfig
+from abele.errors import CompilerError, TargetError
+from abele.executable import Executable
+from abele.program import Program
+from abele.targets import ENVIRONMENT, Target, get_target, requested
+
+Progress = Callable[[str, float], None]
+
+
+class FallbackWarning(UserWarning):
+    """Programs run on another target than this machine's best one."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class BuildRecord:
+    """What happened while an executable was made.
+
+    Attributes:
+        target: the target that runs.
+        forced: the environment insisted on it.
+        fallback: why the better target could not be used, if so.
+        executable: hash of the executable.
+        cache: ``off``, ``hit`` or ``miss``.
+        why: on a miss, in which parts the nearest stored executable differs.
+        seconds: wall time by part: ``passes``, ``compile``, ``load``, ``store``.
+        log: file with the native compiler's output, if it failed.
+    """
+
+    target: str = ""
+    forced: bool = False
+    fallback: str | None = None
+    executable: str = ""
+    cache: str = "off"
+    why: str | None = None
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    log: str | None = None
+
+
+def choose_target() -> tuple[Target, bool, str | None]:
+    """The target to try first, whether it is forced, and why a better one is not used.
+
+    Raises:
+        TargetError: ``ABELE_TARGET`` names a target that cannot be used here.
+    """
+    name = requested()
+    if name is not None:
+        target = get_target(name)
+        reason = target.unavailable()
+        if reason is not None:
+            raise TargetError(
+                f"{ENVIRONMENT}={name} was asked for, but {reason} "
+                f"Unset {ENVIRONMENT} to let abele choose."
+            )
+        return target, True, None
+    cuda = get_target("cuda")
+    return (cuda if cuda.unavailable() is None else get_target("cpu")), False, None
+
+
+def build(
+    programs: Sequence[Program],
+    config: StepConfig,
+    *,
+    target: Target | None = None,
+    cache: ExecutableCache | None = None,
+    log_folder: str | Path | None = None,
+    progress: Progress = lambda stage, fraction: None,
+) -> tuple[Executable, BuildRecord]:
+    """Makes programs runnable on the best target of this machine.
+
+    Args:
+        programs: as captured.
+        config: the configuration they were captured with.
+        target: use this one instead of choosing; no fallback then.
+        cache: where executables are kept between runs.
+        log_folder: where a failing compiler's output goes; default a temporary folder.
+        progress: told the stage and the fraction done.
+
+    Raises:
+        TargetError: the requested target cannot be used.
+        CompilerError: the compiler failed and the target was forced.
+    """
+    record = BuildRecord(forced=target is not None)
+    if target is None:
+        target, record.forced, _ = choose_target()
+    try:
+        return _build_for(target, programs, config, cache, record, progress), record
+    except TargetError as error:
+        record.log = _write_log(error, log_folder)
+        if record.forced:
+            where = f" The compiler's output is in {record.log}." if record.log else ""
+            raise type(error)(f"{error}{where}", *_log_of(error)) from None
+        record.fallback = str(error)
+    _warn_fallback(record)
+    reference = get_target("reference")
+    return _build_for(reference, programs, config, None, record, progress), record
+
+
+def _build_for(
+    target: Target,
+    programs: Sequence[Program],
+    config: StepConfig,
+    cache: ExecutableCache | None,
+    record: BuildRecord,
+    progress: Progress,
+) -> Executable:
+    record.target = target.name
+    progress("passes", 0.1)
+    started = time.perf_counter()
+    lowered = [passes.run(program, target.passes) for program in programs]
+    record.seconds["passes"] = time.perf_counter() - started
+    parts = executable.key_parts(lowered, config, target)
+    record.executable = executable.key_of(parts)
+    cache = cache if target.cacheable else None
+    if cache is not None:
+        started = time.perf_counter()
+        found = cache.load(lowered, parts, target)
+        if found is not None:
+            record.cache = "hit"
+            record.seconds["load"] = time.perf_counter() - started
+            return found
+        record.cache, record.why = "miss", cache.why_missing(parts)
+    made = _compile(target, lowered, parts, record, progress)
+    if cache is not None:
+        started = time.perf_counter()
+        cache.store(made)
+        record.seconds["store"] = time.perf_counter() - started
+    return made
+
+
+def _compile(
+    target: Target,
+    programs: list[Program],
+    parts: dict,
+    record: BuildRecord,
+    progress: Progress,
+) -> Executable:
+    reason = target.cannot_compile()
+    if reason is not None:
+        raise TargetError(f"Target {target.name!r} cannot compile: {reason}")
+    started = time.perf_counter()
+    compiled = {}
+    for index, program in enumerate(programs):
+        progress(f"compile {program.name}", 0.15 + 0.8 * index / len(programs))
+        compiled[program.name] = target.compile(program)
+    record.seconds["compile"] = time.perf_counter() - started
+    return Executable(
+        key=executable.key_of(parts),
+        key_parts=parts,
+        programs=tuple(programs),
+        compiled=compiled,
+        target=target,
+    )
+
+
+def _log_of(error: TargetError) -> tuple[str, ...]:
+    return (error.log,) if isinstance(error, CompilerError) else ()
+
+
+def _write_log(error: TargetError, folder: str | Path | None) -> str | None:
+    """Keeps the compiler's raw output in a file; it does not belong on the user's terminal."""
+    if not isinstance(error, CompilerError) or not error.log:
+        return None
+    if folder is None:
+        folder = tempfile.gettempdir()
+    with tempfile.NamedTemporaryFile(
+        "w", dir=folder, prefix="abele-compiler-", suffix=".log", delete=False
+    ) as file:
+        file.write(error.log)
+    return file.name
+
+
+def _warn_fallback(record: BuildRecord) -> None:
+    where = f" The compiler's output is in {record.log}." if record.log else ""
+    warnings.warn(
+        f"Running on the slower 'reference' target. {record.fallback}{where} "
+        f"Set {ENVIRONMENT}=cpu to make this an error.",
+        FallbackWarning,
+        stacklevel=4,
+    )

@@ -1,0 +1,86 @@
+"""A folder of executables: one key, one file.
+
+Reading needs one look-up, never a scan. A damaged file costs a rebuild and one warning. Writing is
+atomic, so any number of processes may share a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from abele import executable
+from abele.errors import CorruptExecutable, ForeignExecutable
+from abele.executable import SUFFIX, Executable
+from abele.program import Program
+from abele.targets import Target
+
+
+class CacheWarning(UserWarning):
+    """The cache could not be read or written; the run goes on without it."""
+
+
+class ExecutableCache:
+    """Executables under ``folder``, which is created when first written to."""
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self.folder = Path(folder).expanduser()
+
+    def path(self, key: str) -> Path:
+        """Where the executable with this key is kept."""
+        return self.folder / f"{key}{SUFFIX}"
+
+    def load(
+        self, programs: Sequence[Program], parts: Mapping[str, Any], target: Target
+    ) -> Executable | None:
+        """The stored executable with these key parts, or ``None``."""
+        path = self.path(executable.key_of(parts))
+        try:
+            return executable.load(path, programs, parts, target)
+        except FileNotFoundError:
+            return None
+        except (CorruptExecutable, ForeignExecutable, OSError) as error:
+            self._set_aside(path, error)
+            return None
+
+    def store(self, made: Executable) -> bool:
+        """Keeps an executable; says whether that worked."""
+        try:
+            made.save(self.path(made.key))
+        except OSError as error:
+            warnings.warn(
+                f"The executable could not be cached in {self.folder} ({error.strerror}). "
+                "The run goes on; the next one compiles again. Check the folder's permissions "
+                "and free space.",
+                CacheWarning,
+                stacklevel=2,
+            )
+            return False
+        return True
+
+    def why_missing(self, parts: Mapping[str, Any]) -> str:
+        """Explains a miss by the stored executable that comes nearest."""
+        nearest: list[str] | None = None
+        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
+            with contextlib.suppress(CorruptExecutable, OSError):
+                found = executable.read_manifest(path)["key_parts"]
+                different = executable.differences(found, parts)
+                if nearest is None or len(different) < len(nearest):
+                    nearest = different
+        if nearest is None:
+            return f"{self.folder} holds no executable yet"
+        return f"the nearest of the stored executables differs in {'; '.join(nearest)}"
+
+    def _set_aside(self, path: Path, error: Exception) -> None:
+        aside = path.with_suffix(".bad")
+        with contextlib.suppress(OSError):
+            os.replace(path, aside)
+        warnings.warn(
+            f"A cached executable could not be used and is rebuilt: {error} It is kept as {aside}.",
+            CacheWarning,
+            stacklevel=3,
+        )

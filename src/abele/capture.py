@@ -1,0 +1,365 @@
+"""Capture: module + update rule + one example micro-batch + configuration -> programs.
+
+Forward runs once, on tensors without data, inside one trace that goes on through the loss, the
+backward pass and the update. What comes out is pure: state is written only by final ``copy_``.
+This file must not know any front-end: ``call`` hides how arguments are passed and returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch.fx.graph import CodeGen
+
+from abele import _torch, update_rules
+from abele.config import Reduction, StepConfig
+from abele.diagnose import explain_data_dependence
+from abele.errors import CaptureError
+from abele.losses import LossFinder
+from abele.module_state import ModuleState, substituted
+from abele.program import (
+    Program,
+    Role,
+    Slot,
+    Stamp,
+    node_argument,
+    output_node,
+    returned_nodes,
+    writes,
+)
+from abele.update_rules import UpdateRule
+
+Call = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+aten = torch.ops.aten
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Captured:
+    """What capture found.
+
+    Attributes:
+        programs: ``forward``; or ``step``; or ``accumulate`` and ``apply``.
+        constants: values forward returned that no program computes, by position.
+        updated: parameters that receive gradients.
+    """
+
+    programs: tuple[Program, ...]
+    constants: Mapping[int, torch.Tensor]
+    updated: tuple[str, ...] = ()
+
+    @property
+    def by_name(self) -> dict[str, Program]:
+        """The programs under their names."""
+        return {program.name: program for program in self.programs}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Named:
+    """A tensor that becomes an input slot."""
+
+    name: str
+    role: Role
+    value: torch.Tensor
+    requires_grad: bool = False
+
+
+def capture(
+    call: Call,
+    module: torch.nn.Module,
+    inputs: Sequence[torch.Tensor],
+    config: StepConfig,
+    rule: UpdateRule | None = None,
+) -> Captured:
+    """Captures one micro-batch of ``module`` as static programs.
+
+    Args:
+        call: runs forward on flat inputs and returns its flat tensor outputs.
+        module: holds the parameters and buffers that ``call`` uses.
+        inputs: one micro-batch, flat; only shapes and dtypes are used.
+        config: decides between one whole step and accumulate + apply.
+        rule: the optimizer; needed for training.
+
+    Raises:
+        DataDependentError: forward reads a value (``.item()``, ``if tensor``).
+        LossError: training, and not exactly one final loss.
+        ReassignedError: forward replaces a parameter or buffer.
+    """
+    return _Capture(call, ModuleState.of(module), inputs, config, rule).run()
+
+
+class _Capture:
+    """The state of one capture: fake tensors in, traced programs out."""
+
+    def __init__(
+        self,
+        call: Call,
+        state: ModuleState,
+        inputs: Sequence[torch.Tensor],
+        config: StepConfig,
+        rule: UpdateRule | None,
+    ):
+        if config.training and rule is None:
+            raise CaptureError("A training program needs an update rule, found none. Pass one.")
+        self.call, self.state, self.config = call, state, config
+        self.rule = rule or UpdateRule(kind="sgd", groups=())
+        self.mode = _torch.FakeTensorMode(allow_non_fake_inputs=True)
+        self.params = [
+            _Named(n, Role.PARAMETER, v, config.training and n in state.trainable)
+            for n, v in state.params.items()
+        ]
+        self.buffers = [_Named(n, Role.BUFFER, v) for n, v in state.buffers.items()]
+        self.inputs = [_Named(f"input{i}", Role.INPUT, v) for i, v in enumerate(inputs)]
+        self.constants: dict[int, torch.Tensor] = {}
+        self.updated: tuple[str, ...] = ()
+
+    def run(self) -> Captured:
+        if not self.config.training:
+            programs = [self._trace("forward", self._forward, self._model_slots())]
+        elif self.config.micro_batches_per_update == 1:
+            slots = self._model_slots() + self._update_slots()
+            programs = [self._trace("step", self._step, slots)]
+        else:
+            slots = self._model_slots() + self._accumulators(self._trainable_names())
+            programs = [self._trace("accumulate", self._accumulate, slots)]
+            updated = [p for p in self.params if p.name in self.updated]
+            slots = updated + self._accumulators(self.updated) + self._update_slots()
+            programs.append(self._trace("apply", self._apply, slots))
+        return Captured(programs=tuple(programs), constants=self.constants, updated=self.updated)
+
+    # -- the slots of each program ---------------------------------------------------------
+
+    def _model_slots(self) -> list[_Named]:
+        return self.params + self.buffers + self.inputs
+
+    def _trainable_names(self) -> list[str]:
+        grouped = {name for group in self.rule.groups for name in group.params}
+        return [p.name for p in self.params if p.requires_grad and p.name in grouped]
+
+    def _accumulators(self, names: Sequence[str]) -> list[_Named]:
+        dtype = self.rule.accumulator_dtype
+        return [
+            _Named(
+                f"accumulator.{name}",
+                Role.ACCUMULATOR,
+                torch.zeros_like(self.state.params[name], dtype=dtype),
+            )
+            for name in names
+        ]
+
+    def _update_slots(self) -> list[_Named]:
+        named = []
+        for param, values in self.rule.initial_state(self.state.params).items():
+            named += [
+                _Named(f"{param}.{key}", Role.OPTIMIZER_STATE, value)
+                for key, value in values.items()
+            ]
+        for name, value in self.rule.hyper().items():
+            named.append(_Named(name, Role.HYPER, torch.tensor(value, dtype=torch.float64)))
+        return named
+
+    # -- what is traced --------------------------------------------------------------------
+
+    def _forward(self, values: _Values) -> list[torch.Tensor]:
+        with torch.no_grad():
+            outputs = self._call_model(values)
+        _torch.mark_traced("forward")
+        return outputs
+
+    def _call_model(self, values: _Values) -> list[torch.Tensor]:
+        params, buffers = values.of(Role.PARAMETER), values.of(Role.BUFFER)
+        with substituted(self.state, params, buffers), explain_data_dependence():
+            outputs = self.call(list(values.of(Role.INPUT).values()))
+        traced = []
+        for index, output in enumerate(outputs):
+            if _torch.traced_node(output) is None:
+                self.constants[index] = output
+            else:
+                traced.append(output.detach())
+        return traced
+
+    def _gradients(self, values: _Values) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        with torch.enable_grad(), LossFinder() as finder:
+            outputs = self._call_model(values)
+        loss = finder.final()
+        _torch.mark_traced("forward")
+        names = self._trainable_names()
+        params = values.of(Role.PARAMETER)
+        grads: Sequence[torch.Tensor | None] = [None] * len(names)
+        if loss.requires_grad and names:
+            leaves = [params[name] for name in names]
+            # A loss without reduction means the sum of its elements: a seed of ones.
+            seed = torch.ones_like(loss) * self._loss_scale(values)
+            grads = torch.autograd.grad(loss, leaves, seed, allow_unused=True)
+        found = {n: g.detach() for n, g in zip(names, grads, strict=True) if g is not None}
+        self.updated = tuple(found)
+        _torch.mark_traced("backward")
+        return outputs, found
+
+    def _loss_scale(self, values: _Values) -> float | torch.Tensor:
+        if self.rule.loss_scaling_variable:
+            return values.of(Role.HYPER)["loss_scaling"]
+        return self.rule.loss_scaling
+
+    def _step(self, values: _Values) -> list[torch.Tensor]:
+        outputs, grads = self._gradients(values)
+        self._update(values, grads)
+        return outputs
+
+    def _accumulate(self, values: _Values) -> list[torch.Tensor]:
+        outputs, grads = self._gradients(values)
+        sums = values.of(Role.ACCUMULATOR)
+        for name, grad in grads.items():
+            total = sums[f"accumulator.{name}"]
+            total.add_(grad.to(total.dtype))
+        _torch.mark_traced("update")
+        return outputs
+
+    def _apply(self, values: _Values) -> list[torch.Tensor]:
+        params, sums = values.of(Role.PARAMETER), values.of(Role.ACCUMULATOR)
+        count = self.config.micro_batches_per_update
+        grads = {}
+        for name in self.updated:
+            total = sums[f"accumulator.{name}"]
+            mean = self.config.reduction is Reduction.MEAN
+            grads[name] = (total / count if mean else total.clone()).to(params[name].dtype)
+        self._update(values, grads)
+        with torch.no_grad():
+            for total in sums.values():
+                total.zero_()
+        _torch.mark_traced("update")
+        return []
+
+    def _update(self, values: _Values, grads: Mapping[str, torch.Tensor]) -> None:
+        state: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.state.params}
+        for name, value in values.of(Role.OPTIMIZER_STATE).items():
+            param, key = name.rsplit(".", 1)
+            state[param][key] = value
+        with torch.no_grad():
+            update_rules.apply(
+                self.rule, values.of(Role.PARAMETER), grads, state, values.of(Role.HYPER)
+            )
+        _torch.mark_traced("update")
+
+    # -- tracing ---------------------------------------------------------------------------
+
+    def _trace(self, name: str, body: Callable, named: list[_Named]) -> Program:
+        started = time.perf_counter()
+        fakes = [self.mode.from_tensor(item.value) for item in named]
+
+        def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            return body(_Values(named, tensors))
+
+        with self.mode, _deterministic_kernels():
+            leaves = [
+                fake.requires_grad_() if item.requires_grad else fake
+                for item, fake in zip(named, fakes, strict=True)
+            ]
+            traced = _torch.make_fx(
+                function, decomposition_table=_HIDDEN_WRITES, record_stack_traces=True
+            )(*leaves)
+            graph = _pure(traced, [leaf.detach() for leaf in leaves])
+        _own_outputs(graph)
+        return _as_program(name, graph, named, time.perf_counter() - started)
+
+
+class _Values:
+    """The traced tensors of one call, by role and name."""
+
+    def __init__(self, named: Sequence[_Named], tensors: Sequence[torch.Tensor]):
+        self._by_role: dict[Role, dict[str, torch.Tensor]] = {role: {} for role in Role}
+        for item, tensor in zip(named, tensors, strict=True):
+            self._by_role[item.role][item.name] = tensor
+
+    def of(self, role: Role) -> dict[str, torch.Tensor]:
+        return self._by_role[role]
+
+
+def _batch_norm(x, weight, bias, mean, var, training, momentum, eps):
+    """``native_batch_norm`` writes its statistics without saying so; these variants say it."""
+    if mean is None or var is None:
+        return aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
+    if not training:
+        return aten._native_batch_norm_legit_no_training.default(
+            x, weight, bias, mean, var, momentum, eps
+        )
+    return aten._native_batch_norm_legit.default(
+        x, weight, bias, mean, var, training, momentum, eps
+    )
+
+
+_HIDDEN_WRITES = {aten.native_batch_norm.default: _batch_norm}
+
+
+@contextlib.contextmanager
+def _deterministic_kernels() -> Iterator[None]:
+    """Vendor batch norms hide their writes like the native one; captured programs avoid them."""
+    with torch.backends.cudnn.flags(enabled=False):
+        yield
+
+
+def _pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+    """Re-traces a graph so that only final ``copy_`` nodes write, and only into inputs."""
+    run = torch.fx.Interpreter(graph).run
+    functional = torch.func.functionalize(run, remove="mutations")
+    with torch.no_grad(), _torch.preserve_node_meta():
+        pure = _torch.make_fx(functional)(*fakes)
+    pure.graph.set_codegen(CodeGen())
+    pure.graph.eliminate_dead_code()
+    pure.recompile()
+    return pure
+
+
+def _own_outputs(graph: torch.fx.GraphModule) -> None:
+    """Clones outputs that are an input or a view of one: results never alias state."""
+    returned = returned_nodes(graph)
+    for index, node in enumerate(returned):
+        if _base(node).op in ("placeholder", "get_attr"):
+            with graph.graph.inserting_before(_first_write(graph)):
+                copy = graph.graph.call_function(aten.clone.default, (node,))
+            copy.meta = dict(node.meta)
+            returned[index] = copy
+    output_node(graph).args = (returned,)
+    graph.recompile()
+
+
+def _base(node: torch.fx.Node) -> torch.fx.Node:
+    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
+        node = node_argument(node, 0)
+    return node
+
+
+def _first_write(graph: torch.fx.GraphModule) -> torch.fx.Node:
+    return next(node for node in graph.graph.nodes if writes(node) or node.op == "output")
+
+
+def _as_program(
+    name: str, graph: torch.fx.GraphModule, named: Sequence[_Named], seconds: float
+) -> Program:
+    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    written = {node.args[0] for node in graph.graph.nodes if writes(node)}
+    inputs = tuple(
+        Slot(
+            name=item.name,
+            role=item.role,
+            shape=tuple(item.value.shape),
+            dtype=item.value.dtype,
+            mutated=node in written,
+        )
+        for item, node in zip(named, nodes, strict=True)
+    )
+    outputs = tuple(
+        Slot(
+            name=f"output{index}",
+            role=Role.OUTPUT,
+            shape=tuple(node.meta["val"].shape),
+            dtype=node.meta["val"].dtype,
+        )
+        for index, node in enumerate(returned_nodes(graph))
+    )
+    stamp = Stamp(by="capture", seconds=seconds, nodes=len(graph.graph.nodes))
+    program = Program(name=name, graph=graph, inputs=inputs, outputs=outputs, history=(stamp,))
+    return program.verify()

@@ -1,0 +1,74 @@
+"""What one call of a program does: the numbers and choices that shape a step.
+
+A front-end's options flow in, a frozen ``StepConfig`` flows out. Every field says whether changing
+it needs another executable (``compile``) or only another schedule (``run``); the cache key takes
+the compile-time fields from that mark, so that no list has to be kept by hand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+
+class OutputMode(enum.StrEnum):
+    """Which micro-batches' results leave a call."""
+
+    FINAL = "final"
+    ALL = "all"
+    SUM = "sum"
+    EVERY_N = "every_n"
+
+
+class Reduction(enum.StrEnum):
+    """How gradients of micro-batches and replicas combine into one update."""
+
+    MEAN = "mean"
+    SUM = "sum"
+
+
+_COMPILE = {"when": "compile"}
+_RUN = {"when": "run"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepConfig:
+    """How one call consumes its batch; see ``batching`` for the arithmetic.
+
+    Attributes:
+        training: forward, loss, backward and update; otherwise forward alone.
+        gradient_accumulation: micro-batches whose gradients make one update.
+        replicas: data-parallel copies inside this process, each with its own buffers.
+        processes: processes that share one update.
+        reduction: how gradients combine over accumulation, replicas and processes.
+        broadcast_buffers: refuse replicated programs that write to their buffers.
+        device_iterations: updates (training) or batches (inference) in one call.
+        output_mode: which micro-batches' outputs are returned.
+        output_period: with ``EVERY_N``, one device iteration in this many.
+        seed: start of this session's own random stream; ``None`` shares torch's.
+    """
+
+    training: bool = dataclasses.field(default=True, metadata=_COMPILE)
+    gradient_accumulation: int = dataclasses.field(default=1, metadata=_COMPILE)
+    replicas: int = dataclasses.field(default=1, metadata=_COMPILE)
+    processes: int = dataclasses.field(default=1, metadata=_COMPILE)
+    reduction: Reduction = dataclasses.field(default=Reduction.MEAN, metadata=_COMPILE)
+    broadcast_buffers: bool = dataclasses.field(default=True, metadata=_COMPILE)
+    device_iterations: int = dataclasses.field(default=1, metadata=_RUN)
+    output_mode: OutputMode = dataclasses.field(default=OutputMode.FINAL, metadata=_RUN)
+    output_period: int = dataclasses.field(default=1, metadata=_RUN)
+    seed: int | None = dataclasses.field(default=None, metadata=_RUN)
+
+    @property
+    def micro_batches_per_update(self) -> int:
+        """Gradients that are combined before the weights change once."""
+        return self.gradient_accumulation * self.replicas * self.processes
+
+    def compile_fields(self) -> dict[str, Any]:
+        """The fields that decide which executable is needed."""
+        return {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)
+            if f.metadata["when"] == "compile"
+        }

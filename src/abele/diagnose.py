@@ -1,0 +1,68 @@
+"""Turning a failed capture into a sentence that names the user's line and the way out."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import traceback
+from collections.abc import Iterator
+
+from abele import _torch
+from abele.errors import DataDependentError
+from abele.printing import LIBRARY_PATHS
+
+# Phrases of torch's own errors for "this needs the tensor's data"; see tests/unit/test_diagnose.py.
+_NEEDS_DATA = (
+    "trying to get value out of a tracing tensor",
+    "data-dependent",
+    "Data dependent",
+    "Cannot convert a FakeTensor",
+    "is not supported for tensor subclasses",
+    "is not allocated yet",
+    "aten._local_scalar_dense",
+    "aten.nonzero",
+)
+
+
+@contextlib.contextmanager
+def explain_data_dependence() -> Iterator[None]:
+    """Translates "the value is not there yet" into a ``DataDependentError``.
+
+    Every other exception of the user's forward passes unchanged.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not _is_data_dependent(error):
+            raise
+        raise DataDependentError(_sentence(error)) from error
+
+
+def _is_data_dependent(error: Exception) -> bool:
+    if isinstance(error, _torch.DataDependentOutputException):
+        return True
+    if isinstance(error, _torch.DynamicOutputShapeException):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _NEEDS_DATA)
+
+
+def _sentence(error: Exception) -> str:
+    file, line, code = user_frame(error)
+    return (
+        "forward reads the value of a tensor while the program is being captured, "
+        f"at {file}:{line}: `{code}`. "
+        "A static program has no values yet, only shapes and dtypes. Avoid .item(), "
+        "int(tensor), `if tensor`, .tolist() and printing in forward: use tensor operations such "
+        "as torch.where, or branch on shapes or on poptorch.isRunningOnIpu()."
+    )
+
+
+def user_frame(error: BaseException) -> tuple[str, int, str]:
+    """File, line and source text of the innermost frame outside torch and this project."""
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        if not any(part in frame.filename for part in LIBRARY_PATHS):
+            code = frame.line or linecache.getline(frame.filename, frame.lineno or 0)
+            return frame.filename, frame.lineno or 0, code.strip()
+    last = frames[-1]
+    return last.filename, last.lineno or 0, (last.line or "").strip()

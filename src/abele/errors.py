@@ -1,0 +1,81 @@
+"""The exceptions of the engine, and the one shape their messages have.
+
+    AbeleError
+    |- CaptureError          the model cannot become one static program
+    |  |- DataDependentError     it reads a value that exists only while the program runs
+    |  |- LossError              no loss, or several, were found
+    |  `- ReassignedError        forward replaces or removes a parameter or buffer
+    |- BatchError            the rows of a batch do not divide as the configuration asks
+    |- ProgramError          a program breaks its own rules (our bug, or a pass's)
+    |- TargetError           the requested target cannot be used here
+    |  `- CompilerError          the target's compiler failed
+    `- ExecutableError       an executable file cannot be used
+       |- CorruptExecutable      it is damaged or not one of ours
+       `- ForeignExecutable      it was made for another machine, torch or program
+
+A message says what was asked, what was found and what to do, in that order.
+Front-ends translate these into the exception classes their users expect.
+"""
+
+from __future__ import annotations
+
+
+class AbeleError(Exception):
+    """Base of every error the engine raises on purpose."""
+
+
+class CaptureError(AbeleError):
+    """The model could not be captured as one static program."""
+
+
+class DataDependentError(CaptureError):
+    """The model reads a tensor's value while it is being captured."""
+
+
+class LossError(CaptureError):
+    """A training program needs exactly one final loss."""
+
+
+class ReassignedError(CaptureError):
+    """A parameter or buffer was replaced or removed inside ``forward``."""
+
+
+class BatchError(AbeleError):
+    """The leading dimension of a batch does not fit the configuration."""
+
+
+class ProgramError(AbeleError):
+    """A program does not keep the rules of ``Program.verify``."""
+
+
+class TargetError(AbeleError):
+    """A target was asked for that cannot be used on this machine."""
+
+
+class CompilerError(TargetError):
+    """The native compiler behind a target failed.
+
+    Attributes:
+        log: the compiler's own output, for a log file rather than a terminal.
+    """
+
+    def __init__(self, message: str, log: str = ""):
+        super().__init__(message)
+        self.log = log
+
+
+class ExecutableError(AbeleError):
+    """An executable file cannot be used."""
+
+
+class CorruptExecutable(ExecutableError):
+    """The file is truncated, altered or not an executable of ours."""
+
+
+class ForeignExecutable(ExecutableError):
+    """The file is sound but made for another machine, torch version or program."""
+
+
+def message(asked: str, found: str, do: str) -> str:
+    """Builds the text of an error: what was asked, what was found, what to do."""
+    return f"{asked} {found} {do}"

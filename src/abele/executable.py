@@ -1,0 +1,178 @@
+"""An executable: the compiled programs of one model, and the single file that keeps them.
+
+The file is a plain zip: ``manifest.json`` says what it is, where it may run and the checksum of
+each member; ``programs/NAME.py.txt`` is the program for people, ``programs/NAME.bin`` the compiled
+code.
+Nothing in it is unpickled. It holds native code, so trust it like a program, not like data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from abele.config import StepConfig
+from abele.errors import CorruptExecutable, ForeignExecutable
+from abele.program import Program
+from abele.targets import Compiled, Target
+
+FORMAT = 1
+SUFFIX = ".abele"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Executable:
+    """Programs that are ready to run.
+
+    Attributes:
+        key: hash of everything that decides what they compute and where they run.
+        key_parts: what the key was made from.
+        programs: the programs after all passes.
+        compiled: one call per program name.
+        target: what they were compiled for.
+    """
+
+    key: str
+    key_parts: Mapping[str, Any]
+    programs: tuple[Program, ...]
+    compiled: Mapping[str, Compiled]
+    target: Target
+
+    def save(self, path: Path) -> None:
+        """Writes the file at once or not at all.
+
+        Raises:
+            OSError: the folder is not writable, or the disk is full; nothing is left behind.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                self._write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def _write(self, file: Any) -> None:
+        members = {}
+        for program in self.programs:
+            members[f"programs/{program.name}.py.txt"] = program.text().encode()
+            members[f"programs/{program.name}.bin"] = self.compiled[program.name].payload
+        manifest = {
+            "format": FORMAT,
+            "key": self.key,
+            "key_parts": self.key_parts,
+            "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in members.items()},
+        }
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            archive.writestr("manifest.json", json.dumps(manifest, indent=1))
+            for name, data in members.items():
+                archive.writestr(name, data)
+
+
+def key_parts(programs: Sequence[Program], config: StepConfig, target: Target) -> dict[str, Any]:
+    """Everything that decides which executable is needed, as JSON values."""
+    parts = {
+        "format": FORMAT,
+        "programs": {program.name: program.fingerprint() for program in programs},
+        "config": config.compile_fields(),
+        "target": target.describe(),
+    }
+    return json.loads(json.dumps(parts, sort_keys=True))
+
+
+def key_of(parts: Mapping[str, Any]) -> str:
+    """The name of the executable with these parts."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def differences(found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Names and values of the key parts in which two executables differ."""
+    lines = []
+    for name in sorted({*found, *wanted}):
+        old, new = found.get(name), wanted.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            lines += differences(old, new, f"{prefix}{name}.")
+        elif old != new:
+            lines.append(f"{prefix}{name}: {_short(old)} there, {_short(new)} here")
+    return lines
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of an executable file.
+
+    Raises:
+        CorruptExecutable: the file is damaged or is not an executable.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            manifest = json.loads(archive.read("manifest.json"))
+        manifest["key"], manifest["key_parts"], manifest["sha256"], manifest["format"]
+    except FileNotFoundError:
+        raise
+    # A damaged zip can fail in many ways, none of which means anything else than "damaged".
+    except Exception as error:
+        raise CorruptExecutable(
+            f"{path} is not a readable executable ({type(error).__name__}: {error}). "
+            "Delete it; it will be rebuilt."
+        ) from error
+    return manifest
+
+
+def load(
+    path: Path, programs: Sequence[Program], parts: Mapping[str, Any], target: Target
+) -> Executable:
+    """Restores the executable of ``programs`` from a file.
+
+    Raises:
+        CorruptExecutable: the file is damaged.
+        ForeignExecutable: it is sound but made for other programs, torch or hardware.
+    """
+    manifest = read_manifest(path)
+    different = differences(manifest["key_parts"], parts)
+    if manifest["format"] != FORMAT or different:
+        raise ForeignExecutable(
+            f"{path} was made for something else: {'; '.join(different) or 'another format'}. "
+            "Compile here, or load it where it was made."
+        )
+    try:
+        with zipfile.ZipFile(path) as archive:
+            compiled = {
+                program.name: target.load(
+                    program, _checked(archive, manifest, f"programs/{program.name}.bin")
+                )
+                for program in programs
+            }
+    except (zipfile.BadZipFile, KeyError, EOFError, RuntimeError) as error:
+        raise CorruptExecutable(
+            f"{path} is damaged ({error}). Delete it; it will be rebuilt."
+        ) from error
+    return Executable(
+        key=manifest["key"],
+        key_parts=parts,
+        programs=tuple(programs),
+        compiled=compiled,
+        target=target,
+    )
+
+
+def _checked(archive: zipfile.ZipFile, manifest: Mapping[str, Any], name: str) -> bytes:
+    data = archive.read(name)
+    if hashlib.sha256(data).hexdigest() != manifest["sha256"][name]:
+        raise zipfile.BadZipFile(f"checksum of {name} does not match")
+    return data

@@ -1,0 +1,117 @@
+"""Finding the loss: PopTorch programs do not pass one, it is recognised by its operator.
+
+While forward runs, every call of a known loss function is noted with the tensor it returned. A loss
+that feeds another loss is an ordinary reduction; exactly one must remain.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch.overrides import TorchFunctionMode
+
+from abele import _torch
+from abele.errors import LossError
+
+LOSS_FUNCTIONS: dict[Callable, str] = {
+    F.nll_loss: "nll_loss",
+    F.cross_entropy: "cross_entropy",
+    F.binary_cross_entropy: "binary_cross_entropy",
+    F.binary_cross_entropy_with_logits: "binary_cross_entropy_with_logits",
+    F.mse_loss: "mse_loss",
+    F.l1_loss: "l1_loss",
+    F.smooth_l1_loss: "smooth_l1_loss",
+    F.kl_div: "kl_div",
+    F.poisson_nll_loss: "poisson_nll_loss",
+    F.hinge_embedding_loss: "hinge_embedding_loss",
+    F.cosine_embedding_loss: "cosine_embedding_loss",
+    F.soft_margin_loss: "soft_margin_loss",
+    F.margin_ranking_loss: "margin_ranking_loss",
+    F.triplet_margin_loss: "triplet_margin_loss",
+    F.ctc_loss: "ctc_loss",
+    # The same operators under their names in ``torch``.
+    torch.poisson_nll_loss: "poisson_nll_loss",
+    torch.hinge_embedding_loss: "hinge_embedding_loss",
+    torch.cosine_embedding_loss: "cosine_embedding_loss",
+    torch.margin_ranking_loss: "margin_ranking_loss",
+    torch.triplet_margin_loss: "triplet_margin_loss",
+    torch.kl_div: "kl_div",
+    torch.ctc_loss: "ctc_loss",
+}
+
+_active: contextvars.ContextVar[LossFinder | None] = contextvars.ContextVar("finder", default=None)
+
+
+def mark_loss(tensor: torch.Tensor, name: str = "identity_loss") -> None:
+    """Declares ``tensor`` to be a loss of the model being captured; else does nothing."""
+    finder = _active.get()
+    if finder is not None:
+        finder.found.append((name, tensor))
+
+
+class LossFinder(TorchFunctionMode):
+    """While open, notes every loss that forward computes.
+
+    Attributes:
+        found: name and value of each, in the order of computation.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.found: list[tuple[str, torch.Tensor]] = []
+
+    def __enter__(self):
+        self._token = _active.set(self)
+        return super().__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        _active.reset(self._token)
+        super().__exit__(*exc)
+
+    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
+        """Calls the function and notes its result if it is a loss."""
+        result = func(*args, **(kwargs or {}))
+        if func in LOSS_FUNCTIONS:
+            self.found.append((LOSS_FUNCTIONS[func], result))
+        return result
+
+    def final(self) -> torch.Tensor:
+        """The one loss that feeds no other loss.
+
+        Raises:
+            LossError: none or several remain.
+        """
+        traced = [(_torch.traced_node(value), name, value) for name, value in self.found]
+        # A loss of constants only is in no trace; marking one value twice is one loss.
+        nodes = {node: (name, value) for node, name, value in traced if node is not None}
+        feeding = set().union(*(_ancestors(node) for node in nodes))
+        remaining = [entry for node, entry in nodes.items() if node not in feeding]
+        if not remaining:
+            raise LossError(
+                "Couldn't find a loss in graph! A training model computes its loss inside forward, "
+                "found no torch loss function and no poptorch.identity_loss. Compute the loss in "
+                "forward, or wrap your own in poptorch.identity_loss(loss, reduction='none')."
+            )
+        if len(remaining) > 1:
+            names = ", ".join(name for name, _ in remaining)
+            raise LossError(
+                "Multiple independent losses found in graph. Graph must have one final loss. "
+                "Wrap final graph loss in poptorch.identity_loss. "
+                f"Found {len(remaining)}: {names}."
+            )
+        return remaining[0][1]
+
+
+def _ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
+    seen: set[torch.fx.Node] = set()
+    stack = list(node.all_input_nodes)
+    while stack:
+        current = stack.pop()
+        if current not in seen:
+            seen.add(current)
+            stack += current.all_input_nodes
+    return seen

@@ -1,0 +1,50 @@
+"""The passes every program goes through, in order, whatever its target.
+
+A pass is a function from ``Program`` to ``Program`` that keeps what the program computes, bit for
+bit. ``run`` verifies each result and stamps it with the pass's name and time. Targets append their
+own lowering passes, which may change rounding, to this order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from abele.errors import ProgramError
+from abele.passes.common_subexpressions import common_subexpressions
+from abele.passes.dead_code import dead_code
+from abele.passes.identities import identities
+from abele.program import Program, Stamp
+
+Pass = Callable[[Program], Program]
+
+PIPELINE: tuple[Pass, ...] = (
+    identities,  # detach, copies of equal layout and double transposes say nothing
+    common_subexpressions,  # each hyper-parameter is converted once, not once per parameter
+    dead_code,  # what the two above left without a reader
+)
+
+
+def run(program: Program, extra: Sequence[Pass] = ()) -> Program:
+    """Applies ``PIPELINE`` and then ``extra``.
+
+    Raises:
+        ProgramError: a pass broke the program; names it and those that ran before.
+    """
+    done: list[str] = []
+    for each in (*PIPELINE, *extra):
+        started = time.perf_counter()
+        try:
+            program = each(program).verify()
+        except ProgramError as error:
+            raise ProgramError(
+                f"Pass {each.__name__!r} broke program {program.name!r} after {done}: {error}"
+            ) from error
+        stamp = Stamp(
+            by=each.__name__,
+            seconds=time.perf_counter() - started,
+            nodes=len(program.graph.graph.nodes),
+        )
+        program = program.replace(history=(*program.history, stamp))
+        done.append(each.__name__)
+    return program

@@ -1,0 +1,46 @@
+"""Computes equal things once.
+
+    a = to_copy(lr); p = f(p, a); b = to_copy(lr); q = f(q, b)   ->   one to_copy, used twice
+
+Random operations and writes are never merged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from abele.passes._edit import editable, finished
+from abele.program import Program, returned_nodes, writes
+
+
+def common_subexpressions(program: Program) -> Program:
+    """Merges nodes with the same target and arguments."""
+    graph = editable(program)
+    returned = set(returned_nodes(graph))
+    seen: dict[Any, torch.fx.Node] = {}
+    for node in graph.graph.nodes:
+        # Results keep their own storage: two outputs of a program must not alias.
+        if node.op != "call_function" or not _mergeable(node) or node in returned:
+            continue
+        key = (node.target, _key(node.args), _key(node.kwargs))
+        first = seen.setdefault(key, node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.graph.erase_node(node)
+    return finished(program, graph)
+
+
+def _mergeable(node: torch.fx.Node) -> bool:
+    tags = getattr(node.target, "tags", ())
+    return not writes(node) and torch.Tag.nondeterministic_seeded not in tags
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(_key(item) for item in value)
+    if isinstance(value, dict):
+        return tuple(sorted((name, _key(item)) for name, item in value.items()))
+    # 1, 1.0 and True are equal in Python and different arguments of an operator.
+    return (type(value).__name__, value)

@@ -1,0 +1,20 @@
+"""Removes operations that nothing reads and that write nothing.
+
+    a = relu(x); b = tanh(x); return [b]   ->   a is gone
+
+A random operation goes too if nothing reads it: the stream of a program is its own.
+"""
+
+from __future__ import annotations
+
+from abele.passes._edit import editable, finished
+from abele.program import Program, writes
+
+
+def dead_code(program: Program) -> Program:
+    """Keeps inputs, outputs, writes and what they need."""
+    graph = editable(program)
+    graph.graph.eliminate_dead_code(
+        lambda node: node.op in ("placeholder", "output") or writes(node)
+    )
+    return finished(program, graph)

@@ -1,0 +1,133 @@
+"""Programs as text: valid Python, with shapes, dtypes, roles and the user's source lines.
+
+Two forms come from here. With provenance it is for people: header, phases, source lines. Without,
+it is canonical: node names are counted, nothing depends on paths or times, so it can be hashed.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from abele.program import identifier, is_getitem, returned_nodes
+
+if TYPE_CHECKING:
+    from abele.program import Program, Slot
+
+_DTYPES = {
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "b8",
+}
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)')
+LIBRARY_PATHS = ("/torch/", "/abele/", "/poptorch/", "<eval_with_key>")
+
+
+def user_line(stack_trace: str | None) -> tuple[str, int, str] | None:
+    """File, line and function of the innermost frame outside torch and this project."""
+    frames = list(_FRAME.finditer(stack_trace or ""))
+    for match in reversed(frames):
+        if not any(part in match["file"] for part in LIBRARY_PATHS):
+            return match["file"], int(match["line"]), match["function"]
+    return None
+
+
+def type_text(value: Any) -> str:
+    """``f32[16, 1, 28, 28]`` for a tensor, a tuple of such for several results."""
+    if isinstance(value, torch.Tensor):
+        return f"{_DTYPES.get(value.dtype, str(value.dtype))}{list(value.shape)}"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(type_text(item) for item in value)})"
+    return type(value).__name__
+
+
+def program_text(program: Program, *, provenance: bool) -> str:
+    """Prints ``program``; see ``Program.text``."""
+    names = _node_names(program)
+    lines = _header(program) if provenance else []
+    lines.append(f"def {program.name}(")
+    lines += [_parameter(program, names, i, slot) for i, slot in enumerate(program.inputs)]
+    lines.append("):")
+    phase, source = None, None
+    for node in program.graph.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        if provenance:
+            found_phase, found_source = node_phase(node), _source_text(node)
+            if found_phase != phase:
+                lines.append(f"    # -- {found_phase or 'program'}")
+                phase = found_phase
+            if found_source and found_source != source:
+                lines.append(f"    # {found_source}")
+                source = found_source
+        lines.append(f"    {_statement(node, names)}")
+    returned = [names[node] for node in returned_nodes(program.graph)]
+    lines.append(f"    return [{', '.join(returned)}]")
+    return "\n".join(lines) + "\n"
+
+
+def node_phase(node: torch.fx.Node) -> str | None:
+    """``forward``, ``backward`` or ``update``, as marked by capture."""
+    return (node.meta.get("custom") or {}).get("phase")
+
+
+def _header(program: Program) -> list[str]:
+    lines = [f"# program {program.name}"]
+    for stamp in program.history:
+        lines.append(f"# {stamp.by}: {stamp.nodes} nodes, {stamp.seconds * 1e3:.0f} ms")
+    return lines
+
+
+def _node_names(program: Program) -> dict[torch.fx.Node, str]:
+    names = {
+        node: identifier(slot.name)
+        for node, slot in zip(program.placeholders(), program.inputs, strict=True)
+    }
+    for count, node in enumerate(n for n in program.graph.graph.nodes if n not in names):
+        names[node] = node.target if node.op == "get_attr" else f"v{count}"
+    return names
+
+
+def _parameter(program: Program, names: dict, index: int, slot: Slot) -> str:
+    node = program.placeholders()[index]
+    written = ", written" if slot.mutated else ""
+    kind = type_text(node.meta["val"])
+    return f"    {names[node]},  # {kind} {slot.role}{written}"
+
+
+def _statement(node: torch.fx.Node, names: dict[torch.fx.Node, str]) -> str:
+    if node.op == "get_attr":
+        return f"{names[node]} = constant({node.target!r})  # {type_text(node.meta.get('val'))}"
+    if is_getitem(node):
+        call = f"{names[node.args[0]]}[{node.args[1]}]"
+    else:
+        arguments = [_argument(argument, names) for argument in node.args]
+        arguments += [f"{key}={_argument(value, names)}" for key, value in node.kwargs.items()]
+        call = f"{node.target}({', '.join(arguments)})"
+    return f"{names[node]} = {call}  # {type_text(node.meta.get('val'))}"
+
+
+def _argument(value: Any, names: dict[torch.fx.Node, str]) -> str:
+    if isinstance(value, torch.fx.Node):
+        return names[value]
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_argument(item, names) for item in value)}]"
+    return str(value) if isinstance(value, torch.dtype | torch.device) else repr(value)
+
+
+def _source_text(node: torch.fx.Node) -> str | None:
+    found = user_line(node.meta.get("stack_trace"))
+    if found is None:
+        return None
+    file, line, function = found
+    return f"{Path(file).name}:{line} in {function}"

@@ -1,0 +1,213 @@
+"""A program: one FX graph whose every input and output has a role.
+
+Capture makes programs, passes rewrite them, targets compile them, the session runs them. A program
+is pure except for ``copy_`` into its own inputs at the end: the state it updates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import operator
+import re
+
+import torch
+
+from abele.errors import ProgramError
+
+
+class Role(enum.StrEnum):
+    """What an input or output of a program is for."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    OPTIMIZER_STATE = "optimizer_state"
+    ACCUMULATOR = "accumulator"
+    HYPER = "hyper"
+    INPUT = "input"
+    OUTPUT = "output"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Slot:
+    """One input or output of a program.
+
+    Attributes:
+        name: the user's name for it: ``conv1.weight``, ``group0.lr``, ``input0``.
+        role: what it is for.
+        shape: its shape for one micro-batch.
+        dtype: its element type.
+        mutated: the program writes a new value into it (inputs only).
+    """
+
+    name: str
+    role: Role
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    mutated: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stamp:
+    """Who changed a program, how long it took, and how many nodes it left."""
+
+    by: str
+    seconds: float
+    nodes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+    """A static program and the meaning of its inputs and outputs.
+
+    Attributes:
+        name: ``step``, ``accumulate``, ``apply`` or ``forward``.
+        graph: the operations, one placeholder per input slot, in order.
+        inputs: roles of the placeholders.
+        outputs: roles of the returned values.
+        history: one stamp per stage that made or changed it.
+    """
+
+    name: str
+    graph: torch.fx.GraphModule
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    history: tuple[Stamp, ...] = ()
+
+    def replace(self, **changes: object) -> Program:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def placeholders(self) -> list[torch.fx.Node]:
+        """The input nodes, in slot order."""
+        return [node for node in self.graph.graph.nodes if node.op == "placeholder"]
+
+    @property
+    def uses_random(self) -> bool:
+        """Whether running it draws random numbers."""
+        tag = torch.Tag.nondeterministic_seeded
+        return any(
+            isinstance(node.target, torch._ops.OpOverload) and tag in node.target.tags
+            for node in self.graph.graph.nodes
+        )
+
+    def text(self, *, provenance: bool = True) -> str:
+        """The program as Python, with shapes, dtypes and the user's source lines."""
+        from abele.printing import program_text
+
+        return program_text(self, provenance=provenance)
+
+    def fingerprint(self) -> str:
+        """A hash of everything that decides what the program computes."""
+        digest = hashlib.sha256(self.text(provenance=False).encode())
+        for name, constant in sorted(self.graph.named_buffers()):
+            digest.update(name.encode())
+            digest.update(constant.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def verify(self) -> Program:
+        """Checks the rules every stage may rely on and returns the program.
+
+        Raises:
+            ProgramError: naming the slot or node that breaks a rule.
+        """
+        _verify_inputs(self)
+        _verify_outputs(self)
+        _verify_writes(self)
+        return self
+
+
+def _verify_inputs(program: Program) -> None:
+    placeholders = program.placeholders()
+    if len(placeholders) != len(program.inputs):
+        raise ProgramError(
+            f"Program {program.name!r} has {len(placeholders)} placeholders for "
+            f"{len(program.inputs)} input slots."
+        )
+    names = [slot.name for slot in program.inputs]
+    if len(set(names)) != len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ProgramError(f"Program {program.name!r} has input slots named alike: {twice}.")
+    for node, slot in zip(placeholders, program.inputs, strict=True):
+        _verify_value(program, slot, node)
+
+
+def _verify_outputs(program: Program) -> None:
+    returned = returned_nodes(program.graph)
+    if len(returned) != len(program.outputs):
+        raise ProgramError(
+            f"Program {program.name!r} returns {len(returned)} values for "
+            f"{len(program.outputs)} output slots."
+        )
+    for node, slot in zip(returned, program.outputs, strict=True):
+        if not isinstance(node, torch.fx.Node):
+            raise ProgramError(
+                f"Output {slot.name!r} of program {program.name!r} is not a node: {node!r}."
+            )
+        _verify_value(program, slot, node)
+
+
+def _verify_value(program: Program, slot: Slot, node: torch.fx.Node) -> None:
+    value = node.meta.get("val")
+    found = (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else value
+    if found != (slot.shape, slot.dtype):
+        raise ProgramError(
+            f"Slot {slot.name!r} of program {program.name!r} says {slot.shape} {slot.dtype}, "
+            f"its node {node.name!r} holds {found}."
+        )
+
+
+def _verify_writes(program: Program) -> None:
+    """Only ``copy_`` into a slot marked ``mutated`` may write, and every such slot is written."""
+    slots = dict(zip(program.placeholders(), program.inputs, strict=True))
+    written = set()
+    for node in program.graph.graph.nodes:
+        if not writes(node):
+            continue
+        target = node_argument(node, 0)
+        if node.target is not torch.ops.aten.copy_.default or target not in slots:
+            raise ProgramError(
+                f"Program {program.name!r} writes in place at node {node.name!r} ({node.target}), "
+                "only copy_ into an input slot may."
+            )
+        written.add(slots[target].name)
+    claimed = {slot.name for slot in program.inputs if slot.mutated}
+    if claimed != written:
+        raise ProgramError(
+            f"Program {program.name!r} claims to write {sorted(claimed)}, writes {sorted(written)}."
+        )
+
+
+def writes(node: torch.fx.Node) -> bool:
+    """Whether a node changes one of its arguments in place."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def output_node(graph: torch.fx.GraphModule) -> torch.fx.Node:
+    """The node that returns a graph's results."""
+    return next(node for node in reversed(graph.graph.nodes) if node.op == "output")
+
+
+def returned_nodes(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """The nodes whose values a graph returns, in order."""
+    returned = output_node(graph).args[0]
+    assert isinstance(returned, list | tuple)
+    return list(returned)  # type: ignore[arg-type]  # verify() checks that each is a node
+
+
+def node_argument(node: torch.fx.Node, index: int) -> torch.fx.Node:
+    """An argument that is known to be a node."""
+    argument = node.args[index]
+    assert isinstance(argument, torch.fx.Node), (node, index)
+    return argument
+
+
+def is_getitem(node: torch.fx.Node) -> bool:
+    """Whether a node picks one result of an operation with several."""
+    return node.target is operator.getitem
+
+
+def identifier(name: str) -> str:
+    """A Python identifier that still shows the slot's name."""
+    return re.sub(r"\W+", "_", name)

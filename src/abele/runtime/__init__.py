@@ -1,0 +1,1 @@
+"""Running executables: the session owns all state that changes."""

@@ -1,0 +1,215 @@
+"""The session: the device's copy of a model's state, and the steps that change it.
+
+Batches flow in, outputs flow out; parameters, buffers, optimizer state, accumulators and random
+streams live here between calls. It is the only mutable object of the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from abele import batching
+from abele.config import OutputMode, StepConfig
+from abele.executable import Executable
+from abele.program import Program, Role
+
+
+class Session:
+    """Runs one executable.
+
+    Args:
+        executable: compiled programs: ``forward``, ``step``, or ``accumulate`` and ``apply``.
+        config: how one call consumes its batch.
+        params: initial parameters by name; copied to the device.
+        buffers: initial buffers by name; copied once per replica.
+        optimizer_state: initial state by slot name.
+        hyper: initial values of variable hyper-parameters by slot name.
+    """
+
+    def __init__(
+        self,
+        executable: Executable,
+        config: StepConfig,
+        params: Mapping[str, torch.Tensor],
+        buffers: Mapping[str, torch.Tensor],
+        optimizer_state: Mapping[str, torch.Tensor] | None = None,
+        hyper: Mapping[str, float] | None = None,
+    ):
+        batching.check_output_period(config)
+        self.executable, self.config = executable, config
+        self.device = executable.target.device()
+        self.params = self._own(params)
+        self.buffers = [self._own(buffers) for _ in range(config.replicas)]
+        self.optimizer_state = self._own(optimizer_state or {})
+        self.hyper = {
+            name: torch.tensor(value, dtype=torch.float64, device=self.device)
+            for name, value in (hyper or {}).items()
+        }
+        self.accumulators = self._zeros(Role.ACCUMULATOR)
+        self._random = any(program.uses_random for program in executable.programs)
+        self._streams = self._first_streams()
+        self._steps = list(batching.schedule(config))
+        self._prepare()
+
+    # -- state -----------------------------------------------------------------------------
+
+    def write_params(self, params: Mapping[str, torch.Tensor]) -> None:
+        """Overwrites parameters; names that are missing keep their value."""
+        for name, value in params.items():
+            self.params[name].copy_(value)
+
+    def write_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        """Overwrites buffers in every replica."""
+        for replica in self.buffers:
+            for name, value in buffers.items():
+                replica[name].copy_(value)
+
+    def write_optimizer_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Overwrites optimizer state by slot name."""
+        for name, value in state.items():
+            self.optimizer_state[name].copy_(value)
+
+    def set_hyper(self, name: str, value: float) -> None:
+        """Changes a variable hyper-parameter; takes effect at the next update."""
+        self.hyper[name].fill_(value)
+
+    @property
+    def random_state(self) -> list[torch.Tensor] | None:
+        """One generator state per replica, or ``None`` when torch's own stream is shared."""
+        return None if self._streams is None else [state.clone() for state in self._streams]
+
+    @random_state.setter
+    def random_state(self, states: Sequence[torch.Tensor]) -> None:
+        self._streams = [state.clone() for state in states]
+
+    def _own(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        # contiguous: compiled programs are made for the default layout of each slot.
+        return {
+            name: value.detach().to(self.device, copy=True).contiguous()
+            for name, value in values.items()
+        }
+
+    def _zeros(self, role: Role) -> dict[str, torch.Tensor]:
+        return {
+            slot.name: torch.zeros(slot.shape, dtype=slot.dtype, device=self.device)
+            for program in self.executable.programs
+            for slot in program.inputs
+            if slot.role is role
+        }
+
+    def _first_streams(self) -> list[torch.Tensor] | None:
+        if self.config.seed is None:
+            return None
+        # Consecutive seeds would do for torch's Mersenne twister; spreading them costs nothing.
+        return [
+            torch.Generator().manual_seed(self.config.seed + 1_000_003 * replica).get_state()
+            for replica in range(self.config.replicas)
+        ]
+
+    # -- running ---------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Builds each program's argument list once; a step only fills in the batch."""
+        by_name = {program.name: program for program in self.executable.programs}
+        model = by_name.get("forward") or by_name.get("step") or by_name["accumulate"]
+        compiled = self.executable.compiled
+        self._model_run = compiled[model.name].run
+        self._model_arguments = [
+            self._arguments(model, replica) for replica in range(self.config.replicas)
+        ]
+        self._input_positions = [
+            index for index, slot in enumerate(model.inputs) if slot.role is Role.INPUT
+        ]
+        self._apply_run = compiled["apply"].run if "apply" in compiled else None
+        self._apply_arguments = self._arguments(by_name["apply"], 0) if self._apply_run else []
+
+    def _arguments(self, program: Program, replica: int) -> list[torch.Tensor | None]:
+        stores: dict[Role, Mapping[str, torch.Tensor]] = {
+            Role.PARAMETER: self.params,
+            Role.BUFFER: self.buffers[replica],
+            Role.OPTIMIZER_STATE: self.optimizer_state,
+            Role.ACCUMULATOR: self.accumulators,
+            Role.HYPER: self.hyper,
+        }
+        return [
+            None if slot.role is Role.INPUT else stores[slot.role][slot.name]
+            for slot in program.inputs
+        ]
+
+    def step(self, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Runs one call: every micro-step of ``batching.schedule`` and its updates.
+
+        Args:
+            batch: one tensor per input slot, contiguous, with the rows of the whole call.
+
+        Returns:
+            The outputs, fresh tensors on the device, in the shape of ``batching.output_shape``.
+
+        Raises:
+            BatchError: the rows do not divide into micro-batches.
+        """
+        if len(self._steps) == 1:
+            return self._micro_step(self._steps[0], batch)
+        sizes = [
+            batching.micro_batch_size(tensor.shape[0] if tensor.dim() else 1, self.config)
+            for tensor in batch
+        ]
+        kept: list[list[torch.Tensor]] = []
+        for step in self._steps:
+            rows = [
+                tensor.narrow(0, step.index * size, size) if tensor.dim() else tensor
+                for tensor, size in zip(batch, sizes, strict=True)
+            ]
+            outputs = self._micro_step(step, rows)
+            if step.keeps:
+                kept.append(outputs)
+        return _assemble(kept, self.config)
+
+    def _micro_step(
+        self, step: batching.MicroStep, rows: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        arguments = self._model_arguments[step.replica].copy()
+        for position, tensor in zip(self._input_positions, rows, strict=True):
+            arguments[position] = tensor
+        with self._stream(step.replica):
+            outputs = self._model_run(arguments)
+        if step.updates and self._apply_run is not None:
+            self._apply_run(self._apply_arguments.copy())
+        return outputs
+
+    def _stream(self, replica: int) -> contextlib.AbstractContextManager[None]:
+        if not self._random or self._streams is None:
+            return contextlib.nullcontext()
+        return self._own_stream(self._streams, replica)
+
+    @contextlib.contextmanager
+    def _own_stream(self, streams: list[torch.Tensor], replica: int) -> Iterator[None]:
+        outside = torch.get_rng_state()
+        torch.set_rng_state(streams[replica])
+        try:
+            yield
+        finally:
+            streams[replica] = torch.get_rng_state()
+            torch.set_rng_state(outside)
+
+
+def _assemble(kept: list[list[torch.Tensor]], config: StepConfig) -> list[torch.Tensor]:
+    """Joins the outputs of micro-steps; a 0-d output becomes 1-d when there are several."""
+    if config.output_mode is OutputMode.SUM:
+        replicas = config.replicas
+        kept = [
+            [
+                torch.stack(values).sum(0, dtype=values[0].dtype)
+                for values in zip(*group, strict=True)
+            ]
+            for group in (kept[replica::replicas] for replica in range(replicas))
+        ]
+    if len(kept) == 1:
+        return kept[0]
+    return [
+        torch.stack(values) if values[0].dim() == 0 else torch.cat(values)
+        for values in zip(*kept, strict=True)
+    ]

@@ -1,0 +1,44 @@
+"""Where programs run. One file per target; nothing outside this folder asks which one it is.
+
+reference  interprets with torch's own kernels: the oracle, and the honest fallback
+null       computes nothing: right-shaped zeros, for testing what surrounds a program
+cpu        compiled ahead of time for this processor
+cuda       compiled ahead of time for this GPU
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+from abele.errors import TargetError
+from abele.targets._base import Compiled, Target
+
+NAMES = ("reference", "null", "cpu", "cuda")
+ENVIRONMENT = "ABELE_TARGET"
+
+__all__ = ["ENVIRONMENT", "NAMES", "Compiled", "Target", "available", "get_target", "requested"]
+
+
+def get_target(name: str) -> Target:
+    """The target called ``name``.
+
+    Raises:
+        TargetError: there is none of that name.
+    """
+    if name not in NAMES:
+        raise TargetError(
+            f"Target {name!r} does not exist. Known targets are {', '.join(NAMES)}. "
+            f"Set {ENVIRONMENT} to one of them or leave it unset."
+        )
+    return importlib.import_module(f"abele.targets.{name}").TARGET
+
+
+def available() -> dict[str, str | None]:
+    """Every target with ``None`` if it can be used here, else the reason why not."""
+    return {name: get_target(name).unavailable() for name in NAMES}
+
+
+def requested() -> str | None:
+    """The target that the environment insists on, if any."""
+    return os.environ.get(ENVIRONMENT) or None

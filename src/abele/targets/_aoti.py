@@ -1,0 +1,60 @@
+"""What ``cpu`` and ``cuda`` share: ahead-of-time compilation through AOTInductor.
+
+A program goes in, a package goes out: one file with the compiled step that updates its inputs in
+place and loads without a compiler.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from typing import Any
+
+import torch
+
+from abele import _torch
+from abele.errors import CompilerError
+from abele.program import Program, Slot
+from abele.targets._base import Compiled
+
+
+def compile_program(
+    program: Program, device: torch.device, options: dict[str, Any]
+) -> tuple[Compiled, bytes]:
+    """Compiles ``program`` for ``device`` and loads the result.
+
+    Raises:
+        CompilerError: the native compiler failed; its output is in ``log``.
+    """
+    inputs = [_example(slot, device) for slot in program.inputs]
+    with tempfile.TemporaryDirectory(prefix="abele-") as folder:
+        path = os.path.join(folder, "program.pt2")
+        try:
+            with warnings.catch_warnings():
+                # Deprecations inside torch's own compiler are no news to our users.
+                warnings.simplefilter("ignore")
+                _torch.aoti_compile(program.graph, inputs, path, options)
+        except _torch.CompileFailure as error:
+            raise CompilerError(
+                f"Program {program.name!r} could not be compiled: the C++ compiler failed.",
+                log=str(error),
+            ) from None
+        with open(path, "rb") as file:
+            payload = file.read()
+    return load_program(payload, device), payload
+
+
+def load_program(payload: bytes, device: torch.device) -> Compiled:
+    """Restores a compiled program from its package."""
+    with tempfile.TemporaryDirectory(prefix="abele-") as folder:
+        path = os.path.join(folder, "program.pt2")
+        with open(path, "wb") as file:
+            file.write(payload)
+        # The loader unpacks the package before it returns, so the folder may go.
+        run = _torch.aoti_load(path, -1 if device.index is None else device.index)
+    return Compiled(run, payload)
+
+
+def _example(slot: Slot, device: torch.device) -> torch.Tensor:
+    return torch.zeros(slot.shape, dtype=slot.dtype, device=device)

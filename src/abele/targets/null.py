@@ -1,0 +1,38 @@
+"""Everything but the computation: for testing capture, passes, batching and sessions fast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from abele.program import Program
+from abele.targets._base import Compiled, Target
+
+
+class Null(Target):
+    """Returns zeros of the right shapes and leaves all state alone."""
+
+    name = "null"
+
+    def device(self) -> torch.device:
+        """Always the host."""
+        return torch.device("cpu")
+
+    def describe(self) -> Mapping[str, Any]:
+        """Nothing about the machine matters."""
+        return {"target": self.name}
+
+    def compile(self, program: Program) -> Compiled:
+        """Remembers only the output slots."""
+        outputs = program.outputs
+
+        def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            inputs.clear()
+            return [torch.zeros(slot.shape, dtype=slot.dtype) for slot in outputs]
+
+        return Compiled(run)
+
+
+TARGET = Null()

@@ -1,0 +1,38 @@
+"""The oracle: interprets a program with torch's own kernels, bitwise equal to plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from abele.program import Program
+from abele.targets._base import Compiled, Target
+
+
+class Reference(Target):
+    """Runs the graph as Python, one operator after the other."""
+
+    name = "reference"
+
+    def device(self) -> torch.device:
+        """Always the host."""
+        return torch.device("cpu")
+
+    def describe(self) -> Mapping[str, Any]:
+        """Only torch decides what an interpreted program computes."""
+        return {"target": self.name, "torch": torch.__version__}
+
+    def compile(self, program: Program) -> Compiled:
+        """Wraps the graph's own generated code, which frees each value after its last use."""
+        graph = program.graph
+
+        def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            with torch.no_grad():
+                return list(graph(*inputs))
+
+        return Compiled(run)
+
+
+TARGET = Reference()

@@ -1,0 +1,250 @@
+"""Optimizers as tensor operations, so that an update can be part of a program.
+
+Sorted in order of increasing complexity. Hyper-parameters are Python floats (constants of the
+program) or 0-d float64 tensors (slots that may change between calls); each rule computes the same
+bits either way and the same bits as ``torch.optim`` with default settings. No rule reads a value,
+so no rule makes the program wait for the host.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+Number = float | torch.Tensor
+State = Mapping[str, torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+    """Parameters that share hyper-parameters.
+
+    Attributes:
+        params: names of the parameters, as in ``named_parameters``.
+        values: hyper-parameters by name (``lr``, ``momentum``, ``beta1``, ...).
+        variable: those that may change without another compilation.
+    """
+
+    params: tuple[str, ...]
+    values: Mapping[str, float]
+    variable: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UpdateRule:
+    """One optimizer, reduced to what a program needs of it.
+
+    Attributes:
+        kind: a key of ``RULES``.
+        groups: parameter groups, disjoint.
+        loss_scaling: the loss is multiplied by this before backward and gradients divided after.
+        loss_scaling_variable: the scale is a slot instead of a constant.
+        max_grad_norm: global norm to which gradients are clipped; infinity leaves them alone.
+        accumulator_dtype: element type of gradient accumulators.
+        state_dtypes: element type of state tensors that differ from float32.
+    """
+
+    kind: str
+    groups: tuple[Group, ...]
+    loss_scaling: float = 1.0
+    loss_scaling_variable: bool = False
+    max_grad_norm: float = math.inf
+    accumulator_dtype: torch.dtype = torch.float32
+    state_dtypes: Mapping[str, torch.dtype] = dataclasses.field(default_factory=dict)
+
+    def hyper(self) -> dict[str, float]:
+        """Names and present values of everything that may change between calls."""
+        values = {
+            f"group{index}.{name}": float(group.values[name])
+            for index, group in enumerate(self.groups)
+            for name in sorted(group.variable)
+        }
+        if self.loss_scaling_variable:
+            values["loss_scaling"] = float(self.loss_scaling)
+        return values
+
+    def initial_state(
+        self, params: Mapping[str, torch.Tensor]
+    ) -> dict[str, dict[str, torch.Tensor]]:
+        """Fresh state tensors by parameter and name, for every parameter of the groups."""
+        state = {}
+        for group in self.groups:
+            for name in group.params:
+                fresh = RULES[self.kind].initial(params[name], group.values)
+                state[name] = {
+                    key: value.to(self.state_dtypes.get(key, value.dtype))
+                    for key, value in fresh.items()
+                }
+        return state
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """``initial`` makes the state of one parameter, ``update`` applies one gradient in place."""
+
+    initial: Callable[[torch.Tensor, Mapping[str, float]], dict[str, torch.Tensor]]
+    update: Callable[[torch.Tensor, torch.Tensor, State, Mapping[str, Number]], None]
+
+
+def _axpy(y: torch.Tensor, x: torch.Tensor, a: Number, sign: int = 1) -> torch.Tensor:
+    """``y + sign*a*x`` rounded once, like ``torch.add(y, x, alpha=...)``, for both kinds of a."""
+    if isinstance(a, torch.Tensor):
+        return torch.addcmul(y, x, a.to(y.dtype), value=sign)
+    return torch.add(y, x, alpha=sign * a)
+
+
+def _is_zero(value: Number) -> bool:
+    return not isinstance(value, torch.Tensor) and value == 0
+
+
+def _one_minus(value: Number) -> Number:
+    return 1 - value
+
+
+def _sqrt(value: Number) -> Number:
+    return value.sqrt() if isinstance(value, torch.Tensor) else math.sqrt(value)
+
+
+def _sgd_initial(param: torch.Tensor, values: Mapping[str, float]) -> dict[str, torch.Tensor]:
+    return {"momentum_buffer": torch.zeros_like(param)} if values["momentum"] != 0 else {}
+
+
+def _sgd(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str, Number]) -> None:
+    """Stochastic gradient descent with momentum.
+
+    Differs from torch in one documented way of PopTorch: dampening acts on the first step too.
+    """
+    if not _is_zero(h["weight_decay"]):
+        grad = _axpy(grad, param, h["weight_decay"])
+    if "momentum_buffer" in state:
+        velocity = state["momentum_buffer"]
+        velocity.copy_(_axpy(velocity * h["momentum"], grad, _one_minus(h["dampening"])))
+        grad = _axpy(grad, velocity, h["momentum"]) if h["nesterov"] else velocity
+    param.copy_(_axpy(param, grad, h["lr"], sign=-1))
+
+
+def _rmsprop_initial(param: torch.Tensor, values: Mapping[str, float]) -> dict[str, torch.Tensor]:
+    fill = torch.ones_like if values["tf_variant"] else torch.zeros_like
+    state = {"square_avg": fill(param)}
+    if values["momentum"] != 0:
+        state["momentum_buffer"] = torch.zeros_like(param)
+    if values["centered"]:
+        state["grad_avg"] = torch.zeros_like(param)
+    return state
+
+
+def _rmsprop(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str, Number]):
+    """RMSprop (Hinton, lecture 6e); ``tf_variant`` puts eps inside the root."""
+    if not _is_zero(h["weight_decay"]):
+        grad = _axpy(grad, param, h["weight_decay"])
+    square = state["square_avg"]
+    square.copy_((square * h["alpha"]).addcmul(grad * _one_minus(h["alpha"]), grad))
+    variance = square
+    if "grad_avg" in state:
+        mean = state["grad_avg"]
+        mean.copy_(_lerp(mean, grad, _one_minus(h["alpha"])))
+        variance = square.addcmul(mean, mean, value=-1)
+    root = (variance + h["eps"]).sqrt() if h["tf_variant"] else variance.sqrt() + h["eps"]
+    if "momentum_buffer" in state:
+        velocity = state["momentum_buffer"]
+        velocity.copy_((velocity * h["momentum"]).addcdiv(grad, root))
+        param.copy_(_axpy(param, velocity, h["lr"], sign=-1))
+    else:
+        param.copy_(param - (grad * h["lr"]) / root)
+
+
+def _lerp(start: torch.Tensor, end: torch.Tensor, weight: Number) -> torch.Tensor:
+    if isinstance(weight, torch.Tensor):
+        weight = weight.to(start.dtype)
+    return torch.lerp(start, end, weight)
+
+
+def _adam_initial(param: torch.Tensor, values: Mapping[str, float]) -> dict[str, torch.Tensor]:
+    return {
+        # One count per parameter, float64: a program cannot read it, so it has to be a tensor.
+        "step": torch.zeros((), dtype=torch.float64, device=param.device),
+        "exp_avg": torch.zeros_like(param),
+        "exp_avg_sq": torch.zeros_like(param),
+    }
+
+
+def _moments(grad: torch.Tensor, state: State, h: Mapping[str, Number]) -> None:
+    first, second = state["exp_avg"], state["exp_avg_sq"]
+    first.copy_(_lerp(first, grad, _one_minus(h["beta1"])))
+    second.copy_((second * h["beta2"]).addcmul(grad * _one_minus(h["beta2"]), grad))
+    state["step"].copy_(state["step"] + 1)
+
+
+def _adam(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str, Number]) -> None:
+    """Adam (arXiv 1412.6980); decoupled decay as AdamW (arXiv 1711.05101) when asked."""
+    if not _is_zero(h["weight_decay"]):
+        if h["decoupled"]:
+            param.copy_(param * (1 - h["lr"] * h["weight_decay"]))
+        else:
+            grad = _axpy(grad, param, h["weight_decay"])
+    _moments(grad, state, h)
+    step = state["step"]
+    correction1 = 1 - h["beta1"] ** step
+    correction2 = 1 - h["beta2"] ** step
+    denominator = state["exp_avg_sq"].sqrt() / _sqrt(correction2) + h["eps"]
+    param.copy_(param - (state["exp_avg"] * (h["lr"] / correction1)) / denominator)
+
+
+def _lamb(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str, Number]) -> None:
+    """LAMB (arXiv 1904.00962), one trust ratio per parameter tensor."""
+    _moments(grad, state, h)
+    first, second = state["exp_avg"], state["exp_avg_sq"]
+    if h["bias_correction"]:
+        first = first / (1 - h["beta1"] ** state["step"])
+        second = second / (1 - h["beta2"] ** state["step"])
+    update = _axpy(first / (second.sqrt() + h["eps"]), param, h["weight_decay"])
+    weight_norm = torch.linalg.vector_norm(param).clamp(max=h["max_weight_norm"])
+    update_norm = torch.linalg.vector_norm(update)
+    usable = (weight_norm > 0) & (update_norm > 0)
+    ratio = torch.where(usable, weight_norm / update_norm, torch.ones_like(weight_norm))
+    param.copy_(param - update * (ratio * h["lr"]))
+
+
+RULES: dict[str, Rule] = {
+    "sgd": Rule(_sgd_initial, _sgd),
+    "rmsprop": Rule(_rmsprop_initial, _rmsprop),
+    "adam": Rule(_adam_initial, _adam),
+    "lamb": Rule(_adam_initial, _lamb),
+}
+
+
+def clip_by_global_norm(grads: Sequence[torch.Tensor], max_norm: float) -> list[torch.Tensor]:
+    """Scales gradients so that their joint L2 norm is at most ``max_norm``.
+
+    The same arithmetic as ``torch.nn.utils.clip_grad_norm_``.
+    """
+    norms = torch.stack([torch.linalg.vector_norm(grad) for grad in grads])
+    coefficient = (max_norm / (torch.linalg.vector_norm(norms) + 1e-6)).clamp(max=1.0)
+    return [grad * coefficient for grad in grads]
+
+
+def apply(
+    rule: UpdateRule,
+    params: Mapping[str, torch.Tensor],
+    grads: Mapping[str, torch.Tensor],
+    state: Mapping[str, State],
+    hyper: Mapping[str, torch.Tensor],
+) -> None:
+    """Updates ``params`` and ``state`` in place from ``grads``; all maps are by name."""
+    names = [name for group in rule.groups for name in group.params if name in grads]
+    scale: Number = hyper["loss_scaling"] if rule.loss_scaling_variable else rule.loss_scaling
+    values = [grads[name] for name in names]
+    if isinstance(scale, torch.Tensor) or scale != 1.0:
+        values = [value / scale for value in values]
+    if math.isfinite(rule.max_grad_norm) and values:
+        values = clip_by_global_norm(values, rule.max_grad_norm)
+    by_name = dict(zip(names, values, strict=True))
+    for index, group in enumerate(rule.groups):
+        numbers: dict[str, Number] = dict(group.values)
+        numbers |= {name: hyper[f"group{index}.{name}"] for name in group.variable}
+        for name in group.params:
+            if name in by_name:
+                RULES[rule.kind].update(params[name], by_name[name], state[name], numbers)
