@@ -1,0 +1,99 @@
+"""Write `docs/compatibility.md` from the option table.
+
+python scripts/gen_compatibility.py           write the page
+python scripts/gen_compatibility.py --check   exit 1 if the page is not up to date
+"""
+
+import argparse
+import enum
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "compatibility.md"
+
+HEAD = """\
+<!-- Written by scripts/gen_compatibility.py from src/poptorch/_option_table.py; do not edit. -->
+
+# Options and what they do here
+
+Every option of PopTorch 3.4 can be set. What a value other than the default leads to is its status:
+
+- **honoured**: it does what it did.
+- **no effect**: accepted, and the results are the same without it.
+- **rejected**: wrapping a model fails, because the results would not be what was asked for.
+
+*When* tells whether a change needs a new program (compile) or not (run)."""
+
+
+def _type_text(row) -> str:
+    if isinstance(row.default, enum.Enum):
+        return type(row.default).__name__
+    if isinstance(row.type, str):
+        return row.type
+    kinds = row.type if isinstance(row.type, tuple) else (row.type,)
+    return " or ".join(kind.__name__ for kind in kinds)
+
+
+def _default_text(row) -> str:
+    if row.type == "method":
+        return ""
+    if isinstance(row.default, enum.Enum):
+        return f"`{row.default.name}`"
+    value = row.fresh()
+    return "not set" if repr(value) == "not set" else f"`{value!r}`"
+
+
+def _option_text(row) -> str:
+    if row.namespace == "_Popart" and row.setter == "set":
+        return f'`set("{row.name}")`'
+    setter = f"`{row.setter}`" if row.setter else "no setter"
+    stored = row.type == "method" or row.name.startswith("_") or row.name == row.setter
+    return setter if stored else f"{setter} (`{row.name}`)"
+
+
+def _line(row) -> str:
+    cells = (
+        _option_text(row),
+        _type_text(row),
+        _default_text(row),
+        row.when,
+        row.status.value,
+        row.note,
+    )
+    return "| " + " | ".join(cells) + " |"
+
+
+def page() -> str:
+    """Return the text of the page."""
+    from poptorch import _option_table
+
+    parts = [HEAD]
+    for namespace in _option_table.NAMESPACES:
+        rows = [row for row in _option_table.TABLE if row.namespace == namespace]
+        parts.append(f"\n## {namespace}\n\n| option | type | default | when | status | note |")
+        parts.append("|---|---|---|---|---|---|")
+        parts.extend(_line(row) for row in rows)
+    return "\n".join(parts) + "\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write or check the page; return the exit status."""
+    parser = argparse.ArgumentParser(description="Write docs/compatibility.md.")
+    parser.add_argument("--check", action="store_true", help="only tell whether it is up to date")
+    arguments = parser.parse_args(argv)
+    text = page()
+    if not arguments.check:
+        PAGE.write_text(text, encoding="utf-8")
+        return 0
+    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text:
+        return 0
+    name = PAGE.relative_to(ROOT)
+    print(f"{name} is not up to date: run python scripts/gen_compatibility.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    # The checkout's own packages, whether or not a version is installed.
+    sys.path.insert(0, str(ROOT / "src"))
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""The exceptions that PopTorch programs catch.
+
+    Exception
+      Error                  a model, a graph or a wrapper cannot do what was asked
+        RecoverableError     the device can be used again after `recovery_action`
+        UnrecoverableError   the device needs maintenance
+
+Mistakes in option values are AssertionError, ValueError or AttributeError, as in the original.
+"""
+
+_PYTHON_ERROR = "poptorch_py_error"
+
+
+class Error(Exception):
+    """Something the model, its graph or its wrapper cannot do.
+
+    Args:
+        message: What went wrong, without the type.
+        type: Which layer raised it.
+        location: Source position; empty for errors raised from Python.
+    """
+
+    def __init__(self, message: str, type: str = _PYTHON_ERROR, location: str = ""):
+        # All three go to Exception so that pickling between processes rebuilds the same error.
+        super().__init__(message, type, location)
+        self.message = message
+        self.type = type
+        self.location = location
+
+    def __str__(self) -> str:
+        where = f"In {self.location}: " if self.location else ""
+        return f"{where}'{self.type}': {self.message}"
+
+
+class RecoverableError(Error):
+    """A device failure that a reset repairs.
+
+    Args:
+        message: What went wrong, without the type.
+        recovery_action: IPU_RESET, PARTITION_RESET, LINK_RESET or FULL_RESET.
+        type: Which layer raised it.
+        location: Source position, or empty.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        recovery_action: str,
+        type: str = _PYTHON_ERROR,
+        location: str = "",
+    ):
+        super().__init__(message, type, location)
+        self.args = (message, recovery_action, type, location)
+        self.recovery_action = recovery_action
+
+
+class UnrecoverableError(Error):
+    """A device failure that no reset repairs."""
+
+
+def error(message: str) -> Error:
+    """Return the `Error` to raise from Python code (the original's createPoptorchError)."""
+    return Error(message)

@@ -1,0 +1,411 @@
+"""Every option of the PopTorch interface, one row each.
+
+Defaults, type checks, the lists of what cannot be honoured and of what has no effect, and
+`docs/compatibility.md` are all read from this table; nothing repeats it. A row describes a stored
+value, so the options objects in `poptorch.options` must not be imported here.
+"""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from poptorch.enums import (
+    CommGroupType,
+    ConnectionType,
+    MeanReductionStrategy,
+    OutputMode,
+    ReductionType,
+    SyncPattern,
+)
+
+
+class Status(enum.Enum):
+    """What giving an option a value other than its default leads to."""
+
+    HONOURED = "honoured"
+    NO_EFFECT = "no effect"
+    REJECTED = "rejected"
+
+
+class _Absent:
+    """The default of an option that does not exist until it is set."""
+
+    def __repr__(self) -> str:
+        return "not set"
+
+
+ABSENT = _Absent()
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """The legal values of a count: integers from `lowest` up."""
+
+    lowest: int
+
+    def __contains__(self, value: int) -> bool:
+        return value >= self.lowest
+
+    def __str__(self) -> str:
+        return f"an integer >= {self.lowest}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One option.
+
+    Args:
+        name: Key of the stored value; the setter's name when nothing is stored. A leading
+            underscore means a private attribute of the options object.
+        namespace: Where the setter lives; "Options" is the root.
+        setter: Method that sets it.
+        type: Type of the stored value, or words when the setter does the judging.
+        default: Value of a fresh options object, a function that makes one, or ABSENT.
+        legal: Values the container accepts; None when any value of the type is legal.
+        when: "compile" when a change needs a new program, "run" when it does not.
+        status: What a value other than the default leads to.
+        note: Why that is harmless, what the option does, or what to do instead.
+        home: Namespace that stores the value, when it is not `namespace`.
+        neutral: Further values that mean the same as leaving the option alone.
+    """
+
+    name: str
+    namespace: str
+    setter: str
+    type: type | tuple[type, ...] | str
+    default: Any
+    legal: tuple | AtLeast | None
+    when: str
+    status: Status
+    note: str
+    home: str = ""
+    neutral: tuple = ()
+
+    @property
+    def store(self) -> str:
+        """The namespace whose dictionary holds the value."""
+        return self.home or self.namespace
+
+    def fresh(self) -> Any:
+        """Return a new default value, as it is stored."""
+        if callable(self.default):
+            return self.default()
+        if self.type is int and isinstance(self.default, enum.IntEnum):
+            return int(self.default)  # such options are stored as plain integers
+        return self.default
+
+    def differs(self, value: Any) -> bool:
+        """Tell whether `value` asks for anything other than the default."""
+        if value is ABSENT or value in self.neutral:
+            return False
+        return self.default is ABSENT or value != self.fresh()
+
+
+NAMESPACES = (
+    "Options",
+    "Training",
+    "Precision",
+    "Distributed",
+    "Jit",
+    "TensorLocations",
+    "TensorLocationSettings",
+    "_Popart",
+)
+
+
+def _pipelined() -> Any:
+    # Imported late: the options package reads this table while it is being imported.
+    from poptorch.options.execution import PipelinedExecution
+
+    return PipelinedExecution()
+
+
+def _excludes() -> list[str]:
+    return ["/site-packages/torch/", "/poptorch/", "/abele/"]
+
+
+_HON, _NOP, _REJ = Status.HONOURED, Status.NO_EFFECT, Status.REJECTED
+_COUNT = AtLeast(1)
+_LOCATION = "where tensors live never changes their values"
+_OFF = (False, 0)
+
+# A table reads best as a table: one option per entry, its note on the next line.
+# fmt: off
+_ROOT = (
+    Row("device_iterations", "Options", "deviceIterations", int, 1, _COUNT, "compile", _HON,
+        "steps per call"),
+    Row("replication_factor", "Options", "replicationFactor", int, 1, _COUNT, "compile", _HON,
+        "replicas are computed on one device, with the same numbers"),
+    Row("input_group_size", "Options", "inputReplicaGrouping", int, 1, _COUNT, "compile", _REJ,
+        "replicas cannot share their inputs yet; set the group size to 1 and repeat the rows"),
+    Row("input_cgt", "Options", "inputReplicaGrouping", CommGroupType, CommGroupType.Consecutive,
+        tuple(CommGroupType), "compile", _NOP, "groups of one replica are the same in any order"),
+    Row("broadcast_buffers", "Options", "broadcastBuffers", bool, True, None, "compile", _HON,
+        "False keeps the buffers of each replica apart"),
+    Row("output_mode", "Options", "outputMode", int, OutputMode.Default, tuple(OutputMode),
+        "compile", _HON, "which micro-batches' results come back"),
+    Row("output_return_period", "Options", "outputMode", int, 1, None, "compile", _HON,
+        "N of OutputMode.EveryN"),
+    Row("_execution_strategy", "Options", "setExecutionStrategy", "execution strategy", _pipelined,
+        None, "compile", _NOP, "every strategy computes the same numbers; one device runs all"),
+    Row("available_memory_proportion", "Options", "setAvailableMemoryProportion", dict, dict, None,
+        "compile", _NOP, "scratch-memory advice"),
+    Row("anchored_tensors", "Options", "anchorTensor", dict, dict, None, "compile", _REJ,
+        "intermediate tensors cannot be fetched yet; return the tensor from forward"),
+    Row("random_seed", "Options", "randomSeed", int, ABSENT, None, "run", _HON,
+        "also seeds torch on the host at once"),
+    Row("use_model", "Options", "useIpuModel", bool, ABSENT, None, "run", _NOP,
+        "there is no IPU to simulate; the same program runs either way"),
+    Row("ipu_id", "Options", "useIpuId", int, ABSENT, None, "run", _NOP,
+        "there is no IPU to pick"),
+    Row("ipu_version", "Options", "useOfflineIpuTarget", int, ABSENT, None, "compile", _NOP,
+        "the program is compiled for the present target; connection type Never is honoured"),
+    Row("connection_type", "Options", "connectionType", int, ConnectionType.Always,
+        tuple(ConnectionType), "run", _HON, "Never compiles only; OnDemand behaves as Always"),
+    Row("sync_pattern", "Options", "syncPattern", int, SyncPattern.Full, tuple(SyncPattern),
+        "compile", _NOP, "how IPUs wait for each other; performance only"),
+    Row("auto_round_num_ipus", "Options", "autoRoundNumIPUs", bool, False, None, "run", _NOP,
+        "no IPUs are counted"),
+    Row("log_dir", "Options", "logDir", str, ".", None, "run", _HON, "where log files go"),
+    Row("max_repeat_logs", "Options", "maxRepeatLogs", int, 4, None, "run", _NOP,
+        "no message is suppressed"),
+    Row("model_name", "Options", "modelName", str, ABSENT, None, "run", _HON, "names the reports"),
+    Row("cachePath", "Options", "enableExecutableCaching", str, ABSENT, None, "run", _HON,
+        "directory of compiled executables", home="_Popart"),
+    Row("enableEngineCaching", "Options", "enableExecutableCaching", bool, ABSENT, None, "run",
+        _HON, "on when a cache directory is given", home="_Popart"),
+    Row("autoReport.all", "Options", "enableProfiling", str, ABSENT, None, "run", _REJ,
+        "no profile is written yet; use torch.profiler around the call", home="engineOptions",
+        neutral=("false",)),
+    Row("instrumentWithHardwareCycleCounter", "Options", "logCycleCount", bool, False, None,
+        "compile", _REJ, "there is no cycle counter; read getLatency() or time the call",
+        home="_Popart"),
+    Row("enableStableNorm", "Options", "enableStableNorm", bool, ABSENT, None, "compile", _NOP,
+        "torch's variance is already computed stably", home="_Popart", neutral=_OFF),
+    Row("syntheticDataMode", "Options", "enableSyntheticData", int, ABSENT, None, "compile", _REJ,
+        "real inputs are always read; pass torch.randn tensors instead", home="_Popart",
+        neutral=_OFF),
+    Row("_module_namescope_enabled", "Options", "disableModuleNamescope", bool, True, None,
+        "compile", _NOP, "changes names in listings only"),
+    Row("updatableNamedBuffers", "Options", "updatableNamedBuffers", list, ABSENT, None, "compile",
+        _REJ, "buffers cannot be sent by name yet; copyWeightsToDevice() sends them all",
+        home="_Popart", neutral=([],)),
+    Row("_relax_optimizer_checks", "Options", "relaxOptimizerAttributesChecks", bool, False, None,
+        "run", _HON, "turns the warnings into debug messages"),
+    Row("_show_compilation_progress_bar", "Options", "showCompilationProgressBar", bool, True,
+        None, "run", _HON, "the bar on stderr during compilation"),
+    Row("_source_location_excludes", "Options", "sourceLocationExcludes", list, _excludes, None,
+        "compile", _HON, "path fragments of frames that are never named as a user's line"),
+    Row("appendToLocationExcludes", "Options", "appendToLocationExcludes", "method", ABSENT, None,
+        "compile", _HON, "adds to the list of sourceLocationExcludes"),
+    Row("loadFromFile", "Options", "loadFromFile", "method", ABSENT, None, "run", _HON,
+        "executes a file of setter calls as Python: load only files you trust"),
+    Row("from_json", "Options", "from_json", "method", ABSENT, None, "run", _HON,
+        "calls setters named by a JSON object"),
+    Row("clone", "Options", "clone", "method", ABSENT, None, "run", _HON,
+        "an independent copy that can be changed"),
+)
+
+_REDUCTIONS = (ReductionType.Sum, ReductionType.Mean)
+_ALS = "automaticLossScalingSettings."
+
+_NESTED = (
+    Row("gradient_accumulation", "Training", "gradientAccumulation", int, 1, _COUNT, "compile",
+        _HON, "micro-batches per weight update"),
+    Row("accumulation_and_replication_reduction_type", "Training",
+        "accumulationAndReplicationReductionType", ReductionType, ReductionType.Mean, _REDUCTIONS,
+        "compile", _HON, "combines gradients over micro-batches and replicas"),
+    Row("meanAccumulationAndReplicationReductionStrategy", "Training",
+        "setMeanAccumulationAndReplicationReductionStrategy", MeanReductionStrategy,
+        MeanReductionStrategy.Post, tuple(MeanReductionStrategy), "compile", _NOP,
+        "all strategies give the same mean up to rounding; Post is what runs"),
+    Row(_ALS + "enabled", "Training", "setAutomaticLossScaling", bool, ABSENT, None, "compile",
+        _REJ, "not built yet; set loss_scaling on the optimizer", home="_Popart", neutral=_OFF),
+    Row("convolutionOptions", "Training", "setConvolutionDithering", dict, ABSENT, None, "compile",
+        _NOP, "performance only; setPartialsType writes the same key", home="_Popart"),
+    Row("enableStochasticRounding", "Precision", "enableStochasticRounding", bool, ABSENT, None,
+        "compile", _REJ, "half results are rounded to nearest; leave it off", home="_Popart",
+        neutral=_OFF),
+    Row("enableFloatingPointChecks", "Precision", "enableFloatingPointExceptions", bool, ABSENT,
+        None, "compile", _REJ, "no exception is raised; check torch.isfinite on the outputs",
+        home="_Popart", neutral=_OFF),
+    Row("partialsTypeMatMuls", "Precision", "setPartialsType", str, ABSENT, None, "compile", _NOP,
+        "sums are kept in float32 or better", home="_Popart"),
+    Row("halfFloatCasting", "Precision", "halfFloatCasting", "method", ABSENT, None, "compile",
+        _NOP, "deprecated in the original too; torch's type promotion applies"),
+    Row("runningStatisticsAlwaysFloat", "Precision", "runningStatisticsAlwaysFloat", "method",
+        ABSENT, None, "compile", _NOP, "deprecated in the original too; the module's type is kept"),
+    Row("num_distributed_processes", "Distributed", "configureProcessId", int, 1, _COUNT, "run",
+        _HON, "the data loader divides the data by it; processes exchange no gradients yet"),
+    Row("distributed_process_id", "Distributed", "configureProcessId", int, 0, AtLeast(0), "run",
+        _HON, "which part of the data the loader reads"),
+    Row("setEnvVarNames", "Distributed", "setEnvVarNames", "method", ABSENT, None, "run", _HON,
+        "reads count and id from other variables"),
+    Row("disable", "Distributed", "disable", "method", ABSENT, None, "run", _HON,
+        "back to one process"),
+    Row("ipuof_configs", "Distributed", "", dict, dict, None, "run", _NOP,
+        "partitions of the original hardware"),
+    Row("traceModel", "Jit", "traceModel", "method", ABSENT, None, "compile", _NOP,
+        "False is accepted with a warning; True raises ValueError"),
+    Row("num_io_tiles", "TensorLocations", "numIOTiles", int, ABSENT, None, "compile", _NOP,
+        "there are no tiles to set aside"),
+)
+
+_LOCATIONS = tuple(
+    Row(f"location_{kind.lower()}", "TensorLocations", f"set{kind}Location",
+        "TensorLocationSettings", ABSENT, None, "compile", _NOP, _LOCATION)
+    for kind in ("Activation", "Weight", "Optimizer", "Accumulator")
+) + tuple(
+    Row(name, "TensorLocationSettings", setter, value_type, ABSENT, None, "compile", _NOP,
+        _LOCATION)
+    for name, setter, value_type in (
+        ("min_elements_for_off_chip", "minElementsForOffChip", int),
+        ("min_elements_for_replicated_tensor_sharding",
+         "minElementsForReplicatedTensorSharding", int),
+        ("use_on_chip_storage", "useOnChipStorage", bool),
+        ("use_replicated_tensor_sharding", "useReplicatedTensorSharding", bool),
+        ("use_io_tiles_to_load", "useIOTilesToLoad", bool),
+        ("use_io_tiles_to_store", "useIOTilesToStore", bool),
+    )
+)
+
+_REPLICATE = "set replicationFactor or Distributed instead"
+_ACCUMULATE = "set Training.gradientAccumulation instead"
+
+# Keys of `_Popart.set` that would change results: name, type, note, neutral values.
+_POPART_REJECTED = (
+    ("accumulationFactor", int, _ACCUMULATE, (1,)),
+    ("enableGradientAccumulation", bool, _ACCUMULATE, _OFF),
+    ("enableReplicatedGraphs", bool, _REPLICATE, _OFF),
+    ("enableDistributedReplicatedGraphs", bool, _REPLICATE, _OFF),
+    ("globalReplicationFactor", int, _REPLICATE, (1,)),
+    ("globalReplicaOffset", int, _REPLICATE, (0,)),
+    ("accumulationAndReplicationReductionType", int,
+     "set Training.accumulationAndReplicationReductionType instead", (ReductionType.Mean,)),
+)
+# fmt: on
+
+# Keys that only advise the original's compiler: placement, schedule, memory, dumps, its own checks.
+_POPART_ADVICE = {
+    bool: """
+        aliasZeroCopy batchSerializationSettings.concatOnExecutionPhaseChange
+        batchSerializationSettings.concatOnPipelineStageChange
+        batchSerializationSettings.concatOnVirtualGraphChange compileEngine constantWeights
+        decomposeGradSum delayVarUpdates disableGradAccumulationTensorStreams
+        disableOptimizerStateTensorStreams dotOpNames enableExplicitIR enableExplicitMainLoops
+        enableFullyConnectedPass enableInplaceAmbiguityChecking enableLoadAndOffloadRNGState
+        enableMergeExchange enableNonStableSoftmax enableOutlining enableOutliningCopyCostPruning
+        enablePipelining enablePrefetchDatastreams enableSerializedMatmuls
+        enableSupportedDataTypeCasting ensureFp32LossScaleTensor explicitRecomputation
+        exportPoplarComputationGraph exportPoplarVertexGraph groupHostSync
+        groupNormStridedChannelGrouping opxAliasChecking opxModifyChecking rearrangeStreamsOnHost
+        replicatedCollectivesSettings.mergeAllReduceCollectives
+        replicatedCollectivesSettings.prepareScheduleForMergingCollectives
+        scheduleNonWeightUpdateGradientConsumersEarly separateCallOpPdfs strictOpVersions
+        useHostCopyOps
+    """,
+    int: """
+        accumulateOuterFragmentSettings.schedule autoRecomputation autodiffSettings.stitchStrategy
+        automaticLossScalingSettings.gradientTensorTrackingMethod
+        automaticLossScalingSettings.updatePeriod batchSerializationSettings.batchSchedule
+        batchSerializationSettings.factor batchSerializationSettings.method
+        batchSerializationSettings.transformContext compilationProgressTotal defaultBufferingDepth
+        defaultPrefetchBufferingDepth executionPhaseSettings.phases executionPhaseSettings.stages
+        finalDotOp firstDotOp looseThresholdAtPeak meanAccumulationAndReplicationReductionStrategy
+        mergeVarUpdate mergeVarUpdateMemThreshold numIOTiles subgraphCopyingStrategy
+        swapLimitScheduler transitiveClosureOptimizationThreshold virtualGraphMode
+    """,
+    float: """
+        automaticLossScalingSettings.binEdgeLocation
+        automaticLossScalingSettings.thresholdUpperCountProportion outlineSequenceBreakCost
+        outlineThreshold timeLimitScheduler
+    """,
+    str: """
+        customCodeletCompileFlags kahnTieBreaker logDir saveInitializersToFile
+        serializedPoprithmsShiftGraphsDir
+    """,
+    (list, dict): """
+        accumulateOuterFragmentSettings.excludedVirtualGraphs customCodelets dotChecks gclOptions
+        hardwareInstrumentations lstmOptions matmulOptions reportOptions
+    """,
+}
+
+
+def _popart_rows() -> Iterator[Row]:
+    where = ("_Popart", "set")
+    for name, kind, note, neutral in _POPART_REJECTED:
+        yield Row(name, *where, kind, ABSENT, None, "compile", _REJ, note, neutral=neutral)
+    for kind, names in _POPART_ADVICE.items():
+        for name in names.split():
+            note = "advice to the original's compiler"
+            yield Row(name, *where, kind, ABSENT, None, "compile", _NOP, note)
+    note = "host memory layout of the original"
+    yield Row("rearrangeAnchorsOnHost", *where, bool, False, None, "compile", _NOP, note)
+    note = "performance advice of the original's backend"
+    yield Row("engineOptions", "_Popart", "setEngineOptions", dict, ABSENT, None, "run", _NOP, note)
+    note = "which of its graph rewrites the original's compiler runs"
+    for name, kind in (("patterns", dict), ("patterns_level", int)):
+        yield Row(name, "_Popart", "setPatterns", kind, ABSENT, None, "compile", _NOP, note)
+
+
+TABLE: tuple[Row, ...] = (*_ROOT, *_NESTED, *_LOCATIONS, *_popart_rows())
+
+_BY_KEY = {(row.store, row.name): row for row in TABLE}
+
+
+def find(store: str, name: str) -> Row | None:
+    """Return the row of a stored value, or None when the table has none."""
+    return _BY_KEY.get((store, name))
+
+
+def rows(store: str) -> list[Row]:
+    """Return the rows whose values `store` holds, in table order."""
+    return [row for row in TABLE if row.store == store]
+
+
+def defaults(store: str) -> dict[str, Any]:
+    """Return fresh default values of everything that exists in `store` from the start."""
+    return {row.name: row.fresh() for row in rows(store) if row.default is not ABSENT}
+
+
+def value_of(options: Any, row: Row) -> Any:
+    """Return the present value of an option, ABSENT where it has none.
+
+    Args:
+        options: A `poptorch.Options` object.
+        row: A row of the table.
+    """
+    if row.store == "Options":
+        held = {**vars(options), **options._values}
+    elif row.store == "engineOptions":
+        held = options._Popart.options.get("engineOptions", {})
+    elif row.store == "_Popart":
+        held = options._Popart.options
+    else:
+        namespace = options._namespaces.get(row.store)
+        held = namespace._values if namespace is not None else {}
+    return held.get(row.name, ABSENT)
+
+
+def _changed(options: Any, status: Status) -> list[tuple[Row, Any]]:
+    pairs = [(row, value_of(options, row)) for row in TABLE if row.status is status]
+    return [(row, value) for row, value in pairs if row.differs(value)]
+
+
+def unsupported(options: Any) -> list[tuple[Row, Any]]:
+    """Return the options that were set and cannot be honoured, with their values.
+
+    Args:
+        options: A `poptorch.Options` object.
+    """
+    return _changed(options, Status.REJECTED)
+
+
+def without_effect(options: Any) -> list[tuple[Row, Any]]:
+    """Return the options that were set and change nothing here, with their values.
+
+    Args:
+        options: A `poptorch.Options` object.
+    """
+    return _changed(options, Status.NO_EFFECT)

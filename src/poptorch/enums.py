@@ -1,0 +1,150 @@
+"""The enumerations of the PopTorch interface.
+
+Members and values are fixed by the programs that use them: options store some of them as plain
+integers, and JSON files spell them `EnumName.Member`. Nothing here knows about options or torch.
+"""
+
+import enum
+
+
+class OutputMode(enum.IntEnum):
+    """Which of a call's results come back to the host."""
+
+    Final = 0
+    """Only those of the last micro-batch."""
+    EveryN = 1
+    """Those of every N-th micro-batch."""
+    All = 2
+    """Those of every micro-batch, concatenated."""
+    Sum = 3
+    """The sum over all micro-batches."""
+    Default = 4
+    """Not chosen yet: training wrappers take Final, inference wrappers All."""
+
+
+class ConnectionType(enum.IntEnum):
+    """When a wrapper takes hold of a device."""
+
+    Always = 0
+    """At compilation."""
+    OnDemand = 1
+    """At the first run."""
+    Never = 2
+    """Never: the wrapper can compile and export, not run."""
+
+
+class SyncPattern(enum.IntEnum):
+    """How devices of the original hardware wait for each other; kept for its names."""
+
+    Full = 0
+    SinglePipeline = 1
+    ReplicaAndLadder = 2
+
+
+class ReductionType(enum.IntEnum):
+    """How gradients of several micro-batches and replicas become one."""
+
+    Sum = 0
+    Mean = 1
+    NoReduction = 2
+
+
+class MeanReductionStrategy(enum.IntEnum):
+    """Where the division of a mean reduction takes place."""
+
+    Running = 0
+    """At every micro-batch: the accumulator is always a mean."""
+    Post = 1
+    """Once, after the last micro-batch."""
+    PostAndLoss = 2
+    """By the replicas before the backward pass, by the accumulation after it (deprecated)."""
+
+
+class DataLoaderMode(enum.IntEnum):
+    """Whether a `DataLoader` prepares batches ahead of the loop that consumes them."""
+
+    Sync = 0
+    """In the calling process, when asked."""
+    Async = 1
+    """In a worker, ahead of time."""
+    AsyncRebatched = 2
+    """In a worker that builds large batches from smaller ones."""
+
+
+class SharingStrategy(enum.IntEnum):
+    """How an asynchronous worker hands its tensors over."""
+
+    SharedMemory = 0
+    FileSystem = 1
+    Fork = 2
+    ForkServer = 3
+
+
+class HalfFloatCastingBehavior(enum.IntEnum):
+    """Result type of half and float operands; deprecated, torch's promotion always applies."""
+
+    FloatDowncastToHalf = 0
+    HalfUpcastToFloat = 1
+    Default = 2
+
+
+class MatMulSerializationMode(enum.Enum):
+    """The dimension along which `serializedMatMul` cuts a product into pieces."""
+
+    InputChannels = "input_channels"
+    ReducingDim = "reducing_dim"
+    OutputChannels = "output_channels"
+    Disabled = "none"
+
+
+class Liveness(enum.IntEnum):
+    """How long phased execution keeps tensors in device memory."""
+
+    AlwaysLive = 0
+    OffChipAfterFwd = 1
+    OffChipAfterFwdNoOverlap = 2
+    OffChipAfterEachPhase = 3
+
+
+class OverlapMode(enum.Enum):
+    """Which loop a host transfer may overlap with."""
+
+    NoOverlap = "no_overlap"
+    OverlapAccumulationLoop = "overlap_accumulation_loop"
+    OverlapDeviceIterationLoop = "overlap_device_iteration_loop"
+
+
+class AutoStage(enum.IntEnum):
+    """How blocks become stages when no stages are listed."""
+
+    SameAsIpu = 0
+    """The stage number is the block's IPU number."""
+    AutoIncrement = 1
+    """Every new block opens the next stage."""
+
+
+class MultiConvPlanType(enum.IntEnum):
+    """How the convolutions of a `MultiConv` were planned; kept for its names."""
+
+    Parallel = 0
+    Serial = 1
+
+
+class CommGroupType(enum.IntEnum):
+    """How replicas are divided into groups."""
+
+    All = 0
+    """One group of all replicas."""
+    Consecutive = 1
+    """Neighbours: with size 2, {0, 1}, {2, 3}, ..."""
+    Orthogonal = 2
+    """Every c-th: with c groups, {0, c, 2c, ...}, {1, c + 1, ...}, ..."""
+    NoGrouping = 3
+    """Each replica alone."""
+
+
+class VariableRetrievalMode(enum.IntEnum):
+    """Which copies of a per-replica variable the host reads back; there is no value 1."""
+
+    OnePerGroup = 0
+    AllReplicas = 2

@@ -1,0 +1,209 @@
+"""The dictionary with checked attributes that every options object is.
+
+A container has a fixed set of public values and a few private attributes. Types, legal values and
+defaults come from `poptorch._option_table`; the containers know nothing about what options mean.
+"""
+
+import copy
+import enum
+from typing import Any, Self
+
+from poptorch import _option_table
+
+_HOUSEKEEPING = frozenset({"_values", "_is_frozen", "_namespaces", "_popart"})
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise AssertionError unless `condition` holds.
+
+    The interface promises AssertionError for mistaken arguments; a plain assert statement would
+    vanish under `python -O`.
+    """
+    if not condition:
+        raise AssertionError(message)
+
+
+class Freezable:
+    """Something that can be made read-only, and whose deep copies are writable again."""
+
+    _is_frozen = False
+
+    def _freeze(self) -> None:
+        self._is_frozen = True
+
+    def _unfreeze(self) -> None:
+        self._is_frozen = False
+
+    def checkIsFrozen(self, option: str | None = None) -> None:
+        """Raise AttributeError if this object is frozen.
+
+        Args:
+            option: Name about to be set; the frozen mark itself may always change.
+        """
+        if self._is_frozen and option != "_is_frozen":
+            what = f": {option!r} was to be set" if option else ""
+            raise AttributeError(
+                f"Can't modify frozen Options{what}. A DataLoader or a wrapper already uses this "
+                "object; change a copy instead: options = options.clone()"
+            )
+
+    def __deepcopy__(self, memory: dict[int, Any]) -> Self:
+        duplicate = type(self).__new__(type(self))
+        memory[id(self)] = duplicate
+        duplicate.__dict__.update(copy.deepcopy(self.__dict__, memory))
+        duplicate._unfreeze()
+        return duplicate
+
+
+class OptionsDict(Freezable):
+    """Named values, readable as attributes, with type checks on every assignment.
+
+    Args:
+        **default_values: The values that exist from the start; a leading underscore makes a
+            private attribute, which is not part of the dictionary.
+    """
+
+    _store = ""  # which rows of the table describe the values; none for a plain container
+
+    def __init__(self, **default_values: Any) -> None:
+        self.__dict__.update(_values={}, _is_frozen=False, _namespaces={})
+        for name, value in default_values.items():
+            held = self.__dict__ if name.startswith("_") else self._values
+            held[name] = value
+
+    def set(self, **kwargs: Any) -> None:
+        """Change values that exist.
+
+        Raises:
+            AssertionError: A name is unknown, or a value has the wrong type or is not legal.
+        """
+        self._check(kwargs, create=False)
+        self._store_all(kwargs)
+
+    def createOrSet(self, **kwargs: Any) -> None:
+        """Change values, creating those that do not exist."""
+        self._check(kwargs, create=True)
+        self._store_all(kwargs)
+
+    def exists(self, option: str) -> bool:
+        """Tell whether a value of this name exists."""
+        return option in self._values
+
+    def deleteIfExists(self, option: str) -> None:
+        """Remove a value; nothing happens if there is none."""
+        self.checkIsFrozen(option)
+        self._values.pop(option, None)
+
+    def update(self, other: dict[str, Any]) -> dict[str, Any]:
+        """Add all values to the dictionary `other` and return it.
+
+        Raises:
+            AssertionError: Some names are in both.
+        """
+        common = sorted(self._values.keys() & other.keys())
+        require(not common, f"Can't merge dictionaries, they have keys in common: {common}")
+        other.update((name, _plain(value)) for name, value in self._values.items())
+        return other
+
+    def toDict(self) -> dict[str, Any]:
+        """Return the values as a flat dictionary, enumeration members as integers."""
+        return self.update({})
+
+    def __call__(self, option: str) -> Any:
+        return getattr(self, option)
+
+    def __getattr__(self, option: str) -> Any:
+        # Reached only when ordinary lookup fails; `_values` is missing while unpickling.
+        values = self.__dict__.get("_values", {})
+        if option in values:
+            return values[option]
+        raise AttributeError(
+            f"Invalid attribute {option} of {type(self).__name__}: it has {_names(values)}"
+        )
+
+    def __setattr__(self, option: str, value: Any) -> None:
+        if not option.startswith("_"):
+            self.set(**{option: value})
+            return
+        if option not in self.__dict__:
+            raise AttributeError(f"Invalid private attribute {option} of {type(self).__name__}")
+        self.checkIsFrozen(option)
+        object.__setattr__(self, option, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def __repr__(self) -> str:
+        private = {k: v for k, v in self.__dict__.items() if k not in _HOUSEKEEPING}
+        own = sorted({**self._values, **private}.items())
+        parts = [f"{name}={value!r}" for name, value in own]
+        parts += [f"{name}={self._namespaces[name]!r}" for name in sorted(self._namespaces)]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def _freeze(self) -> None:
+        super()._freeze()
+        for namespace in self._namespaces.values():
+            namespace._freeze()
+
+    def _unfreeze(self) -> None:
+        super()._unfreeze()
+        for namespace in self._namespaces.values():
+            namespace._unfreeze()
+
+    def _check(self, values: dict[str, Any], *, create: bool) -> None:
+        for name, value in values.items():
+            self.checkIsFrozen(name)
+            require(create or name in self._values, self._unknown(name))
+            row = _option_table.find(self._store, name)
+            _check_type(name, value, self._expected_type(name, row))
+            if row is not None and row.legal is not None:
+                require(
+                    value in row.legal,
+                    f"Invalid value {value!r} for option {name}: it must be {_words(row.legal)}",
+                )
+
+    def _expected_type(self, name: str, row: _option_table.Row | None) -> Any:
+        if row is not None and not isinstance(row.type, str):
+            return row.type
+        return type(self._values[name]) if name in self._values else object
+
+    def _store_all(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            # Booleans and enumeration members may stand for an int option; keeping them as they
+            # are would turn the option's type into theirs.
+            self._values[name] = int(value) if type(self._values.get(name)) is int else value
+
+    def _unknown(self, name: str) -> str:
+        if callable(getattr(type(self), name, None)):
+            return f"Invalid option {name}: it is a method, call options.{name}(...)"
+        return f"Invalid option {name}: the options here are {_names(self._values)}"
+
+
+def _check_type(name: str, value: Any, expected: Any) -> None:
+    require(
+        isinstance(value, expected),
+        f"Unexpected type {type(value).__name__} for option {name}: {value!r} was given, "
+        f"{_type_words(expected)} is needed",
+    )
+
+
+def _type_words(expected: Any) -> str:
+    kinds = expected if isinstance(expected, tuple) else (expected,)
+    return " or ".join(kind.__name__ for kind in kinds)
+
+
+def _names(values: dict[str, Any]) -> str:
+    return ", ".join(sorted(values)) or "none"
+
+
+def _words(legal: Any) -> str:
+    return " or ".join(map(repr, legal)) if isinstance(legal, tuple) else str(legal)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.IntEnum):
+        return value.value
+    return value.toDict() if isinstance(value, OptionsDict) else value

@@ -1,0 +1,180 @@
+"""Root options about the device and its compiler: which one, when, and what it should record.
+
+`Options` inherits these setters. Most only mattered on the original's hardware.
+"""
+
+import logging
+import os
+from typing import Any, Self
+
+from poptorch.enums import ConnectionType, SyncPattern
+from poptorch.options._container import OptionsDict, require
+from poptorch.options.popart import _PopartOptions
+
+_logger = logging.getLogger("poptorch::python")
+
+
+class DeviceOptions(OptionsDict):
+    """The part of `Options` that chooses and instructs the device."""
+
+    @property
+    def _Popart(self) -> _PopartOptions:
+        """Settings addressed to the original's compiler by name."""
+        return self._namespaces["_Popart"]
+
+    def setAvailableMemoryProportion(self, available_memory_proportion: dict[str, float]) -> Self:
+        """Advise on scratch memory; no effect here.
+
+        Args:
+            available_memory_proportion: Fractions from 0 to 1 by "IPU0", "IPU1", ...
+        """
+        for name, share in available_memory_proportion.items():
+            index = name.removeprefix("IPU") if isinstance(name, str) else ""
+            require(
+                name == f"IPU{index}" and index.isdigit(),
+                f'Invalid key {name!r}: keys are "IPU" and a number, such as "IPU0"',
+            )
+            require(
+                isinstance(share, float | int) and 0 <= share <= 1,
+                f"Invalid proportion {share!r} for {name}: it must lie between 0 and 1",
+            )
+        return self._with(available_memory_proportion=dict(available_memory_proportion))
+
+    def useIpuModel(self, use_model: bool) -> Self:
+        """Choose the original's simulator; no effect here.
+
+        Args:
+            use_model: Takes precedence over POPTORCH_IPU_MODEL.
+        """
+        return self._create(use_model=use_model)
+
+    def useIpuId(self, ipu_id: int) -> Self:
+        """Pick a device of the original by number; no effect here.
+
+        Args:
+            ipu_id: Its number.
+        """
+        return self._create(ipu_id=ipu_id)
+
+    def useOfflineIpuTarget(self, ipu_version: int = 2) -> Self:
+        """Compile without running.
+
+        Args:
+            ipu_version: Generation of the original hardware; no effect here.
+        """
+        return self._create(ipu_version=ipu_version).connectionType(ConnectionType.Never)
+
+    def connectionType(self, connection_type: ConnectionType) -> Self:
+        """Choose when a wrapper takes a device.
+
+        Args:
+            connection_type: Never makes wrappers that only compile.
+        """
+        require_member("connectionType", connection_type, ConnectionType)
+        return self._with(connection_type=connection_type)
+
+    def syncPattern(self, sync_pattern: SyncPattern) -> Self:
+        """Choose how devices wait for each other; no effect here.
+
+        Args:
+            sync_pattern: The pattern.
+        """
+        require_member("syncPattern", sync_pattern, SyncPattern)
+        return self._with(sync_pattern=sync_pattern)
+
+    def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
+        """Allow device counts that are no power of two; no effect here.
+
+        Args:
+            auto_round_num_ipus: Whether to round up.
+        """
+        return self._with(auto_round_num_ipus=auto_round_num_ipus)
+
+    def enableExecutableCaching(self, path: str | None) -> Self:
+        """Keep compiled executables in a directory.
+
+        Args:
+            path: The directory, made on demand; None turns caching off.
+        """
+        self._Popart.set("enableEngineCaching", path is not None)
+        if path is None:
+            self._Popart.options.pop("cachePath", None)
+        else:
+            self._Popart.set("cachePath", os.fspath(path))
+        return self
+
+    def enableProfiling(self, profile_dir: str | None = None) -> Self:
+        """Ask for the original's profile; refused when a model is wrapped.
+
+        Args:
+            profile_dir: Where it would go; None means the current directory.
+        """
+        settings = {
+            "debug.allowOutOfMemory": "true",
+            "autoReport.directory": "." if profile_dir is None else profile_dir,
+            "autoReport.all": "true",
+        }
+        environment = os.environ.get("POPLAR_ENGINE_OPTIONS", "")
+        for name in settings:
+            if name in environment:
+                _logger.warning("enableProfiling: POPLAR_ENGINE_OPTIONS overrides %s", name)
+        present = self._Popart.options.get("engineOptions", {})
+        self._Popart.setEngineOptions({**present, **settings})
+        return self
+
+    def logCycleCount(self, log_cycle_count: bool) -> Self:
+        """Ask for the original's cycle counter.
+
+        Args:
+            log_cycle_count: True is refused when a model is wrapped.
+        """
+        self._Popart.set("instrumentWithHardwareCycleCounter", log_cycle_count)
+        return self
+
+    def enableStableNorm(self, enabled: bool) -> Self:
+        """Ask for normalisations that compute the variance stably, which they always do here.
+
+        Args:
+            enabled: No effect.
+        """
+        self._Popart.set("enableStableNorm", enabled)
+        return self
+
+    def enableSyntheticData(self, enabled: bool) -> Self:
+        """Ask for random data in place of the inputs.
+
+        Args:
+            enabled: Anything true is refused when a model is wrapped.
+        """
+        self._Popart.set("syntheticDataMode", 2 if enabled else 0)
+        return self
+
+    def updatableNamedBuffers(self, buffers: list[str]) -> Self:
+        """Name the buffers that `copyNamedBuffersToDevice` sends.
+
+        Args:
+            buffers: Their names; a list that is not empty is refused when a model is wrapped.
+        """
+        self._Popart.set("updatableNamedBuffers", buffers)
+        return self
+
+    def _uses_ipu_model(self) -> bool:
+        if self.exists("use_model"):
+            return self.use_model
+        return os.environ.get("POPTORCH_IPU_MODEL", "0") not in ("", "0")
+
+    def _with(self, **values: Any) -> Self:
+        self.set(**values)
+        return self
+
+    def _create(self, **values: Any) -> Self:
+        self.createOrSet(**values)
+        return self
+
+
+def require_member(setter: str, value: Any, enumeration: type) -> None:
+    """Raise AssertionError unless `value` belongs to an enumeration."""
+    require(
+        isinstance(value, enumeration),
+        f"{setter} takes a poptorch.{enumeration.__name__}, not {value!r}",
+    )

@@ -1,0 +1,63 @@
+"""`Options.Distributed`: which of how many processes this one is.
+
+The numbers come from MPI's environment, so that a plain `Options()` in an MPI job is distributed.
+The data loader divides the data set by them.
+"""
+
+import os
+from typing import Self
+
+from poptorch import _option_table
+from poptorch.options._container import OptionsDict, require
+
+
+class _DistributedOptions(OptionsDict):
+    """Process count and process number."""
+
+    _store = "Distributed"
+
+    def __init__(self) -> None:
+        super().__init__(**_option_table.defaults(self._store))
+        self.setEnvVarNames("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+
+    def disable(self) -> Self:
+        """Act as the only process, whatever the environment says."""
+        return self.configureProcessId(0, 1)
+
+    def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
+        """Read the process count and number from the environment.
+
+        Args:
+            var_num_processes: Variable with the count; 1 if it is not set.
+            var_process_id: Variable with the number; 0 if it is not set.
+        """
+        return self.configureProcessId(
+            int(os.environ.get(var_process_id, "0")), int(os.environ.get(var_num_processes, "1"))
+        )
+
+    def configureProcessId(self, process_id: int, num_processes: int) -> Self:
+        """Set the process number and count.
+
+        Args:
+            process_id: From 0 to `num_processes` - 1.
+            num_processes: 1 or more.
+        """
+        values = {"distributed_process_id": process_id, "num_distributed_processes": num_processes}
+        self._check(values, create=False)
+        require(
+            process_id < num_processes,
+            f"Invalid process id {process_id} of {num_processes} processes: ids count from 0; "
+            "the arguments are configureProcessId(process_id, num_processes)",
+        )
+        self._store_all(values)
+        return self
+
+    @property
+    def processId(self) -> int:
+        """Number of this process, from 0."""
+        return self.distributed_process_id
+
+    @property
+    def numProcesses(self) -> int:
+        """Number of processes."""
+        return self.num_distributed_processes

@@ -1,0 +1,368 @@
+"""Execution strategies: how named blocks of a model become stages and phases.
+
+One device runs everything here and the numbers never depend on the strategy. What is kept is what
+programs can see: the constructors with their checks, and the placement of each block.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from poptorch._error import error
+from poptorch.enums import AutoStage, Liveness
+from poptorch.options._container import require
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a strategy puts a block."""
+
+    block: str
+    stage: int
+    phase: int
+    ipu: int
+
+
+@dataclass(init=False, repr=False)
+class Stage:
+    """Blocks that run one after the other on one device.
+
+    Args:
+        *block_ids: Names of the blocks.
+    """
+
+    _blocks: list[str]
+    _ipu_id: int | None
+
+    def __init__(self, *block_ids: str) -> None:
+        for name in block_ids:
+            require(isinstance(name, str), f"A Stage takes names of blocks, not {name!r}")
+        self._blocks = list(block_ids)
+        self._ipu_id = None
+
+    @property
+    def blocks(self) -> list[str]:
+        """Names of the blocks."""
+        return self._blocks
+
+    def ipu(self, ipu: int) -> Self:
+        """Choose the device, above any choice made at a block.
+
+        Args:
+            ipu: Number of the device.
+        """
+        require(isinstance(ipu, int), f"ipu takes the number of a device, not {ipu!r}")
+        self._ipu_id = ipu
+        return self
+
+    def __repr__(self) -> str:
+        names = ", ".join(map(repr, self._blocks))
+        return f"Stage({names})" + ("" if self._ipu_id is None else f".ipu({self._ipu_id})")
+
+
+@dataclass(init=False, repr=False)
+class Phase:
+    """Stages that may run at the same time.
+
+    Args:
+        *arg: Stages, or names of blocks which together make one stage.
+    """
+
+    stages: list[Stage]
+
+    def __init__(self, *arg: Stage | str) -> None:
+        items = arg[0] if len(arg) == 1 and isinstance(arg[0], list | tuple) else arg
+        names = [item for item in items if isinstance(item, str)]
+        stages = [item for item in items if isinstance(item, Stage)]
+        require(
+            len(items) in (len(names), len(stages)),
+            f"A Phase takes either Stages or names of blocks, not {items!r}",
+        )
+        self.stages = [Stage(*names)] if names else stages
+
+    def stage(self, idx: int) -> Stage:
+        """Return a stage by its position.
+
+        Args:
+            idx: From 0.
+        """
+        return _at(self.stages, idx, "stage")
+
+    def ipus(self, *ipus: int) -> Self:
+        """Choose the device of every stage.
+
+        Args:
+            *ipus: One number per stage.
+        """
+        require(
+            len(ipus) == len(self.stages),
+            f"ipus needs one number for each of the {len(self.stages)} stages, not {ipus!r}",
+        )
+        for stage, ipu in zip(self.stages, ipus, strict=True):
+            stage.ipu(ipu)
+        return self
+
+    def __repr__(self) -> str:
+        return f"Phase({', '.join(map(repr, self.stages))})"
+
+
+class _IExecutionStrategy:
+    """What all strategies share: finding stages and placing blocks."""
+
+    def stage(self, block_id: str) -> Stage:
+        """Return the stage of a block.
+
+        Args:
+            block_id: Name of the block.
+        """
+        return self._find("block", block_id)[2]
+
+    def place(self, block_id: str, ipu_id: int | None = None) -> Placement:
+        """Tell where a block goes.
+
+        Args:
+            block_id: Name of the block.
+            ipu_id: Device given at the block.
+        """
+        phase, number, stage = self._find("Block", block_id)
+        asked = ipu_id if stage._ipu_id is None else stage._ipu_id
+        ipu = self._default_ipu(phase, number) if asked is None else asked
+        return Placement(block_id, number, phase, ipu)
+
+    def backendOptions(self) -> dict[str, int | bool]:
+        """Return the values that `Options.toDict` adds for this strategy."""
+        raise NotImplementedError
+
+    def _listed(self) -> Iterator[tuple[int, int, Stage]]:
+        """Yield phase number, stage number and stage."""
+        raise NotImplementedError
+
+    def _default_ipu(self, phase: int, stage: int) -> int:
+        return stage
+
+    def _find(self, what: str, block_id: str) -> tuple[int, int, Stage]:
+        for entry in self._listed():
+            if block_id in entry[2].blocks:
+                return entry
+        names = (name for _, _, stage in self._listed() for name in stage.blocks)
+        # Programs match on these words, with a small b where a stage is looked up by hand.
+        raise AssertionError(
+            f"Unknown {what} {block_id!r} list of expected Blocks: {', '.join(names)}"
+        )
+
+    def _refuse_repeats(self) -> None:
+        seen: set[str] = set()
+        for _, _, stage in self._listed():
+            for name in sorted(set(stage.blocks) & seen):
+                raise AssertionError(f"Block {name!r} is associated with more than one stage")
+            seen.update(stage.blocks)
+
+
+@dataclass(init=False, repr=False)
+class PipelinedExecution(_IExecutionStrategy):
+    """Stages that work on successive micro-batches at the same time.
+
+    Args:
+        *args: One entry per stage (a name of a block, a Stage, or a sequence of names), or a
+            single AutoStage; nothing means AutoStage.SameAsIpu.
+    """
+
+    _stages: list[Stage]
+    _auto: AutoStage | None
+    # Filled as blocks are entered, so no part of what the user asked for.
+    _numbers: dict[str, int] = field(compare=False)
+
+    def __init__(self, *args: str | Stage | Sequence[str] | AutoStage) -> None:
+        self._auto = AutoStage.SameAsIpu if not args else None
+        self._numbers = {}
+        if len(args) == 1 and isinstance(args[0], AutoStage):
+            self._auto, args = args[0], ()
+        self._stages = [_as_stage(arg) for arg in args]
+        self._refuse_repeats()
+
+    def place(self, block_id: str, ipu_id: int | None = None) -> Placement:
+        """Tell where a block goes, opening a stage for it if none are listed.
+
+        Args:
+            block_id: Name of the block.
+            ipu_id: Device given at the block.
+        """
+        if self._auto is None:
+            return super().place(block_id, ipu_id)
+        if self._auto == AutoStage.SameAsIpu:
+            if ipu_id is None:
+                raise AssertionError(
+                    f"AutoStage.SameAsIpu: no IPU was specified for Block {block_id!r}; "
+                    "give it an ipu_id"
+                )
+            return Placement(block_id, ipu_id, 0, ipu_id)
+        number = self._numbers.setdefault(block_id, len(self._numbers) + 1)
+        return Placement(block_id, number, 0, number if ipu_id is None else ipu_id)
+
+    def backendOptions(self) -> dict[str, int | bool]:
+        """Return the values that `Options.toDict` adds for this strategy."""
+        return {"execution_mode": 0}
+
+    def _listed(self) -> Iterator[tuple[int, int, Stage]]:
+        return ((0, number, stage) for number, stage in enumerate(self._stages))
+
+    def __repr__(self) -> str:
+        if self._auto is None:
+            inside = ", ".join(map(repr, self._stages))
+        else:
+            inside = f"AutoStage.{self._auto.name}"
+        return f"{type(self).__name__}({inside})"
+
+
+class ShardedExecution(PipelinedExecution):
+    """Stages that run one after the other, without the pipeline's overlap."""
+
+    def backendOptions(self) -> dict[str, int | bool]:
+        """Return the values that `Options.toDict` adds for this strategy."""
+        return {"execution_mode": 1}
+
+
+@dataclass(init=False, repr=False)
+class _IPhasedExecution(_IExecutionStrategy):
+    """Phases that run one after the other.
+
+    Args:
+        *phases: For each phase a Phase, a list of Stages, a list of block names (a stage each),
+            or one block name.
+    """
+
+    _phases: list[Phase]
+    _separate_backward_phase: bool
+    _liveness: Liveness
+
+    def __init__(self, *phases: Phase | Sequence[Stage] | Sequence[str] | str) -> None:
+        # The list of all phases may also come as the only argument.
+        entries: Sequence[object] = phases
+        if len(phases) == 1 and isinstance(phases[0], list | tuple):
+            inner: Sequence[object] = phases[0]
+            if all(isinstance(entry, Phase | list | tuple) for entry in inner):
+                entries = inner
+        require(
+            bool(entries),
+            f"{type(self).__name__} has no AutoStage: list its phases, "
+            f'as in {type(self).__name__}("first", "second")',
+        )
+        self._phases = [_as_phase(entry) for entry in entries]
+        self._separate_backward_phase = False
+        self._liveness = Liveness.AlwaysLive
+        self._refuse_repeats()
+
+    def phase(self, phase: int) -> Phase:
+        """Return a phase by its position.
+
+        Args:
+            phase: From 0.
+        """
+        return _at(self._phases, phase, "phase")
+
+    def useSeparateBackwardPhase(self, use: bool = True) -> Self:
+        """Give the backward pass phases of its own.
+
+        Args:
+            use: Whether to.
+        """
+        self._separate_backward_phase = use
+        return self
+
+    def backendOptions(self) -> dict[str, int | bool]:
+        """Return the values that `Options.toDict` adds for this strategy."""
+        return {
+            "execution_mode": 2,
+            "separate_backward_phase": self._separate_backward_phase,
+            "serial_phases_execution": isinstance(self, SerialPhasedExecution),
+            "tensors_liveness": self._liveness.value,
+        }
+
+    def _listed(self) -> Iterator[tuple[int, int, Stage]]:
+        for index, phase in enumerate(self._phases):
+            for number, stage in enumerate(phase.stages):
+                yield index, number, stage
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({', '.join(map(repr, self._phases))}, "
+            f"separate_backward_phase={self._separate_backward_phase}, "
+            f"tensors_liveness={self._liveness.name})"
+        )
+
+
+class SerialPhasedExecution(_IPhasedExecution):
+    """Phases that all run on the same devices."""
+
+    def setTensorsLiveness(self, liveness: Liveness) -> Self:
+        """Choose how long tensors stay in device memory; no effect here.
+
+        Args:
+            liveness: The choice.
+        """
+        require(isinstance(liveness, Liveness), f"Liveness needed, not {liveness!r}")
+        self._liveness = liveness
+        return self
+
+
+class ParallelPhasedExecution(_IPhasedExecution):
+    """Phases that alternate between even and odd devices."""
+
+    def sendTensorsOffChipAfterFwd(self, off_chip: bool = True) -> Self:
+        """Move activations off the chip after the forward pass; no effect here.
+
+        Args:
+            off_chip: Whether to.
+        """
+        require(isinstance(off_chip, bool), f"off_chip takes a bool, not {off_chip!r}")
+        self._liveness = Liveness.OffChipAfterFwd if off_chip else Liveness.AlwaysLive
+        return self
+
+    def place(self, block_id: str, ipu_id: int | None = None) -> Placement:
+        """Tell where a block goes.
+
+        Args:
+            block_id: Name of the block.
+            ipu_id: Device given at the block.
+
+        Raises:
+            poptorch.Error: An even phase is on an odd device, or an odd one on an even device.
+        """
+        placement = super().place(block_id, ipu_id)
+        if placement.phase % 2 != placement.ipu % 2:
+            raise error(
+                "In a ParallelPhasedExecution even phases must run on even IPUs and odd phases on "
+                f"odd IPUs: block {block_id!r} of phase {placement.phase} is on {placement.ipu}"
+            )
+        return placement
+
+    def _default_ipu(self, phase: int, stage: int) -> int:
+        return 2 * stage + phase % 2
+
+
+def _as_stage(entry: object) -> Stage:
+    if isinstance(entry, Stage):
+        return entry
+    if isinstance(entry, str):
+        return Stage(entry)
+    if isinstance(entry, list | tuple):
+        return Stage(*entry)
+    raise AssertionError(
+        f"A stage is a block name, a Stage or a sequence of block names, not {entry!r}"
+    )
+
+
+def _as_phase(entry: object) -> Phase:
+    if isinstance(entry, Phase):
+        return entry
+    if isinstance(entry, list | tuple):
+        return Phase(*map(_as_stage, entry))
+    return Phase(_as_stage(entry))
+
+
+def _at(items: list, index: int, what: str):
+    require(
+        isinstance(index, int) and 0 <= index < len(items),
+        f"There is no {what} {index!r}: they are numbered from 0 to {len(items) - 1}",
+    )
+    return items[index]

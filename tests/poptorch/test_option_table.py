@@ -1,0 +1,135 @@
+"""The option table: nothing is missing, and it tells what is honoured and what is not."""
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from poptorch import _option_table, enums
+from poptorch.options import Options, OptionsDict, TensorLocationSettings
+
+HERE = Path(__file__)
+API = json.loads(HERE.with_name("option_api.json").read_text())
+ROOT = HERE.parents[2]
+FRESH = Options()
+OBJECTS = {
+    "OptionsDict": OptionsDict(),
+    "Options": FRESH,
+    "TensorLocationSettings": TensorLocationSettings(),
+    **{f"Options.{name}": value for name, value in FRESH._namespaces.items()},
+}
+METHODS = [(ns, m) for ns, facts in API["namespaces"].items() for m in facts["methods"]]
+
+
+def parameters(method):
+    """Parameter names with their defaults, written as in option_api.json."""
+    marks = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    return [
+        marks.get(p.kind, "") + p.name + ("" if p.default is p.empty else f"={p.default!r}")
+        for p in inspect.signature(method).parameters.values()
+    ]
+
+
+# --- nothing is missing
+
+
+@pytest.mark.parametrize(("namespace", "name"), METHODS)
+def test_methods_have_the_original_parameters(namespace, name):
+    expected = API["namespaces"][namespace]["methods"][name]
+    assert parameters(getattr(OBJECTS[namespace], name)) == expected
+
+
+@pytest.mark.parametrize("namespace", sorted(API["namespaces"]))
+def test_properties_and_values_exist(namespace):
+    facts = API["namespaces"][namespace]
+    assert {name: getattr(OBJECTS[namespace], name) for name in facts["values"]} == facts["values"]
+    assert all(hasattr(OBJECTS[namespace], name) for name in facts["properties"])
+
+
+@pytest.mark.parametrize(("namespace", "name"), METHODS)
+def test_every_setter_has_a_row(namespace, name):
+    if name in ("toDict", "defaultOutputMode", "checkIsFrozen") or namespace == "OptionsDict":
+        return
+    rows = {(row.namespace, row.setter) for row in _option_table.TABLE}
+    assert (namespace.removeprefix("Options."), name) in rows
+
+
+@pytest.mark.parametrize("key", sorted(API["popart_keys"]))
+def test_every_popart_key_has_a_row_of_its_type(key):
+    kinds = {"bool": True, "int": 1, "float": 0.5, "str": "x", "list_or_dict": ["x"]}
+    options = Options()
+    options._Popart.set(key, kinds[API["popart_keys"][key]])
+    options._Popart.check_keys()
+
+
+def test_rows_are_unique_and_explained():
+    keys = [(row.store, row.name) for row in _option_table.TABLE]
+    assert len(keys) == len(set(keys))
+    assert all(row.note and row.when in ("compile", "run") for row in _option_table.TABLE)
+    assert {row.namespace for row in _option_table.TABLE} == set(_option_table.NAMESPACES)
+
+
+def test_the_compatibility_page_is_up_to_date():
+    script = ROOT / "scripts" / "gen_compatibility.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# --- what is and what is not honoured
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda o: o.anchorTensor("a", "b"),
+        lambda o: o.Training.setAutomaticLossScaling(True),
+        lambda o: o.Precision.enableStochasticRounding(True),
+        lambda o: o.Precision.enableFloatingPointExceptions(True),
+        lambda o: o.replicationFactor(2).inputReplicaGrouping(2, enums.CommGroupType.Orthogonal),
+        lambda o: o.logCycleCount(True),
+        lambda o: o.enableSyntheticData(True),
+        lambda o: o.updatableNamedBuffers(["b"]),
+        lambda o: o.enableProfiling(),
+        lambda o: o._Popart.set("enableStochasticRounding", True),
+        lambda o: o._Popart.set("accumulationFactor", 4),
+        lambda o: o._Popart.set("accumulationAndReplicationReductionType", 0),
+    ],
+)
+def test_what_would_change_results_is_unsupported(change):
+    options = Options()
+    change(options)
+    ((row, value),) = _option_table.unsupported(options)
+    assert row.status is _option_table.Status.REJECTED
+    assert value == _option_table.value_of(options, row)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda o: o.syncPattern(enums.SyncPattern.SinglePipeline), "sync_pattern"),
+        (lambda o: o.useIpuModel(True), "use_model"),
+        (lambda o: o.Precision.setPartialsType(torch.half), "partialsTypeMatMuls"),
+        (lambda o: o.TensorLocations.numIOTiles(32), "num_io_tiles"),
+        (lambda o: o._Popart.set("outlineThreshold", 1.0), "outlineThreshold"),
+        (lambda o: o.Training.setMeanAccumulationAndReplicationReductionStrategy(
+            enums.MeanReductionStrategy.Running),
+         "meanAccumulationAndReplicationReductionStrategy"),
+    ],
+)  # fmt: skip
+def test_advice_is_without_effect(change, name):
+    options = Options()
+    change(options)
+    assert _option_table.unsupported(options) == []
+    assert name in [row.name for row, _ in _option_table.without_effect(options)]
+
+
+def test_defaults_and_honoured_options_are_in_neither_list():
+    options = Options().deviceIterations(4).randomSeed(1).outputMode(enums.OutputMode.All)
+    options.enableSyntheticData(False).logCycleCount(False)
+    options.Precision.enableStochasticRounding(False)
+    assert _option_table.unsupported(options) == []
+    assert _option_table.without_effect(options) == []
