@@ -1,0 +1,54 @@
+"""Checks what linters do not: file and function sizes, and that no large file slips in."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 40
+MAX_BYTES = 500_000
+
+
+def main() -> int:
+    """Prints every breach; returns the exit status."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True, check=True
+    )
+    paths = [Path(line) for line in listed.stdout.splitlines() if Path(line).is_file()]
+    problems = [f"{p}: {p.stat().st_size} bytes" for p in paths if p.stat().st_size > MAX_BYTES]
+    for path in paths:
+        if path.suffix == ".py" and path.parts[0] in ("src", "examples", "benchmarks", "scripts"):
+            problems += _sizes(path)
+    for problem in problems:
+        print(problem)
+    return 1 if problems else 0
+
+
+def _sizes(path: Path) -> list[str]:
+    text = path.read_text()
+    lines = text.count("\n")
+    problems = (
+        [f"{path}: {lines} lines, at most {MAX_FILE_LINES}"] if lines > MAX_FILE_LINES else []
+    )
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = _code_lines(node)
+            if length > MAX_FUNCTION_LINES:
+                problems.append(
+                    f"{path}:{node.lineno}: {node.name} has {length} lines of code, "
+                    f"at most {MAX_FUNCTION_LINES}"
+                )
+    return problems
+
+
+def _code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of the body without its docstring; long signatures and documentation are welcome."""
+    body = function.body
+    if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        body = body[1:]
+    return 0 if not body else (body[-1].end_lineno or 0) - body[0].lineno + 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""PopTorch programs, unmodified, on CPUs and CUDA GPUs.
+
+The names, defaults and behaviours of PopTorch 3.4 over the ``abele`` engine. Independent of
+Graphcore, whose interface it is compatible with.
+"""
+
+from poptorch import _vendor_check
+
+_vendor_check.refuse_second_distribution()
+
+from poptorch import _logging, enums, ops, optim, options  # noqa: E402 - the check comes first
+from poptorch._custom_types import ICustomArgParser, registerCustomArgParser  # noqa: E402
+from poptorch._error import Error, RecoverableError, UnrecoverableError  # noqa: E402
+from poptorch._executor import PoplarExecutor  # noqa: E402
+from poptorch._logging import logger, setLogLevel  # noqa: E402
+from poptorch._version import __version__  # noqa: E402
+from poptorch._wrap import inferenceModel, trainingModel  # noqa: E402
+from poptorch.enums import *  # noqa: E402, F403 - every enumeration is public
+from poptorch.ops import identity_loss, isRunningOnIpu  # noqa: E402
+from poptorch.options import *  # noqa: E402, F403 - Options, strategies and locations
+
+_logging.start()

@@ -1,0 +1,87 @@
+"""The logger that programs know by name, and its levels."""
+
+import logging
+import os
+import sys
+
+LOGGER_NAME = "poptorch::python"
+_ENVIRONMENT = "POPTORCH_LOG_LEVEL"
+_TRACE = 5
+
+# Public names and the integers that setLogLevel accepts, with the level of Python's logging.
+_NAMES = {
+    "TRACE_ALL": _TRACE,
+    "TRACE": _TRACE,
+    "DEBUG": logging.DEBUG,
+    "DEBUG_IR": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARN": logging.WARNING,
+    "ERR": logging.ERROR,
+    "OFF": logging.CRITICAL + 10,
+}
+_INTEGERS = {0: "TRACE", 1: "DEBUG", 2: "INFO", 3: "WARN", 4: "ERR", 6: "OFF"}
+_COLOURS = {
+    logging.DEBUG: "\033[36m",
+    logging.WARNING: "\033[1;33m",
+    logging.ERROR: "\033[1;31m",
+    logging.CRITICAL: "\033[1;31m",
+}
+
+logger = logging.getLogger(LOGGER_NAME)
+
+
+class _Formatter(logging.Formatter):
+    """``[12:34:56.789] [poptorch::python] [warning] text``, coloured on a terminal."""
+
+    def __init__(self):
+        super().__init__("[%(asctime)s.%(msecs)03d] [%(name)s] [%(level)s] %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.level = record.levelname.lower()
+        text = super().format(record)
+        colour = _COLOURS.get(record.levelno)
+        if colour and sys.stdout.isatty() and sys.stderr.isatty():
+            return f"{colour}{text}\033[0m"
+        return text
+
+
+class _StderrHandler(logging.StreamHandler):
+    """Writes to whatever ``sys.stderr`` is now, so that redirection works after import."""
+
+    @property
+    def stream(self):
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: object) -> None:
+        del value
+
+
+def setLogLevel(level: str | int) -> None:
+    """Chooses which messages of this package are shown.
+
+    Args:
+        level: TRACE, TRACE_ALL, DEBUG, DEBUG_IR, INFO, WARN, ERR or OFF; or 0 (trace), 1, 2,
+            3 (warn), 4 (err), 6 (off).
+
+    Raises:
+        ValueError: the level does not exist.
+    """
+    if isinstance(level, int):
+        if level not in _INTEGERS:
+            raise ValueError(f"Invalid log level integer {level}. Valid are {sorted(_INTEGERS)}.")
+        level = _INTEGERS[level]
+    if level not in _NAMES:
+        names = ", ".join(sorted(_NAMES))
+        raise ValueError(f"Unknown log level: {level}. Valid values are {names}")
+    logger.setLevel(_NAMES[level])
+
+
+def start() -> None:
+    """Attaches the handler once and applies POPTORCH_LOG_LEVEL."""
+    logging.addLevelName(_TRACE, "trace")
+    if not logger.handlers:
+        handler = _StderrHandler()
+        handler.setFormatter(_Formatter())
+        logger.addHandler(handler)
+    setLogLevel(os.environ.get(_ENVIRONMENT, "WARN"))

@@ -1,0 +1,222 @@
+"""From a user's optimizer object to the update rule of a program.
+
+Only attributes are read; ``step`` and ``zero_grad`` are never called.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from abele import update_rules
+from abele.update_rules import RULES, Group, UpdateRule
+from poptorch import optim
+from poptorch._logging import logger
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How one family of optimizers maps to a rule."""
+
+    classes: tuple[type, ...]
+    rule: str
+    names: tuple[str, ...]
+    constants: Mapping[str, float]
+
+
+_KINDS = (
+    _Kind(
+        (optim.SGD, torch.optim.SGD),
+        "sgd",
+        ("lr", "momentum", "dampening", "weight_decay"),
+        {},
+    ),
+    # AdamW before Adam: torch derives one from the other.
+    _Kind(
+        (optim.AdamW, torch.optim.AdamW),
+        "adam",
+        ("lr", "betas", "eps", "weight_decay"),
+        {"decoupled": True},
+    ),
+    _Kind(
+        (optim.Adam, torch.optim.Adam),
+        "adam",
+        ("lr", "betas", "eps", "weight_decay"),
+        {"decoupled": False},
+    ),
+    _Kind(
+        (optim.RMSprop, torch.optim.RMSprop),
+        "rmsprop",
+        ("lr", "alpha", "eps", "weight_decay", "momentum"),
+        {},
+    ),
+    _Kind(
+        (optim.LAMB,),
+        "lamb",
+        ("lr", "betas", "eps", "weight_decay", "max_weight_norm"),
+        {},
+    ),
+)
+
+# torch.optim objects: lr may always change, these only if they are not at the neutral value.
+_NEUTRAL = {"weight_decay": 0.0, "momentum": 0.0, "dampening": 0.0, "eps": 1e-8}
+_ALWAYS_CONSTANT = ("betas", "alpha")
+
+
+def to_update_rule(optimizer: Any, names: Mapping[int, str]) -> UpdateRule:
+    """Reduces an optimizer to what a program needs of it.
+
+    Args:
+        optimizer: one of torch's or this package's SGD, Adam, AdamW, RMSprop, LAMB.
+        names: names of the model's parameters by ``id``.
+
+    Raises:
+        AssertionError: unsupported class, missing or non-numeric attribute.
+        ValueError: amsgrad.
+    """
+    kind = _kind_of(optimizer)
+    groups = tuple(
+        _group(optimizer, kind, index, group, names)
+        for index, group in enumerate(optimizer.param_groups)
+    )
+    scaling = _number("loss_scaling", getattr(optimizer, "loss_scaling", 1.0))
+    first = getattr(optimizer, "first_order_momentum_accum_type", torch.float32)
+    second = getattr(optimizer, "second_order_momentum_accum_type", torch.float32)
+    velocity = getattr(optimizer, "velocity_accum_type", first)
+    types = {"exp_avg": first, "exp_avg_sq": second, "square_avg": second, "grad_avg": first}
+    types["momentum_buffer"] = velocity
+    return UpdateRule(
+        kind=kind.rule,
+        groups=groups,
+        loss_scaling=scaling,
+        loss_scaling_variable=_is_variable(optimizer, "loss_scaling", scaling),
+        max_grad_norm=getattr(optimizer, "max_grad_norm", math.inf),
+        accumulator_dtype=getattr(optimizer, "accum_type", torch.float32),
+        state_dtypes={k: v for k, v in types.items() if v is torch.float16},
+    )
+
+
+def _kind_of(optimizer: Any) -> _Kind:
+    for kind in _KINDS:
+        if isinstance(optimizer, kind.classes):
+            if type(optimizer) not in kind.classes:
+                logger.warning(
+                    "Optimizer %s is a subclass of %s: its Python code does not run in a wrapped "
+                    "model, only its attributes are read.",
+                    type(optimizer).__name__,
+                    kind.classes[0].__name__,
+                )
+            return kind
+    raise AssertionError(
+        f"Unsupported optimizer type {type(optimizer).__name__}. Use SGD, Adam, AdamW, RMSprop or "
+        "LAMB of poptorch.optim, or the first four of torch.optim."
+    )
+
+
+def _group(
+    optimizer: Any, kind: _Kind, index: int, group: dict[str, Any], names: Mapping[int, str]
+) -> Group:
+    if group.get("amsgrad"):
+        raise ValueError("Only non-amsgrad Adam and AdamW are supported. Leave amsgrad unset.")
+    values: dict[str, float] = dict(kind.constants)
+    variable = set()
+    for name in kind.names:
+        if name not in group:
+            raise AssertionError(f"Mandatory attribute {name} not found in group {index}.")
+        numbers = _numbers(name, group[name])
+        values |= numbers
+        if _is_variable(optimizer, name, group[name]):
+            variable |= set(numbers)
+    values |= _switches(optimizer, kind.rule, group)
+    if kind.rule in ("sgd", "rmsprop") and values["momentum"] == 0:
+        # Without momentum there is no buffer, and a buffer cannot appear later.
+        variable.discard("momentum")
+    params = tuple(names[id(p)] for p in group["params"] if id(p) in names)
+    return Group(params=params, values=values, variable=frozenset(variable))
+
+
+def _switches(optimizer: Any, rule: str, group: dict[str, Any]) -> dict[str, bool]:
+    if rule == "sgd":
+        return {"nesterov": bool(group.get("nesterov"))}
+    if rule == "rmsprop":
+        centered = {bool(g.get("centered")) for g in optimizer.param_groups}
+        if len(centered) > 1:
+            raise AssertionError("All groups must have the same value for the 'centered' attribute")
+        tf_variant = bool(getattr(optimizer, "use_tf_variant", False))
+        return {"centered": centered.pop(), "tf_variant": tf_variant}
+    if rule == "lamb":
+        return {"bias_correction": bool(optimizer.bias_correction)}
+    return {}
+
+
+def _numbers(name: str, value: Any) -> dict[str, float]:
+    if name != "betas":
+        return {name: _number(name, value)}
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise AssertionError(f"Expected a pair of numbers for attribute betas, found {value!r}.")
+    return {"beta1": _number("betas", value[0]), "beta2": _number("betas", value[1])}
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise AssertionError(f"Expected a number for attribute {name}, found {value!r}.")
+    return float(value)
+
+
+def _is_variable(optimizer: Any, name: str, value: Any) -> bool:
+    attributes = getattr(optimizer, "variable_attrs", None)
+    if attributes is not None:
+        return not attributes.isConstant(name)
+    if name == "lr":
+        return True
+    if name in _ALWAYS_CONSTANT:
+        return False
+    neutral = 0.01 if name == "weight_decay" and isinstance(optimizer, torch.optim.AdamW) else None
+    return value != (_NEUTRAL.get(name, 1.0) if neutral is None else neutral)
+
+
+def same_structure(old: UpdateRule, new: UpdateRule) -> str | None:
+    """The constant in which two rules differ, or ``None`` if one may replace the other."""
+    if (old.kind, len(old.groups)) != (new.kind, len(new.groups)):
+        return f"the optimizer's type or number of groups: {old.kind} x {len(old.groups)}"
+    for index, (before, after) in enumerate(zip(old.groups, new.groups, strict=True)):
+        if before.params != after.params:
+            return f"the parameters of group {index}"
+        if before.variable != after.variable:
+            changed = ", ".join(sorted(before.variable ^ after.variable))
+            return f"whether {changed} of group {index} is constant or variable"
+        for name, value in before.values.items():
+            if name not in before.variable and after.values.get(name) != value:
+                return f"constant {name} of group {index}: {value} to {after.values.get(name)}"
+    if old.loss_scaling_variable != new.loss_scaling_variable:
+        return "whether loss_scaling is constant or variable"
+    if not old.loss_scaling_variable and old.loss_scaling != new.loss_scaling:
+        return f"constant loss_scaling: {old.loss_scaling} to {new.loss_scaling}"
+    for name in ("max_grad_norm", "accumulator_dtype", "state_dtypes"):
+        if getattr(old, name) != getattr(new, name):
+            return f"constant {name}: {getattr(old, name)} to {getattr(new, name)}"
+    return None
+
+
+def host_step(optimizer: Any) -> None:
+    """One update of ``optimizer`` on the host, by the rule a program would use."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    names = {id(p): str(index) for index, p in enumerate(params)}
+    rule = to_update_rule(optimizer, names)
+    by_name = {str(index): p for index, p in enumerate(params) if p.grad is not None}
+    for group in rule.groups:
+        for name in group.params:
+            param = by_name.get(name)
+            if param is not None and not optimizer.state[param]:
+                optimizer.state[param].update(RULES[rule.kind].initial(param, group.values))
+    update_rules.apply(
+        rule,
+        by_name,
+        {name: p.grad for name, p in by_name.items()},
+        {name: optimizer.state[p] for name, p in by_name.items()},
+        {k: torch.tensor(v, dtype=torch.float64) for k, v in rule.hyper().items()},
+    )

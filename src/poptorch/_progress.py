@@ -1,0 +1,68 @@
+"""The bar that is shown while a model is compiled."""
+
+import threading
+import time
+from types import TracebackType
+
+from tqdm import tqdm
+
+_FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total} [{elapsed}<{remaining}]{postfix}"
+_STEPS = 100
+# A native compile says nothing while it runs; the bar approaches the end of its stage with this
+# time constant, typical of a small model, and never claims to be there before it is.
+_TIME_CONSTANT_S = 15.0
+_TICK_S = 0.2
+
+
+class CompilationProgress:
+    """Context manager whose ``update(stage, fraction)`` moves the bar.
+
+    Args:
+        show: nothing is printed otherwise.
+    """
+
+    def __init__(self, show: bool):
+        self._bar = tqdm(
+            total=_STEPS, desc="Graph compilation", bar_format=_FORMAT, disable=not show
+        )
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._floor, self._since = 0.0, time.monotonic()
+        self._ticker = threading.Thread(target=self._tick, daemon=True) if show else None
+
+    def __enter__(self) -> "CompilationProgress":
+        if self._ticker is not None:
+            self._ticker.start()
+        return self
+
+    def update(self, stage: str, fraction: float) -> None:
+        """Says that ``stage`` starts and ``fraction`` of the whole is done."""
+        with self._lock:
+            self._floor, self._since = fraction, time.monotonic()
+            self._bar.set_postfix_str(stage, refresh=False)
+            self._show(fraction)
+
+    def _tick(self) -> None:
+        while not self._done.wait(_TICK_S):
+            with self._lock:
+                waited = time.monotonic() - self._since
+                share = waited / (waited + _TIME_CONSTANT_S)
+                self._show(self._floor + (0.99 - self._floor) * share)
+
+    def _show(self, fraction: float) -> None:
+        self._bar.n = max(self._bar.n, int(_STEPS * fraction))
+        self._bar.refresh()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._done.set()
+        if self._ticker is not None:
+            self._ticker.join()
+        if kind is None:
+            self._bar.set_postfix_str("", refresh=False)
+            self._show(1.0)
+        self._bar.close()

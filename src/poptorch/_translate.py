@@ -1,0 +1,56 @@
+"""From ``poptorch.Options`` to ``abele.StepConfig``: the only file that knows both vocabularies."""
+
+from abele.config import OutputMode as EngineOutputMode
+from abele.config import Reduction, StepConfig
+from poptorch import _option_table
+from poptorch._error import error
+from poptorch._logging import logger
+from poptorch.enums import OutputMode, ReductionType
+from poptorch.options import Options
+
+_OUTPUT_MODES = {
+    OutputMode.Final: EngineOutputMode.FINAL,
+    OutputMode.All: EngineOutputMode.ALL,
+    OutputMode.Sum: EngineOutputMode.SUM,
+    OutputMode.EveryN: EngineOutputMode.EVERY_N,
+}
+_REDUCTIONS = {ReductionType.Mean: Reduction.MEAN, ReductionType.Sum: Reduction.SUM}
+
+_reported: set[str] = set()
+
+
+def to_config(options: Options, *, training: bool) -> StepConfig:
+    """The engine's configuration for a wrapper with these options."""
+    reduction = ReductionType(options.Training.accumulation_and_replication_reduction_type)
+    return StepConfig(
+        training=training,
+        gradient_accumulation=options.Training.gradient_accumulation,
+        replicas=options.replication_factor,
+        reduction=_REDUCTIONS[reduction],
+        broadcast_buffers=options.broadcast_buffers,
+        device_iterations=options.device_iterations,
+        output_mode=_OUTPUT_MODES[OutputMode(options.output_mode)],
+        output_period=options.output_return_period,
+        seed=options.random_seed if options.exists("random_seed") else None,
+    )
+
+
+def check_supported(options: Options, *, training: bool) -> None:
+    """Refuses options whose result would differ, and reports those without effect once.
+
+    Raises:
+        poptorch.Error: naming the option, its value and what to do instead.
+    """
+    refused = _option_table.unsupported(options)
+    if refused:
+        lines = [f"{row.setter}({value!r}): {row.note}" for row, value in refused]
+        raise error(f"Options that cannot be honoured yet: {'; '.join(lines)}.")
+    if training and options.Distributed.numProcesses > 1:
+        raise error(
+            f"Training with {options.Distributed.numProcesses} processes was asked for, but "
+            "processes do not exchange gradients yet. Call options.Distributed.disable()."
+        )
+    for row, value in _option_table.without_effect(options):
+        if row.name not in _reported:
+            _reported.add(row.name)
+            logger.warning("Option %s(%r) has no effect here: %s.", row.setter, value, row.note)

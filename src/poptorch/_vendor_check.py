@@ -1,0 +1,16 @@
+"""Two packages of one name cannot live in one environment; say so instead of mixing them."""
+
+import importlib.metadata
+
+
+def refuse_second_distribution() -> None:
+    """Raises ImportError if a distribution that is itself called ``poptorch`` is installed."""
+    try:
+        found = importlib.metadata.distribution("poptorch")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    raise ImportError(
+        f"abele provides the package 'poptorch', but another distribution called poptorch "
+        f"{found.version} is installed in the same environment. Keep one of them: "
+        "`pip uninstall poptorch`, or use separate virtual environments."
+    )

@@ -1,0 +1,96 @@
+"""Wrapping a module for training or for inference."""
+
+import torch
+
+from poptorch import _translate, _weights
+from poptorch._error import error
+from poptorch._executor import PoplarExecutor
+from poptorch.enums import OutputMode
+from poptorch.optim import SGD
+from poptorch.options import Options
+
+
+def trainingModel(
+    model: torch.nn.Module | PoplarExecutor,
+    options: Options | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> PoplarExecutor:
+    """Wraps a model so that a call runs forward, loss, backward and update as one program.
+
+    Args:
+        model: computes its loss inside ``forward``; wrapped in place.
+        options: frozen here and copied; default ``Options()``.
+        optimizer: default ``poptorch.optim.SGD(model.parameters(), lr=0.01)``.
+
+    Returns:
+        A callable with the arguments and results of the model.
+
+    Raises:
+        RuntimeError: the model is wrapped for training already.
+        AssertionError: the optimizer is of an unsupported class.
+        poptorch.Error: options of another class, or options that cannot be honoured.
+    """
+    module = _module_of(model)
+    if _weights.is_wrapped(module):
+        raise RuntimeError(
+            "Model has already been wrapped in 'poptorch.trainingModel'. "
+            "Call model.destroy() on the model to unwrap before wrapping again."
+        )
+    options = _settled(options, OutputMode.Final, training=True)
+    if optimizer is None:
+        optimizer = SGD(module.parameters(), lr=0.01)
+    return PoplarExecutor(module, options, True, None, optimizer=optimizer, user_model=module)
+
+
+def inferenceModel(
+    model: torch.nn.Module | PoplarExecutor, options: Options | None = None
+) -> PoplarExecutor:
+    """Wraps a model so that a call runs its forward as one program.
+
+    Args:
+        model: a module or an executor; a module that is being trained stays in step with it.
+        options: frozen here and copied; default ``Options()``.
+
+    Returns:
+        A callable with the arguments and results of the model.
+
+    Raises:
+        poptorch.Error: options of another class, gradient accumulation, or options that cannot be
+            honoured.
+    """
+    options = _settled(options, OutputMode.All, training=False)
+    accumulation = options.Training.gradient_accumulation
+    if accumulation != 1:
+        raise error(
+            f"You must set Training.gradientAccumulation to 1 for an inference model, found "
+            f"{accumulation}. Use deviceIterations to run several batches in one call."
+        )
+    module = _module_of(model)
+    return PoplarExecutor(module, options, False, None, user_model=module)
+
+
+def _module_of(model: torch.nn.Module | PoplarExecutor) -> torch.nn.Module:
+    module = model.model if isinstance(model, PoplarExecutor) else model
+    if not isinstance(module, torch.nn.Module):
+        raise error(
+            f"Invalid type: 'model' is of type {type(module).__name__}, expected torch.nn.Module."
+        )
+    return module
+
+
+def _settled(options: Options | None, mode: OutputMode, *, training: bool) -> Options:
+    """A frozen copy of the user's options with an output mode chosen; the user's is frozen too."""
+    if options is None:
+        options = Options()
+    if not isinstance(options, Options):
+        raise error(
+            f"Invalid type: 'options' is of type {type(options).__name__}, expected "
+            "poptorch.Options."
+        )
+    options._freeze()
+    copied = options.clone()
+    if copied.defaultOutputMode():
+        copied.outputMode(mode)
+    _translate.check_supported(copied, training=training)
+    copied._freeze()
+    return copied

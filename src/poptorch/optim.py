@@ -1,0 +1,354 @@
+"""Optimizers with PopTorch's extra arguments.
+
+They are torch's own classes, usable on the host, that carry what a program needs: which values may
+change after compilation, loss scaling, clipping. Inside a wrapped model their ``step`` never runs;
+``_optimizer.to_update_rule`` reads their attributes.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+__all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttributes"]
+
+
+class VariableAttributes:
+    """Which attributes of an optimizer may change after compilation.
+
+    Args:
+        variable_attributes: those that may.
+        allowed_attributes: all that exist.
+    """
+
+    def __init__(self, variable_attributes: list[str], allowed_attributes: list[str]):
+        self._variable = list(variable_attributes)
+        self._allowed = list(allowed_attributes)
+
+    def isConstant(self, attr: str) -> bool:
+        """Whether ``attr`` is compiled in.
+
+        Raises:
+            AssertionError: the optimizer has no such attribute.
+        """
+        self._check(attr)
+        return attr not in self._variable
+
+    def markAsConstant(self, attr: str) -> None:
+        """Compiles ``attr`` in; raises AssertionError for an unknown name."""
+        self._check(attr)
+        self._variable = [name for name in self._variable if name != attr]
+
+    def markAsVariable(self, attr: str) -> None:
+        """Lets ``attr`` change after compilation; raises AssertionError for an unknown name."""
+        self._check(attr)
+        if attr not in self._variable:
+            self._variable.append(attr)
+
+    def _check(self, attr: str) -> None:
+        if attr not in self._allowed:
+            raise AssertionError(f"Unknown attribute {attr!r}. Known are {self._allowed}.")
+
+
+class Optimizer:
+    """What the optimizers of this module share.
+
+    Attributes:
+        variable_attrs: which values may change after compilation.
+    """
+
+    variable_attrs: VariableAttributes
+
+    def _start(self, given: dict[str, Any], names: Iterable[str]) -> None:
+        # An argument that was passed explicitly is expected to change; a default is not.
+        names = list(names)
+        variable = [name for name in names if given.get(name) is not None]
+        self.variable_attrs = VariableAttributes(variable, names)
+
+
+def _passed(**arguments: Any) -> dict[str, Any]:
+    """The arguments that were given; torch's own defaults stand in for the others."""
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _accumulator(value: torch.dtype | None) -> torch.dtype:
+    if value not in (None, torch.float32, torch.float16):
+        raise AssertionError(
+            f"Accumulation types must be torch.float32 or torch.float16, found {value}."
+        )
+    return value or torch.float32
+
+
+def _max_norm(value: float | None) -> float:
+    if value is not None and math.isnan(value):
+        raise AssertionError("max_grad_norm must be a number, found NaN. Use infinity for none.")
+    return math.inf if value is None else float(value)
+
+
+def _refuse_amsgrad(value: bool | None) -> None:
+    if value:
+        raise ValueError("Only non-amsgrad Adam and AdamW are supported. Leave amsgrad unset.")
+
+
+class SGD(Optimizer, torch.optim.SGD):
+    """Stochastic gradient descent.
+
+    Args:
+        params, lr, momentum, dampening, weight_decay, nesterov: as in torch.
+        maximize, foreach, differentiable: accepted and ignored, as in the original.
+        loss_scaling: factor on the loss in backward, divided out before the update.
+        velocity_scaling: neutral scale of the combined accumulator; kept for compatibility.
+        use_combined_accum: one buffer for accumulation and momentum; kept for compatibility.
+        accum_type, velocity_accum_type: torch.float32 or torch.float16.
+        max_grad_norm: global norm to which gradients are clipped.
+
+    Differs from torch: inside a wrapped model dampening acts on the first step too.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float,
+        momentum: float | None = None,
+        dampening: float | None = None,
+        weight_decay: float | None = None,
+        nesterov: bool | None = None,
+        maximize: bool | None = None,
+        foreach: bool | None = None,
+        differentiable: bool | None = None,
+        loss_scaling: float | None = None,
+        velocity_scaling: float | None = None,
+        use_combined_accum: bool | None = None,
+        accum_type: torch.dtype | None = None,
+        velocity_accum_type: torch.dtype | None = None,
+        max_grad_norm: float | None = None,
+    ):
+        given = _passed(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay)
+        torch.optim.SGD.__init__(self, params, **given, nesterov=bool(nesterov))
+        self.loss_scaling = _or(loss_scaling, 1.0)
+        self.velocity_scaling = _or(velocity_scaling, 1.0)
+        self.use_combined_accum = bool(use_combined_accum)
+        self.accum_type = _accumulator(accum_type)
+        self.velocity_accum_type = _accumulator(velocity_accum_type)
+        self.max_grad_norm = _max_norm(max_grad_norm)
+        given |= _passed(loss_scaling=loss_scaling, velocity_scaling=velocity_scaling)
+        self._start(given, _SGD_NAMES)
+
+
+class _Moments(Optimizer):
+    """The two moment buffers of Adam, AdamW, RMSprop and LAMB."""
+
+    def _set_types(
+        self,
+        accum_type: torch.dtype | None,
+        first: torch.dtype | None,
+        second: torch.dtype | None,
+    ) -> None:
+        self.accum_type = _accumulator(accum_type)
+        self.first_order_momentum_accum_type = _accumulator(first)
+        self.second_order_momentum_accum_type = _accumulator(second)
+
+
+class Adam(_Moments, torch.optim.Adam):
+    """Adam with L2 regularisation (arXiv 1412.6980).
+
+    Args:
+        params, lr, betas, eps, weight_decay: as in torch.
+        amsgrad: must be unset or False (ValueError otherwise).
+        foreach, maximize, capturable, differentiable, fused: accepted and ignored.
+        loss_scaling: factor on the loss in backward, divided out before the update.
+        accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type:
+            torch.float32 or torch.float16.
+        max_grad_norm: global norm to which gradients are clipped.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | None = None,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+        amsgrad: bool | None = None,
+        foreach: bool | None = None,
+        maximize: bool | None = None,
+        capturable: bool | None = None,
+        differentiable: bool | None = None,
+        fused: bool | None = None,
+        loss_scaling: float | None = None,
+        accum_type: torch.dtype | None = None,
+        first_order_momentum_accum_type: torch.dtype | None = None,
+        second_order_momentum_accum_type: torch.dtype | None = None,
+        max_grad_norm: float | None = None,
+    ):
+        _refuse_amsgrad(amsgrad)
+        given = _passed(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        torch.optim.Adam.__init__(self, params, **given)
+        self.loss_scaling = _or(loss_scaling, 1.0)
+        self._set_types(
+            accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type
+        )
+        self.max_grad_norm = _max_norm(max_grad_norm)
+        self._start(given | _passed(loss_scaling=loss_scaling), _ADAM_NAMES)
+
+
+class AdamW(_Moments, torch.optim.AdamW):
+    """Adam with decoupled weight decay (arXiv 1711.05101).
+
+    Args:
+        params, lr, betas, eps, weight_decay: as in torch.
+        amsgrad: must be unset or False (ValueError otherwise).
+        maximize, foreach, capturable, differentiable, fused: accepted and ignored.
+        loss_scaling: factor on the loss in backward, divided out before the update.
+        bias_correction: kept; the corrected form runs either way, as in the original.
+        accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type:
+            torch.float32 or torch.float16.
+        max_grad_norm: global norm to which gradients are clipped.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | None = None,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+        amsgrad: bool | None = None,
+        maximize: bool | None = None,
+        foreach: bool | None = None,
+        capturable: bool | None = None,
+        differentiable: bool | None = None,
+        fused: bool | None = None,
+        loss_scaling: float | None = None,
+        bias_correction: bool | None = None,
+        accum_type: torch.dtype | None = None,
+        first_order_momentum_accum_type: torch.dtype | None = None,
+        second_order_momentum_accum_type: torch.dtype | None = None,
+        max_grad_norm: float | None = None,
+    ):
+        _refuse_amsgrad(amsgrad)
+        given = _passed(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        torch.optim.AdamW.__init__(self, params, **given)
+        self.loss_scaling = _or(loss_scaling, 1.0)
+        self.bias_correction = _or(bias_correction, True)
+        self._set_types(
+            accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type
+        )
+        self.max_grad_norm = _max_norm(max_grad_norm)
+        self._start(given | _passed(loss_scaling=loss_scaling), _ADAM_NAMES)
+
+
+class RMSprop(_Moments, torch.optim.RMSprop):
+    """RMSprop (Hinton, lecture 6e of "Neural networks for machine learning").
+
+    Args:
+        params, lr, alpha, eps, weight_decay, momentum, centered: as in torch.
+        foreach, maximize, differentiable: accepted and ignored.
+        loss_scaling: factor on the loss in backward, divided out before the update.
+        accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type:
+            torch.float32 or torch.float16.
+        use_tf_variant: epsilon inside the root and squares that start at one.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | None = None,
+        alpha: float | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+        momentum: float | None = None,
+        centered: bool | None = None,
+        foreach: bool | None = None,
+        maximize: bool | None = None,
+        differentiable: bool | None = None,
+        loss_scaling: float | None = None,
+        accum_type: torch.dtype | None = None,
+        first_order_momentum_accum_type: torch.dtype | None = None,
+        second_order_momentum_accum_type: torch.dtype | None = None,
+        use_tf_variant: bool | None = None,
+    ):
+        given = _passed(lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum)
+        torch.optim.RMSprop.__init__(self, params, **given, centered=bool(centered))
+        self.loss_scaling = _or(loss_scaling, 1.0)
+        self._set_types(
+            accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type
+        )
+        self.use_tf_variant = bool(use_tf_variant)
+        self._start(given | _passed(loss_scaling=loss_scaling), _RMSPROP_NAMES)
+
+
+class LAMB(_Moments, torch.optim.Optimizer):
+    """LAMB (arXiv 1904.00962), with one trust ratio per parameter tensor.
+
+    Args:
+        params: parameters or groups.
+        lr: default 1e-3.
+        betas: default (0.9, 0.999).
+        eps: default 1e-8.
+        weight_decay: default 1e-2.
+        bias_correction: default True.
+        loss_scaling: factor on the loss in backward, divided out before the update.
+        max_weight_norm: upper limit of the weight norm in the trust ratio; default 65500.
+        accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type:
+            torch.float32 or torch.float16.
+    """
+
+    def __init__(
+        self,
+        params: Iterable,
+        lr: float | None = None,
+        betas: tuple[float, float] | None = None,
+        eps: float | None = None,
+        weight_decay: float | None = None,
+        bias_correction: bool | None = None,
+        loss_scaling: float | None = None,
+        max_weight_norm: float | None = None,
+        accum_type: torch.dtype | None = None,
+        first_order_momentum_accum_type: torch.dtype | None = None,
+        second_order_momentum_accum_type: torch.dtype | None = None,
+    ):
+        given = _passed(
+            lr=lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            max_weight_norm=max_weight_norm,
+        )
+        defaults = {
+            "lr": 1e-3,
+            "betas": (0.9, 0.999),
+            "eps": 1e-8,
+            "weight_decay": 1e-2,
+            "max_weight_norm": 65500.0,
+        }
+        torch.optim.Optimizer.__init__(self, params, defaults | given)
+        self.bias_correction = _or(bias_correction, True)
+        self.loss_scaling = _or(loss_scaling, 1.0)
+        self._set_types(
+            accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type
+        )
+        self._start(given | _passed(loss_scaling=loss_scaling), _LAMB_NAMES)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """One update on the host, by the same rule as inside a wrapped model."""
+        from poptorch._optimizer import host_step
+
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        host_step(self)
+        return loss
+
+
+_SGD_NAMES = ("lr", "momentum", "dampening", "weight_decay", "loss_scaling", "velocity_scaling")
+_ADAM_NAMES = ("lr", "betas", "eps", "weight_decay", "loss_scaling")
+_RMSPROP_NAMES = ("lr", "alpha", "eps", "weight_decay", "momentum", "loss_scaling")
+_LAMB_NAMES = (*_ADAM_NAMES, "max_weight_norm")
