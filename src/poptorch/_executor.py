@@ -295,6 +295,9 @@ class PoplarExecutor:
 
     def __del__(self):
         # Weights that were trained and never read must not be lost with the wrapper.
+        # At interpreter exit nobody can read them any more, and torch objects to being used.
+        if sys.is_finalizing():
+            return
         if getattr(self, "_host_is_stale", False) and self._compiled is not None:
             with contextlib.suppress(Exception):
                 self.copyWeightsToHost()

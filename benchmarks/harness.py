@@ -1,0 +1,168 @@
+"""One way to measure: interleaved windows in one process, medians, and a record that says where.
+
+Variants run in turns, one window each, so that a noisy neighbour disturbs all of them alike. What
+is compared is the ratio of medians within one run; absolute numbers are only context.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+RECORDS = Path(__file__).parent / "records"
+MIN_WINDOWS = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that every benchmark has."""
+    parser.add_argument("--windows", type=int, default=12, help="timed windows (default 12)")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
+    parser.add_argument("--record", action="store_true", help="keep the result under records/")
+
+
+def steps_per_second(
+    variants: dict[str, Callable[[], Any]], *, windows: int, window_s: float = 0.4
+) -> dict[str, dict[str, Any]]:
+    """Rates of several ways to do the same step, measured in turns.
+
+    Args:
+        variants: name -> one step; must be ready to run (compiled, warm caches are made here).
+        windows: timed windows per variant, at least 10.
+        window_s: length of a window, seconds.
+
+    Returns:
+        For each variant: median, lowest and highest rate and the raw rates (steps/s).
+    """
+    if windows < MIN_WINDOWS:
+        raise ValueError(f"At least {MIN_WINDOWS} windows are needed for a median, got {windows}.")
+    counts = {name: _calibrate(step, window_s) for name, step in variants.items()}
+    rates: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in tqdm(range(windows), desc="windows", leave=False):
+        for name, step in variants.items():
+            started = time.perf_counter()
+            for _ in range(counts[name]):
+                step()
+            rates[name].append(counts[name] / (time.perf_counter() - started))
+    return {
+        name: {
+            "median": statistics.median(found),
+            "lowest": min(found),
+            "highest": max(found),
+            "windows": [round(rate, 2) for rate in found],
+            "steps_per_window": counts[name],
+        }
+        for name, found in rates.items()
+    }
+
+
+def _calibrate(step: Callable[[], Any], window_s: float) -> int:
+    """Warms a variant up and returns how many steps fill a window."""
+    for _ in range(5):
+        step()
+    count = 1
+    while True:
+        started = time.perf_counter()
+        for _ in range(count):
+            step()
+        took = time.perf_counter() - started
+        if took > window_s / 4:
+            return max(1, round(count * window_s / took))
+        count *= 2
+
+
+def ratios(found: dict[str, dict[str, Any]], baseline: str) -> dict[str, float]:
+    """Median rate of each variant over that of ``baseline``."""
+    base = found[baseline]["median"]
+    return {name: round(entry["median"] / base, 3) for name, entry in found.items()}
+
+
+def environment() -> dict[str, Any]:
+    """What a reader needs to judge the numbers."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "commit": _output("git", "rev-parse", "--short", "HEAD"),
+        "dirty": bool(_output("git", "status", "--porcelain", "--", "src")),
+        "cpu": _cpu_name(),
+        "cores": torch.get_num_threads() and _cores(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "compiler": _output("g++", "-dumpfullversion"),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def _cores() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cpu_name() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or "unknown"
+    found = re.search(r"model name\s*: (.+)", text)
+    features = [name for name in ("avx512f", "avx2") if name in text]
+    return f"{found[1] if found else 'unknown'} ({features[0] if features else 'no AVX2'})"
+
+
+def peak_memory_mib() -> float:
+    """Highest resident memory of this process so far, MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1024 if sys.platform != "darwin" else 1024 * 1024)
+
+
+def in_new_process(script: str, *arguments: str, env: dict[str, str] | None = None) -> dict:
+    """Runs a benchmark script's child mode and returns the JSON of its last line."""
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", script, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **(env or {})},
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{script} {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def write_record(theme: str, result: dict[str, Any]) -> Path:
+    """Keeps a result as ``records/THEME_HARDWARE_DATE.json``; never overwrites another."""
+    where = result["environment"]
+    hardware = re.sub(r"\W+", "-", where["gpu"] or where["cpu"]).strip("-").lower()
+    stem = f"{theme}_{hardware}_{where['threads']}t_{where['date']}"
+    path = RECORDS / f"{stem}.json"
+    count = 1
+    while path.exists():
+        count += 1
+        path = RECORDS / f"{stem}_{count}.json"
+    RECORDS.mkdir(exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return path

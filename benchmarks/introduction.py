@@ -1,0 +1,192 @@
+"""The introduction model, batch 16, SGD with momentum: plain PyTorch, torch.compile and abele.
+
+    python benchmarks/introduction.py                  rates, compile times, peak memory
+    python benchmarks/introduction.py --threads 2 --record
+
+Rates are measured in turns in one process; start-up and memory each in a process of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import harness
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "examples")]
+
+import poptorch  # noqa: E402 - after the path above, so that a checkout needs no installation
+from garment_model import ClassificationModel  # noqa: E402
+
+BATCH = 16
+NUM_IMAGES = 6_000
+STARTS = ("eager", "torch.compile", "abele cold", "abele cached")
+
+
+def main() -> int:
+    """Measures and prints; with --record also keeps the result."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    harness.add_arguments(parser)
+    parser.add_argument("--start", choices=STARTS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.start:
+        print(json.dumps(start(options.start)))
+        return 0
+    result: dict[str, Any] = {"environment": harness.environment()}
+    steps = {name: make() for name, make in STEPS.items()}
+    result["step_per_s"] = harness.steps_per_second(steps, windows=options.windows)
+    loops = {f"{name} with loader": _looped(name, step) for name, step in steps.items()}
+    result["loader_step_per_s"] = harness.steps_per_second(loops, windows=options.windows)
+    result["ratio"] = harness.ratios(result["step_per_s"], "eager") | harness.ratios(
+        result["loader_step_per_s"], "eager with loader"
+    )
+    result["start"] = starts(options.threads)
+    _print(result)
+    if options.record:
+        print(f"record: {harness.write_record('introduction', result).relative_to(ROOT)}")
+    return 0
+
+
+# -- the step ------------------------------------------------------------------------------
+
+
+def _model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return ClassificationModel().train()
+
+
+def _batch() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return (
+        torch.randn(BATCH, 1, 28, 28, generator=generator),
+        torch.randint(0, 10, (BATCH,), generator=generator),
+    )
+
+
+def _plain(model: Callable, parameters: Iterator[torch.nn.Parameter]) -> Callable[..., Any]:
+    optimizer = torch.optim.SGD(parameters, lr=0.001, momentum=0.9)
+    fixed = _batch()
+
+    def step(images: torch.Tensor = fixed[0], labels: torch.Tensor = fixed[1]) -> torch.Tensor:
+        optimizer.zero_grad()
+        _, loss = model(images, labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def _eager() -> Callable[..., Any]:
+    model = _model()
+    return _plain(model, model.parameters())
+
+
+def _torch_compile() -> Callable[..., Any]:
+    model = _model()
+    return _plain(torch.compile(model), model.parameters())
+
+
+def _abele() -> Callable[..., Any]:
+    model = _model()
+    options = poptorch.Options().showCompilationProgressBar(False)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+    wrapped = poptorch.trainingModel(model, options, optimizer)
+    fixed = _batch()
+    return lambda images=fixed[0], labels=fixed[1]: wrapped(images, labels)[1]
+
+
+STEPS = {"eager": _eager, "torch.compile": _torch_compile, "abele": _abele}
+
+
+# -- with a data loader --------------------------------------------------------------------
+
+
+class _Images(torch.utils.data.Dataset):
+    """Images in memory, as in the introduction: one fetch per batch."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(2)
+        self.images = torch.randn(NUM_IMAGES, 1, 28, 28, generator=generator)
+        self.labels = torch.randint(0, 10, (NUM_IMAGES,), generator=generator)
+
+    def __len__(self) -> int:
+        return NUM_IMAGES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.images[index], self.labels[index]
+
+
+def _looped(name: str, step: Callable[..., Any]) -> Callable[[], Any]:
+    """A step that takes its batch from a loader and starts a new epoch at the end."""
+    if name == "abele":
+        loader = poptorch.DataLoader(poptorch.Options(), _Images(), BATCH, shuffle=True)
+    else:
+        loader = torch.utils.data.DataLoader(_Images(), BATCH, shuffle=True, drop_last=True)
+    batches = iter(loader)
+
+    def looped() -> Any:
+        nonlocal batches
+        try:
+            images, labels = next(batches)
+        except StopIteration:
+            batches = iter(loader)
+            images, labels = next(batches)
+        return step(images, labels)
+
+    return looped
+
+
+# -- starting ------------------------------------------------------------------------------
+
+
+def start(name: str) -> dict[str, float]:
+    """Time from the end of imports to the end of the first step, and peak memory of 50 steps."""
+    began = time.perf_counter()
+    step = STEPS[name.split(" ")[0]]()
+    step()
+    first = time.perf_counter() - began
+    for _ in range(50):
+        step()
+    return {"first_step_s": round(first, 3), "peak_mib": round(harness.peak_memory_mib(), 1)}
+
+
+def starts(threads: int) -> dict[str, dict[str, float]]:
+    """``start`` of every variant in a new process with empty caches, then with ours filled."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in STARTS:
+            inductor = Path(folder) / f"inductor-{name.replace(' ', '-')}"
+            env = {
+                "POPTORCH_CACHE_DIR": str(Path(folder) / "executables"),
+                "TORCHINDUCTOR_CACHE_DIR": str(inductor),
+            }
+            arguments = ["--start", name, "--threads", str(threads)]
+            found[name] = harness.in_new_process(__file__, *arguments, env=env)
+    return found
+
+
+def _print(result: dict[str, Any]) -> None:
+    where = result["environment"]
+    print(f"{where['cpu']}, {where['threads']} thread(s), torch {where['torch']}")
+    rates = result["step_per_s"] | result["loader_step_per_s"]
+    for name, entry in rates.items():
+        print(f"  {name:28s} {entry['median']:8.0f} steps/s  {result['ratio'][name]:5.2f} x eager")
+    for name, entry in result["start"].items():
+        print(
+            f"  {name:28s} first step after {entry['first_step_s']:6.2f} s, "
+            f"peak {entry['peak_mib']:.0f} MiB"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Writes the generated parts of README.md: what works, and how fast, from facts and records.
+
+    python scripts/gen_readme.py            rewrites the parts
+    python scripts/gen_readme.py --check    exits 1 if they are stale
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+import poptorch  # noqa: E402 - after the path
+from poptorch import _option_table  # noqa: E402
+
+README = ROOT / "README.md"
+RECORDS = ROOT / "benchmarks" / "records"
+WORKS = re.compile(r"(<!-- generated.*?-->\n).*?(<!-- end -->)", re.S)
+SPEED = re.compile(r"(<!-- speed -->\n).*?(<!-- end speed -->)", re.S)
+
+
+def main() -> int:
+    """Rewrites or checks README.md."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="only compare; exit 1 if stale")
+    options = parser.parse_args()
+    old = README.read_text()
+    new = WORKS.sub(lambda m: f"{m[1]}{works()}{m[2]}", old)
+    new = SPEED.sub(lambda m: f"{m[1]}{speed()}{m[2]}", new)
+    if options.check:
+        if new != old:
+            print("README.md is stale: run python scripts/gen_readme.py")
+        return int(new != old)
+    README.write_text(new)
+    return 0
+
+
+def works() -> str:
+    """Names of PopTorch 3.4 that exist here, by group."""
+    names = json.loads((ROOT / "tests/poptorch/api_names.json").read_text())
+    lines = ["| part of PopTorch 3.4 | here | of | not yet |", "|---|---:|---:|---|"]
+    for title, group, owner in (
+        ("wrapper members", "executor", poptorch.PoplarExecutor),
+        ("optimizers", "optimizers", poptorch.optim),
+        ("classes", "classes", poptorch),
+        ("functions", "functions", poptorch),
+        ("enumerations", "enums", poptorch),
+        ("exceptions", "exceptions", poptorch),
+    ):
+        missing = [name for name in names[group] if not hasattr(owner, name)]
+        total = len(names[group])
+        shown = ", ".join(f"`{name}`" for name in missing) or "-"
+        lines.append(f"| {title} | {total - len(missing)} | {total} | {shown} |")
+    rows = _option_table.TABLE
+    counts = {
+        status: sum(row.status is status for row in rows) for status in _option_table.Status
+    }
+    shown = ", ".join(f"{count} {status.value}" for status, count in counts.items())
+    lines.append(f"| options | {len(rows)} | {len(rows)} | {shown} |")
+    return "\n".join(lines) + "\n"
+
+
+def speed() -> str:
+    """The newest record of the introduction model per thread count, as ratios to eager."""
+    newest: dict[int, Path] = {}
+    for path in sorted(RECORDS.glob("introduction_*.json"), key=_order):
+        newest[json.loads(path.read_text())["environment"]["threads"]] = path
+    if not newest:
+        return "No record yet: `python benchmarks/introduction.py --record`.\n"
+    lines = [
+        "The introduction model, batch 16, SGD with momentum; steps per second as a multiple of plain "
+        "PyTorch in the same run,\nmedians of at least ten windows. Machines are shared: only ratios "
+        "within a run mean anything.\n",
+        "| | torch.compile | abele | abele, with loader | first step cold | first step cached | "
+        "record |",
+        "|---|---:|---:|---:|---:|---:|---|",
+    ]
+    for threads, path in sorted(newest.items()):
+        lines.append(_speed_row(threads, path))
+    return "\n".join(lines) + "\n"
+
+
+def _order(path: Path) -> tuple[str, int]:
+    record = re.search(r"_(\d{4}-\d\d-\d\d)(?:_(\d+))?$", path.stem)
+    return (record[1], int(record[2] or 1)) if record else ("", 0)
+
+
+def _speed_row(threads: int, path: Path) -> str:
+    result = json.loads(path.read_text())
+    ratio, start = result["ratio"], result["start"]
+    where = result["environment"]
+    return (
+        f"| {where['gpu'] or where['cpu']}, {threads} thread{'s' if threads > 1 else ''} "
+        f"| {ratio['torch.compile']:.2f} x | {ratio['abele']:.2f} x "
+        f"| {ratio['abele with loader']:.2f} x | {start['abele cold']['first_step_s']:.1f} s "
+        f"| {start['abele cached']['first_step_s']:.2f} s "
+        f"| [json](benchmarks/records/{path.name}) |"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""The documents' code runs: quickstart block by block, README's program, the tour."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"```python\n(.*?)```", re.S)
+
+
+def run(code, tmp_path, target="reference"):
+    import os
+
+    env = {**os.environ, "ABELE_TARGET": target, "PYTHONPATH": str(ROOT / "src")}
+    script = tmp_path / "document.py"
+    script.write_text(code)
+    return subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=env,
+        timeout=300,
+        check=False,
+    )
+
+
+def blocks(name):
+    return "\n".join(BLOCK.findall((ROOT / name).read_text()))
+
+
+def test_quickstart(tmp_path):
+    done = run(blocks("docs/quickstart.md"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("reference ")
+
+
+def test_readme_program_is_what_it_prints(tmp_path):
+    done = run(blocks("README.md"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    printed = re.search(r"^(loss .*) on target cpu$", (ROOT / "README.md").read_text(), re.M)
+    assert done.stdout.strip() == f"{printed[1]} on target reference"
+
+
+def test_tour(tmp_path):
+    done = run((ROOT / "docs/tour.py").read_text(), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "bitwise equal to plain PyTorch" in done.stdout
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")) + [ROOT / "README.md"])
+def test_links_point_somewhere(page):
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / link).exists(), f"{page.name} links {link}"
