@@ -1,4 +1,7 @@
-"""Containers of the user's own that hold tensors: how to take them apart and put them together."""
+"""Containers of the user's own that hold tensors: how to take them apart and put them together.
+
+The registry serves arguments and results of wrapped models, loader items and worker processes.
+"""
 
 import abc
 from collections.abc import Iterator
@@ -12,35 +15,63 @@ class ICustomArgParser(abc.ABC):
 
     @abc.abstractmethod
     def yieldTensors(self, struct: Any) -> Iterator[Any]:
-        """The tensors in ``struct``, always in the same order."""
+        """Yield the tensors of a structure, always in the same order.
+
+        Args:
+            struct: A value of the registered type.
+        """
 
     @abc.abstractmethod
     def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[Any]) -> Any:
-        """A structure like ``original_structure`` with tensors from the iterator."""
+        """Return a structure like the original one, made of other tensors.
+
+        Args:
+            original_structure: What everything but the tensors is taken from; not to be changed.
+            tensor_iterator: As many tensors as `yieldTensors` gives, in its order.
+        """
 
 
+# Parsers of types; the order of registration matters to lookups.
 _parsers: dict[type, ICustomArgParser] = {}
 
 
-def registerCustomArgParser(arg_type: type, parser: ICustomArgParser | None) -> None:
-    """Uses ``parser`` for arguments of ``arg_type``; None takes it back.
+def registerCustomArgParser(arg_data_type: type, arg_parser: ICustomArgParser | None) -> None:
+    """Let wrapped models and loaders accept a type that contains tensors.
+
+    Args:
+        arg_data_type: The type; its subclasses are accepted too.
+        arg_parser: Its parser, which replaces an earlier one; None removes that one.
 
     Raises:
-        poptorch.Error: the parser does not derive from ``ICustomArgParser``.
+        poptorch.Error: The type is no type, or the parser does not derive from
+            `ICustomArgParser`.
     """
-    if parser is None:
-        _parsers.pop(arg_type, None)
+    if not isinstance(arg_data_type, type):
+        raise error(
+            f"registerCustomArgParser takes a type, not {arg_data_type!r}: "
+            "registerCustomArgParser(MyBatch, MyBatchParser())"
+        )
+    if arg_parser is None:
+        _parsers.pop(arg_data_type, None)
         return
-    if not isinstance(parser, ICustomArgParser):
-        raise error(f"Custom parser {type(parser).__name__} must inherit from ICustomArgParser.")
-    _parsers[arg_type] = parser
+    if not isinstance(arg_parser, ICustomArgParser):
+        raise error(
+            f"The parser of {arg_data_type.__name__} must inherit from ICustomArgParser; "
+            f"{arg_parser!r} was given"
+        )
+    _parsers[arg_data_type] = arg_parser
 
 
 def parser_for(value: Any) -> ICustomArgParser | None:
-    """The parser of a value: by exact type first, then in the order of registration."""
+    """Return the parser of a value: by exact type, then in the order of registration."""
     if not _parsers:
         return None
     exact = _parsers.get(type(value))
     if exact is not None:
         return exact
     return next((p for kind, p in _parsers.items() if isinstance(value, kind)), None)
+
+
+def registered() -> dict[type, ICustomArgParser]:
+    """Return all parsers, for a worker process that starts with none."""
+    return dict(_parsers)

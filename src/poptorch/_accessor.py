@@ -1,0 +1,306 @@
+"""`AsynchronousDataAccessor`: a data set read ahead by a process of its own.
+
+This file is the consumer's side; `_accessor_worker` is the process, `_slots` the memory between.
+"""
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+import pickle
+import socket
+import tempfile
+import weakref
+from multiprocessing import reduction, util
+from multiprocessing.connection import Connection
+from typing import Any, Self
+
+import torch
+
+from poptorch import _accessor_worker, _custom_types
+from poptorch._error import error
+from poptorch._slots import Slots
+from poptorch.enums import SharingStrategy
+from poptorch.options._container import require
+
+_START_METHODS = {
+    SharingStrategy.SharedMemory: "spawn",
+    SharingStrategy.FileSystem: "spawn",
+    SharingStrategy.Fork: "fork",
+    SharingStrategy.ForkServer: "forkserver",
+}
+_TERMINATED = "The AsynchronousDataAccessor was terminated: create a new one to read on"
+_ALIVE_CHECK_S = 1.0
+_GRACE_S = 5.0
+
+
+class AsynchronousDataAccessor:
+    """Reads a data set in a process of its own, ahead of the loop that consumes it.
+
+    Elements are tensors, flat tuples or lists of tensors (given back as lists), dicts of tensors,
+    or types with a registered custom parser; all have the shapes of the first one. With any
+    strategy but Fork the data set must pickle, and a script needs the usual
+    ``if __name__ == "__main__":``.
+
+    Differs from the original: elements stay valid after the next one is fetched. A slot is filled
+    again only when its tensors are gone; if all slots are in use, an element is a copy. And
+    nothing polls, so that `miss_sleep_time_in_ms` has no effect.
+
+    Args:
+        dataset: Any iterable, such as a loader, or a map-style data set.
+        buffer_size: How many elements the shared memory holds.
+        miss_sleep_time_in_ms: No effect.
+        load_indefinitely: At the end of the data set, begin to prepare the next epoch.
+        early_preload: Begin before an iterator is asked for.
+        sharing_strategy: How the process is made: SharedMemory and FileSystem spawn it, the
+            latter passing the data set through a temporary file; Fork and ForkServer fork it.
+        rebatched_size: Assemble elements of this many rows from smaller or larger ones.
+
+    Raises:
+        AssertionError: An argument is not legal.
+        poptorch.Error: The data set is empty, its first element fails or has an unsupported
+            structure, it already has an accessor, or it does not pickle.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        buffer_size: int = 3,
+        miss_sleep_time_in_ms: float = 0.1,
+        load_indefinitely: bool = True,
+        early_preload: bool = False,
+        sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
+        rebatched_size: int | None = None,
+    ) -> None:
+        del miss_sleep_time_in_ms
+        _check(dataset, buffer_size, rebatched_size)
+        self.rebatched_size = rebatched_size
+        self._dataset = dataset
+        self._load_indefinitely = load_indefinitely
+        self._run = 0  # number of the run that the worker was told to make
+        self._epoch = -1
+        self._ahead = early_preload  # the worker is on the next epoch without being told
+        self._consuming = False
+        self._failure: str | None = None
+        job = _accessor_worker.Job(
+            dataset=dataset,
+            path=None,
+            parsers=_custom_types.registered(),
+            num_slots=buffer_size,
+            load_indefinitely=load_indefinitely,
+            early_preload=early_preload,
+            rebatched_size=rebatched_size,
+            drop_last=getattr(dataset, "rebatched_drop_last", True),
+            seed=torch.initial_seed(),
+            start_method=_start_method(),
+        )
+        self._start(job, SharingStrategy(sharing_strategy))
+
+    def terminate(self) -> None:
+        """Stop the process; elements already fetched stay valid."""
+        self._failure = self._failure or _TERMINATED
+        self._consuming = False
+        self._stop()
+
+    def __len__(self) -> int:
+        length = len(self._dataset)
+        if self.rebatched_size is None:
+            return length
+        rows = length * self._first_rows
+        whole, rest = divmod(rows, self.rebatched_size)
+        return whole + (rest > 0 and not getattr(self._dataset, "rebatched_drop_last", True))
+
+    def __iter__(self) -> Self:
+        """Return this object, at the beginning of an epoch."""
+        self._require_usable()
+        self._epoch += 1
+        if not self._ahead:
+            self._run += 1
+            with contextlib.suppress(OSError):  # a dead worker is reported by __next__
+                self._connection.send(("start", self._run, self._epoch))
+        self._ahead = False
+        self._consuming = True
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next element, waiting for it if need be.
+
+        Raises:
+            AssertionError: The data set raised, or its process died.
+        """
+        if self._epoch < 0:
+            iter(self)
+        while self._consuming:
+            kind, *details = self._receive_or_fail()
+            if kind == "failed":
+                self._fail(details[0])
+            run, *slot = details
+            if run == self._run and kind == "full":
+                return self._lender.lend(*slot)
+            if kind == "full":  # left over from an iterator that was abandoned
+                self._lender.give_back(slot[0])
+            elif run == self._run:
+                self._consuming, self._ahead = False, self._load_indefinitely
+        self._require_usable()
+        raise StopIteration
+
+    def _start(self, job: _accessor_worker.Job, strategy: SharingStrategy) -> None:
+        if strategy is SharingStrategy.FileSystem:
+            job = _in_file(job)
+        try:
+            self._process, self._connection = _launch(job, strategy)
+            # multiprocessing's own finalizer, because its exit handler waits for child processes
+            # and must find none; it also runs when this object is collected, never in a fork.
+            self._stop = util.Finalize(
+                self, _shut_down, (self._process, self._connection), exitpriority=10
+            )
+            self._lender = self._receive_memory(job.num_slots)
+        finally:
+            if job.path is not None:
+                with contextlib.suppress(FileNotFoundError):  # usual: the worker removed it
+                    os.unlink(job.path)
+
+    def _receive_or_fail(self) -> tuple[Any, ...]:
+        try:
+            return _receive(self._process, self._connection)
+        except (EOFError, OSError):
+            self._process.join(_GRACE_S)
+            code = self._process.exitcode
+            return "failed", f"its process died without a report, exit code {code}"
+
+    def _fail(self, report: str) -> None:
+        self.terminate()
+        self._failure = report
+        self._require_usable()
+
+    def _require_usable(self) -> None:
+        if self._failure is _TERMINATED:
+            raise error(_TERMINATED)
+        require(self._failure is None, f"An error occurred in the data fetcher: {self._failure}")
+
+    def _receive_memory(self, buffer_size: int) -> "_Lender":
+        kind, *details = self._receive_or_fail()
+        if kind != "layout":
+            self.terminate()
+            raise error(
+                f"AsynchronousDataAccessor worker thread failed to start: {details[0]}\n"
+                'A script that starts processes needs a guard: if __name__ == "__main__": main()'
+            )
+        layout, self._first_rows = details
+        slots = Slots(layout, buffer_size, reduction.recv_handle(self._connection))
+        return _Lender(self._connection, slots)
+
+
+class _Lender:
+    """Hands slots to the program and, when their tensors are gone, back to the worker."""
+
+    def __init__(self, connection: Connection, slots: Slots) -> None:
+        self._connection = connection
+        self._slots = slots
+        self._lent: set[int] = set()
+        self._process_id = os.getpid()
+
+    def lend(self, slot: int, rows: int | None, structure: bytes | None) -> Any:
+        """Make an element of a slot."""
+        window = self._slots.window(slot)
+        tensors = self._slots.tensors(window, rows)
+        if len(self._lent) + 1 < self._slots.number:
+            self._lent.add(slot)
+            weakref.finalize(window, self.give_back, slot).atexit = False
+        else:
+            # The program keeps elements; one slot at least must go on circulating.
+            tensors = [tensor.clone() for tensor in tensors]
+            self.give_back(slot)
+        return self._slots.layout.assemble(tensors, structure)
+
+    def give_back(self, slot: int) -> None:
+        """Let the worker fill a slot again."""
+        if os.getpid() != self._process_id:
+            return  # a fork's copy of a tensor is gone, the original may be in use
+        self._lent.discard(slot)
+        with contextlib.suppress(OSError):  # the worker is gone, nobody needs the slot
+            self._connection.send(("free", slot))
+
+
+def _check(dataset: Any, buffer_size: int, rebatched_size: int | None) -> None:
+    if getattr(dataset, "_uses_accessor", False):
+        raise error(
+            "The DataLoader already uses an AsynchronousDataAccessor: iterate over the loader "
+            "itself, or create it with mode=poptorch.DataLoaderMode.Sync"
+        )
+    require(
+        isinstance(buffer_size, int) and buffer_size > 0,
+        f"buffer_size must be a positive number of elements, not {buffer_size!r}",
+    )
+    require(
+        rebatched_size is None or rebatched_size > 1,
+        f"rebatched_size must be None or greater than 1, not {rebatched_size}",
+    )
+    require(
+        rebatched_size is not None or not getattr(dataset, "_may_end_short", False),
+        "A DataLoader with drop_last=False ends with a short batch, which does not have the shape "
+        "of the others: set drop_last=True, or rebatched_size=loader.combinedBatchSize",
+    )
+
+
+def _start_method() -> str:
+    # Without allow_none the question itself would fix the method for the whole program.
+    chosen = multiprocessing.get_start_method(allow_none=True)
+    return chosen or multiprocessing.get_all_start_methods()[0]
+
+
+def _launch(
+    job: _accessor_worker.Job, strategy: SharingStrategy
+) -> tuple[multiprocessing.Process, Connection]:
+    context: Any = multiprocessing.get_context(_START_METHODS[strategy])
+    ours, theirs = multiprocessing.Pipe()
+    inherited = ours if strategy is SharingStrategy.Fork else None
+    process = context.Process(
+        target=_accessor_worker.main, args=(theirs, inherited, job), name="poptorch-data-accessor"
+    )
+    try:
+        process.start()
+    except Exception as problem:
+        ours.close()
+        raise _not_picklable(problem) from problem
+    finally:
+        theirs.close()
+    return process, ours
+
+
+def _in_file(job: _accessor_worker.Job) -> _accessor_worker.Job:
+    with tempfile.NamedTemporaryFile(prefix="poptorch-dataset-", delete=False) as file:
+        try:
+            pickle.dump(job.dataset, file, pickle.HIGHEST_PROTOCOL)
+        except Exception as problem:
+            os.unlink(file.name)
+            raise _not_picklable(problem) from problem
+    return dataclasses.replace(job, dataset=None, path=file.name)
+
+
+def _not_picklable(problem: Exception) -> Exception:
+    return error(
+        f"AsynchronousDataAccessor worker thread failed to start: {problem!r}. Unless it is "
+        "forked, the dataset and its functions must pickle: define them at the top level of a "
+        "module, or use sharing_strategy=poptorch.SharingStrategy.Fork"
+    )
+
+
+def _receive(process: multiprocessing.Process, connection: Connection) -> tuple[Any, ...]:
+    # The dead worker's own children may keep the connection open, hence the second question.
+    while not connection.poll(_ALIVE_CHECK_S):
+        if not process.is_alive() and not connection.poll(0):
+            raise EOFError
+    return connection.recv()
+
+
+def _shut_down(process: multiprocessing.Process, connection: Connection) -> None:
+    # Closing is not enough: processes forked in between hold copies of this end.
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.shutdown(socket.SHUT_RDWR)
+    process.join(_GRACE_S)
+    for insist in (process.terminate, process.kill):
+        if process.is_alive():
+            insist()
+            process.join(_GRACE_S)
+    connection.close()

@@ -1,0 +1,272 @@
+"""The process behind an `AsynchronousDataAccessor`: reads the data set, fills slots, reports.
+
+Messages to the parent: ("layout", layout, rows of the first element) followed by the memory's
+descriptor; then for each slot ("full", run, slot, rows, structure) and after each epoch
+("end", run); at last ("failed", text).
+Messages from the parent: ("free", slot) and ("start", run, epoch). A closed connection means stop.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import threading
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+
+from poptorch import _custom_types
+from poptorch._slots import (
+    Layout,
+    Parts,
+    Slots,
+    anonymous_file,
+    elements_of,
+    num_rows,
+    structure_of,
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker has to do.
+
+    Attributes:
+        dataset: The data set; None if it is in a file.
+        path: That file, which the worker removes.
+        parsers: Custom parsers, which the worker's registry may lack.
+        num_slots: How many elements are prepared ahead.
+        load_indefinitely: Begin the next epoch at the end of one.
+        early_preload: Begin before the parent asks.
+        rebatched_size: Rows of an assembled element; None passes elements on as they are.
+        drop_last: Whether an incomplete assembled element is dropped.
+        seed: Random state of the first epoch; later epochs count up from it.
+        start_method: How the data set's own processes are made, as in the parent.
+    """
+
+    dataset: Any
+    path: str | None
+    parsers: dict[type, _custom_types.ICustomArgParser]
+    num_slots: int
+    load_indefinitely: bool
+    early_preload: bool
+    rebatched_size: int | None
+    drop_last: bool
+    seed: int
+    start_method: str
+
+
+class _StoppedError(Exception):
+    """The parent closed the connection."""
+
+
+class _RestartError(Exception):
+    """The parent asked for another run."""
+
+
+def main(connection: Connection, parents_end: Connection | None, job: Job) -> None:
+    """Run the worker until the parent stops it, dies, or the data set fails.
+
+    Args:
+        connection: To the parent.
+        parents_end: The inherited other end, which would hide the parent's death.
+        job: What to do.
+    """
+    if parents_end is not None:
+        parents_end.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    # Otherwise a spawned process would spawn its children too, each with its own import of torch.
+    multiprocessing.set_start_method(job.start_method, force=True)
+    # A forked copy of OpenMP's thread pool would hang at its first use.
+    torch.set_num_threads(1)
+    try:
+        _Worker(connection, job).run()
+    except _StoppedError:
+        pass
+    except BaseException:  # noqa: BLE001 - whatever the data set raises is the parent's to report
+        with contextlib.suppress(OSError):
+            connection.send(("failed", traceback.format_exc()))
+
+
+def _exit_with_parent() -> None:
+    # In a thread, because the data set may block for ever when its source died with the parent.
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        for child in multiprocessing.active_children():
+            child.kill()
+        os._exit(1)
+
+
+class _Worker:
+    """The state of a worker process."""
+
+    def __init__(self, connection: Connection, job: Job) -> None:
+        self._connection = connection
+        self._job = job
+        for kind, parser in job.parsers.items():
+            _custom_types.registerCustomArgParser(kind, parser)
+        self._dataset = job.dataset if job.path is None else _load_and_remove(job.path)
+        self._free = list(range(job.num_slots))
+        self._filled: int | None = None  # a slot that has some rows but not all
+        self._rows = 0
+        self._structure: bytes | None = None
+        self._run = self._next_epoch = 0
+        self._begin_epoch(0)
+
+    def run(self) -> None:
+        """Produce epochs until stopped."""
+        try:
+            first = next(self._elements)
+        except StopIteration:
+            raise RuntimeError("The Dataset is empty") from None
+        self._elements = _chain(first, self._elements)
+        self._share_memory(Parts.of(first))
+        idle = not self._job.early_preload
+        while True:
+            restart = False
+            try:
+                idle = self._work(idle)
+            except _RestartError:
+                restart = True
+            if restart:  # out of the handler, whose traceback keeps the old iterator alive
+                idle = False
+                self._rewind()
+
+    def _work(self, idle: bool) -> bool:
+        if idle:
+            self._wait_for_start()
+        self._produce_epoch()
+        self._send("end", self._run)
+        if self._job.load_indefinitely:
+            self._begin_epoch(self._epoch + 1)
+        return not self._job.load_indefinitely
+
+    def _rewind(self) -> None:
+        if self._filled is not None:
+            self._free.append(self._filled)
+            self._filled = None
+        if self._used or self._epoch != self._next_epoch:
+            self._begin_epoch(self._next_epoch)
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._used = False
+        self._elements: Iterator[Any] = iter(())  # lets go of the old iterator's processes first
+        # Each epoch's randomness depends on its number alone, never on how far the worker ran
+        # ahead before the parent left a loop.
+        seed = self._job.seed + epoch
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed % 2**63)
+        if set_epoch := getattr(self._dataset, "_set_epoch", None):
+            set_epoch(epoch)
+        self._elements = elements_of(self._dataset)
+
+    def _share_memory(self, first: Parts) -> None:
+        layout = Layout.of(first, self._job.rebatched_size)
+        rows = None if layout.rows is None else num_rows(first)
+        descriptor = anonymous_file(self._job.num_slots * layout.slot_bytes)
+        self._send("layout", layout, rows)
+        reduction.send_handle(self._connection, descriptor, os.getppid())
+        self._slots = Slots(layout, self._job.num_slots, descriptor)
+        windows = map(self._slots.window, range(self._job.num_slots))
+        self._targets = [self._slots.tensors(window) for window in windows]
+
+    def _produce_epoch(self) -> None:
+        given = 0
+        for element in self._elements:
+            self._used = True
+            parts = Parts.of(element)
+            tensors = self._slots.layout.ordered(parts)
+            structure = structure_of(element, tensors) if parts.kind == "custom" else None
+            if self._slots.layout.rows is None:
+                given += self._give_whole(tensors, structure)
+            else:
+                given += self._give_rows(tensors, num_rows(parts), structure)
+        given += self._give_rest()
+        if not given:
+            rows = self._slots.layout.rows
+            raise RuntimeError(
+                f"The Dataset is empty: epoch {self._epoch} has no element"
+                + (f" of {rows} rows" if rows else "")
+            )
+
+    def _give_rest(self) -> int:
+        slot, self._filled = self._filled, None
+        if slot is None:
+            return 0
+        if self._job.drop_last:
+            self._free.append(slot)
+            return 0
+        self._send("full", self._run, slot, self._rows, self._structure)
+        return 1
+
+    def _give_whole(self, tensors: list[torch.Tensor], structure: bytes | None) -> int:
+        slot = self._take_slot()
+        for target, tensor in zip(self._targets[slot], tensors, strict=True):
+            target.copy_(tensor.detach())
+        self._send("full", self._run, slot, None, structure)
+        return 1
+
+    def _give_rows(self, tensors: list[torch.Tensor], rows: int, structure: bytes | None) -> int:
+        size = self._slots.layout.rows or 0
+        given = start = 0
+        while start < rows:
+            if self._filled is None:
+                self._filled, self._rows, self._structure = self._take_slot(), 0, structure
+            count = min(rows - start, size - self._rows)
+            for target, tensor in zip(self._targets[self._filled], tensors, strict=True):
+                piece = tensor.detach()[start : start + count]
+                target[self._rows : self._rows + count].copy_(piece)
+            start, self._rows = start + count, self._rows + count
+            if self._rows == size:
+                self._send("full", self._run, self._filled, None, self._structure)
+                self._filled, given = None, given + 1
+        return given
+
+    def _take_slot(self) -> int:
+        while self._connection.poll(0) or not self._free:
+            self._handle()
+        return self._free.pop(0)
+
+    def _wait_for_start(self) -> None:
+        while True:
+            self._handle()
+
+    def _handle(self) -> None:
+        try:
+            command, *arguments = self._connection.recv()
+        except (EOFError, OSError):
+            raise _StoppedError from None
+        if command == "free":
+            self._free.append(arguments[0])
+        else:
+            self._run, self._next_epoch = arguments
+            raise _RestartError
+
+    def _send(self, *message: Any) -> None:
+        try:
+            self._connection.send(message)
+        except OSError:
+            raise _StoppedError from None
+
+
+def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
+
+
+def _load_and_remove(path: str) -> Any:
+    with open(path, "rb") as file:
+        os.unlink(path)
+        return pickle.load(file)  # noqa: S301 - the parent wrote it a moment ago

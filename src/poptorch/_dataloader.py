@@ -1,0 +1,314 @@
+"""`DataLoader`: torch's loader, giving as many rows as one call of a wrapped model consumes.
+
+The options say how many those are, and which share of the data set this process reads.
+"""
+
+import copy
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from poptorch._accessor import AsynchronousDataAccessor
+from poptorch._batch_sampler import grouped
+from poptorch._batch_size import BatchSize
+from poptorch._error import error
+from poptorch._partition import PartitionSampler
+from poptorch.enums import DataLoaderMode
+from poptorch.options import Options
+from poptorch.options._container import require
+
+_logger = logging.getLogger("poptorch::python")
+
+
+class DataLoader(torch.utils.data.DataLoader):
+    """Batches of `batch_size` x device iterations x gradient accumulation x replicas rows.
+
+    With several processes each reads its own share of a map-style data set. The options object is
+    frozen.
+
+    Differs from the original: iterating over a loader that has no batch to give, because the data
+    set is smaller than one batch, raises instead of doing nothing. Every epoch's share and order
+    follow from the seed and the number of the epoch.
+
+    Args:
+        options: Where the factors come from.
+        dataset: Map-style or iterable.
+        batch_size: Rows that the model sees at once (micro-batch); None if the data set returns
+            whole batches.
+        shuffle: Read a map-style data set in random order.
+        num_workers: Processes that load elements; 0 loads in the calling process.
+        drop_last: Leave out rows that do not fill a batch.
+        persistent_workers: Keep those processes between epochs; None keeps them if there are any.
+        auto_distributed_partitioning: Give each of several processes its own share.
+        mode: Whether a process of its own reads ahead.
+        async_options: Arguments of the `AsynchronousDataAccessor` if the mode uses one.
+        rebatched_worker_size: Rows that workers load at once in mode AsyncRebatched; None loads
+            whole batches.
+        batch_sampler: Gives the indices of each micro-batch, instead of `batch_size` and
+            `shuffle`.
+        **kwargs: Further arguments of torch's loader.
+
+    Raises:
+        AssertionError: An argument is not legal, alone or with the options.
+        poptorch.Error: Arguments exclude each other.
+    """
+
+    _accessor: AsynchronousDataAccessor | None = None
+    _partition: PartitionSampler | None = None
+
+    def __init__(
+        self,
+        options: Options,
+        dataset: torch.utils.data.Dataset,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        num_workers: int = 0,
+        drop_last: bool = True,
+        persistent_workers: bool | None = None,
+        auto_distributed_partitioning: bool = True,
+        mode: DataLoaderMode = DataLoaderMode.Sync,
+        async_options: dict[str, Any] | None = None,
+        rebatched_worker_size: int | None = None,
+        batch_sampler: torch.utils.data.Sampler[Sequence] | Iterable[Sequence] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        require(isinstance(options, Options), f"options must be poptorch.Options, not {options!r}")
+        _check_exclusions(batch_size, shuffle, batch_sampler, rebatched_worker_size, async_options)
+        options._freeze()
+        self._options = options
+        self._mode = DataLoaderMode(mode)
+        self._async_options = async_options or {}
+        self._is_iterable = isinstance(dataset, IterableDataset)
+        self._groups = batch_sampler is not None  # joins the micro-batches of a sampler
+        self._size = BatchSize.of(options, batch_size, batch_sampler)
+        self.rebatched_drop_last = self.batch_sampler_drop_last = drop_last
+        kwargs.update(self._choose_batches(batch_sampler, rebatched_worker_size))
+        if auto_distributed_partitioning and options.Distributed.numProcesses > 1:
+            self._check_partitioning(shuffle, kwargs)
+            self._partition = kwargs["sampler"] = self._make_partition(dataset, shuffle)
+            shuffle = False
+        if persistent_workers is None:
+            persistent_workers = num_workers > 0
+        kwargs.update(num_workers=num_workers, persistent_workers=persistent_workers)
+        super().__init__(dataset, shuffle=shuffle, **kwargs)
+        self._warn()
+        if self._uses_accessor and not self._is_empty():
+            self._accessor = self._make_accessor()
+
+    @property
+    def combinedBatchSize(self) -> int | None:
+        """Rows of every batch; None if only the data set or the batch sampler knows."""
+        return self._size.combined
+
+    @property
+    def options(self) -> Options:
+        """The options the loader was made with."""
+        return self._options
+
+    def terminate(self) -> None:
+        """Stop the processes that read for this loader."""
+        if self._accessor is not None:
+            self._accessor.terminate()
+        self._iterator = None  # the last reference to torch's worker processes
+
+    def __len__(self) -> int:
+        if self._groups or self._rebatched_size is not None:
+            available, needed = self._supply()
+            rest = available % needed > 0 and not self.rebatched_drop_last
+            return available // needed + rest
+        return super().__len__()
+
+    def __iter__(self) -> Any:
+        if self._is_empty():
+            raise error(self._why_empty())
+        if self._uses_accessor:
+            if self._accessor is None:  # this is a copy
+                self._accessor = self._make_accessor()
+            return iter(self._accessor)
+        iterator = super().__iter__()
+        if self._groups:
+            size, drop_last = self._size.micro_batches, self.batch_sampler_drop_last
+            return _never_empty(grouped(iterator, size, drop_last), self)
+        return _never_empty(iterator, self) if self._is_iterable else iterator
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Processes belong to one loader; a copy starts its own.
+        return {**self.__dict__, "_accessor": None, "_iterator": None}
+
+    @property
+    def _uses_accessor(self) -> bool:
+        return self._mode is not DataLoaderMode.Sync
+
+    @property
+    def _may_end_short(self) -> bool:
+        batched = self.batch_sampler is not None
+        return batched and not self.rebatched_drop_last and self._size.combined != 1
+
+    def _choose_batches(self, batch_sampler: Any, worker_size: int | None) -> dict[str, Any]:
+        """Decide between whole batches and pieces, and say what torch's loader makes of it."""
+        combined, drop_last = self._size.combined, self.rebatched_drop_last
+        asked = self._mode is DataLoaderMode.AsyncRebatched
+        require(
+            not asked or combined is not None,
+            "Mode AsyncRebatched needs to know the combined batch size: set batch_size, or use a "
+            "batch_sampler that has the attribute batch_size",
+        )
+        pieces = asked or (self._mode is DataLoaderMode.Async and not drop_last)
+        self._rebatched_size = combined if pieces and (combined or 0) > 1 else None
+        if batch_sampler is not None:
+            return {"batch_sampler": batch_sampler}
+        if self._rebatched_size is None or combined is None:
+            return {"batch_size": combined, "drop_last": drop_last and combined is not None}
+        size = combined if worker_size is None else worker_size
+        require(
+            size <= combined,
+            f"rebatched_worker_size ({size}) must be <= to the combined batch size ({combined})",
+        )
+        return {"batch_size": size, "drop_last": False}
+
+    def _check_partitioning(self, shuffle: bool | None, arguments: dict[str, Any]) -> None:
+        escape = "or set auto_distributed_partitioning=False and divide the data yourself"
+        require(
+            not self._is_iterable,
+            "auto_distributed_partitioning is not supported for IterableDataset: set it to False "
+            "and let every process iterate over its own share",
+        )
+        for name in ("batch_sampler", "sampler"):
+            if arguments.get(name) is not None:
+                raise error(
+                    f"{name} and auto_distributed_partitioning are mutually exclusive with "
+                    f"several processes: leave out the {name}, {escape}"
+                )
+        require(
+            self._size.combined is not None,
+            f"batch_size=None cannot be partitioned between processes: set a batch_size, {escape}",
+        )
+        require(
+            not shuffle or self._options.exists("random_seed"),
+            "To shuffle with several processes you must set poptorch.Options.randomSeed, the same "
+            f"in all of them, {escape}",
+        )
+
+    def _make_partition(self, dataset: Any, shuffle: bool | None) -> PartitionSampler:
+        return PartitionSampler(
+            len(dataset),
+            self._size.combined or 1,
+            self._options.Distributed.processId,
+            self._options.Distributed.numProcesses,
+            self.rebatched_drop_last,
+            self._options.random_seed if shuffle else None,
+        )
+
+    def _make_accessor(self) -> AsynchronousDataAccessor:
+        source = copy.copy(self)
+        source._mode = DataLoaderMode.Sync
+        source.pin_memory = False  # the worker copies to shared memory; pinning needs a device
+        size = self._rebatched_size
+        return AsynchronousDataAccessor(source, rebatched_size=size, **self._async_options)
+
+    def _set_epoch(self, epoch: int) -> None:
+        """Choose the share and order of the next iterator."""
+        if self._partition is not None:
+            self._partition.epoch = epoch
+
+    def _supply(self) -> tuple[int, int]:
+        """Count the rows, or micro-batches of a sampler, that there are and that a batch takes."""
+        source: Any = self.batch_sampler if self._groups else self.sampler
+        if self._is_iterable:
+            source = self.dataset
+        needed = self._size.micro_batches if self._groups else self._size.combined
+        return len(source), needed or 1
+
+    def _is_empty(self) -> bool:
+        if self._is_iterable:
+            return False  # its length is an estimate
+        try:
+            return len(self) == 0
+        except (TypeError, NotImplementedError):
+            return False
+
+    def _warn(self) -> None:
+        if self._is_iterable and self.num_workers > 1 and self.worker_init_fn is None:
+            _logger.warning(
+                "Every element of the IterableDataset will be repeated by each of the "
+                f"{self.num_workers} workers, unless the dataset divides itself by "
+                "torch.utils.data.get_worker_info(); a worker_init_fn can divide it too"
+            )
+        if self._is_empty():
+            _logger.warning(self._why_empty())
+        elif self._may_end_short:
+            self._warn_about_short_batch()
+
+    def _warn_about_short_batch(self) -> None:
+        try:
+            available, needed = self._supply()
+        except (TypeError, NotImplementedError):
+            found = "The length of the data is not known"
+        else:
+            if available % needed == 0:
+                return
+            things = "micro-batches" if self._groups else "elements"
+            found = f"{available} {things} are not divisible by {needed}"
+        _logger.warning(
+            f"{found}, and drop_last is False: the last batch may be smaller than the combined "
+            f"batch of {self._factors()}, and a compiled model does not accept it. Set "
+            "drop_last=True, or make the sizes divide"
+        )
+
+    def _factors(self) -> str:
+        processes = 1 if self._partition is None else self._options.Distributed.numProcesses
+        return self._size.spelled_out(not self._groups, processes)
+
+    def _why_empty(self) -> str:
+        dataset: Any = self.dataset
+        try:
+            # An empty sampler is falsy, hence "is not None".
+            available = self._supply()[0] if self._partition is None else len(dataset)
+        except (TypeError, NotImplementedError):
+            available = "too few"
+        things = "micro-batches" if self._groups else "elements"
+        dropped, keep = "", ""
+        if self.rebatched_drop_last:
+            dropped, keep = " and drop_last=True drops the rest", ", or set drop_last=False"
+        return (
+            f"The DataLoader has no batch to give: there are {available} {things}, one combined "
+            f"batch takes {self._factors()}{dropped}. Use more data, make a factor smaller{keep}"
+        )
+
+
+def _check_exclusions(
+    batch_size: int | None,
+    shuffle: bool | None,
+    batch_sampler: Any,
+    worker_size: int | None,
+    async_options: dict[str, Any] | None,
+) -> None:
+    others = {
+        "batch_size": batch_size != 1,
+        "shuffle": bool(shuffle),
+        "rebatched_worker_size": worker_size is not None,
+    }
+    given = [name for name, is_given in others.items() if is_given]
+    if batch_sampler is not None and given:
+        raise error(
+            f"batch_sampler and {', '.join(given)} are mutually exclusive: the sampler alone "
+            "decides on the micro-batches"
+        )
+    require(
+        "rebatched_size" not in (async_options or {}),
+        "async_options cannot manually specify rebatched_size, it is the combined batch size; "
+        "rebatched_worker_size sets how many rows workers load at once",
+    )
+
+
+def _never_empty(batches: Iterator[Any], loader: DataLoader) -> Iterator[Any]:
+    """Pass batches on; an epoch without any is an error."""
+    empty = True
+    for batch in batches:
+        empty = False
+        yield batch
+    if empty:
+        raise error(loader._why_empty())
