@@ -3,7 +3,7 @@
 Read ``abele/README.md`` for the tour of the files in the order data meets them.
 """
 
-from abele.build import BuildRecord, FallbackWarning, build
+from abele.building import BuildRecord, FallbackWarning, build
 from abele.cache import CacheWarning, ExecutableCache
 from abele.capture import Captured, capture
 from abele.config import OutputMode, Reduction, StepConfig

@@ -7,17 +7,34 @@ Heavy imports (the compiler) stay inside functions: importing abele must not loa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
+
+from abele.errors import TorchVersionError
+
+SUPPORTED = ("2.13",)
+
+if ".".join(torch.__version__.split(".")[:2]) not in SUPPORTED:
+    raise TorchVersionError(
+        f"abele needs torch {' or '.join(SUPPORTED)}, found {torch.__version__}: it uses names "
+        f"that torch does not promise to keep. Run: pip install torch=={SUPPORTED[-1]}.0"
+    )
+
+from torch._subclasses.fake_tensor import (  # noqa: E402 - after the check
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
 )
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
+from torch.fx.experimental.proxy_tensor import (  # noqa: E402
+    get_proxy_mode,
+    get_proxy_slot,
+    make_fx,
+)
 
 __all__ = [
     "DataDependentOutputException",
@@ -77,14 +94,14 @@ def aoti_compile(
         CompileFailure: the C++ compiler failed; carries its output.
     """
     import torch._inductor
-    from torch._inductor.exc import CppCompileError
+    from torch._inductor.exc import CppCompileError, InductorError, InvalidCxxCompiler
 
     exported = torch.export.export(module, tuple(inputs))
     try:
         torch._inductor.aoti_compile_and_package(
             exported, package_path=path, inductor_configs=options
         )
-    except CppCompileError as error:
+    except (CppCompileError, InductorError, InvalidCxxCompiler) as error:
         raise CompileFailure(str(error)) from None
 
 
@@ -98,7 +115,9 @@ def aoti_load(path: str, device_index: int = -1) -> Callable[[list[torch.Tensor]
     The documented loader starts by probing the vector instruction set with the C++ compiler,
     which costs 10 to 20 s; the object behind it needs no compiler and takes milliseconds.
     """
-    loader = torch._C._aoti.AOTIModelPackageLoader(path, "model", False, 1, device_index)
+    loader = torch._C._aoti.AOTIModelPackageLoader(  # type: ignore[reportAttributeAccessIssue]
+        path, "model", False, 1, device_index
+    )
     return loader.boxed_run
 
 
@@ -108,15 +127,54 @@ def default_options_for_cpu() -> dict[str, Any]:
     ``layout_optimization`` turns convolutions to channels-last, which costs small networks a third
     of their speed; ``fallback_random`` keeps torch's own random stream, so that dropout draws the
     numbers plain PyTorch draws; ``vec_isa_ok`` skips compiling test programs for an instruction
-    set that torch has already reported.
+    set that torch has already reported; ``dynamic_threads`` leaves the number of threads to the
+    process that runs the code, so that one executable serves ``torch.set_num_threads`` of any
+    value (measured: some 4 % slower than a count compiled in).
     """
     return {
         "layout_optimization": False,
         "fallback_random": True,
         "cpp.vec_isa_ok": True,
+        "cpp.dynamic_threads": True,
+    }
+
+
+def option_for_compiler(path: str) -> dict[str, Any]:
+    """Makes Inductor use this C++ compiler; it reads ``CXX`` once, when it is imported."""
+    return {"cpp.cxx": (None, path)}
+
+
+def options_for_kernels(
+    library: Path, declarations: Mapping[torch._ops.OpOverload, str]
+) -> dict[str, Any]:
+    """Inductor settings that call operators through C functions linked from a static library.
+
+    Without them generated code looks a custom operator up and calls it through the dispatcher's
+    boxed interface, and a process that loads it has to have registered it. Inductor turns a
+    library's name into ``-lname`` and offers no way to say where it lies, hence the ``-L``.
+    """
+    name = library.stem.removeprefix("lib")
+    return {
+        "aot_inductor.custom_ops_to_c_shims": {op: [text] for op, text in declarations.items()},
+        "aot_inductor.custom_op_libs": [f"{name} -L{shlex.quote(str(library.parent))}"],
     }
 
 
 def without_torch_function() -> contextlib.AbstractContextManager[None]:
     """While open, tensor subclasses compute like plain tensors and return plain tensors."""
     return torch._C.DisableTorchFunctionSubclass()
+
+
+@contextlib.contextmanager
+def without_onednn() -> Iterator[None]:
+    """While open, torch does not choose operators that exist for oneDNN alone.
+
+    The public ``torch.backends.mkldnn.flags`` also touches settings for Intel GPUs and warns where
+    there are none.
+    """
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)

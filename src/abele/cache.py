@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,9 +16,11 @@ from typing import Any
 
 from abele import executable
 from abele.errors import CorruptExecutable, ForeignExecutable
-from abele.executable import SUFFIX, Executable
+from abele.executable import PARTIAL, SUFFIX, Executable
 from abele.program import Program
 from abele.targets import Target
+
+_ABANDONED_S = 24 * 3600.0  # no compile takes this long to write its file
 
 
 class CacheWarning(UserWarning):
@@ -41,8 +44,8 @@ class ExecutableCache:
         path = self.path(executable.key_of(parts))
         try:
             return executable.load(path, programs, parts, target)
-        except FileNotFoundError:
-            return None
+        except (FileNotFoundError, NotADirectoryError):
+            return None  # not stored yet; a folder that cannot be one is reported by ``store``
         except (CorruptExecutable, ForeignExecutable, OSError) as error:
             self._set_aside(path, error)
             return None
@@ -51,6 +54,7 @@ class ExecutableCache:
         """Keeps an executable; says whether that worked."""
         try:
             made.save(self.path(made.key))
+            self._sweep()
         except OSError as error:
             warnings.warn(
                 f"The executable could not be cached in {self.folder} ({error.strerror}). "
@@ -75,12 +79,20 @@ class ExecutableCache:
             return f"{self.folder} holds no executable yet"
         return f"the nearest of the stored executables differs in {'; '.join(nearest)}"
 
+    def _sweep(self) -> None:
+        """Removes what writers that were killed long ago left behind."""
+        for path in self.folder.glob(f"*{PARTIAL}"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                    path.unlink()
+
     def _set_aside(self, path: Path, error: Exception) -> None:
-        aside = path.with_suffix(".bad")
+        aside, kept = path.with_suffix(".bad"), ""
         with contextlib.suppress(OSError):
             os.replace(path, aside)
+            kept = f" It is kept as {aside}."
         warnings.warn(
-            f"A cached executable could not be used and is rebuilt: {error} It is kept as {aside}.",
+            f"A cached executable could not be used and is rebuilt: {error}{kept}",
             CacheWarning,
             stacklevel=3,
         )

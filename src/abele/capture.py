@@ -152,7 +152,10 @@ class _Capture:
 
     def _update_slots(self) -> list[_Named]:
         named = []
+        trainable = set(self._trainable_names())
         for param, values in self.rule.initial_state(self.state.params).items():
+            if param not in trainable:
+                continue
             named += [
                 _Named(f"{param}.{key}", Role.OPTIMIZER_STATE, value)
                 for key, value in values.items()
@@ -164,14 +167,16 @@ class _Capture:
     # -- what is traced --------------------------------------------------------------------
 
     def _forward(self, values: _Values) -> list[torch.Tensor]:
-        with torch.no_grad():
+        with torch.no_grad(), self._substituted(values):
             outputs = self._call_model(values)
         _torch.mark_traced("forward")
         return outputs
 
+    def _substituted(self, values: _Values) -> contextlib.AbstractContextManager[None]:
+        return substituted(self.state, values.of(Role.PARAMETER), values.of(Role.BUFFER))
+
     def _call_model(self, values: _Values) -> list[torch.Tensor]:
-        params, buffers = values.of(Role.PARAMETER), values.of(Role.BUFFER)
-        with substituted(self.state, params, buffers), explain_data_dependence():
+        with explain_data_dependence():
             outputs = self.call(list(values.of(Role.INPUT).values()))
         traced = []
         for index, output in enumerate(outputs):
@@ -182,10 +187,18 @@ class _Capture:
         return traced
 
     def _gradients(self, values: _Values) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-        with torch.enable_grad(), LossFinder() as finder:
-            outputs = self._call_model(values)
-        loss = finder.final()
-        _torch.mark_traced("forward")
+        # Open until backward is done: activation checkpointing runs parts of forward again there.
+        with torch.enable_grad(), self._substituted(values):
+            with LossFinder() as finder:
+                outputs = self._call_model(values)
+            loss = finder.final()
+            _torch.mark_traced("forward")
+            found = self._backward(loss, values)
+        self.updated = tuple(found)
+        _torch.mark_traced("backward")
+        return outputs, found
+
+    def _backward(self, loss: torch.Tensor, values: _Values) -> dict[str, torch.Tensor]:
         names = self._trainable_names()
         params = values.of(Role.PARAMETER)
         grads: Sequence[torch.Tensor | None] = [None] * len(names)
@@ -194,10 +207,7 @@ class _Capture:
             # A loss without reduction means the sum of its elements: a seed of ones.
             seed = torch.ones_like(loss) * self._loss_scale(values)
             grads = torch.autograd.grad(loss, leaves, seed, allow_unused=True)
-        found = {n: g.detach() for n, g in zip(names, grads, strict=True) if g is not None}
-        self.updated = tuple(found)
-        _torch.mark_traced("backward")
-        return outputs, found
+        return {n: g.detach() for n, g in zip(names, grads, strict=True) if g is not None}
 
     def _loss_scale(self, values: _Values) -> float | torch.Tensor:
         if self.rule.loss_scaling_variable:
@@ -253,7 +263,7 @@ class _Capture:
         def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
             return body(_Values(named, tensors))
 
-        with self.mode, _deterministic_kernels():
+        with self.mode, _portable_operators():
             leaves = [
                 fake.requires_grad_() if item.requires_grad else fake
                 for item, fake in zip(named, fakes, strict=True)
@@ -295,9 +305,13 @@ _HIDDEN_WRITES = {aten.native_batch_norm.default: _batch_norm}
 
 
 @contextlib.contextmanager
-def _deterministic_kernels() -> Iterator[None]:
-    """Vendor batch norms hide their writes like the native one; captured programs avoid them."""
-    with torch.backends.cudnn.flags(enabled=False):
+def _portable_operators() -> Iterator[None]:
+    """Keeps vendor kernels out of the program where the portable operator says more.
+
+    Their batch norms hide writes like the native one, and their LSTM cannot be traced without
+    data. Convolutions are not concerned: which library runs them is decided when they run.
+    """
+    with torch.backends.cudnn.flags(enabled=False), _torch.without_onednn():
         yield
 
 
@@ -314,14 +328,17 @@ def _pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.f
 
 
 def _own_outputs(graph: torch.fx.GraphModule) -> None:
-    """Clones outputs that are an input or a view of one: results never alias state."""
+    """Clones outputs that share memory with an input, a constant or an earlier output."""
     returned = returned_nodes(graph)
+    taken: set[torch.fx.Node] = set()
     for index, node in enumerate(returned):
-        if _base(node).op in ("placeholder", "get_attr"):
+        base = _base(node)
+        if base.op in ("placeholder", "get_attr") or base in taken:
             with graph.graph.inserting_before(_first_write(graph)):
                 copy = graph.graph.call_function(aten.clone.default, (node,))
             copy.meta = dict(node.meta)
             returned[index] = copy
+        taken.add(base)
     output_node(graph).args = (returned,)
     graph.recompile()
 

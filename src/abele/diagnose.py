@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import linecache
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
 
 from abele import _torch
 from abele.errors import DataDependentError
-from abele.printing import LIBRARY_PATHS
+from abele.printing import is_library
 
-# Phrases of torch's own errors for "this needs the tensor's data"; see tests/unit/test_diagnose.py.
+# Phrases of torch's own errors for "this needs the tensor's data"; see tests/unit/test_capture.py.
 _NEEDS_DATA = (
     "trying to get value out of a tracing tensor",
     "data-dependent",
@@ -24,6 +28,22 @@ _NEEDS_DATA = (
 )
 
 
+_SHOW_DATA = {torch.Tensor.__repr__, torch.Tensor.__format__, torch.Tensor.__reduce_ex__}
+
+
+class _Shown(Exception):
+    """A tensor was printed, formatted or pickled."""
+
+
+class _NoPrinting(TorchFunctionMode):
+    """Refuses what torch would answer with a tensor's shape alone, as if that were its value."""
+
+    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
+        if func in _SHOW_DATA:
+            raise _Shown(f"{func.__name__} of a tensor")
+        return func(*args, **(kwargs or {}))
+
+
 @contextlib.contextmanager
 def explain_data_dependence() -> Iterator[None]:
     """Translates "the value is not there yet" into a ``DataDependentError``.
@@ -31,7 +51,8 @@ def explain_data_dependence() -> Iterator[None]:
     Every other exception of the user's forward passes unchanged.
     """
     try:
-        yield
+        with _NoPrinting():
+            yield
     except Exception as error:
         if not _is_data_dependent(error):
             raise
@@ -39,9 +60,8 @@ def explain_data_dependence() -> Iterator[None]:
 
 
 def _is_data_dependent(error: Exception) -> bool:
-    if isinstance(error, _torch.DataDependentOutputException):
-        return True
-    if isinstance(error, _torch.DynamicOutputShapeException):
+    kinds = (_Shown, _torch.DataDependentOutputException, _torch.DynamicOutputShapeException)
+    if isinstance(error, kinds):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _NEEDS_DATA)
 
@@ -61,7 +81,7 @@ def user_frame(error: BaseException) -> tuple[str, int, str]:
     """File, line and source text of the innermost frame outside torch and this project."""
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
-        if not any(part in frame.filename for part in LIBRARY_PATHS):
+        if not is_library(frame.filename):
             code = frame.line or linecache.getline(frame.filename, frame.lineno or 0)
             return frame.filename, frame.lineno or 0, code.strip()
     last = frames[-1]

@@ -12,6 +12,7 @@
     `- ExecutableError       an executable file cannot be used
        |- CorruptExecutable      it is damaged or not one of ours
        `- ForeignExecutable      it was made for another machine, torch or program
+    TorchVersionError (an ImportError): torch is of a version abele was not tested with
 
 A message says what was asked, what was found and what to do, in that order.
 Front-ends translate these into the exception classes their users expect.
@@ -76,6 +77,5 @@ class ForeignExecutable(ExecutableError):
     """The file is sound but made for another machine, torch version or program."""
 
 
-def message(asked: str, found: str, do: str) -> str:
-    """Builds the text of an error: what was asked, what was found, what to do."""
-    return f"{asked} {found} {do}"
+class TorchVersionError(ImportError):
+    """The installed torch is of a version this project was not tested with."""

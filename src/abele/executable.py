@@ -8,13 +8,14 @@ Nothing in it is unpickled. It holds native code, so trust it like a program, no
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from abele.targets import Compiled, Target
 
 FORMAT = 1
 SUFFIX = ".abele"
+PARTIAL = ".partial"  # a file that is being written, or that a killed process left
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,15 +54,16 @@ class Executable:
             OSError: the folder is not writable, or the disk is full; nothing is left behind.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".partial")
+        # Not tempfile: its files are private, and a cache folder may be shared between users.
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL}")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with open(temporary, "xb") as file:
                 self._write(file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
 
     def _write(self, file: Any) -> None:
@@ -118,20 +121,32 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
     Raises:
         CorruptExecutable: the file is damaged or is not an executable.
+        OSError: there is no such file, or it may not be read.
     """
+    with open(path, "rb") as file, _damage(path), zipfile.ZipFile(file) as archive:
+        return _manifest(archive)
+
+
+def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
+    manifest = json.loads(archive.read("manifest.json"))
+    for name, kind in {"format": int, "key": str, "key_parts": dict, "sha256": dict}.items():
+        if not isinstance(manifest[name], kind):
+            raise TypeError(f"{name} in the manifest is {manifest[name]!r}")
+    return manifest
+
+
+@contextlib.contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """A damaged zip can fail in many ways, none of which means anything else than "damaged"."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            manifest = json.loads(archive.read("manifest.json"))
-        manifest["key"], manifest["key_parts"], manifest["sha256"], manifest["format"]
-    except FileNotFoundError:
+        yield
+    except ForeignExecutable:
         raise
-    # A damaged zip can fail in many ways, none of which means anything else than "damaged".
     except Exception as error:
         raise CorruptExecutable(
             f"{path} is not a readable executable ({type(error).__name__}: {error}). "
             "Delete it; it will be rebuilt."
         ) from error
-    return manifest
 
 
 def load(
@@ -143,32 +158,41 @@ def load(
         CorruptExecutable: the file is damaged.
         ForeignExecutable: it is sound but made for other programs, torch or hardware.
     """
-    manifest = read_manifest(path)
+    with open(path, "rb") as file, _damage(path), zipfile.ZipFile(file) as archive:
+        manifest = _manifest(archive)
+        _refuse_foreign(path, manifest, parts)
+        payloads = {
+            program.name: _checked(archive, manifest, f"programs/{program.name}.bin")
+            for program in programs
+        }
+    return Executable(
+        key=manifest["key"],
+        key_parts=parts,
+        programs=tuple(programs),
+        compiled=_restored(path, payloads, programs, target),
+        target=target,
+    )
+
+
+def _refuse_foreign(path: Path, manifest: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
     different = differences(manifest["key_parts"], parts)
     if manifest["format"] != FORMAT or different:
         raise ForeignExecutable(
             f"{path} was made for something else: {'; '.join(different) or 'another format'}. "
             "Compile here, or load it where it was made."
         )
+
+
+def _restored(
+    path: Path, payloads: Mapping[str, bytes], programs: Sequence[Program], target: Target
+) -> dict[str, Compiled]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            compiled = {
-                program.name: target.load(
-                    program, _checked(archive, manifest, f"programs/{program.name}.bin")
-                )
-                for program in programs
-            }
-    except (zipfile.BadZipFile, KeyError, EOFError, RuntimeError) as error:
+        return {program.name: target.load(program, payloads[program.name]) for program in programs}
+    except RuntimeError as error:
         raise CorruptExecutable(
-            f"{path} is damaged ({error}). Delete it; it will be rebuilt."
+            f"{path} is sound but its code cannot be loaded ({error}). "
+            "Delete it; it will be rebuilt."
         ) from error
-    return Executable(
-        key=manifest["key"],
-        key_parts=parts,
-        programs=tuple(programs),
-        compiled=compiled,
-        target=target,
-    )
 
 
 def _checked(archive: zipfile.ZipFile, manifest: Mapping[str, Any], name: str) -> bytes:

@@ -69,40 +69,44 @@ def substituted(
     Raises:
         ReassignedError: on leaving, if forward put another tensor in a substituted place.
     """
-    swaps = []
+    stores = []
     for kind, values in (("_parameters", params), ("_buffers", buffers)):
         replacement = {id(original): values[name] for name, original in _named(state.module, kind)}
         for prefix, owner, store in _stores(state.module, kind):
-            for key, original in store.items():
-                if original is not None:
-                    name = f"{prefix}.{key}" if prefix else key
-                    swaps.append((name, owner, store, key, original, replacement[id(original)]))
-    for _, _, store, key, _, new in swaps:
-        store[key] = new
+            original = dict(store)
+            store.update({k: replacement[id(v)] for k, v in original.items() if v is not None})
+            stores.append((prefix, owner, store, original, dict(store)))
     try:
         yield
-        for name, owner, store, key, _, new in swaps:
-            _check_kept(name, owner, store, key, new)
+        for prefix, owner, store, _, expected in stores:
+            _check_kept(prefix, owner, store, expected)
     finally:
-        for _, _, store, key, original, _ in swaps:
-            store[key] = original
+        for _, _, store, original, _ in stores:
+            store.clear()
+            store.update(original)
 
 
-def _check_kept(
-    name: str, owner: torch.nn.Module, store: dict, key: str, expected: torch.Tensor
-) -> None:
+def _check_kept(prefix: str, owner: torch.nn.Module, store: dict, expected: dict) -> None:
     kind = "Buffer" if store is owner.__dict__["_buffers"] else "Parameter"
-    if key not in store:
-        raise ReassignedError(
-            f"{kind} {name} is removed from the model in forward. A static program keeps the "
-            "state it was compiled with. Delete it before wrapping the model."
-        )
     # Batch norm replaces its own counter in some torch versions; its statistics stay in place.
-    if store[key] is not expected and not isinstance(owner, torch.nn.modules.batchnorm._BatchNorm):
-        raise ReassignedError(
-            f"{kind} {name} is reassigned within the model in forward. The program writes state "
-            f"in place. Use self.{key}.copy_(...) instead of self.{key} = ..."
-        )
+    replaces = isinstance(owner, torch.nn.modules.batchnorm._BatchNorm)
+    for key in {**expected, **store}:
+        name = f"{prefix}.{key}" if prefix else key
+        if key not in expected:
+            raise ReassignedError(
+                f"{kind} {name} is added to the model in forward. A static program keeps the "
+                f"state it was compiled with. Register {key} in __init__."
+            )
+        if key not in store:
+            raise ReassignedError(
+                f"{kind} {name} is removed from the model in forward. A static program keeps the "
+                "state it was compiled with. Delete it before wrapping the model."
+            )
+        if store[key] is not expected[key] and not replaces:
+            raise ReassignedError(
+                f"{kind} {name} is reassigned within the model in forward. The program writes "
+                f"state in place. Use self.{key}.copy_(...) instead of self.{key} = ..."
+            )
 
 
 def parameter_names(module: torch.nn.Module) -> dict[int, str]:

@@ -6,13 +6,14 @@ it is canonical: node names are counted, nothing depends on paths or times, so i
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from abele.program import identifier, is_getitem, returned_nodes
+from abele.program import identifier, is_getitem, node_argument, returned_nodes
 
 if TYPE_CHECKING:
     from abele.program import Program, Slot
@@ -30,14 +31,22 @@ _DTYPES = {
     torch.bool: "b8",
 }
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)')
-LIBRARY_PATHS = ("/torch/", "/abele/", "/poptorch/", "<eval_with_key>")
+# Whole paths: a user's project may well live in a folder called abele or torch.
+_HERE = Path(__file__).parent
+_FOLDERS = (Path(torch.__file__).parent, _HERE, _HERE.parent / "poptorch")
+_LIBRARY = tuple(f"{folder}{os.sep}" for folder in _FOLDERS)
+
+
+def is_library(file: str) -> bool:
+    """Whether a stack frame of ``file`` is torch's or this project's, or generated code."""
+    return file.startswith((*_LIBRARY, "<eval_with_key>"))
 
 
 def user_line(stack_trace: str | None) -> tuple[str, int, str] | None:
     """File, line and function of the innermost frame outside torch and this project."""
     frames = list(_FRAME.finditer(stack_trace or ""))
     for match in reversed(frames):
-        if not any(part in match["file"] for part in LIBRARY_PATHS):
+        if not is_library(match["file"]):
             return match["file"], int(match["line"]), match["function"]
     return None
 
@@ -89,13 +98,22 @@ def _header(program: Program) -> list[str]:
 
 
 def _node_names(program: Program) -> dict[torch.fx.Node, str]:
-    names = {
-        node: identifier(slot.name)
-        for node, slot in zip(program.placeholders(), program.inputs, strict=True)
-    }
+    """One name per node; ``a.b`` and ``a_b`` must not become the same, or hashes would agree."""
+    names: dict[torch.fx.Node, str] = {}
+    taken: set[str] = set()
+    for node, slot in zip(program.placeholders(), program.inputs, strict=True):
+        names[node] = _unused(identifier(slot.name), taken)
     for count, node in enumerate(n for n in program.graph.graph.nodes if n not in names):
-        names[node] = node.target if node.op == "get_attr" else f"v{count}"
+        wanted = identifier(str(node.target)) if node.op == "get_attr" else f"v{count}"
+        names[node] = _unused(wanted, taken)
     return names
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
 
 
 def _parameter(program: Program, names: dict, index: int, slot: Slot) -> str:
@@ -109,7 +127,7 @@ def _statement(node: torch.fx.Node, names: dict[torch.fx.Node, str]) -> str:
     if node.op == "get_attr":
         return f"{names[node]} = constant({node.target!r})  # {type_text(node.meta.get('val'))}"
     if is_getitem(node):
-        call = f"{names[node.args[0]]}[{node.args[1]}]"
+        call = f"{names[node_argument(node, 0)]}[{node.args[1]}]"
     else:
         arguments = [_argument(argument, names) for argument in node.args]
         arguments += [f"{key}={_argument(value, names)}" for key, value in node.kwargs.items()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
+import keyword
 import operator
 import re
 
@@ -103,7 +104,9 @@ class Program:
         digest = hashlib.sha256(self.text(provenance=False).encode())
         for name, constant in sorted(self.graph.named_buffers()):
             digest.update(name.encode())
-            digest.update(constant.detach().cpu().contiguous().numpy().tobytes())
+            # As bytes: numpy has no bfloat16.
+            flat = constant.detach().cpu().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def verify(self) -> Program:
@@ -210,4 +213,5 @@ def is_getitem(node: torch.fx.Node) -> bool:
 
 def identifier(name: str) -> str:
     """A Python identifier that still shows the slot's name."""
-    return re.sub(r"\W+", "_", name)
+    text = re.sub(r"\W+", "_", name)
+    return f"_{text}" if text[:1].isdigit() or keyword.iskeyword(text) else text

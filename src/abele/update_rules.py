@@ -201,11 +201,15 @@ def _lamb(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str,
         first = first / (1 - h["beta1"] ** state["step"])
         second = second / (1 - h["beta2"] ** state["step"])
     update = _axpy(first / (second.sqrt() + h["eps"]), param, h["weight_decay"])
-    weight_norm = torch.linalg.vector_norm(param).clamp(max=h["max_weight_norm"])
+    largest = h["max_weight_norm"]
+    if isinstance(largest, torch.Tensor):
+        largest = largest.to(param.dtype)
+    weight_norm = torch.linalg.vector_norm(param).clamp(max=largest)
     update_norm = torch.linalg.vector_norm(update)
     usable = (weight_norm > 0) & (update_norm > 0)
     ratio = torch.where(usable, weight_norm / update_norm, torch.ones_like(weight_norm))
-    param.copy_(param - update * (ratio * h["lr"]))
+    # In float64, where a constant and a slot give the same product.
+    param.copy_(param - update * (ratio.double() * h["lr"]))
 
 
 RULES: dict[str, Rule] = {

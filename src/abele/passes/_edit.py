@@ -22,3 +22,12 @@ def finished(program: Program, graph: torch.fx.GraphModule) -> Program:
     graph.graph.lint()
     graph.recompile()
     return program.replace(graph=graph)
+
+
+def substitute(node: torch.fx.Node, target: torch._ops.OpOverload, arguments: tuple) -> None:
+    """Puts ``target(*arguments)`` in the place of ``node``, with all that is known about it."""
+    with node.graph.inserting_before(node):
+        new = node.graph.call_function(target, arguments)
+    new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
+    node.graph.erase_node(node)

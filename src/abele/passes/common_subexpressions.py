@@ -42,5 +42,6 @@ def _key(value: Any) -> Any:
         return tuple(_key(item) for item in value)
     if isinstance(value, dict):
         return tuple(sorted((name, _key(item)) for name, item in value.items()))
-    # 1, 1.0 and True are equal in Python and different arguments of an operator.
-    return (type(value).__name__, value)
+    # 1, 1.0 and True are equal in Python and different arguments of an operator; so are 0.0 and
+    # -0.0, and repr tells these apart.
+    return (type(value).__name__, repr(value) if isinstance(value, float | complex) else value)

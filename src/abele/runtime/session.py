@@ -43,7 +43,11 @@ class Session:
         self.device = executable.target.device()
         self.params = self._own(params)
         self.buffers = [self._own(buffers) for _ in range(config.replicas)]
-        self.optimizer_state = self._own(optimizer_state or {})
+        used = {slot.name for program in executable.programs for slot in program.inputs}
+        # Parameters that are frozen have no state in the program, so none is kept.
+        self.optimizer_state = self._own(
+            {name: value for name, value in (optimizer_state or {}).items() if name in used}
+        )
         self.hyper = {
             name: torch.tensor(value, dtype=torch.float64, device=self.device)
             for name, value in (hyper or {}).items()
@@ -105,7 +109,9 @@ class Session:
             return None
         # Consecutive seeds would do for torch's Mersenne twister; spreading them costs nothing.
         return [
-            torch.Generator().manual_seed(self.config.seed + 1_000_003 * replica).get_state()
+            torch.Generator(self.device)
+            .manual_seed(self.config.seed + 1_000_003 * replica)
+            .get_state()
             for replica in range(self.config.replicas)
         ]
 
@@ -126,7 +132,7 @@ class Session:
         self._apply_run = compiled["apply"].run if "apply" in compiled else None
         self._apply_arguments = self._arguments(by_name["apply"], 0) if self._apply_run else []
 
-    def _arguments(self, program: Program, replica: int) -> list[torch.Tensor | None]:
+    def _arguments(self, program: Program, replica: int) -> list[torch.Tensor]:
         stores: dict[Role, Mapping[str, torch.Tensor]] = {
             Role.PARAMETER: self.params,
             Role.BUFFER: self.buffers[replica],
@@ -134,8 +140,9 @@ class Session:
             Role.ACCUMULATOR: self.accumulators,
             Role.HYPER: self.hyper,
         }
+        absent = torch.empty(0)  # each call puts its batch there
         return [
-            None if slot.role is Role.INPUT else stores[slot.role][slot.name]
+            absent if slot.role is Role.INPUT else stores[slot.role][slot.name]
             for slot in program.inputs
         ]
 
@@ -154,7 +161,7 @@ class Session:
         if len(self._steps) == 1:
             return self._micro_step(self._steps[0], batch)
         sizes = [
-            batching.micro_batch_size(tensor.shape[0] if tensor.dim() else 1, self.config)
+            batching.micro_batch_size(tensor.shape[0], self.config) if tensor.dim() else 0
             for tensor in batch
         ]
         kept: list[list[torch.Tensor]] = []
@@ -187,13 +194,15 @@ class Session:
 
     @contextlib.contextmanager
     def _own_stream(self, streams: list[torch.Tensor], replica: int) -> Iterator[None]:
-        outside = torch.get_rng_state()
-        torch.set_rng_state(streams[replica])
+        # torch.cuda's generator is another one than the host's; both modules have these names.
+        generators = torch.cuda if self.device.type == "cuda" else torch
+        outside = generators.get_rng_state()
+        generators.set_rng_state(streams[replica])
         try:
             yield
         finally:
-            streams[replica] = torch.get_rng_state()
-            torch.set_rng_state(outside)
+            streams[replica] = generators.get_rng_state()
+            generators.set_rng_state(outside)
 
 
 def _assemble(kept: list[list[torch.Tensor]], config: StepConfig) -> list[torch.Tensor]:

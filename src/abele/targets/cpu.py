@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
-from abele import _torch
+from abele import _torch, kernels
 from abele.errors import ForeignExecutable
+from abele.passes.few_channel_convolutions import few_channel_convolutions
+from abele.passes.unpadded_max_pools import unpadded_max_pools
 from abele.program import Program
 from abele.targets import _aoti
 from abele.targets._base import Compiled, Target
@@ -23,6 +25,7 @@ class Cpu(Target):
     """AOTInductor's C++ code, called without Python in between."""
 
     name = "cpu"
+    passes = (few_channel_convolutions, unpadded_max_pools)
     cacheable = True
 
     def device(self) -> torch.device:
@@ -47,12 +50,18 @@ class Cpu(Target):
             "system": sys.platform,
             "machine": platform.machine(),
             "isa": _instruction_set(),
-            "options": dict(_options()),
+            "options": _torch.default_options_for_cpu(),
+            "kernels": kernels.fingerprint(),
         }
 
     def compile(self, program: Program) -> Compiled:
         """Compiles with the C++ compiler; seconds to minutes."""
-        compiled, _ = _aoti.compile_program(program, self.device(), _options())
+        compiler = _compiler() or "g++"
+        options = _torch.default_options_for_cpu() | _torch.option_for_compiler(compiler)
+        if kernels.used_by(program):
+            library = kernels.static_library(compiler, _instruction_set())
+            options |= _torch.options_for_kernels(library, kernels.shims())
+        compiled, _ = _aoti.compile_program(program, self.device(), options)
         return compiled
 
     def load(self, program: Program, payload: bytes) -> Compiled:
@@ -60,10 +69,6 @@ class Cpu(Target):
         if not payload:
             raise ForeignExecutable("The executable holds no compiled code for target 'cpu'.")
         return _aoti.load_program(payload, self.device())
-
-
-def _options() -> dict[str, Any]:
-    return _torch.default_options_for_cpu()
 
 
 def _compiler() -> str | None:

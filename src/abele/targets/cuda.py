@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from abele.errors import ForeignExecutable
+from abele.passes.on_device import on_device
 from abele.program import Program
 from abele.targets import _aoti
 from abele.targets._base import Compiled, Target
@@ -18,6 +19,15 @@ class Cuda(Target):
 
     name = "cuda"
     cacheable = True
+
+    @property
+    def passes(self) -> tuple[Callable[[Program], Program], ...]:
+        """Capture runs on the host; the first lowering step is to move there."""
+
+        def to_gpu(program: Program) -> Program:
+            return on_device(program, self.device())
+
+        return (to_gpu,)
 
     def unavailable(self) -> str | None:
         """Needs a CUDA build of torch and a GPU."""

@@ -192,5 +192,5 @@ def _warn_fallback(record: BuildRecord) -> None:
         f"Running on the slower 'reference' target. {record.fallback}{where} "
         f"Set {ENVIRONMENT}=cpu to make this an error.",
         FallbackWarning,
-        stacklevel=4,
+        stacklevel=3,
     )

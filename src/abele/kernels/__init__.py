@@ -1,0 +1,160 @@
+"""C++ kernels for the operators in ``abele/ops``, compiled once per machine into a static library.
+
+Compiled programs link the library in, so that an executable stays one file. The library's name
+holds a hash of everything that decides its code; two versions never meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import platform
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+# Importing the operators registers them.
+from abele.errors import CompilerError
+from abele.ops import few_channel_conv, max_pool  # noqa: F401
+from abele.program import Program
+
+FOLDER = Path(__file__).parent
+
+# The kernels, and what compiled programs call: only the latter knows torch.
+KERNELS = ("few_channel_conv.cpp", "max_pool.cpp")
+SHIMS = ("shims.cpp",)
+
+# No -ffast-math: NaN and infinity mean what they say.
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fopenmp",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-Wno-psabi",
+)
+
+# Declarations of the functions in shims.cpp, by the operator that generated code replaces by them.
+_TENSOR, _INTS = "AtenTensorHandle {}", "const int64_t* {0}, int64_t {0}_length"
+_SHIMS = {
+    "few_channel_conv": (
+        *(_TENSOR.format(name) for name in ("x", "weight", "*bias")),
+        *(_INTS.format(name) for name in ("stride", "padding")),
+        _TENSOR.format("*result"),
+    ),
+    "few_channel_conv_backward": (
+        *(_TENSOR.format(name) for name in ("grad", "x", "weight")),
+        *(_INTS.format(name) for name in ("stride", "padding")),
+        "const int32_t* output_mask, int64_t output_mask_length",
+        *(_TENSOR.format(name) for name in ("*grad_x", "*grad_weight", "*grad_bias")),
+    ),
+    "max_pool": (
+        _TENSOR.format("x"),
+        *(_INTS.format(name) for name in ("kernel", "stride")),
+        *(_TENSOR.format(name) for name in ("*values", "*indices")),
+    ),
+}
+
+
+def shims() -> dict[torch._ops.OpOverload, str]:
+    """The C function behind each operator, as a declaration."""
+    return {
+        _operator(name): f"AOTITorchError aoti_torch_cpu_{name}({', '.join(arguments)})"
+        for name, arguments in _SHIMS.items()
+    }
+
+
+def used_by(program: Program) -> bool:
+    """Whether ``program`` calls any of the operators."""
+    operators = {_operator(name) for name in _SHIMS}
+    return any(node.target in operators for node in program.graph.graph.nodes)
+
+
+def _operator(name: str) -> torch._ops.OpOverload:
+    return getattr(torch.ops.abele, name).default
+
+
+@functools.cache
+def fingerprint() -> str:
+    """A hash of the sources and flags; needs no compiler."""
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    for source in sorted((*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h"))):
+        digest.update(source.name.encode())
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def static_library(compiler: str, instruction_set: str) -> Path:
+    """The library for compiled programs to link, compiled unless it is there already.
+
+    Args:
+        compiler: path of the C++ compiler.
+        instruction_set: what this processor has; another one needs another library.
+
+    Raises:
+        CompilerError: the compiler does not accept the kernels.
+    """
+    version = _output([compiler, "--version"])
+    parts = (fingerprint(), version, instruction_set, platform.machine(), torch.__version__)
+    name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    path = _cache_folder() / f"libabele_kernels_{name}.a"
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
+            objects = _compile(compiler, folder, KERNELS + SHIMS)
+            archive = os.path.join(folder, path.name)
+            _output([os.environ.get("AR") or "ar", "rcs", archive, *objects])
+            os.replace(archive, path)
+    return path
+
+
+def shared_library(compiler: str, path: Path) -> Path:
+    """The kernels alone as a shared library, for calling them without a program around them."""
+    with tempfile.TemporaryDirectory(prefix="abele-") as folder:
+        # Nobody links this one, so its functions have to be visible.
+        objects = _compile(compiler, folder, KERNELS, "-fvisibility=default")
+        _output([compiler, "-shared", "-fopenmp", "-o", str(path), *objects])
+    return path
+
+
+def _compile(compiler: str, folder: str, sources: tuple[str, ...], *more_flags: str) -> list[str]:
+    headers = Path(torch.__file__).parent / "include"
+    objects = []
+    for source in sources:
+        objects.append(os.path.join(folder, f"{source}.o"))
+        command = [compiler, *FLAGS, *more_flags, f"-I{headers}", "-c", str(FOLDER / source)]
+        _output([*command, "-o", objects[-1]])
+    return objects
+
+
+def _output(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise CompilerError(f"{command[0]} could not be started: {error.strerror}.") from error
+    if done.returncode != 0:
+        raise CompilerError(
+            f"abele's kernels could not be compiled: {command[0]} failed. "
+            "Set CXX to another C++ compiler (g++ 11 or clang++ 14, or later).",
+            log=f"{' '.join(command)}\n{done.stdout}{done.stderr}",
+        )
+    return done.stdout
+
+
+@functools.cache
+def _cache_folder() -> Path:
+    """The user's cache, or a folder of this process alone where that cannot be written."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(base) / "abele"
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    if folder.is_dir() and os.access(folder, os.W_OK):
+        return folder
+    return Path(tempfile.mkdtemp(prefix="abele-kernels-"))

@@ -1,0 +1,175 @@
+// Vectors whose lanes are samples of the batch, and the way from and to ordinary NCHW tensors.
+//
+// A block of LANES samples is kept as [C][H][W][LANES]: a register holds one pixel of all of them.
+// Weights are then scalars to broadcast, and no channel count leaves a tail.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace abele {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, REGISTERS = 32;
+#elif defined(__AVX__)
+constexpr int LANES = 8, REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int LANES = 4, REGISTERS = 32;
+#else
+constexpr int LANES = 4, REGISTERS = 16;
+#endif
+
+using Vec = float __attribute__((vector_size(LANES * sizeof(float))));
+// Compilers like to load an operand again for each use; this keeps it in its register.
+inline void keep(Vec& v) {
+#if defined(__x86_64__)
+  asm("" : "+v"(v));
+#elif defined(__aarch64__)
+  asm("" : "+w"(v));
+#endif
+}
+
+using Quad = float __attribute__((vector_size(16)));
+using Index = int64_t;
+
+inline Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
+
+// Part `i` of `n` things cut into `parts` as evenly as possible.
+struct Part {
+  Index begin, size;
+};
+inline Part part(Index n, Index parts, Index i) {
+  const Index begin = n * i / parts;
+  return {begin, n * (i + 1) / parts - begin};
+}
+
+inline Vec broadcast(float value) { return value - Vec{}; }
+
+inline Quad load_quad(const float* from) {
+  Quad value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+inline void store_quad(float* to, Quad value) { std::memcpy(to, &value, sizeof value); }
+
+// GCC before 12 has the same under another name, with the places in a vector.
+#ifdef __has_builtin
+#if __has_builtin(__builtin_shufflevector)
+#define ABELE_SHUFFLE(places, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#endif
+#endif
+#ifndef ABELE_SHUFFLE
+#define ABELE_SHUFFLE(places, a, b, ...) __builtin_shuffle(a, b, places{__VA_ARGS__})
+#endif
+using Places4 = int32_t __attribute__((vector_size(16)));
+
+inline void transpose(Quad& a, Quad& b, Quad& c, Quad& d) {
+  const Quad ab_low = ABELE_SHUFFLE(Places4, a, b, 0, 4, 1, 5);
+  const Quad ab_high = ABELE_SHUFFLE(Places4, a, b, 2, 6, 3, 7);
+  const Quad cd_low = ABELE_SHUFFLE(Places4, c, d, 0, 4, 1, 5);
+  const Quad cd_high = ABELE_SHUFFLE(Places4, c, d, 2, 6, 3, 7);
+  a = ABELE_SHUFFLE(Places4, ab_low, cd_low, 0, 1, 4, 5);
+  b = ABELE_SHUFFLE(Places4, ab_low, cd_low, 2, 3, 6, 7);
+  c = ABELE_SHUFFLE(Places4, ab_high, cd_high, 0, 1, 4, 5);
+  d = ABELE_SHUFFLE(Places4, ab_high, cd_high, 2, 3, 6, 7);
+}
+
+// sums[i] = the sum of lanes of v[i], as a tree: the rounding must not be the compiler's choice.
+inline void sum_lanes(const Vec* v, Index count, float* sums) {
+  for (Index i = 0; i < count; i += 4) {
+    Quad quads[4] = {};
+    for (Index k = 0; k < std::min<Index>(4, count - i); ++k) {
+      const float* lanes = reinterpret_cast<const float*>(v + i + k);
+      for (int s = 0; s < LANES; s += 4) quads[k] += load_quad(lanes + s);
+    }
+    transpose(quads[0], quads[1], quads[2], quads[3]);
+    const Quad total = (quads[0] + quads[1]) + (quads[2] + quads[3]);
+    std::memcpy(sums + i, &total, std::min<Index>(4, count - i) * sizeof(float));
+  }
+}
+
+// A cache line of each sample at a time: samples may lie a multiple of the cache's size apart.
+constexpr Index LINE = 16;
+
+// lanes[i][s] = samples[s * stride + i] for i < count; lanes without a sample become zero.
+inline void to_lanes(const float* samples, Index stride, Index valid, Index count, Vec* lanes) {
+  float* to = reinterpret_cast<float*>(lanes);
+  for (Index line = 0; line < count; line += LINE) {
+    const Index end = std::min(line + LINE, count);
+    for (Index s = 0; s < LANES; s += 4) {
+      const float* from = samples + s * stride;
+      Index i = line;
+      for (; s + 4 <= valid && i + 4 <= end; i += 4) {
+        Quad a = load_quad(from + i), b = load_quad(from + stride + i);
+        Quad c = load_quad(from + 2 * stride + i), d = load_quad(from + 3 * stride + i);
+        transpose(a, b, c, d);
+        float* out = to + i * LANES + s;
+        store_quad(out, a), store_quad(out + LANES, b);
+        store_quad(out + 2 * LANES, c), store_quad(out + 3 * LANES, d);
+      }
+      for (; i < end; ++i)
+        for (Index k = 0; k < 4; ++k)
+          to[i * LANES + s + k] = s + k < valid ? from[k * stride + i] : 0.0f;
+    }
+  }
+}
+
+// The way back; lanes without a sample are dropped.
+inline void from_lanes(const Vec* lanes, Index count, float* samples, Index stride, Index valid) {
+  const float* from = reinterpret_cast<const float*>(lanes);
+  for (Index line = 0; line < count; line += LINE) {
+    const Index end = std::min(line + LINE, count);
+    for (Index s = 0; s < valid; s += 4) {
+      float* to = samples + s * stride;
+      Index i = line;
+      for (; s + 4 <= valid && i + 4 <= end; i += 4) {
+        const float* in = from + i * LANES + s;
+        Quad a = load_quad(in), b = load_quad(in + LANES);
+        Quad c = load_quad(in + 2 * LANES), d = load_quad(in + 3 * LANES);
+        transpose(a, b, c, d);
+        store_quad(to + i, a), store_quad(to + stride + i, b);
+        store_quad(to + 2 * stride + i, c), store_quad(to + 3 * stride + i, d);
+      }
+      for (; i < end; ++i)
+        for (Index k = 0; k < 4 && s + k < valid; ++k)
+          to[k * stride + i] = from[i * LANES + s + k];
+    }
+  }
+}
+
+// Memory that a thread keeps between calls; it only grows.
+class Scratch {
+ public:
+  ~Scratch() { std::free(memory_); }
+  // Forgets earlier reservations and makes room for `bytes` in all.
+  void reset(size_t bytes) {
+    used_ = 0;
+    if (bytes <= size_) return;
+    std::free(memory_);
+    size_ = (bytes + 4095) / 4096 * 4096;
+    memory_ = static_cast<char*>(std::aligned_alloc(64, size_));
+    if (memory_ == nullptr) {
+      size_ = 0;
+      throw std::bad_alloc();
+    }
+  }
+  template <class T>
+  T* take(Index count) {
+    T* result = reinterpret_cast<T*>(memory_ + used_);
+    used_ += room<T>(count);
+    return result;
+  }
+  template <class T>
+  static size_t room(Index count) {
+    return (count * sizeof(T) + 63) / 64 * 64;
+  }
+
+ private:
+  char* memory_ = nullptr;
+  size_t size_ = 0, used_ = 0;
+};
+
+}  // namespace abele

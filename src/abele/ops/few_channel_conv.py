@@ -1,0 +1,65 @@
+"""Two-dimensional convolutions with few channels, as one forward and one backward operator.
+
+They compute what ``aten.convolution`` and ``aten.convolution_backward`` compute without dilation,
+groups and transposition. Importing this module registers them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+aten = torch.ops.aten
+
+_FORWARD = "abele::few_channel_conv"
+_BACKWARD = "abele::few_channel_conv_backward"
+
+# Compiled code passes plain pointers to the kernels.
+_TAGS = (torch.Tag.needs_contiguous_strides, torch.Tag.pt2_compliant_tag)
+
+torch.library.define(
+    _FORWARD,
+    "(Tensor x, Tensor weight, Tensor? bias, int[2] stride, int[2] padding) -> Tensor",
+    tags=_TAGS,
+)
+torch.library.define(
+    _BACKWARD,
+    "(Tensor grad, Tensor x, Tensor weight, int[2] stride, int[2] padding, bool[3] output_mask)"
+    " -> (Tensor, Tensor, Tensor)",
+    tags=_TAGS,
+)
+
+
+@torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
+def _forward(x, weight, bias, stride, padding):
+    result = aten.convolution(x, weight, bias, stride, padding, [1, 1], False, [0, 0], 1)
+    return result.contiguous()
+
+
+@torch.library.register_fake(_FORWARD)
+def _forward_shape(x, weight, bias, stride, padding):
+    height, width = (
+        (x.shape[2 + i] + 2 * padding[i] - weight.shape[2 + i]) // stride[i] + 1 for i in (0, 1)
+    )
+    return x.new_empty((x.shape[0], weight.shape[0], height, width))
+
+
+@torch.library.impl(_BACKWARD, "CompositeExplicitAutograd")
+def _backward(grad, x, weight, stride, padding, output_mask):
+    sizes = [weight.shape[0]]
+    gradients = aten.convolution_backward(
+        grad, x, weight, sizes, stride, padding, [1, 1], False, [0, 0], 1, output_mask
+    )
+    return tuple(each if each is None else each.contiguous() for each in gradients)
+
+
+@torch.library.register_fake(_BACKWARD)
+def _backward_shapes(grad, x, weight, stride, padding, output_mask):
+    shapes = (x.shape, weight.shape, weight.shape[:1])
+    return tuple(
+        grad.new_empty(shape) if wanted else None
+        for shape, wanted in zip(shapes, output_mask, strict=True)
+    )
+
+
+forward = torch.ops.abele.few_channel_conv.default
+backward = torch.ops.abele.few_channel_conv_backward.default

@@ -1,0 +1,87 @@
+"""Gives convolutions with few channels to our own kernels.
+
+    a = convolution(x, w, b, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+->  a = few_channel_conv(x, w, b, [1, 1], [0, 0])
+
+and likewise their backward. The library's kernels want channels by the 16 to fill their registers;
+ours fill them with samples. Which of the two wins was measured with AVX-512 on 1 and 2 cores; see
+``benchmarks/few_channel_conv.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from abele.ops import few_channel_conv
+from abele.passes._edit import editable, finished, substitute
+from abele.program import Program
+
+aten = torch.ops.aten
+
+# With fewer samples most lanes of a register idle.
+_LEAST_BATCH = 8
+# Where both channel counts divide by this the library is as good, and soon better.
+_LIBRARY_BLOCK = 16
+_MOST_CHANNELS = 64
+# Larger images leave the second-level cache when 16 samples are kept side by side.
+_MOST_PIXELS_PER_SAMPLE = 65536
+
+
+def few_channel_convolutions(program: Program) -> Program:
+    """Replaces the convolutions that our kernels compute faster."""
+    graph = editable(program)
+    for node in graph.graph.nodes:
+        if node.target is aten.convolution.default and _ours(node):
+            substitute(node, few_channel_conv.forward, _arguments(node))
+        elif node.target is aten.convolution_backward.default and _ours(node):
+            substitute(node, few_channel_conv.backward, _arguments(node))
+    return finished(program, graph)
+
+
+def _ours(node: torch.fx.Node) -> bool:
+    """Whether our kernels support this forward or backward, and are faster at it."""
+    arguments: tuple[Any, ...] = node.args
+    if node.target is aten.convolution.default:
+        x, weight, _, _, _, dilation, transposed, _, groups = arguments
+        result = node
+    else:
+        result, x, weight, _, _, _, dilation, transposed, _, groups, _ = arguments
+    values = [each.meta["val"] for each in (x, weight, result)]
+    return (
+        all(each == 1 for each in dilation)
+        and not transposed
+        and groups == 1
+        and all(_plain(value) for value in values)
+        and _profitable(*values)
+    )
+
+
+def _plain(value: torch.Tensor) -> bool:
+    contiguous = value.dim() == 4 and value.is_contiguous() and value.numel() > 0
+    return contiguous and value.dtype is torch.float32
+
+
+def _profitable(x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor) -> bool:
+    channels = weight.shape[:2]
+    return (
+        x.shape[0] >= _LEAST_BATCH
+        and any(count % _LIBRARY_BLOCK for count in channels)
+        and max(channels) <= _MOST_CHANNELS
+        and max(x[0].numel(), result[0].numel()) <= _MOST_PIXELS_PER_SAMPLE
+    )
+
+
+def _arguments(node: torch.fx.Node) -> tuple[Any, ...]:
+    arguments: tuple[Any, ...] = node.args
+    if node.target is aten.convolution.default:
+        x, weight, bias, stride, padding, *_ = arguments
+        return x, weight, bias, _pair(stride), _pair(padding)
+    grad, x, weight, _, stride, padding, *_, mask = arguments
+    return grad, x, weight, _pair(stride), _pair(padding), list(mask)
+
+
+def _pair(values: Sequence[int]) -> list[int]:
+    return list(values) * 2 if len(values) == 1 else list(values)

@@ -1,0 +1,38 @@
+"""Moves a program from the host, where it was captured, to a device.
+
+    a = full([2], 1.0, device=cpu); b = constant(host tensor)   ->   the same on cuda:0
+
+Slots move with the session; what a graph itself creates or holds moves here.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from abele import _torch
+from abele.passes._edit import editable, finished
+from abele.program import Program
+
+
+def on_device(program: Program, device: torch.device) -> Program:
+    """The same program with every value on ``device``."""
+    graph = editable(program)
+    for node in graph.graph.nodes:
+        if "device" in node.kwargs:
+            node.kwargs = {**node.kwargs, "device": device}
+    for name, constant in list(graph.named_buffers()):
+        setattr(graph, name, constant.to(device))
+    # Shapes and types stay; where each value lives is told by running on tensors without data.
+    mode = _torch.FakeTensorMode(allow_non_fake_inputs=True)
+    with mode, torch.no_grad():
+        for node in graph.graph.nodes:
+            node.meta["val"] = _moved(node.meta.get("val"), device)
+    return finished(program, graph)
+
+
+def _moved(value: object, device: torch.device) -> object:
+    if isinstance(value, torch.Tensor):
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+    if isinstance(value, list | tuple):
+        return type(value)(_moved(item, device) for item in value)
+    return value

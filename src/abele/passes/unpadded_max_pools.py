@@ -1,0 +1,50 @@
+"""Gives max pooling over windows inside the image to our own kernel.
+
+    a = max_pool2d_with_indices(x, [2, 2], [2, 2])   ->   a = max_pool(x, [2, 2], [2, 2])
+
+Generated code compares pixel by pixel; the kernel compares eight windows at a time. Values and
+indices are the same to the bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from abele.ops import max_pool
+from abele.passes._edit import editable, finished, substitute
+from abele.program import Program
+
+aten = torch.ops.aten
+
+
+def unpadded_max_pools(program: Program) -> Program:
+    """Replaces max pools of 2x2 windows that overlap neither each other nor a border."""
+    graph = editable(program)
+    for node in graph.graph.nodes:
+        arguments: tuple[Any, ...] = node.args
+        if node.target is aten.max_pool2d_with_indices.default and _ours(*arguments):
+            substitute(node, max_pool.forward, (arguments[0], [2, 2], [2, 2]))
+    return finished(program, graph)
+
+
+def _ours(
+    x: torch.fx.Node,
+    kernel: list[int],
+    stride: list[int] = [],  # noqa: B006
+    padding: list[int] = [0],  # noqa: B006
+    dilation: list[int] = [1],  # noqa: B006
+    ceil_mode: bool = False,
+) -> bool:
+    value = x.meta["val"]
+    return (
+        value.dtype is torch.float32
+        and value.dim() == 4
+        and value.is_contiguous()
+        and set(kernel) == {2}
+        and set(stride) <= {2}
+        and set(padding) == {0}
+        and set(dilation) == {1}
+        and not ceil_mode
+    )

@@ -1,0 +1,161 @@
+"""The C++ kernels against torch in double precision."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shutil
+
+import pytest
+import torch
+
+from abele import kernels
+from abele.errors import CompilerError
+from abele.kernels.direct import Kernels
+
+aten = torch.ops.aten
+compiler = shutil.which("g++") or shutil.which("clang++")
+pytestmark = [
+    pytest.mark.compiler,
+    pytest.mark.skipif(compiler is None, reason="no C++ compiler on PATH"),
+]
+
+# in channels, out channels, kernel, stride, padding, height and width
+CASES = [
+    (1, 5, (3, 3), (1, 1), (0, 0), (14, 14)),
+    (5, 12, (5, 5), (1, 1), (0, 0), (13, 13)),
+    (1, 1, (1, 1), (1, 1), (0, 0), (1, 1)),
+    (3, 7, (1, 1), (1, 1), (0, 0), (6, 9)),
+    (17, 2, (1, 1), (2, 2), (1, 1), (7, 7)),
+    (2, 13, (3, 3), (2, 2), (1, 1), (9, 8)),
+    (4, 31, (3, 5), (1, 2), (2, 1), (8, 11)),
+    (32, 3, (5, 3), (2, 1), (2, 0), (9, 9)),
+    (13, 32, (3, 3), (1, 1), (1, 1), (5, 17)),
+    (6, 6, (5, 5), (2, 2), (2, 2), (10, 10)),
+    (2, 3, (2, 7), (3, 3), (1, 3), (8, 13)),
+    (3, 4, (4, 1), (1, 3), (2, 2), (5, 6)),
+]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    return Kernels(compiler, tmp_path_factory.mktemp("kernels") / "kernels.so")
+
+
+def error(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return ((found.double() - exact).norm() / exact.norm().clamp_min(1e-30)).item()
+
+
+def assert_as_exact_as_torch(found, plain, exact):
+    # A factor for sums in another order, a little for results that torch happens to hit exactly.
+    assert found.shape == exact.shape
+    assert error(found, exact) <= 2 * error(plain, exact) + 3e-7
+
+
+def tensors(batch, case, dtype=torch.float32):
+    channels, filters, kernel, stride, padding, size = case
+    x = torch.randn(batch, channels, *size, dtype=dtype)
+    weight = torch.randn(filters, channels, *kernel, dtype=dtype)
+    grad = torch.randn_like(aten.conv2d(x, weight, None, stride, padding))
+    return x, weight, torch.randn(filters, dtype=dtype), grad
+
+
+def backward(grad, x, weight, stride, padding, mask):
+    rest = [weight.shape[0]], stride, padding, [1, 1], False, [0, 0], 1, mask
+    return aten.convolution_backward(grad, x, weight, *rest)
+
+
+# Two threads share one block of samples, take one each, or share three.
+@pytest.mark.parametrize(
+    ("batch", "threads"), [(1, 1), (8, 1), (16, 2), (20, 1), (20, 2), (33, 1), (33, 2)]
+)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_forward_and_backward(own, case, batch, threads):
+    torch.manual_seed(0)
+    *_, stride, padding, _ = case
+    x, weight, bias, grad = tensors(batch, case)
+    for each in (bias, None):
+        found = own.conv(x, weight, each, stride, padding, threads)
+        plain = aten.conv2d(x, weight, each, stride, padding)
+        wide = None if each is None else each.double()
+        exact = aten.conv2d(x.double(), weight.double(), wide, stride, padding)
+        assert_as_exact_as_torch(found, plain, exact)
+    mask = [True] * 3
+    found = own.conv_backward(grad, x, weight, stride, padding, mask, threads)
+    plain = backward(grad, x, weight, stride, padding, mask)
+    exact = backward(grad.double(), x.double(), weight.double(), stride, padding, mask)
+    for ours, theirs, referee in zip(found, plain, exact, strict=True):
+        assert_as_exact_as_torch(ours, theirs, referee)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("batch", [16, 64])
+@pytest.mark.parametrize("mask", list(itertools.product([False, True], repeat=3))[1:], ids=str)
+def test_gradients_do_not_depend_on_which_are_wanted(own, mask, batch, threads):
+    case = CASES[1]
+    x, weight, _, grad = tensors(batch, case)
+    found = own.conv_backward(grad, x, weight, (1, 1), (0, 0), mask, threads)
+    everything = own.conv_backward(grad, x, weight, (1, 1), (0, 0), [True] * 3, threads)
+    for ours, all_, wanted in zip(found, everything, mask, strict=True):
+        assert ours is None if not wanted else torch.equal(ours, all_)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_special_values_reach_the_result(own, value):
+    x, weight, bias, grad = tensors(17, CASES[1])
+    x[16, 3, 6, 6] = value
+    found = own.conv(x, weight, bias, (1, 1), (0, 0))
+    expected = aten.conv2d(x, weight, bias)
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.isinf(), expected.isinf())
+    grad[16, 2, 4, 4] = value
+    found = own.conv_backward(grad, x, weight, (1, 1), (0, 0), [True] * 3)
+    expected = backward(grad, x, weight, (1, 1), (0, 0), [True] * 3)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours.isfinite(), theirs.isfinite())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("size", [(2, 2), (5, 7), (26, 26), (17, 150)])
+@pytest.mark.parametrize("kind", ["random", "ties", "special"])
+def test_max_pool_equals_torch(own, kind, size, threads):
+    torch.manual_seed(0)
+    x = torch.randn(3, 5, *size) if kind == "random" else torch.randint(-2, 2, (3, 5, *size)) * 1.0
+    if kind == "special":
+        x[torch.rand_like(x) < 0.3] = math.nan
+        x[torch.rand_like(x) < 0.2] = -math.inf
+    values, indices = own.max_pool(x, (2, 2), (2, 2), threads)
+    expected, expected_indices = aten.max_pool2d_with_indices(x, [2, 2], [2, 2])
+    assert torch.equal(indices, expected_indices)
+    torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_compiler_that_fails_is_named_and_quoted(tmp_path, monkeypatch):
+    broken = tmp_path / "broken.cpp"
+    broken.write_text("#error this is not C++\n")
+    monkeypatch.setattr(kernels, "KERNELS", (str(broken),))
+    with pytest.raises(CompilerError, match="could not be compiled") as caught:
+        kernels.shared_library(compiler, tmp_path / "kernels.so")
+    assert "this is not C++" in caught.value.log
+
+
+@pytest.fixture
+def cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kernels, "KERNELS", ("max_pool.cpp",))
+    kernels._cache_folder.cache_clear()
+    yield tmp_path
+    kernels._cache_folder.cache_clear()
+
+
+def test_the_static_library_is_compiled_once(cache_folder):
+    first = kernels.static_library(compiler, "here")
+    stamp = first.stat().st_mtime_ns
+    assert kernels.static_library(compiler, "here") == first
+    assert first.stat().st_mtime_ns == stamp
+    assert list((cache_folder / "abele").iterdir()) == [first]
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(cache_folder):
+    (cache_folder / "abele").write_text("a file where the folder should be")
+    assert kernels.static_library(compiler, "here").exists()
