@@ -9,9 +9,12 @@ from poptorch import _vendor_check
 _vendor_check.refuse_second_distribution()
 
 from poptorch import _logging, enums, ops, optim, options  # noqa: E402 - the check comes first
+from poptorch._accessor import AsynchronousDataAccessor  # noqa: E402
 from poptorch._custom_types import ICustomArgParser, registerCustomArgParser  # noqa: E402
+from poptorch._dataloader import DataLoader  # noqa: E402
 from poptorch._error import Error, RecoverableError, UnrecoverableError  # noqa: E402
 from poptorch._executor import PoplarExecutor  # noqa: E402
+from poptorch._hooks import registerPostCompileHook, registerPreCompileHook  # noqa: E402
 from poptorch._logging import logger, setLogLevel  # noqa: E402
 from poptorch._version import __version__  # noqa: E402
 from poptorch._wrap import inferenceModel, trainingModel  # noqa: E402

@@ -1,4 +1,4 @@
-"""Arguments of a wrapped model: bound to forward's signature, flattened, recorded, compared.
+"""Arguments of a call, bound to the signature of a model's forward.
 
 The first call decides what a program is made for. Later calls must bring the same structure: the
 same containers, types, shapes and constants; anything else is an error, never a recompilation.
@@ -11,40 +11,44 @@ from typing import Any
 
 import torch
 
-from poptorch._custom_types import parser_for
+from poptorch import _structure
 from poptorch._error import error
-
-_ADVICE = (
-    "A wrapped model is compiled once, for the arguments of its first call. "
-    "Create a new wrapper, or call destroy() on this one, to compile for other arguments."
-)
+from poptorch._structure import Leaf
 
 
 @dataclass(frozen=True)
 class Bound:
-    """One call's arguments: values by position, then values that only have a name."""
+    """One call's arguments: values by position, then values that only have a name.
+
+    Attributes:
+        names: of the values by position.
+        positional: as given by position or by name, or defaults.
+        keywords: values whose names are not those of positions.
+        defaulted: how many of the last positional values are defaults.
+    """
 
     names: tuple[str, ...]
     positional: tuple[Any, ...]
     keywords: dict[str, Any]
+    defaulted: int = 0
 
 
 class Binder:
     """Binds calls to the signature of a model's ``forward``."""
 
     def __init__(self, forward: Callable):
-        self._parameters = list(inspect.signature(forward).parameters.values())
+        parameters = list(inspect.signature(forward).parameters.values())
         self._by_position = [
-            p for p in self._parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+            p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         ]
-        self._rest = next((p for p in self._parameters if p.kind is p.VAR_POSITIONAL), None)
-        self._any_keyword = any(p.kind is p.VAR_KEYWORD for p in self._parameters)
-        self._keyword_only = [p for p in self._parameters if p.kind is p.KEYWORD_ONLY]
+        self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+        self._any_keyword = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self._keyword_only = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Bound:
         """Orders the arguments of one call.
 
-        Keywords that have a position are moved there; defaults fill gaps before them.
+        Keywords that have a position are moved there; defaults fill what is not given.
 
         Raises:
             AssertionError: too many arguments, an unknown keyword, or one given twice.
@@ -53,25 +57,13 @@ class Binder:
         self._check(args, kwargs)
         given = dict(zip((p.name for p in self._by_position), args, strict=False))
         given |= {p.name: kwargs[p.name] for p in self._by_position if p.name in kwargs}
-        last = max((i for i, p in enumerate(self._by_position) if p.name in given), default=-1)
-        names, values = [], []
-        for index, parameter in enumerate(self._by_position):
-            if parameter.name in given or parameter.default is parameter.empty:
-                values.append(_given(parameter, given))
-            elif index < last:
-                values.append(parameter.default)
-            else:
-                break
-            names.append(parameter.name)
-        for index, value in enumerate(args[len(self._by_position) :]):
-            names.append(f"{self._rest.name}[{index}]")
-            values.append(value)
-        taken = {p.name for p in self._by_position}
-        keywords = {name: value for name, value in kwargs.items() if name not in taken}
-        for parameter in self._keyword_only:
-            if parameter.default is parameter.empty:
-                _given(parameter, keywords)
-        return Bound(tuple(names), tuple(values), keywords)
+        rest = tuple(args[len(self._by_position) :])
+        names = [p.name for p in self._by_position]
+        names += [f"{self._rest}[{index}]" for index in range(len(rest))]
+        values = tuple(_value(parameter, given) for parameter in self._by_position)
+        keywords = {name: value for name, value in kwargs.items() if name not in given}
+        keywords |= {p.name: _value(p, keywords) for p in self._keyword_only}
+        return Bound(tuple(names), values + rest, keywords, len(names) - len(given) - len(rest))
 
     def _check(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         if len(args) > len(self._by_position) and self._rest is None:
@@ -90,169 +82,48 @@ class Binder:
                 )
 
 
-def _given(parameter: inspect.Parameter, given: dict[str, Any]) -> Any:
-    if parameter.name not in given:
+def _value(parameter: inspect.Parameter, given: dict[str, Any]) -> Any:
+    if parameter.name in given:
+        return given[parameter.name]
+    if parameter.default is parameter.empty:
         raise error(f"Mandatory parameter {parameter.name} missing in the call of the model.")
-    return given[parameter.name]
+    return parameter.default
 
 
-@dataclass(frozen=True)
-class Leaf:
-    """A tensor, recorded by what a later one must have in common with it."""
+class Recorded:
+    """The arguments of the first call, with which all later ones are compared."""
 
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+    def __init__(self, bound: Bound):
+        self._names = bound.names
+        self._positional = tuple(map(_structure.record, bound.positional))
+        self._keywords = {k: _structure.record(v) for k, v in bound.keywords.items()}
+        given = self._positional[: len(self._positional) - bound.defaulted]
+        leaves = tuple(part for part in given if isinstance(part, Leaf))
+        #: What a call looks like that brings tensors by position and nothing else.
+        self.plain = leaves if len(leaves) == len(given) and not self._keywords else None
 
+    def check(self, bound: Bound) -> None:
+        """Compares the arguments of a call.
 
-@dataclass(frozen=True)
-class Constant:
-    """Any value that is not a tensor; it is part of the program."""
+        Raises:
+            poptorch.Error: naming the first one that differs and how.
+        """
+        _structure.check_count(len(self._positional), len(bound.positional))
+        for name, spec, value in zip(self._names, self._positional, bound.positional, strict=True):
+            _structure.check_same(spec, _structure.record(value), name)
+        _structure.check_keys(tuple(self._keywords), tuple(bound.keywords), "keyword arguments")
+        for name, spec in self._keywords.items():
+            _structure.check_same(spec, _structure.record(bound.keywords[name]), name)
 
-    value: Any
+    def tensors(self, bound: Bound) -> Iterator[torch.Tensor]:
+        """The tensors of a call, in the order in which programs take them."""
+        for spec, value in zip(self._positional, bound.positional, strict=True):
+            yield from _structure.tensors(value, spec)
+        for name, spec in self._keywords.items():
+            yield from _structure.tensors(bound.keywords[name], spec)
 
-
-@dataclass(frozen=True)
-class Node:
-    """A container: its type, the keys of its parts if it has any, its parts, and an example."""
-
-    kind: type
-    keys: tuple[Any, ...] | None
-    parts: tuple[Any, ...]
-    example: Any = None
-
-
-def record(value: Any) -> Leaf | Constant | Node:
-    """Describes a structure of tensors and constants."""
-    if isinstance(value, torch.Tensor):
-        return Leaf(tuple(value.shape), value.dtype)
-    parser = parser_for(value)
-    if parser is not None:
-        parts = tuple(record(tensor) for tensor in parser.yieldTensors(value))
-        return Node(type(value), None, parts, value)
-    if isinstance(value, dict):
-        return Node(type(value), tuple(value), tuple(map(record, value.values())), value)
-    if isinstance(value, tuple | list):
-        return Node(type(value), None, tuple(map(record, value)), value)
-    return Constant(value)
-
-
-def tensors(value: Any, like: Leaf | Constant | Node) -> Iterator[torch.Tensor]:
-    """The tensors of a structure, in the order of the recorded one."""
-    if isinstance(like, Leaf):
-        yield value
-    elif isinstance(like, Node):
-        parser = parser_for(value)
-        if parser is not None:
-            yield from parser.yieldTensors(value)
-            return
-        parts = (value[key] for key in like.keys) if like.keys is not None else iter(value)
-        for part, description in zip(parts, like.parts, strict=True):
-            yield from tensors(part, description)
-
-
-def rebuild(like: Leaf | Constant | Node, values: Iterator[Any]) -> Any:
-    """The recorded structure with other tensors in it."""
-    if isinstance(like, Leaf):
-        return next(values)
-    if isinstance(like, Constant):
-        return like.value
-    parser = parser_for(like.example)
-    if parser is not None:
-        return parser.reconstruct(like.example, values)
-    parts = [rebuild(part, values) for part in like.parts]
-    if like.keys is not None:
-        return _dict_like(like, dict(zip(like.keys, parts, strict=True)))
-    if hasattr(like.kind, "_fields"):  # a named tuple takes its parts one by one
-        return like.kind(*parts)
-    return like.kind(parts)
-
-
-def _dict_like(like: Node, items: dict) -> Any:
-    if like.kind is dict:
-        return items
-    # Subclasses such as transformers' ModelOutput are made from keywords or items.
-    return like.kind(items)
-
-
-def check_same(recorded: Any, found: Any, name: str) -> None:
-    """Compares one argument with the recorded one.
-
-    Raises:
-        poptorch.Error: naming the part that differs and how.
-    """
-    if isinstance(recorded, Leaf):
-        _check_tensor(recorded, found, name)
-    elif isinstance(recorded, Constant):
-        _check_constant(recorded, found, name)
-    else:
-        _check_container(recorded, found, name)
-
-
-def _mismatch(what: str, name: str, expected: Any, found: Any) -> Exception:
-    return error(f"{what} mismatch for {name}: expected {expected}, found {found}. {_ADVICE}")
-
-
-def _check_tensor(recorded: Leaf, found: Any, name: str) -> None:
-    if not isinstance(found, Leaf):
-        raise _mismatch("Type", name, "a torch.Tensor", _kind(found))
-    if found.dtype != recorded.dtype:
-        raise _mismatch("Data type", name, recorded.dtype, found.dtype)
-    if found.shape != recorded.shape:
-        raise _mismatch("Shape", name, list(recorded.shape), list(found.shape))
-
-
-def _check_constant(recorded: Constant, found: Any, name: str) -> None:
-    if not isinstance(found, Constant) or type(found.value) is not type(recorded.value):
-        raise _mismatch("Type", name, _kind(recorded), _kind(found))
-    if found.value is not recorded.value and not bool(found.value == recorded.value):
-        raise _mismatch("Value", name, repr(recorded.value), repr(found.value))
-
-
-def _check_container(recorded: Node, found: Any, name: str) -> None:
-    if not isinstance(found, Node) or found.kind is not recorded.kind:
-        raise _mismatch("Type", name, _kind(recorded), _kind(found))
-    if recorded.keys is not None:
-        check_keys(recorded.keys, found.keys, name)
-        parts = dict(zip(found.keys, found.parts, strict=True))
-        for key, part in zip(recorded.keys, recorded.parts, strict=True):
-            check_same(part, parts[key], f"{name}[{key}]")
-        return
-    if len(recorded.parts) != len(found.parts):
-        raise _mismatch("Length", name, len(recorded.parts), len(found.parts))
-    for index, (old, new) in enumerate(zip(recorded.parts, found.parts, strict=True)):
-        check_same(old, new, f"{name}[{index}]")
-
-
-def check_keys(expected: Sequence[Any], found: Sequence[Any], name: str) -> None:
-    """Compares the keys of two dictionaries, in any order.
-
-    Raises:
-        poptorch.Error: naming missing and unexpected keys.
-    """
-    missing = [key for key in expected if key not in found]
-    unexpected = [key for key in found if key not in expected]
-    if missing or unexpected:
-        parts = [f"Missing arguments: {', '.join(map(str, missing))}."] if missing else []
-        if unexpected:
-            parts.append(f"Unexpected arguments: {', '.join(map(str, unexpected))}.")
-        raise error(f"Keys mismatch for {name}: {' '.join(parts)} {_ADVICE}")
-
-
-def check_count(expected: int, found: int) -> None:
-    """Compares the numbers of positional arguments.
-
-    Raises:
-        poptorch.Error: they differ.
-    """
-    if expected != found:
-        raise error(
-            f"Number of positional arguments mismatch: expected {expected}, found {found}. "
-            f"{_ADVICE}"
-        )
-
-
-def _kind(recorded: Any) -> str:
-    if isinstance(recorded, Leaf):
-        return "a torch.Tensor"
-    kind = type(recorded.value) if isinstance(recorded, Constant) else recorded.kind
-    return kind.__name__
+    def rebuild(self, flat: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments and keyword arguments with other tensors in them."""
+        values = iter(flat)
+        positional = [_structure.rebuild(spec, values) for spec in self._positional]
+        return positional, {k: _structure.rebuild(s, values) for k, s in self._keywords.items()}

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from abele.build import BuildRecord
+from abele.building import BuildRecord
 from abele.module_state import ModuleState, parameter_names
-from poptorch import _compiled, _optimizer, _translate, _weights
+from abele.update_rules import UpdateRule
+from poptorch import _optimizer, _progress, _random_state, _translate, _weights
 from poptorch._arguments import Binder, Bound
 from poptorch._compiled import CompiledModel
 from poptorch._error import error
@@ -51,10 +52,11 @@ class PoplarExecutor:
         self._compiled: CompiledModel | None = None
         self._attached = False
         self._host_is_stale = False
-        self._version = 0  # counts changes of the device's weights
-        self._seen_version = -1
+        self._shared = _weights.shared_by(self._user_model)
+        self._seen_version = self._shared.version
         self._compile_seconds: float | None = None
-        self._rule = None
+        self._watch = _optimizer.AttributeWatch(relaxed=options._relax_optimizer_checks)
+        self._rule: UpdateRule | None = None
         self.per_replica_params: dict[str, Any] = {}
         if training:
             self._rule = self._rule_of(optimizer)
@@ -143,43 +145,61 @@ class PoplarExecutor:
             AssertionError: the rows do not divide, or the connection type is Never.
             poptorch.Error: arguments unlike the first call's, or a model that cannot be compiled.
         """
-        compiled = self._compiled
-        bound = None
-        if compiled is None or kwargs or not compiled.matches(args):
+        compiled = self._compiled if self._attached else None
+        # The plain case is checked first and costs least: see benchmarks of the call overhead.
+        plain = compiled is not None and not kwargs and compiled.matches(args)
+        if compiled is None or not plain:
             bound = self._binder.bind(args, kwargs)
+            compiled = compiled or self._made_ready(bound)
+        if not self._training:
+            self._refresh()
+        with translated:
+            result = compiled.run_plain(args) if plain else compiled.run(bound)
+        if self._training:
+            self._host_is_stale = True
+            self._shared.version += 1
+        return result
+
+    def _made_ready(self, bound: Bound) -> CompiledModel:
+        """Compiles if that has not been done, and takes the device."""
         if self._options.connection_type == ConnectionType.Never:
             raise AssertionError(
                 "Trying to run a model on an offline device (ConnectionType.Never). "
                 "Only compile() is possible; choose another connection type to run."
             )
+        compiled = self._compiled
         if compiled is None:
             compiled = self._compile(bound)
         if not self._attached:
             self.attachToDevice()
-        if not self._training:
-            self._refresh()
-        with translated():
-            result = compiled.run_plain(args) if bound is None else compiled.run(bound)
-        if self._training:
-            self._host_is_stale = True
-            self._version += 1
-        return result
+        return compiled
 
     def _compile(self, bound: Bound) -> CompiledModel:
         started = time.perf_counter()
-        trainer = _weights.owner_of(self._user_model)
-        if trainer is not None and trainer is not self:
+        if self._training:
+            self._wrap_again()
+        trainer = self._shared.trainer
+        if trainer is not None:
             trainer.copyWeightsToHostIfNeeded()
-        with translated():
-            self._compiled = CompiledModel(
-                self._module, bound, self._config, self._rule, self._options
-            )
-        self._seen_version = -1 if trainer is None else trainer._version
-        self._attached = self._options.connection_type != ConnectionType.Never
+        with translated:
+            compiled = CompiledModel(self._module, bound, self._config, self._rule, self._options)
+        self._compiled = compiled
+        self._seen_version = self._shared.version
+        self._attached = self._options.connection_type == ConnectionType.Always
         self._compile_seconds = time.perf_counter() - started
         if self._options._show_compilation_progress_bar:
-            tqdm.write(_compiled.summary(self._compiled.record), file=sys.stderr)
-        return self._compiled
+            tqdm.write(_progress.summary(compiled.record), file=sys.stderr)
+        return compiled
+
+    def _wrap_again(self) -> None:
+        """After ``destroy`` the module is its plain self; training it needs the wrapping back."""
+        if not self._shared.wrapped:
+            _weights.wrap(self._user_model, self)
+        elif self._shared.trainer is not self:
+            raise RuntimeError(
+                "Model has already been wrapped in 'poptorch.trainingModel' since this wrapper was "
+                "destroyed. Use the newer wrapper, or call model.destroy() first."
+            )
 
     def _get_compiled(self) -> CompiledModel:
         if self._compiled is None:
@@ -188,11 +208,13 @@ class PoplarExecutor:
 
     def _refresh(self) -> None:
         """Brings an inference model in step with the wrapper that trains the same module."""
-        trainer = _weights.owner_of(self._user_model)
-        if trainer is not None and trainer._version != self._seen_version:
+        if self._shared.version == self._seen_version:
+            return
+        trainer = self._shared.trainer
+        if trainer is not None:
             trainer.copyWeightsToHostIfNeeded()
-            self.copyWeightsToDevice()
-            self._seen_version = trainer._version
+        self.copyWeightsToDevice()
+        self._seen_version = self._shared.version
 
     # -- weights ---------------------------------------------------------------------------
 
@@ -205,6 +227,22 @@ class PoplarExecutor:
             value.copy_(session.params[name])
         for name, value in host.buffers.items():
             value.copy_(session.buffers[0][name])
+
+    def copyNamedBuffersToDevice(self) -> None:
+        """Copies the buffers named by ``options.updatableNamedBuffers`` to the device.
+
+        Raises:
+            poptorch.Error: not compiled, or no buffers were named.
+        """
+        session = self._get_compiled().session
+        names = self._options._Popart.options.get("updatableNamedBuffers")
+        if not names:
+            raise error(
+                "No named buffers marked as updatable. Name them with "
+                "options.updatableNamedBuffers([...]), or call copyWeightsToDevice()."
+            )
+        host = ModuleState.of(self._module).buffers
+        session.write_buffers({name: host[name] for name in names})
 
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Does so if the device has newer ones; returns whether it did."""
@@ -222,7 +260,8 @@ class PoplarExecutor:
         host = ModuleState.of(self._module)
         session.write_params(host.params)
         session.write_buffers(host.buffers)
-        self._version += 1
+        if self._training:
+            self._shared.version += 1
 
     def load_state_dict(self, state_dict: dict[str, torch.Tensor], strict: bool = True) -> Any:
         """Loads into the user's module, then sends the weights to the device if attached."""
@@ -238,21 +277,35 @@ class PoplarExecutor:
             poptorch.Error: a value that was compiled in has changed.
             AssertionError: unsupported optimizer class.
         """
-        rule = self._rule_of(optimizer)
-        if self._compiled is not None:
-            changed = _optimizer.same_structure(self._rule, rule)
-            if changed is not None:
-                raise error(
-                    "The optimizer is not a valid replacement, because it changes what was "
-                    f"compiled in: {changed}. Pass the value to the optimizer's constructor or "
-                    "call optimizer.variable_attrs.markAsVariable(...) before compiling."
-                )
-            for name, value in rule.hyper().items():
-                self._compiled.session.set_hyper(name, value)
-        self._rule = rule
+        self._rule = self._rule_of(optimizer)
 
-    def _rule_of(self, optimizer: Any) -> Any:
-        return _optimizer.to_update_rule(optimizer, parameter_names(self._module))
+    def _rule_of(self, optimizer: Any) -> UpdateRule:
+        names = parameter_names(self._module)
+        rule = _optimizer.to_update_rule(optimizer, names, warn=self._rule is None)
+        self._watch.look(optimizer)
+        # The device steps, unseen by torch's schedulers, which would warn of a missing step().
+        optimizer._opt_called = True
+        if self._rule is None or self._compiled is None:
+            return rule
+        rule = _optimizer.replacement(self._rule, rule)
+        before = self._rule.hyper()
+        for name, value in rule.hyper().items():
+            if value != before[name]:
+                self._compiled.session.set_hyper(name, value)
+        return rule
+
+    @property
+    def rng_state(self) -> list[int]:
+        """The seed and the state of the random numbers; may be set to continue from it.
+
+        Raises:
+            poptorch.Error: not compiled.
+        """
+        return _random_state.read(self._get_compiled().session)
+
+    @rng_state.setter
+    def rng_state(self, numbers: list[int]) -> None:
+        _random_state.write(self._get_compiled().session, numbers)
 
     # -- the device ------------------------------------------------------------------------
 
@@ -298,6 +351,7 @@ class PoplarExecutor:
         # At interpreter exit nobody can read them any more, and torch objects to being used.
         if sys.is_finalizing():
             return
-        if getattr(self, "_host_is_stale", False) and self._compiled is not None:
+        # At the end of the process nobody can read them, and torch may be half gone.
+        if getattr(self, "_host_is_stale", False) and not sys.is_finalizing():
             with contextlib.suppress(Exception):
                 self.copyWeightsToHost()

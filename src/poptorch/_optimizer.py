@@ -5,7 +5,7 @@ Only attributes are read; ``step`` and ``zero_grad`` are never called.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from abele import update_rules
 from abele.update_rules import RULES, Group, UpdateRule
 from poptorch import optim
+from poptorch._error import error
 from poptorch._logging import logger
 
 
@@ -65,12 +66,13 @@ _NEUTRAL = {"weight_decay": 0.0, "momentum": 0.0, "dampening": 0.0, "eps": 1e-8}
 _ALWAYS_CONSTANT = ("betas", "alpha")
 
 
-def to_update_rule(optimizer: Any, names: Mapping[int, str]) -> UpdateRule:
+def to_update_rule(optimizer: Any, names: Mapping[int, str], *, warn: bool = False) -> UpdateRule:
     """Reduces an optimizer to what a program needs of it.
 
     Args:
         optimizer: one of torch's or this package's SGD, Adam, AdamW, RMSprop, LAMB.
         names: names of the model's parameters by ``id``.
+        warn: log what in the optimizer is unlikely to do what its author expects.
 
     Raises:
         AssertionError: unsupported class, missing or non-numeric attribute.
@@ -81,6 +83,8 @@ def to_update_rule(optimizer: Any, names: Mapping[int, str]) -> UpdateRule:
         _group(optimizer, kind, index, group, names)
         for index, group in enumerate(optimizer.param_groups)
     )
+    if warn:
+        _warn(optimizer, kind, groups)
     scaling = _number("loss_scaling", getattr(optimizer, "loss_scaling", 1.0))
     first = getattr(optimizer, "first_order_momentum_accum_type", torch.float32)
     second = getattr(optimizer, "second_order_momentum_accum_type", torch.float32)
@@ -101,18 +105,31 @@ def to_update_rule(optimizer: Any, names: Mapping[int, str]) -> UpdateRule:
 def _kind_of(optimizer: Any) -> _Kind:
     for kind in _KINDS:
         if isinstance(optimizer, kind.classes):
-            if type(optimizer) not in kind.classes:
-                logger.warning(
-                    "Optimizer %s is a subclass of %s: its Python code does not run in a wrapped "
-                    "model, only its attributes are read.",
-                    type(optimizer).__name__,
-                    kind.classes[0].__name__,
-                )
             return kind
     raise AssertionError(
         f"Unsupported optimizer type {type(optimizer).__name__}. Use SGD, Adam, AdamW, RMSprop or "
         "LAMB of poptorch.optim, or the first four of torch.optim."
     )
+
+
+def _warn(optimizer: Any, kind: _Kind, groups: tuple[Group, ...]) -> None:
+    name = type(optimizer).__name__
+    if type(optimizer) not in kind.classes:
+        logger.warning(
+            "Optimizer %s is a subclass of %s: its Python code does not run in a wrapped model, "
+            "only its attributes are read.",
+            name,
+            kind.classes[0].__name__,
+        )
+    held = any(group["params"] for group in optimizer.param_groups)
+    if held and not any(group.params for group in groups):
+        logger.warning(
+            "Optimizer %s holds none of the model's parameters: nothing will be trained. Make it "
+            "from model.parameters() of the model that is wrapped.",
+            name,
+        )
+    if getattr(optimizer, "velocity_scaling", 1.0) != 1.0 and not optimizer.use_combined_accum:
+        logger.warning("velocity_scaling is ignored: the accumulators are separate.")
 
 
 def _group(
@@ -179,16 +196,44 @@ def _is_variable(optimizer: Any, name: str, value: Any) -> bool:
     return value != (_NEUTRAL.get(name, 1.0) if neutral is None else neutral)
 
 
-def same_structure(old: UpdateRule, new: UpdateRule) -> str | None:
-    """The constant in which two rules differ, or ``None`` if one may replace the other."""
+def replacement(old: UpdateRule, new: UpdateRule) -> UpdateRule:
+    """``new`` in the form in which it can take the place of the compiled ``old``.
+
+    Raises:
+        poptorch.Error: it changes what was compiled in.
+    """
+    if len(old.groups) == len(new.groups):
+        new = replace(new, groups=tuple(map(_as_before, old.groups, new.groups)))
+    changed = _difference(old, new)
+    if changed is not None:
+        raise error(
+            "The optimizer is not a valid replacement, because it changes what was compiled in: "
+            f"{changed}. Pass the value to the optimizer's constructor or call "
+            "optimizer.variable_attrs.markAsVariable(...) before compiling."
+        )
+    return new
+
+
+def _as_before(old: Group, new: Group) -> Group:
+    # A momentum that was compiled as variable may become zero; its buffer stays.
+    if old.variable - new.variable == {"momentum"} and new.values.get("momentum") == 0:
+        return replace(new, variable=new.variable | {"momentum"})
+    return new
+
+
+def _difference(old: UpdateRule, new: UpdateRule) -> str | None:
+    """The constant in which two rules differ."""
     if (old.kind, len(old.groups)) != (new.kind, len(new.groups)):
-        return f"the optimizer's type or number of groups: {old.kind} x {len(old.groups)}"
+        return (
+            f"the optimizer's type or number of groups: {old.kind} with {len(old.groups)} to "
+            f"{new.kind} with {len(new.groups)}"
+        )
     for index, (before, after) in enumerate(zip(old.groups, new.groups, strict=True)):
         if before.params != after.params:
             return f"the parameters of group {index}"
         if before.variable != after.variable:
             changed = ", ".join(sorted(before.variable ^ after.variable))
-            return f"whether {changed} of group {index} is constant or variable"
+            return f"constant {changed} of group {index} becomes variable, or the reverse"
         for name, value in before.values.items():
             if name not in before.variable and after.values.get(name) != value:
                 return f"constant {name} of group {index}: {value} to {after.values.get(name)}"
@@ -200,6 +245,34 @@ def same_structure(old: UpdateRule, new: UpdateRule) -> str | None:
         if getattr(old, name) != getattr(new, name):
             return f"constant {name}: {getattr(old, name)} to {getattr(new, name)}"
     return None
+
+
+class AttributeWatch:
+    """Notices attributes that an optimizer did not have when it was first seen.
+
+    Args:
+        relaxed: say so at debug level only.
+    """
+
+    def __init__(self, *, relaxed: bool):
+        self._log = logger.debug if relaxed else logger.warning
+        self._kind: type | None = None
+        self._known: set[tuple[str, str]] = set()
+
+    def look(self, optimizer: Any) -> None:
+        """Logs each new attribute once."""
+        found = {("optimizer", n) for n, v in vars(optimizer).items() if _is_setting(n, v)}
+        for index, group in enumerate(optimizer.param_groups):
+            found |= {(f"optimizer group {index}", name) for name in group}
+        if type(optimizer) is not self._kind:
+            self._kind, self._known = type(optimizer), found
+        for where, name in sorted(found - self._known):
+            self._log("Ignoring unexpected %s attribute %s", where, name)
+        self._known |= found
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    return not name.startswith("_") and not callable(value)
 
 
 def host_step(optimizer: Any) -> None:

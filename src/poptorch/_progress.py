@@ -6,6 +6,8 @@ from types import TracebackType
 
 from tqdm import tqdm
 
+from abele.building import BuildRecord
+
 _FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total} [{elapsed}<{remaining}]{postfix}"
 _STEPS = 100
 # A native compile says nothing while it runs; the bar approaches the end of its stage with this
@@ -66,3 +68,13 @@ class CompilationProgress:
             self._bar.set_postfix_str("", refresh=False)
             self._show(1.0)
         self._bar.close()
+
+
+def summary(record: BuildRecord) -> str:
+    """One line: which target runs, which executable, where it came from."""
+    took = sum(record.seconds.values())
+    origin = "loaded from the cache" if record.cache == "hit" else "made"
+    return (
+        f"abele: target {record.target}, executable {record.executable[:12]}, "
+        f"{origin} in {took:.1f} s"
+    )

@@ -6,8 +6,10 @@ nothing has to be called, and nothing is copied until somebody looks.
 """
 
 import functools
+import types
 import weakref
 from collections.abc import Iterator
+from copyreg import _reconstructor  # pyright: ignore[reportAttributeAccessIssue]
 from typing import Any
 
 import torch
@@ -17,29 +19,49 @@ from poptorch._error import error
 
 # What the wrapped classes themselves need; reading these never means reading weights.
 _INTERNAL = frozenset({"__class__", "__dict__", "_poptorch_owner", "__weakref__"})
-_owners: "weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref]" = weakref.WeakKeyDictionary()
 
 
-def owner_of(module: torch.nn.Module) -> Any | None:
-    """The live training executor of a module, if it is wrapped."""
-    reference = _owners.get(module)
-    return None if reference is None else reference()
+class Shared:
+    """What all wrappers of one module know together; it outlives each of them.
+
+    Attributes:
+        version: counts changes of the weights by whichever wrapper trains the module.
+    """
+
+    def __init__(self):
+        self.version = 0
+        self._trainer: weakref.ref | None = None
+
+    @property
+    def wrapped(self) -> bool:
+        """Whether the module is wrapped for training (its executor may be gone)."""
+        return self._trainer is not None
+
+    @property
+    def trainer(self) -> Any | None:
+        """The live executor that trains the module."""
+        return None if self._trainer is None else self._trainer()
 
 
-def is_wrapped(module: torch.nn.Module) -> bool:
-    """Whether the module is wrapped for training (its executor may be gone)."""
-    return module in _owners
+_shared: "weakref.WeakKeyDictionary[torch.nn.Module, Shared]" = weakref.WeakKeyDictionary()
 
 
-def _fetch(tensor: torch.Tensor) -> None:
+def shared_by(module: torch.nn.Module) -> Shared:
+    """The record of a module's wrappers."""
+    return _shared.setdefault(module, Shared())
+
+
+def _fetch(tensor: Any) -> None:
     owner = object.__getattribute__(tensor, "__dict__").get("_poptorch_owner")
     executor = None if owner is None else owner()
     if executor is not None:
         executor.copyWeightsToHostIfNeeded()
 
 
-class _Fetching:
-    """Mixin for tensors: any use fetches newer weights first."""
+class _Fetching(torch.Tensor):
+    """A tensor of which any use fetches newer weights first."""
+
+    _poptorch_owner: weakref.ref
 
     def __getattribute__(self, name: str) -> Any:
         if name not in _INTERNAL:
@@ -48,20 +70,17 @@ class _Fetching:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for value in _tensors((args, kwargs)):
+        for value in _fetching((args, kwargs)):
             _fetch(value)
         with without_torch_function():
             return func(*args, **(kwargs or {}))
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        _fetch(self)
-        return _original(self).__reduce_ex__(protocol)
+    def __reduce_ex__(self, proto: Any) -> Any:
+        return _of_own_class(plain_tensor(self), self).__reduce_ex__(proto)
 
     def __deepcopy__(self, memo: dict) -> Any:
         if id(self) not in memo:
-            _fetch(self)
-            copied = torch.Tensor.clone(torch.Tensor.detach(self))
-            memo[id(self)] = _with_class(copied, self)
+            memo[id(self)] = _of_own_class(plain_tensor(self).clone(), self)
         return memo[id(self)]
 
 
@@ -69,95 +88,98 @@ class PoptorchParameter(_Fetching, torch.nn.Parameter):
     """A parameter of a module that is wrapped for training."""
 
 
-class PoptorchBuffer(_Fetching, torch.Tensor):
+class PoptorchBuffer(_Fetching):
     """A buffer of a module that is wrapped for training."""
 
 
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
+def _fetching(values: Any) -> Iterator[_Fetching]:
     if isinstance(values, _Fetching):
         yield values
     elif isinstance(values, tuple | list):
         for value in values:
-            yield from _tensors(value)
+            yield from _fetching(value)
     elif isinstance(values, dict):
-        yield from _tensors(list(values.values()))
-
-
-def _with_class(plain: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    if isinstance(like, torch.nn.Parameter):
-        requires_grad = torch.Tensor.requires_grad.__get__(like)
-        return torch.nn.Parameter(plain, requires_grad=requires_grad)
-    return plain
-
-
-def _original(tensor: torch.Tensor) -> torch.Tensor:
-    """The same data under the class it had before wrapping."""
-    with without_torch_function():
-        plain = torch.Tensor.as_subclass(torch.Tensor.detach(tensor), torch.Tensor)
-    return _with_class(plain, tensor)
-
-
-@functools.cache
-def _wrapped_class(original: type) -> type:
-    """A subclass of a module's class whose weights are fetched when they are read."""
-
-    def fetch(self: Any) -> bool:
-        executor = owner_of(self)
-        return executor is not None and executor.copyWeightsToHostIfNeeded()
-
-    class Wrapped(original):
-        """The user's class, wrapped for training."""
-
-        _poptorch_original = original
-
-        def __getattribute__(self, name: str) -> Any:
-            if name in ("_parameters", "_buffers", "forward"):
-                fetch(self)
-            return super().__getattribute__(name)
-
-        def __getattr__(self, name: str) -> Any:
-            value = super().__getattr__(name)
-            if isinstance(value, _Fetching):
-                fetch(self)
-            return value
-
-        def copyWeightsToHostIfNeeded(self) -> bool:
-            """Fetches newer weights; returns whether there were any."""
-            return fetch(self)
-
-        def destroy(self) -> None:
-            """Destroys the executor that trains this module, if it is alive, and unwraps it."""
-            executor = owner_of(self)
-            if executor is not None:
-                executor.destroy()
-            unwrap(self)
-
-        def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-            fetch(self)
-            state = super().state_dict(*args, **kwargs)
-            for key, value in state.items():
-                if isinstance(value, _Fetching):
-                    state[key] = plain_tensor(value)
-            return state
-
-        def __reduce_ex__(self, protocol: Any) -> Any:
-            fetch(self)
-            made, (_, *rest), *state = super().__reduce_ex__(protocol)
-            return made, (original, *rest), *state
-
-    Wrapped.__name__ = f"Poptorch{original.__name__}"
-    Wrapped.__qualname__ = Wrapped.__name__
-    Wrapped.__doc__ = original.__doc__
-    return Wrapped
+        for value in values.values():
+            yield from _fetching(value)
 
 
 def plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The same storage as an ordinary tensor."""
+    """The same storage as an ordinary tensor, with the newest weights."""
     with without_torch_function():
+        _fetch(tensor)
         return torch.Tensor.as_subclass(torch.Tensor.detach(tensor), torch.Tensor)
 
 
-def _stored(module: torch.nn.Module, kind: str) -> Iterator[torch.Tensor]:
+def _of_own_class(plain: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """``plain`` as what the user made: a parameter or a tensor."""
+    if isinstance(like, torch.nn.Parameter):
+        return torch.nn.Parameter(plain, requires_grad=like.requires_grad)
+    return plain
+
+
+class _Wrapped(torch.nn.Module):
+    """What a module's class gains while it is wrapped: weights are fetched when they are read."""
+
+    _poptorch_original: type[torch.nn.Module]
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("_parameters", "_buffers", "forward"):
+            _fetch_for(self)
+        return super().__getattribute__(name)
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)
+        if isinstance(value, _Fetching):
+            _fetch_for(self)
+        return value
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """Fetches newer weights; returns whether there were any."""
+        return _fetch_for(self)
+
+    def destroy(self) -> None:
+        """Destroys the executor that trains this module, if it is alive, and unwraps it."""
+        executor = shared_by(self).trainer
+        if executor is not None:
+            executor.destroy()
+        unwrap(self)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        _fetch_for(self)
+        state = super().state_dict(*args, **kwargs)
+        for key, value in state.items():
+            if isinstance(value, _Fetching):
+                state[key] = plain_tensor(value)
+        return state
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _fetch_for(self)
+        made, args, *state = super().__reduce_ex__(protocol)
+        if args == (type(self),):
+            # Copies and files hold the user's class. pickle insists that the usual constructor
+            # makes the class of the object at hand; the older one does the same without opinion.
+            made, args = _reconstructor, (self._poptorch_original, object, None)
+        return made, args, *state
+
+
+def _fetch_for(module: torch.nn.Module) -> bool:
+    executor = shared_by(module).trainer
+    return executor is not None and executor.copyWeightsToHostIfNeeded()
+
+
+@functools.cache
+def _wrapped_class(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    """A subclass of a module's class whose weights are fetched when they are read."""
+    content = {"_poptorch_original": original, "__doc__": original.__doc__}
+    # Not type(...): the user's class may have a metaclass.
+    return types.new_class(
+        f"Poptorch{original.__name__}",
+        (_Wrapped, original),
+        exec_body=lambda ns: ns.update(content),
+    )
+
+
+def _stored(module: torch.nn.Module, kind: str) -> Iterator[Any]:
     for child in module.modules():
         yield from (value for value in child.__dict__[kind].values() if value is not None)
 
@@ -180,16 +202,20 @@ def wrap(module: torch.nn.Module, executor: Any) -> None:
             tensor.__class__ = cls
             tensor._poptorch_owner = reference
     module.__class__ = _wrapped_class(type(module))
-    _owners[module] = reference
+    shared_by(module)._trainer = reference
 
 
 def unwrap(module: torch.nn.Module) -> None:
     """Gives a module and its tensors their own classes back."""
-    if _owners.pop(module, None) is None:
+    shared = shared_by(module)
+    if not shared.wrapped:
         return
+    shared._trainer = None
     for kind, cls in (("_parameters", torch.nn.Parameter), ("_buffers", torch.Tensor)):
         for tensor in _stored(module, kind):
             if isinstance(tensor, _Fetching):
                 del tensor._poptorch_owner
-                tensor.__class__ = cls
-    module.__class__ = type(module)._poptorch_original
+                # Through object: the class itself is what is being replaced.
+                object.__setattr__(tensor, "__class__", cls)
+    original: type[torch.nn.Module] = object.__getattribute__(module, "_poptorch_original")
+    module.__class__ = original

@@ -31,14 +31,15 @@ def trainingModel(
         poptorch.Error: options of another class, or options that cannot be honoured.
     """
     module = _module_of(model)
-    if _weights.is_wrapped(module):
+    if _weights.shared_by(module).wrapped:
         raise RuntimeError(
             "Model has already been wrapped in 'poptorch.trainingModel'. "
             "Call model.destroy() on the model to unwrap before wrapping again."
         )
     options = _settled(options, OutputMode.Final, training=True)
     if optimizer is None:
-        optimizer = SGD(module.parameters(), lr=0.01)
+        # As a group, because torch refuses a bare list that is empty.
+        optimizer = SGD([{"params": list(module.parameters())}], lr=0.01)
     return PoplarExecutor(module, options, True, None, optimizer=optimizer, user_model=module)
 
 

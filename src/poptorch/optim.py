@@ -7,7 +7,7 @@ change after compilation, loss scaling, clipping. Inside a wrapped model their `
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -65,6 +65,21 @@ class Optimizer:
         names = list(names)
         variable = [name for name in names if given.get(name) is not None]
         self.variable_attrs = VariableAttributes(variable, names)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # torch's own keeps only state and groups, so that copies would lose what is added here.
+        state = cast(dict[str, Any], super().__getstate__())
+        own = {name: getattr(self, name) for name in _extras(self)}
+        return {**own, **state}
+
+
+def _extras(optimizer: Any) -> list[str]:
+    """Names of the attributes that this module adds to torch's."""
+    return [
+        name
+        for name, value in vars(optimizer).items()
+        if not name.startswith("_") and not callable(value)
+    ]
 
 
 def _passed(**arguments: Any) -> dict[str, Any]:

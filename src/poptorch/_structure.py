@@ -1,0 +1,251 @@
+"""The shape of arguments and results: nested containers of tensors and constants.
+
+A structure is recorded once. Later ones are compared with it, taken apart in its order, or built
+again around other tensors.
+"""
+
+import collections
+import copy
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from poptorch._custom_types import parser_for
+from poptorch._error import error
+
+_ADVICE = (
+    "A wrapped model is compiled once, for the arguments of its first call. "
+    "Create a new wrapper, or call destroy() on this one, to compile for other arguments."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """A tensor, recorded by what a later one must have in common with it."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """Any value that is not a tensor; it is part of the program."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Items:
+    """A list, a tuple or a named tuple."""
+
+    kind: type
+    parts: tuple["Structure", ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A dictionary of any class; the order of its keys is that of the first one seen."""
+
+    kind: type
+    keys: tuple[Any, ...]
+    parts: tuple["Structure", ...]
+    empty: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Custom:
+    """A value of a type with a registered parser, and an example that others are made from."""
+
+    kind: type
+    parts: tuple["Structure", ...]
+    example: Any
+
+
+Structure = Leaf | Constant | Items | Table | Custom
+
+
+def record(value: Any) -> Structure:
+    """Describes a structure of tensors and constants."""
+    if isinstance(value, torch.Tensor):
+        return Leaf(value.shape, value.dtype)
+    parser = parser_for(value)
+    if parser is not None:
+        return Custom(type(value), _all(parser.yieldTensors(value)), value)
+    if isinstance(value, dict):
+        return Table(type(value), tuple(value), _all(value.values()), _emptied(value))
+    if isinstance(value, tuple | list):
+        return Items(type(value), _all(value))
+    return Constant(value)
+
+
+def _all(values: Iterable[Any]) -> tuple[Structure, ...]:
+    return tuple(record(value) for value in values)
+
+
+def _emptied(value: dict) -> Any:
+    # A defaultdict keeps its factory; other dictionaries are made from their items.
+    if not isinstance(value, collections.defaultdict):
+        return None
+    empty = copy.copy(value)
+    empty.clear()
+    return empty
+
+
+def tensors(value: Any, like: Structure) -> Iterator[torch.Tensor]:
+    """The tensors of a structure, in the order of the recorded one."""
+    if isinstance(like, Leaf):
+        yield value
+    elif isinstance(like, Custom):
+        parser = parser_for(value)
+        assert parser is not None, "a parser was unregistered after the first call"
+        yield from parser.yieldTensors(value)
+    elif isinstance(like, Table):
+        for key, part in zip(like.keys, like.parts, strict=True):
+            yield from tensors(value[key], part)
+    elif isinstance(like, Items):
+        for item, part in zip(value, like.parts, strict=True):
+            yield from tensors(item, part)
+
+
+def rebuild(like: Structure, values: Iterator[Any]) -> Any:
+    """The recorded structure with other tensors in it."""
+    if isinstance(like, Leaf):
+        return next(values)
+    if isinstance(like, Constant):
+        return like.value
+    if isinstance(like, Custom):
+        parser = parser_for(like.example)
+        assert parser is not None, "a parser was unregistered after the first call"
+        return parser.reconstruct(like.example, values)
+    parts = [rebuild(part, values) for part in like.parts]
+    if isinstance(like, Table):
+        return _filled(like, dict(zip(like.keys, parts, strict=True)))
+    if hasattr(like.kind, "_fields"):  # a named tuple takes its parts one by one
+        return like.kind(*parts)
+    return like.kind(parts)
+
+
+def _filled(like: Table, items: dict) -> Any:
+    if like.kind is dict:
+        return items
+    if like.empty is not None:
+        return copy.copy(like.empty) | items
+    # Dataclasses that are dictionaries (transformers' ModelOutput) take their fields by name.
+    return like.kind(**items) if dataclasses.is_dataclass(like.kind) else like.kind(items)
+
+
+def check_same(recorded: Structure, found: Structure, name: str) -> None:
+    """Compares one argument with the recorded one.
+
+    Raises:
+        poptorch.Error: naming the part that differs and how.
+    """
+    if isinstance(recorded, Leaf):
+        _check_tensor(recorded, found, name)
+    elif isinstance(recorded, Constant):
+        _check_constant(recorded, found, name)
+    elif isinstance(recorded, Table):
+        _check_table(recorded, found, name)
+    else:
+        _check_items(recorded, found, name)
+
+
+def _mismatch(what: str, name: str, expected: Any, found: Any) -> Exception:
+    return error(f"{what} mismatch for {name}: expected {expected}, found {found}. {_ADVICE}")
+
+
+def _check_tensor(recorded: Leaf, found: Structure, name: str) -> None:
+    if not isinstance(found, Leaf):
+        raise _mismatch("Type", name, "a torch.Tensor", _kind(found))
+    if found.dtype != recorded.dtype:
+        raise _mismatch("Data type", name, recorded.dtype, found.dtype)
+    if found.shape != recorded.shape:
+        raise _mismatch("Shape", name, list(recorded.shape), list(found.shape))
+
+
+def _check_constant(recorded: Constant, found: Structure, name: str) -> None:
+    if not isinstance(found, Constant) or type(found.value) is not type(recorded.value):
+        raise _mismatch("Type", name, _kind(recorded), _kind(found))
+    if found.value is not recorded.value and not _equal(found.value, recorded.value):
+        raise _mismatch("Value", name, repr(recorded.value), repr(found.value))
+
+
+def _equal(left: Any, right: Any) -> bool:
+    same = left == right
+    # Arrays compare element by element.
+    return bool(same.all()) if hasattr(same, "all") else bool(same)
+
+
+def _check_table(recorded: Table, found: Structure, name: str) -> None:
+    if not isinstance(found, Table) or found.kind is not recorded.kind:
+        raise _mismatch("Type", name, _kind(recorded), _kind(found))
+    check_keys(recorded.keys, found.keys, name)
+    parts = dict(zip(found.keys, found.parts, strict=True))
+    for key, part in zip(recorded.keys, recorded.parts, strict=True):
+        check_same(part, parts[key], f"{name}[{key}]")
+
+
+def _check_items(recorded: Items | Custom, found: Structure, name: str) -> None:
+    if not isinstance(found, type(recorded)) or found.kind is not recorded.kind:
+        raise _mismatch("Type", name, _kind(recorded), _kind(found))
+    if len(recorded.parts) != len(found.parts):
+        raise _mismatch("Length", name, len(recorded.parts), len(found.parts))
+    for index, (old, new) in enumerate(zip(recorded.parts, found.parts, strict=True)):
+        check_same(old, new, f"{name}[{index}]")
+
+
+def check_keys(expected: Sequence[Any], found: Sequence[Any], name: str) -> None:
+    """Compares the keys of two dictionaries, in any order.
+
+    Raises:
+        poptorch.Error: naming missing and unexpected keys.
+    """
+    missing = [str(key) for key in expected if key not in found]
+    unexpected = [str(key) for key in found if key not in expected]
+    if missing or unexpected:
+        parts = [f"Missing arguments: {', '.join(missing)}."] if missing else []
+        if unexpected:
+            parts.append(f"Unexpected arguments: {', '.join(unexpected)}.")
+        raise error(f"Keys mismatch for {name}: {' '.join(parts)} {_ADVICE}")
+
+
+def check_count(expected: int, found: int) -> None:
+    """Compares the numbers of positional arguments.
+
+    Raises:
+        poptorch.Error: they differ.
+    """
+    if expected != found:
+        raise error(
+            f"Number of positional arguments mismatch: expected {expected}, found {found}. "
+            f"{_ADVICE}"
+        )
+
+
+def _kind(recorded: Structure) -> str:
+    if isinstance(recorded, Leaf):
+        return "a torch.Tensor"
+    kind = type(recorded.value) if isinstance(recorded, Constant) else recorded.kind
+    return kind.__name__
+
+
+def refuse_hidden_tensors(structure: Structure) -> None:
+    """Refuses results that hide tensors inside objects nothing can be put back into.
+
+    Raises:
+        poptorch.Error: naming the type that needs a parser.
+    """
+    if isinstance(structure, Constant):
+        held = getattr(structure.value, "__dict__", {})
+        if any(isinstance(value, torch.Tensor) for value in held.values()):
+            kind = type(structure.value).__name__
+            raise error(
+                f"forward returned a {kind}, whose tensors cannot be replaced by results. Return "
+                "tuples, lists or dictionaries, or register a parser: "
+                f"poptorch.registerCustomArgParser({kind}, ...)."
+            )
+    elif not isinstance(structure, Leaf):
+        for part in structure.parts:
+            refuse_hidden_tensors(part)

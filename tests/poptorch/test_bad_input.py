@@ -1,0 +1,147 @@
+"""Inputs and models that cannot become a program: each has a class to catch and words of advice."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+
+import poptorch
+from wrapping import Calls, inference, options, rows, scorer, trainer
+
+X = torch.ones(4, 3)
+
+
+def _training(forward):
+    return trainer(Calls(forward))
+
+
+def _loss(model, x):
+    return F.mse_loss(x * model.weight, x)
+
+
+def test_a_model_without_loss_is_refused():
+    with pytest.raises(poptorch.Error, match="Couldn't find a loss in graph"):
+        _training(lambda self, x: x * self.weight)(X)
+
+
+def test_two_losses_are_refused_even_if_one_is_only_shown():
+    with pytest.raises(poptorch.Error, match="Multiple independent losses found"):
+        _training(lambda self, x: (_loss(self, x), F.l1_loss(x * self.weight, x)))(X)
+
+
+def test_a_loss_of_integers_is_refused():
+    with pytest.raises(poptorch.Error, match=r"torch.int64, which has no gradient"):
+        _training(lambda self, x: poptorch.identity_loss(x.long(), "none"))(X)
+
+
+def test_an_unknown_reduction_is_refused():
+    with pytest.raises(AssertionError, match="Unsupported reduction type 'max'"):
+        poptorch.identity_loss(X, "max")
+
+
+@pytest.mark.parametrize("count", [1, 5, 7])
+def test_rows_must_divide_into_micro_batches(count):
+    wrapped = trainer(scorer(), deviceIterations=2, gradientAccumulation=3)
+    with pytest.raises(AssertionError, match=r"Invalid batch dimension.*multiple of 6"):
+        wrapped(*rows(count))
+
+
+def test_a_tensor_without_dimensions_has_one_row():
+    with pytest.raises(AssertionError, match="Invalid batch dimension"):
+        inference(lambda x: x + 1, deviceIterations=2)(torch.tensor(1.0))
+    assert inference(lambda x: x + 1)(torch.tensor(1.0)) == 2
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (4, 0)])
+def test_tensors_need_elements(shape):
+    with pytest.raises(poptorch.Error, match="no elements"):
+        inference(lambda x: x + 1)(torch.ones(shape))
+
+
+def test_complex_numbers_are_refused():
+    with pytest.raises(poptorch.Error, match=r"Complex inputs are not supported.*complex64"):
+        inference(lambda x: x + 1)(torch.ones(2, dtype=torch.complex64))
+
+
+def test_an_output_period_must_divide_the_iterations():
+    every_third = (poptorch.OutputMode.EveryN, 3)
+    with pytest.raises(AssertionError, match="period 3 needs a period that divides"):
+        trainer(scorer(), deviceIterations=4, outputMode=every_third)(*rows(8))
+
+
+class Small(torch.utils.data.Dataset):
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        return torch.ones(3) * index
+
+
+def test_a_data_set_smaller_than_one_batch_is_refused_at_the_first_step():
+    with pytest.raises((AssertionError, poptorch.Error), match="5"):
+        next(iter(poptorch.DataLoader(options(deviceIterations=4), Small(), batch_size=2)))
+
+
+def _branches(x):
+    return x + 1 if x.sum() > 0 else x
+
+
+def _reads(x):
+    return x * x.sum().item()
+
+
+@pytest.mark.parametrize(
+    ("forward", "code"), [(_branches, "if x.sum"), (_reads, r"\.item\(\)")], ids=["if", "item"]
+)
+def test_reading_a_value_names_the_line(forward, code):
+    line = forward.__code__.co_firstlineno + 1
+    with pytest.raises(poptorch.Error, match=rf"test_bad_input\.py:{line}: .*{code}"):
+        inference(forward)(X)
+
+
+def _assign(model, value):
+    model.note = value
+
+
+def _remove(model):
+    del model.note
+
+
+class Noted(torch.nn.Module):
+    def __init__(self, act, parameter=False):
+        super().__init__()
+        self.act = act
+        if parameter:
+            self.note = torch.nn.Parameter(torch.ones(3))
+        else:
+            self.register_buffer("note", torch.ones(3))
+
+    def forward(self, x):
+        self.act(self)
+        return x + 1
+
+
+@pytest.mark.parametrize(
+    ("act", "parameter", "words"),
+    [
+        (lambda m: _assign(m, m.note + 1), False, "Buffer note is reassigned within the model"),
+        (
+            lambda m: _assign(m, torch.nn.Parameter(m.note + 1)),
+            True,
+            "Parameter note is reassigned within the model",
+        ),
+        (_remove, False, "Buffer note is removed from the model"),
+        (_remove, True, "Parameter note is removed from the model"),
+    ],
+)
+def test_state_can_only_be_written_in_place(act, parameter, words):
+    model = Noted(act, parameter)
+    note = model.note
+    with pytest.raises(poptorch.Error, match=words):
+        poptorch.inferenceModel(model, options())(X)
+    assert model.note is note
+
+
+def test_backward_on_a_result_is_refused():
+    loss, _ = trainer(scorer())(*rows(4))
+    with pytest.raises(poptorch.Error, match=r"Remove backward\(\) and optimizer\.step\(\)"):
+        loss.backward()

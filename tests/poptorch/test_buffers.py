@@ -1,0 +1,116 @@
+"""Buffers live on the device, are written in place there, and come home with the parameters."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+
+import poptorch
+from wrapping import options, sgd, trainer
+
+
+class Counter(torch.nn.Module):
+    """Counts its calls in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.note = torch.zeros(3)
+
+    def forward(self, x):
+        self.count += 1
+        self.note = self.note + 1
+        return F.mse_loss(x * self.weight, x + self.count)
+
+
+@pytest.mark.parametrize(
+    ("settings", "per_call"),
+    [
+        ({}, 1),
+        ({"deviceIterations": 2, "gradientAccumulation": 3}, 6),
+        ({"replicationFactor": 2, "broadcastBuffers": False}, 1),
+    ],
+    ids=["one micro-batch", "iterations and accumulation", "each replica counts for itself"],
+)
+def test_a_counter_counts_micro_batches(settings, per_call):
+    model = Counter()
+    wrapped = trainer(model, **settings)
+    for calls in (1, 2):
+        wrapped(torch.randn(12, 3))
+        assert model.count.item() == calls * per_call
+
+
+def test_training_computes_with_the_buffer_of_each_micro_batch():
+    model, plain = Counter(), Counter()
+    wrapped = trainer(
+        model, sgd(model, 0.0), deviceIterations=3, outputMode=poptorch.OutputMode.All
+    )
+    x = torch.randn(3, 3)
+    expected = torch.stack([plain(row) for row in x.split(1)])
+    assert torch.equal(wrapped(x), expected.detach())
+
+
+def test_inference_brings_buffers_home_only_when_asked():
+    model = Counter()
+    wrapped = poptorch.inferenceModel(model, options(deviceIterations=2))
+    wrapped(torch.randn(2, 3))
+    assert model.count.item() == 0
+    wrapped.copyWeightsToHost()
+    assert model.count.item() == 2
+
+
+def test_tensors_that_are_no_buffers_are_constants():
+    model = Counter()
+    wrapped = trainer(model)
+    for _ in range(3):
+        wrapped(torch.randn(2, 3))
+    assert torch.equal(model.note, torch.zeros(3))
+
+
+def _normalised():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 3), Loss())
+
+
+class Loss(torch.nn.Module):
+    def forward(self, scores):
+        return F.mse_loss(scores, torch.zeros_like(scores))
+
+
+def test_batch_norm_sees_one_micro_batch_at_a_time():
+    model, plain, x = _normalised(), _normalised(), torch.randn(12, 3)
+    trainer(model, deviceIterations=2, gradientAccumulation=3)(x)
+    for part in x.split(2):
+        plain(part)
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        assert torch.equal(getattr(model[0], name), getattr(plain[0], name))
+
+
+def test_replicas_have_statistics_of_their_own_and_the_first_is_read():
+    model, plain, x = _normalised(), _normalised(), torch.randn(8, 3)
+    trainer(model, replicationFactor=2)(x)
+    plain(x[:4])
+    assert torch.equal(model[0].running_mean, plain[0].running_mean)
+
+
+def test_written_buffers_cannot_be_broadcast_to_replicas():
+    with pytest.raises(poptorch.Error, match=r"does not support broadcasting buffers.*count"):
+        trainer(Counter(), replicationFactor=2)(torch.randn(4, 3))
+
+
+def test_buffers_of_a_trained_model_can_be_copied_and_are_plain():
+    model = Counter()
+    trainer(model)(torch.randn(2, 3))
+    other = copy.deepcopy(model)
+    assert type(other.count) is torch.Tensor
+    assert other.count.item() == 1
+    assert type(model.state_dict()["count"]) is torch.Tensor
+
+
+def test_no_buffer_can_be_sent_by_name_unless_it_was_named():
+    wrapped = trainer(Counter())
+    wrapped(torch.randn(2, 3))
+    with pytest.raises(poptorch.Error, match="No named buffers marked as updatable"):
+        wrapped.copyNamedBuffersToDevice()

@@ -1,0 +1,75 @@
+"""A second process starts from the executable of the first one, without any compiler."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from abele import get_target
+
+pytestmark = pytest.mark.compiler
+PROGRAM = Path(__file__).with_name("cached_program.py")
+
+
+def _run(*arguments, compiler=True, **variables):
+    """Runs the program in a process of its own; without compiler it finds no program at all."""
+    environment = {name: value for name, value in os.environ.items() if name != "CXX"}
+    environment |= {"ABELE_TARGET": "cpu", "PYTHONPATH": os.pathsep.join(sys.path), **variables}
+    if not compiler:
+        environment["PATH"] = ""
+    run = [sys.executable, "-W", "ignore", str(PROGRAM), *arguments]
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """A cache folder and what the process said that filled it."""
+    reason = get_target("cpu").cannot_compile()
+    if reason is not None:
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("executables")
+    found = _run("--cache", str(folder))
+    assert found["cache"] == "miss"
+    return folder, found
+
+
+def test_the_second_process_needs_no_compiler_and_computes_the_same_bits(compiled):
+    folder, first = compiled
+    second = _run("--cache", str(folder), compiler=False)
+    assert second == first | {"cache": "hit"}
+
+
+def test_the_environment_can_name_the_folder(compiled):
+    folder, first = compiled
+    found = _run(compiler=False, POPTORCH_CACHE_DIR=str(folder))
+    assert (found["cache"], found["losses"]) == ("hit", first["losses"])
+
+
+def test_a_changed_learning_rate_is_the_same_executable(compiled):
+    folder, first = compiled
+    found = _run("--cache", str(folder), "--rate", "0.5", compiler=False)
+    assert (found["cache"], found["executable"]) == ("hit", first["executable"])
+    assert found["weights"] != first["weights"]
+
+
+def test_a_changed_model_is_a_miss(compiled):
+    folder, _ = compiled
+    # Without a compiler a miss cannot be repaired, and the error says so.
+    found = _run("--cache", str(folder), "--wider", compiler=False)
+    assert "no C++ compiler was found" in found["error"]
+
+
+def test_a_damaged_file_costs_one_warning_and_a_rebuild(compiled, tmp_path):
+    folder, first = compiled
+    for file in folder.glob("*.abele"):
+        (tmp_path / file.name).write_bytes(file.read_bytes()[:-1000])
+    found = _run("--cache", str(tmp_path))
+    assert (found["cache"], found["losses"]) == ("miss", first["losses"])
+    assert len(found["warnings"]) == 1
+    assert "is rebuilt" in found["warnings"][0]
+    assert _run("--cache", str(tmp_path), compiler=False)["cache"] == "hit"

@@ -1,0 +1,159 @@
+"""Optimizers inside wrapped models compute what torch's compute, group by group."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+import poptorch
+from poptorch import optim
+from wrapping import Calls, options, plain_steps, rows, scorer, sgd, trainer, weights
+
+SETTINGS = [
+    pytest.param("SGD", {"lr": 0.1}, id="sgd"),
+    pytest.param("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}, id="sgd with momentum"),
+    pytest.param("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}, id="nesterov"),
+    pytest.param("Adam", {"lr": 0.1}, id="adam"),
+    pytest.param("Adam", {"lr": 0.1, "betas": (0.8, 0.9), "weight_decay": 0.1}, id="adam with l2"),
+    pytest.param("AdamW", {"lr": 0.1, "weight_decay": 0.3, "eps": 1e-3}, id="adamw"),
+    pytest.param("RMSprop", {"lr": 0.01}, id="rmsprop"),
+    pytest.param("RMSprop", {"lr": 0.01, "momentum": 0.9, "centered": True}, id="centered"),
+]
+
+
+def _after(optimizer_of, steps=3):
+    """Weights of a scorer that a wrapper has trained."""
+    model = scorer()
+    wrapped = poptorch.trainingModel(model, options(), optimizer_of(model))
+    for step in range(steps):
+        wrapped(*rows(4, seed=step))
+    return weights(model)
+
+
+def _plain_after(optimizer_of, steps=3):
+    model = scorer()
+    plain_steps(model, optimizer_of(model), [[rows(4, seed=step)] for step in range(steps)])
+    return weights(model)
+
+
+@pytest.mark.parametrize("package", [torch.optim, optim], ids=["torch", "poptorch"])
+@pytest.mark.parametrize(("name", "settings"), SETTINGS)
+def test_every_class_computes_what_torch_computes(package, name, settings):
+    found = _after(lambda m: getattr(package, name)(m.parameters(), **settings))
+    expected = _plain_after(lambda m: getattr(torch.optim, name)(m.parameters(), **settings))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("correction", [True, False])
+def test_the_host_step_of_lamb_is_the_compiled_one(correction):
+    def make(model):
+        return optim.LAMB(model.parameters(), lr=0.1, bias_correction=correction)
+
+    torch.testing.assert_close(_after(make), _plain_after(make), rtol=0, atol=1e-6)
+
+
+def test_dampening_acts_on_the_first_step():
+    found = _after(lambda m: optim.SGD(m.parameters(), 0.1, momentum=0.9, dampening=0.5), steps=1)
+    expected = _plain_after(lambda m: torch.optim.SGD(m.parameters(), lr=0.05), steps=1)
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_tensorflow_variant_puts_epsilon_in_the_root():
+    model = Calls(lambda self, x: poptorch.identity_loss(x * self.weight, "sum"))
+    optimizer = optim.RMSprop(model.parameters(), lr=1.0, alpha=0.5, eps=1.0, use_tf_variant=True)
+    trainer(model, optimizer)(torch.tensor([3.0]))
+    # Squares start at one: 0.5 * 1 + 0.5 * 3 * 3 = 5.
+    assert model.weight.item() == pytest.approx(2.0 - 3.0 / (5.0 + 1.0) ** 0.5)
+
+
+@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW])
+def test_clipping_is_that_of_torch(kind):
+    found = _after(lambda m: kind(m.parameters(), lr=0.1, max_grad_norm=0.05))
+
+    class Clipped(getattr(torch.optim, kind.__name__)):
+        def step(self, closure=None):
+            torch.nn.utils.clip_grad_norm_(self.param_groups[0]["params"], 0.05)
+            return super().step(closure)
+
+    expected = _plain_after(lambda m: Clipped(m.parameters(), lr=0.1))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_clipping_acts_on_the_reduced_gradient():
+    model, plain = scorer(), scorer()
+    optimizer = optim.SGD(model.parameters(), lr=0.1, max_grad_norm=0.05)
+    trainer(model, optimizer, gradientAccumulation=4)(*rows(8))
+    plain(*rows(8))[0].backward()
+    torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.05)
+    sgd(plain).step()
+    torch.testing.assert_close(weights(model), weights(plain), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("scaling", [1024.0, 3.0])
+@pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW, optim.LAMB])
+def test_loss_scaling_is_neutral(kind, scaling):
+    found = _after(lambda m: kind(m.parameters(), lr=0.1, loss_scaling=scaling))
+    torch.testing.assert_close(found, _after(lambda m: kind(m.parameters(), lr=0.1)))
+
+
+def test_the_returned_loss_is_not_scaled():
+    model = scorer()
+    loss, _ = trainer(model, optim.SGD(model.parameters(), 0.1, loss_scaling=64.0))(*rows(4))
+    assert torch.equal(loss, scorer()(*rows(4))[0])
+
+
+def test_each_group_has_its_own_values():
+    model = scorer()
+    groups = [
+        {"params": [model.fc.weight], "lr": 0.5},
+        {"params": [model.fc.bias], "weight_decay": 0.1},
+    ]
+    plain = scorer()
+    expected = [
+        {"params": [plain.fc.weight], "lr": 0.5},
+        {"params": [plain.fc.bias], "weight_decay": 0.1},
+    ]
+    wrapped = trainer(model, torch.optim.AdamW(groups, lr=0.1))
+    plain_steps(plain, torch.optim.AdamW(expected, lr=0.1), [[rows(4)]] * 2)
+    for _ in range(2):
+        wrapped(*rows(4))
+    assert torch.equal(weights(model), weights(plain))
+
+
+def test_a_group_with_rate_zero_is_frozen():
+    model = scorer()
+    groups = [{"params": [model.fc.weight], "lr": 0.0}, {"params": [model.fc.bias]}]
+    trainer(model, optim.SGD(groups, lr=0.1))(*rows(4))
+    assert torch.equal(model.fc.weight, scorer().fc.weight)
+    assert not torch.equal(model.fc.bias, scorer().fc.bias)
+
+
+def test_parameters_outside_the_optimizer_are_not_updated():
+    model = scorer()
+    trainer(model, torch.optim.SGD([model.fc.bias], lr=0.1))(*rows(4))
+    assert torch.equal(model.fc.weight, scorer().fc.weight)
+
+
+@pytest.mark.parametrize(
+    "duplicate",
+    [copy.copy, copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))],  # noqa: S301
+    ids=["copy", "deepcopy", "pickle"],
+)
+@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB])
+def test_copies_keep_what_this_package_adds(kind, duplicate):
+    original = kind(scorer().parameters(), lr=0.1, loss_scaling=4.0, accum_type=torch.float16)
+    found = duplicate(original)
+    assert found.loss_scaling == 4.0
+    assert found.accum_type is torch.float16
+    assert not found.variable_attrs.isConstant("loss_scaling")
+    assert found.param_groups[0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop])
+def test_on_the_host_they_are_torchs_own(kind):
+    ours, theirs = scorer(), scorer()
+    plain_steps(ours, kind(ours.parameters(), lr=0.1), [[rows(4)]] * 2)
+    torchs = getattr(torch.optim, kind.__name__)
+    plain_steps(theirs, torchs(theirs.parameters(), lr=0.1), [[rows(4)]] * 2)
+    assert torch.equal(weights(ours), weights(theirs))

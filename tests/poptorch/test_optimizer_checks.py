@@ -1,0 +1,106 @@
+"""Optimizers that are refused, and what is announced about those that are accepted."""
+
+import pytest
+import torch
+
+import poptorch
+from poptorch import optim
+from wrapping import options, running, scorer, sgd, trainer
+
+
+def _changed(optimizer, **values):
+    optimizer.param_groups[0].update(values)
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "words"),
+    [
+        (
+            lambda p: torch.optim.Adam(p, amsgrad=True),
+            ValueError,
+            "Only non-amsgrad",
+        ),
+        (lambda p: torch.optim.Adagrad(p), AssertionError, "Unsupported optimizer type Adagrad"),
+        (
+            lambda p: torch.optim.RMSprop(
+                [{"params": [next(p)], "centered": True}, {"params": [next(p)]}]
+            ),
+            AssertionError,
+            "same value for the 'centered'",
+        ),
+        (
+            lambda p: _changed(torch.optim.SGD(p, lr=0.1), lr="fast"),
+            AssertionError,
+            "Expected a number for attribute lr, found 'fast'",
+        ),
+        (
+            lambda p: _changed(torch.optim.Adam(p), betas=0.9),
+            AssertionError,
+            "Expected a pair of numbers for attribute betas",
+        ),
+    ],
+)
+def test_optimizers_that_cannot_be_converted(make, kind, words):
+    model = scorer()
+    with pytest.raises(kind, match=words):
+        poptorch.trainingModel(model, options(), make(model.parameters()))
+
+
+def test_a_group_needs_every_attribute():
+    model = scorer()
+    optimizer = sgd(model)
+    del optimizer.param_groups[0]["momentum"]
+    with pytest.raises(AssertionError, match="Mandatory attribute momentum not found in group 0"):
+        poptorch.trainingModel(model, options(), optimizer)
+
+
+@pytest.mark.parametrize("kind", [optim.Adam, optim.AdamW])
+def test_amsgrad_is_refused_when_it_is_asked_for(kind):
+    with pytest.raises(ValueError, match="Only non-amsgrad"):
+        kind(scorer().parameters(), amsgrad=True)
+
+
+@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB])
+def test_accumulators_are_half_or_float(kind):
+    with pytest.raises(AssertionError, match="Accumulation types must be"):
+        kind(scorer().parameters(), lr=0.1, accum_type=torch.int32)
+
+
+def test_a_norm_of_nan_is_refused():
+    with pytest.raises(AssertionError, match="max_grad_norm must be a number"):
+        optim.SGD(scorer().parameters(), lr=0.1, max_grad_norm=float("nan"))
+
+
+def test_a_subclass_is_accepted_with_one_warning(caplog):
+    class Mine(torch.optim.SGD):
+        def step(self, closure=None):
+            raise NotImplementedError
+
+    wrapped, _, optimizer = running(lambda m: Mine(m.parameters(), lr=0.1))
+    wrapped.setOptimizer(optimizer)
+    assert caplog.text.count("Mine is a subclass of SGD") == 1
+
+
+def test_an_optimizer_of_another_model_is_announced(caplog):
+    trainer(scorer(), sgd(scorer()))
+    assert "holds none of the model's parameters" in caplog.text
+
+
+def test_new_attributes_are_announced_once(caplog):
+    wrapped, _, optimizer = running(sgd)
+    optimizer.param_groups[0]["initial_lr"] = 0.1
+    optimizer.mood = "good"
+    for _ in range(2):
+        wrapped.setOptimizer(optimizer)
+    assert caplog.text.count("Ignoring unexpected optimizer attribute mood") == 1
+    assert caplog.text.count("unexpected optimizer group 0 attribute initial_lr") == 1
+
+
+def test_new_attributes_can_be_left_unmentioned(caplog):
+    model = scorer()
+    optimizer = sgd(model)
+    wrapped = trainer(model, optimizer, relaxOptimizerAttributesChecks=True)
+    optimizer.param_groups[0]["initial_lr"] = 0.1
+    wrapped.setOptimizer(optimizer)
+    assert "initial_lr" not in caplog.text

@@ -1,0 +1,55 @@
+"""Activations, weights and results of different types."""
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from wrapping import options, rows, scorer, trainer
+
+LAYERS = [nn.Linear(4, 3), nn.Conv1d(2, 3, 3), nn.ConvTranspose1d(2, 3, 3)]
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: type(layer).__name__)
+@pytest.mark.parametrize("input_type", [torch.float16, torch.float32])
+@pytest.mark.parametrize("weight_type", [torch.float16, torch.float32])
+def test_layers_follow_their_activations(layer, input_type, weight_type):
+    layer = layer.to(weight_type)
+    x = torch.randn(3, 2, 4).to(input_type)
+    found = poptorch.inferenceModel(layer, options())(x)
+    assert found.dtype is input_type
+    torch.testing.assert_close(found, layer.to(input_type)(x))
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(4), nn.BatchNorm1d(2), nn.GroupNorm(1, 2)])
+def test_half_inputs_work_with_float_normalisation(norm):
+    x = torch.randn(3, 2, 4).half()
+    assert poptorch.inferenceModel(norm, options())(x).dtype is torch.float16
+
+
+def test_element_wise_operations_promote():
+    model = nn.PReLU()
+    model.forward = lambda x: x * model.weight
+    assert poptorch.inferenceModel(model, options())(torch.ones(2).half()).dtype is torch.float32
+
+
+@pytest.mark.parametrize(
+    ("kind", "result"),
+    [(torch.float16, torch.float16), (torch.float64, torch.float32), (torch.bfloat16,) * 2],
+    ids=str,
+)
+def test_a_model_may_be_of_any_floating_type(kind, result):
+    model = scorer().to(kind)
+    before = model.fc.weight.clone()
+    loss, _ = trainer(model)(*(value.to(kind) for value in rows(4)))
+    assert loss.dtype is result
+    assert model.fc.weight.dtype is kind
+    assert not torch.equal(model.fc.weight, before)
+
+
+def test_float_weights_train_behind_half_activations():
+    model = scorer()
+    x, target = rows(4)
+    trainer(model)(x.half(), target.half())
+    assert model.fc.weight.dtype is torch.float32
+    assert not torch.equal(model.fc.weight, scorer().fc.weight)

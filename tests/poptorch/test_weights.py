@@ -1,0 +1,359 @@
+"""The user's own module is current whenever anybody reads it, at one copy per burst."""
+
+import abc
+import copy
+import gc
+import io
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+
+import poptorch
+from wrapping import Calls, Scorer, options, plain_steps, rows, scorer, sgd, trainer
+
+
+def _trained(updates=2, **settings):
+    """A wrapper that has trained, its model unread, and the weights it must have."""
+    plain = scorer()
+    plain_steps(plain, sgd(plain), [[rows(4)]] * updates)
+    model = scorer()
+    wrapped = trainer(model, **settings)
+    for _ in range(updates):
+        wrapped(*rows(4))
+    return wrapped, model, plain.fc.weight.detach()
+
+
+def _counted(wrapped):
+    copies = []
+    original = wrapped.copyWeightsToHost
+    wrapped.copyWeightsToHost = lambda: (copies.append(1), original())[1]
+    return copies
+
+
+READS = {
+    "attribute": lambda m: m.fc.weight.detach(),
+    "data": lambda m: m.fc.weight.data,
+    "state_dict": lambda m: m.state_dict()["fc.weight"],
+    "state_dict of a part": lambda m: m.fc.state_dict()["weight"],
+    "parameters()": lambda m: next(m.parameters()).clone(),
+    "get_parameter": lambda m: m.get_parameter("fc.weight") * 1,
+    "numpy": lambda m: torch.from_numpy(m.fc.weight.detach().numpy()),
+    "in a list": lambda m: torch.stack([m.fc.weight])[0],
+    "as keyword": lambda m: torch.add(input=m.fc.weight, other=0),
+    "written to": lambda m: torch.zeros(3, 4).copy_(m.fc.weight),
+    "used in forward": lambda m: F.linear(torch.eye(4), m.fc.weight).t(),
+    "host forward": lambda m: (m(torch.eye(4), torch.zeros(4, 3))[1] - m.fc.bias).t(),
+    "deep copy of the model": lambda m: copy.deepcopy(m).fc.weight.detach(),
+    "deep copy of a parameter": lambda m: copy.deepcopy(m.fc.weight).detach(),
+    "pickle": lambda m: pickle.loads(pickle.dumps(m)).fc.weight.detach(),  # noqa: S301
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
+def test_every_way_of_reading_sees_trained_weights(read):
+    _, model, expected = _trained()
+    torch.testing.assert_close(read(model).detach(), expected, rtol=0, atol=1e-6)
+
+
+def test_comparing_and_printing_read_too():
+    _, model, expected = _trained()
+    assert torch.equal(model.fc.weight, expected)
+    _, model, expected = _trained()
+    assert str(expected)[8:30] in str(model.fc.weight)
+
+
+def test_a_parameter_of_the_model_itself_is_current():
+    model = Calls(lambda self, x: F.mse_loss(x * self.weight, x))
+    trainer(model, sgd(model, lr=0.25))(torch.ones(2))
+    assert model.weight.item() == 1.5
+
+
+@pytest.mark.parametrize("read", ["state_dict", "parameters", "executor", "repeated"])
+def test_one_burst_of_reads_is_one_copy(read):
+    wrapped, model, _ = _trained()
+    copies = _counted(wrapped)
+    {
+        "state_dict": model.state_dict,
+        "parameters": lambda: [p.sum() for p in model.parameters()],
+        "executor": wrapped.state_dict,
+        "repeated": lambda: [model.state_dict() for _ in range(3)],
+    }[read]()
+    assert len(copies) == 1
+
+
+def test_nothing_is_copied_when_nobody_reads():
+    wrapped, _, _ = _trained(updates=0)
+    copies = _counted(wrapped)
+    for _ in range(3):
+        wrapped(*rows(4))
+    assert copies == []
+
+
+def test_copy_if_needed_says_whether_it_did():
+    wrapped, model, _ = _trained()
+    assert model.copyWeightsToHostIfNeeded()
+    assert not model.copyWeightsToHostIfNeeded()
+    assert not wrapped.copyWeightsToHostIfNeeded()
+
+
+def test_a_moving_average_follows_the_training():
+    wrapped, model, _ = _trained(updates=0)
+    plain = scorer()
+    optimizer = sgd(plain)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    expected = torch.optim.swa_utils.AveragedModel(plain)
+    for _ in range(3):
+        wrapped(*rows(4))
+        plain_steps(plain, optimizer, [[rows(4)]])
+        average.update_parameters(model)
+        expected.update_parameters(plain)
+    assert torch.equal(average.module.fc.weight, expected.module.fc.weight)
+
+
+def test_a_deep_copy_is_plain_and_trains_by_itself():
+    wrapped, model, expected = _trained()
+    other = copy.deepcopy(model)
+    assert type(other) is Scorer
+    assert type(other.fc.weight) is torch.nn.Parameter
+    trainer(other)(*rows(4))
+    assert torch.equal(model.fc.weight, expected)
+    assert not torch.equal(other.fc.weight, expected)
+    assert wrapped.isCompiled()
+
+
+def test_deep_copies_and_files_keep_tied_and_frozen_parameters():
+    model = torch.nn.Module()
+    model.a, model.b = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False)
+    model.b.weight = model.a.weight.requires_grad_(False)
+    trainer(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # noqa: S301
+        assert other.a.weight is other.b.weight
+        assert not other.a.weight.requires_grad
+
+
+def test_a_saved_state_needs_no_poptorch_to_load(tmp_path):
+    _, model, expected = _trained()
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    code = (
+        "import sys, torch\n"
+        f"state = torch.load({str(tmp_path / 'state.pt')!r}, weights_only=True)\n"
+        "assert not any(name.split('.')[0] in ('poptorch', 'abele') for name in sys.modules)\n"
+        "print(state['fc.weight'].flatten().tolist())\n"
+    )
+    run = [sys.executable, "-I", "-W", "ignore", "-c", code]
+    found = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    assert found.strip() == str(expected.flatten().tolist())
+
+
+@pytest.mark.parametrize("what", ["model", "parameter", "buffer"])
+def test_a_file_holds_plain_classes(what):
+    model = torch.nn.BatchNorm1d(2)
+    wrapped = trainer(model)
+    held = {"model": model, "parameter": model.weight, "buffer": model.running_mean}[what]
+    file = io.BytesIO()
+    torch.save(held, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    plain = {"model": torch.nn.BatchNorm1d, "parameter": torch.nn.Parameter, "buffer": torch.Tensor}
+    assert type(loaded) is plain[what]
+    assert b"poptorch" not in file.getvalue()
+    assert wrapped.model is model
+
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False)
+        self.frozen = torch.nn.Linear(4, 3).requires_grad_(False)
+        self.b.weight = self.a.weight
+
+    def forward(self, x, target):
+        scores = self.frozen(self.b(torch.tanh(self.a(x))))
+        return F.mse_loss(scores, target), scores
+
+
+def test_tied_parameters_stay_tied_and_frozen_ones_stay():
+    torch.manual_seed(0)
+    model = Tied()
+    plain = copy.deepcopy(model)
+    plain_steps(plain, sgd(plain), [[rows(4)]] * 2)
+    wrapped = trainer(model)
+    for _ in range(2):
+        wrapped(*rows(4))
+    assert model.a.weight is model.b.weight
+    assert torch.equal(model.b.weight, plain.b.weight)
+    assert torch.equal(model.frozen.weight, plain.frozen.weight)
+
+
+def test_inference_made_before_training_sees_trained_weights():
+    model = scorer()
+    x, target = rows(4)
+    evaluate = poptorch.inferenceModel(model, options())
+    before = evaluate(x, target)[1]
+    wrapped = trainer(model)
+    for _ in range(2):
+        wrapped(x, target)
+        found = evaluate(x, target)[1]
+        assert torch.equal(found, model(x, target)[1])
+    assert not torch.equal(found, before)
+
+
+def test_inference_refreshes_only_after_training():
+    wrapped, model, _ = _trained()
+    copies = _counted(wrapped)
+    evaluate = poptorch.inferenceModel(model, options())
+    for _ in range(3):
+        evaluate(*rows(4))
+    assert len(copies) == 1
+
+
+@pytest.mark.parametrize("end", ["destroy", "delete"])
+def test_inference_outlives_the_trainers_of_its_model(end):
+    model = scorer()
+    evaluate = poptorch.inferenceModel(model, options())
+    for _ in range(2):
+        evaluate(*rows(4))
+        wrapped = trainer(model)
+        wrapped(*rows(4))
+        _ = wrapped.destroy() if end == "destroy" else None
+        del wrapped
+        model.destroy() if end == "delete" else None
+        assert torch.equal(evaluate(*rows(4))[1], model(*rows(4))[1])
+
+
+def test_load_state_dict_of_the_wrapper_reaches_the_device():
+    wrapped, model, _ = _trained()
+    result = wrapped.load_state_dict(scorer(5).state_dict())
+    assert result.missing_keys == []
+    x, target = rows(4)
+    assert torch.equal(wrapped(x, target)[1], scorer(5)(x, target)[1])
+    assert type(model.fc.weight).__name__ == "PoptorchParameter"
+
+
+@pytest.mark.parametrize("send", [True, False], ids=["sent", "not sent"])
+def test_weights_changed_on_the_host_need_to_be_sent(send):
+    wrapped, model, trained = _trained()
+    model.load_state_dict(scorer(5).state_dict())
+    if send:
+        wrapped.copyWeightsToDevice()
+    x, target = rows(4)
+    expected = scorer(5).fc.weight if send else trained
+    found = wrapped(x, target)[1]
+    torch.testing.assert_close(found, x @ expected.t() + (found - x @ expected.t())[0])
+
+
+def test_a_host_step_of_the_optimizer_leaves_the_device_alone():
+    model = scorer()
+    optimizer = sgd(model)
+    wrapped = trainer(model, optimizer)
+    wrapped.compile(*rows(4))
+    model(*rows(4))[0].backward()
+    optimizer.step()
+    assert torch.equal(wrapped(*rows(4))[1], scorer()(*rows(4))[1])
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, poptorch.optim.LAMB])
+def test_detaching_does_not_change_the_trajectory(kind):
+    momentum = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    straight, interrupted = scorer(), scorer()
+    first = trainer(straight, kind(straight.parameters(), lr=0.1, **momentum))
+    second = trainer(interrupted, kind(interrupted.parameters(), lr=0.1, **momentum))
+    for _ in range(4):
+        first(*rows(4))
+        second(*rows(4))
+        second.detachFromDevice()
+        assert not second.isAttachedToDevice()
+    assert torch.equal(straight.fc.weight, interrupted.fc.weight)
+
+
+def test_random_numbers_go_on_after_detaching():
+    class Dropped(Scorer):
+        def forward(self, x, target):
+            return super().forward(F.dropout(x, 0.5), target)
+
+    def losses(detach):
+        torch.manual_seed(0)
+        wrapped = trainer(Dropped(), randomSeed=4)
+        for _ in range(4):
+            yield wrapped(*rows(4))[0].item()
+            _ = wrapped.detachFromDevice() if detach else None
+
+    assert list(losses(True)) == list(losses(False))
+
+
+def test_destroy_gives_the_plain_module_back_and_allows_wrapping_again():
+    wrapped, model, expected = _trained()
+    wrapped.destroy()
+    assert type(model) is Scorer
+    assert type(model.fc.weight) is torch.nn.Parameter
+    assert torch.equal(model.fc.weight, expected)
+    assert not wrapped.isCompiled()
+    trainer(model)(*rows(8))
+
+
+def test_a_destroyed_wrapper_can_be_called_again():
+    wrapped, model, expected = _trained(updates=1)
+    wrapped.destroy()
+    wrapped(*rows(8))
+    assert not torch.equal(model.fc.weight, expected)
+
+
+def test_destroying_before_compiling_does_nothing():
+    model = scorer()
+    trainer(model).destroy()
+    with pytest.raises(RuntimeError, match="already been wrapped"):
+        trainer(model)
+
+
+def test_a_deleted_wrapper_loses_nothing():
+    wrapped, model, expected = _trained()
+    del wrapped
+    gc.collect()
+    assert torch.equal(model.fc.weight, expected)
+
+
+def test_a_process_may_end_with_unread_weights():
+    code = (
+        "import torch, wrapping\n"
+        "model = wrapping.scorer()\n"
+        "wrapped = wrapping.trainer(model)\n"
+        "wrapped(*wrapping.rows(4))\n"
+    )
+    run = [sys.executable, "-W", "ignore", "-c", code]
+    path = ":".join(sys.path)
+    subprocess.run(run, check=True, env={"PYTHONPATH": path, "ABELE_TARGET": "null"})
+
+
+def test_the_optimizer_keeps_its_parameter_objects():
+    model = scorer()
+    optimizer = sgd(model)
+    held = [id(p) for p in optimizer.param_groups[0]["params"]]
+    wrapped = trainer(model, optimizer)
+    wrapped(*rows(4))
+    assert [id(p) for p in model.parameters()] == held
+    wrapped.destroy()
+    assert [id(p) for p in model.parameters()] == held
+    assert isinstance(model.fc.weight, torch.nn.Parameter)
+
+
+def test_the_wrapped_class_keeps_its_ancestry():
+    model = scorer()
+    trainer(model)
+    assert type(model).__name__ == "PoptorchScorer"
+    assert isinstance(model, Scorer)
+    assert isinstance(model.fc.weight, torch.nn.Parameter)
+
+
+def test_a_class_with_a_metaclass_can_be_wrapped():
+    class Abstract(Scorer, abc.ABC):
+        pass
+
+    model = Abstract()
+    wrapped = trainer(model)
+    wrapped(*rows(4))
+    wrapped.destroy()
+    assert type(model) is Abstract
