@@ -52,9 +52,7 @@ print(program.text())
 # 4. Build for the reference target, the oracle, and run five steps.
 
 executable, record = abele.build(captured.programs, config, target=abele.get_target("reference"))
-session = abele.Session(
-    executable, config, dict(model.named_parameters()), {}, hyper=rule.hyper()
-)
+session = abele.Session(executable, config, dict(model.named_parameters()), {}, hyper=rule.hyper())
 for _ in range(5):
     (loss,) = session.step(batch)
 

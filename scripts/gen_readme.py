@@ -1,7 +1,7 @@
 """Writes the generated parts of README.md: what works, and how fast, from facts and records.
 
-    python scripts/gen_readme.py            rewrites the parts
-    python scripts/gen_readme.py --check    exits 1 if they are stale
+python scripts/gen_readme.py            rewrites the parts
+python scripts/gen_readme.py --check    exits 1 if they are stale
 """
 
 import argparse
@@ -18,6 +18,13 @@ from poptorch import _option_table  # noqa: E402
 
 README = ROOT / "README.md"
 RECORDS = ROOT / "benchmarks" / "records"
+SPEED_HEAD = """\
+The introduction model, batch 16, SGD with momentum: steps per second as a multiple of plain PyTorch
+in the same run, medians of at least ten windows. Machines are shared: only ratios within a run mean
+anything.
+
+| | torch.compile | abele | abele, with loader | first step cold | first step cached | record |
+|---|---:|---:|---:|---:|---:|---|"""
 WORKS = re.compile(r"(<!-- generated.*?-->\n).*?(<!-- end -->)", re.S)
 SPEED = re.compile(r"(<!-- speed -->\n).*?(<!-- end speed -->)", re.S)
 
@@ -55,9 +62,7 @@ def works() -> str:
         shown = ", ".join(f"`{name}`" for name in missing) or "-"
         lines.append(f"| {title} | {total - len(missing)} | {total} | {shown} |")
     rows = _option_table.TABLE
-    counts = {
-        status: sum(row.status is status for row in rows) for status in _option_table.Status
-    }
+    counts = {status: sum(row.status is status for row in rows) for status in _option_table.Status}
     shown = ", ".join(f"{count} {status.value}" for status, count in counts.items())
     lines.append(f"| options | {len(rows)} | {len(rows)} | {shown} |")
     return "\n".join(lines) + "\n"
@@ -70,14 +75,7 @@ def speed() -> str:
         newest[json.loads(path.read_text())["environment"]["threads"]] = path
     if not newest:
         return "No record yet: `python benchmarks/introduction.py --record`.\n"
-    lines = [
-        "The introduction model, batch 16, SGD with momentum; steps per second as a multiple of plain "
-        "PyTorch in the same run,\nmedians of at least ten windows. Machines are shared: only ratios "
-        "within a run mean anything.\n",
-        "| | torch.compile | abele | abele, with loader | first step cold | first step cached | "
-        "record |",
-        "|---|---:|---:|---:|---:|---:|---|",
-    ]
+    lines = [SPEED_HEAD]
     for threads, path in sorted(newest.items()):
         lines.append(_speed_row(threads, path))
     return "\n".join(lines) + "\n"

@@ -1,0 +1,195 @@
+"""Device iterations x gradient accumulation x replicas, against the loop written out."""
+
+import pytest
+import torch
+
+from abele.config import OutputMode, Reduction, StepConfig
+from models import MODELS
+from runs import flat, rule_for, run, started
+
+ROWS = 3
+CALLS = 3
+LAYOUTS = [
+    pytest.param(1, 1, 1, id="one micro-batch"),
+    pytest.param(3, 1, 1, id="device iterations"),
+    pytest.param(1, 4, 1, id="accumulation"),
+    pytest.param(1, 1, 2, id="replicas"),
+    pytest.param(2, 4, 2, id="all three"),
+]
+
+
+def calls(model, config):
+    """The batches of a few calls, as whole batches and as micro-batches."""
+    rows = ROWS * config.device_iterations * config.gradient_accumulation * config.replicas
+    whole = model.batches(CALLS, rows)
+    return whole, [list(zip(*(t.split(ROWS) for t in batch), strict=True)) for batch in whole]
+
+
+def written_out(module, config, micro_batches):
+    """One call: sums of gradients, buffers per replica, an update per device iteration."""
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+    buffers = [
+        {name: value.clone() for name, value in module.named_buffers()}
+        for _ in range(config.replicas)
+    ]
+    outputs = []
+    for call in micro_batches:
+        remaining = iter(call)
+        for _ in range(config.device_iterations):
+            optimizer.zero_grad()
+            for _ in range(config.gradient_accumulation):
+                for replica in range(config.replicas):
+                    batch = next(remaining)
+                    results = flat(torch.func.functional_call(module, buffers[replica], batch))
+                    results[-1].backward()
+                    outputs.append([value.detach() for value in results])
+            if config.reduction is Reduction.MEAN:
+                for parameter in module.parameters():
+                    parameter.grad /= config.micro_batches_per_update
+            optimizer.step()
+    return outputs, dict(module.named_parameters()), buffers
+
+
+@pytest.mark.parametrize("name", ["dense", "batch norm and dropout", "tied weights"])
+@pytest.mark.parametrize("reduction", Reduction)
+@pytest.mark.parametrize(("iterations", "accumulation", "replicas"), LAYOUTS)
+def test_a_call_is_the_loop_written_out(name, reduction, iterations, accumulation, replicas):
+    model = MODELS[name]
+    config = StepConfig(
+        device_iterations=iterations,
+        gradient_accumulation=accumulation,
+        replicas=replicas,
+        reduction=reduction,
+        output_mode=OutputMode.ALL,
+    )
+    whole, micro = calls(model, config)
+    module = model.fresh()
+    session, _ = started(module, micro[0][0], rule_for(module), config)
+    found = run(session, whole, seed=3)
+    torch.manual_seed(3)
+    outputs, params, buffers = written_out(module, config, micro)
+    assert_equal(found.params, params)
+    for replica in range(replicas):
+        assert_equal(session.buffers[replica], buffers[replica])
+    assert_equal(joined(found.outputs), joined(outputs))
+
+
+def joined(outputs):
+    """All rows of each output, whatever call or micro-batch they came from."""
+    columns = zip(*outputs, strict=True)
+    return {i: torch.cat([v.reshape(-1, *v.shape[1:]) for v in c]) for i, c in enumerate(columns)}
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name].detach(), rtol=0, atol=0)
+
+
+def test_replicas_keep_statistics_of_their_own():
+    model = MODELS["batch norm and dropout"]
+    module = model.fresh()
+    config = StepConfig(replicas=2)
+    session, _ = started(module, model.batch(ROWS), rule_for(module), config)
+    session.step(model.batch(2 * ROWS))
+    first, second = (buffers["norm.running_mean"] for buffers in session.buffers)
+    assert not torch.equal(first, second)
+    for index, buffers in enumerate(session.buffers):
+        rows = model.batch(2 * ROWS)[0].narrow(0, index * ROWS, ROWS)
+        mean = module.conv(rows).mean((0, 2, 3))
+        torch.testing.assert_close(buffers["norm.running_mean"], 0.1 * mean)
+
+
+def test_sum_is_mean_with_a_larger_step():
+    model = MODELS["dense"]
+    after = []
+    for reduction, lr in ((Reduction.SUM, 0.01), (Reduction.MEAN, 0.04)):
+        module = model.fresh()
+        config = StepConfig(gradient_accumulation=4, reduction=reduction)
+        session, _ = started(module, model.batch(ROWS), rule_for(module, lr=lr), config)
+        session.step(model.batch(4 * ROWS))
+        after.append(session.params)
+    for name, value in after[0].items():
+        torch.testing.assert_close(value, after[1][name])
+
+
+def test_processes_divide_the_mean_as_well():
+    model = MODELS["dense"]
+    module = model.fresh()
+    config = StepConfig(gradient_accumulation=2, processes=2)
+    session, _ = started(module, model.batch(ROWS), rule_for(module, momentum=0.0, lr=1.0), config)
+    batch = model.batch(2 * ROWS)
+    for rows in zip(*(tensor.split(ROWS) for tensor in batch), strict=True):
+        module(*rows)[1].backward()
+    session.step(batch)
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(session.params[name], parameter.detach() - parameter.grad / 4)
+
+
+def test_accumulators_are_empty_after_each_update():
+    model = MODELS["dense"]
+    module = model.fresh()
+    config = StepConfig(gradient_accumulation=2)
+    session, _ = started(module, model.batch(ROWS), rule_for(module), config)
+    session.step(model.batch(2 * ROWS))
+    assert list(session.accumulators) == [f"accumulator.{n}" for n, _ in module.named_parameters()]
+    assert not any(total.any() for total in session.accumulators.values())
+
+
+@pytest.mark.parametrize("mode", OutputMode)
+def test_each_output_mode_picks_from_all_outputs(mode):
+    model = MODELS["dense"]
+    everything, found = (
+        _one_call(
+            model,
+            StepConfig(
+                device_iterations=4,
+                gradient_accumulation=2,
+                replicas=2,
+                output_mode=chosen,
+                output_period=2,
+            ),
+        )
+        for chosen in (OutputMode.ALL, mode)
+    )
+    for values, picked in zip(everything, found, strict=True):
+        by_step = values.reshape(4, 2, 2, -1, *values.shape[1:])  # [D, GA, R, m, ...]
+        expected = {
+            OutputMode.ALL: by_step,
+            OutputMode.FINAL: by_step[-1, -1],
+            OutputMode.EVERY_N: by_step[1::2],
+            OutputMode.SUM: by_step.sum((0, 1)),
+        }[mode]
+        torch.testing.assert_close(picked.flatten(), expected.flatten())
+
+
+def _one_call(model, config):
+    module = model.fresh()
+    session, _ = started(module, model.batch(ROWS), rule_for(module), config)
+    return session.step(model.batch(16 * ROWS))
+
+
+def test_inference_iterates_over_batches():
+    model = MODELS["affine"]
+    module = model.fresh()
+    config = StepConfig(training=False, device_iterations=5, output_mode=OutputMode.ALL)
+    session, _ = started(module, model.batch(ROWS), config=config)
+    batch = model.batch(5 * ROWS)
+    torch.testing.assert_close(session.step(batch), [module(*batch).detach()], rtol=0, atol=0)
+
+
+def test_the_order_is_iteration_then_accumulation_then_replica():
+    model = MODELS["affine"]
+    config = StepConfig(
+        training=False,
+        device_iterations=2,
+        gradient_accumulation=1,
+        replicas=3,
+        output_mode=OutputMode.EVERY_N,
+        output_period=2,
+    )
+    session, _ = started(model.fresh(), (torch.zeros(1, 3),), config=config)
+    numbers = torch.arange(6.0).reshape(6, 1).expand(6, 3).contiguous()
+    out = session.step([numbers])[0]
+    expected = model.fresh()(numbers[3:])
+    torch.testing.assert_close(out, expected.detach(), rtol=0, atol=0)

@@ -1,0 +1,91 @@
+"""Modules whose capture needs care, trained against plain PyTorch on the reference target."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import poptorch
+
+
+class Checkpointed(nn.Module):
+    """Runs part of forward again during backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x, y):
+        hidden = checkpoint(lambda v: torch.tanh(self.first(v)), x, use_reentrant=False)
+        return nn.functional.mse_loss(self.second(hidden), y)
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer over three equal time steps."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.head = layer(4, 8, batch_first=True), nn.Linear(8, 1)
+
+    def forward(self, x, y):
+        hidden, _ = self.layer(x.unsqueeze(1).repeat(1, 3, 1))
+        return nn.functional.mse_loss(self.head(hidden[:, -1]), y)
+
+
+class Attention(nn.Module):
+    """Scaled dot-product attention of torch's own layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+
+    def forward(self, x, y):
+        return nn.functional.mse_loss(self.layer(x.unsqueeze(0)).squeeze(0)[:, :1], y)
+
+
+def quiet() -> poptorch.Options:
+    return poptorch.Options().showCompilationProgressBar(False)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Checkpointed,
+        lambda: Recurrent(nn.LSTM),
+        lambda: Recurrent(nn.GRU),
+        lambda: Recurrent(nn.RNN),
+        Attention,
+    ],
+    ids=["activation-checkpointing", "lstm", "gru", "rnn", "attention"],
+)
+def test_trains_like_plain_pytorch(make, monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    torch.manual_seed(0)
+    model = make()
+    plain = copy.deepcopy(model)
+    x, y = torch.randn(8, 4), torch.randn(8, 1)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    wrapped = poptorch.trainingModel(model, quiet(), poptorch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(4):
+        optimizer.zero_grad()
+        expected = plain(x, y)
+        expected.backward()
+        optimizer.step()
+        found = wrapped(x, y)
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-6, atol=0)
+
+
+def test_results_do_not_share_memory(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+
+    class Views(nn.Module):
+        def forward(self, x):
+            y = x + 1
+            return y, y.view(-1), y
+
+    first, second, third = poptorch.inferenceModel(Views(), quiet())(torch.zeros(2, 2))
+    first.zero_()
+    torch.testing.assert_close(second, torch.ones(4))
+    torch.testing.assert_close(third, torch.ones(2, 2))

@@ -1,0 +1,90 @@
+"""What every test can rely on: one thread, fixed seeds, a clean environment, and the targets."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from abele import ExecutableCache, get_target
+from abele.targets import ENVIRONMENT, Target
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite tests/golden from what is printed now"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(1)
+    # Torch traces its compiler at debug level, thousands of lines in the report of a failure.
+    logging.getLogger("torch.__trace").propagate = False
+    # What the caller's shell insists on must not decide what a test tests.
+    os.environ.pop(ENVIRONMENT, None)
+    # Tracing sets this variable by itself; with a folder per run, runs cannot disturb each other.
+    folder = tempfile.mkdtemp(prefix="abele-tests-")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """Fails a test that leaves environment variables changed."""
+    before = _variables()
+    yield
+    after = _variables()
+    changed = {name for name, _ in before.items() ^ after.items()}
+    for name in changed:
+        os.environ.pop(name, None)
+        os.environ |= {name: before[name]} if name in before else {}
+    assert not changed, f"the test leaves these environment variables changed: {sorted(changed)}"
+
+
+def _variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
+
+
+def usable(name: str) -> Target:
+    """The target called ``name``; skips the test where it cannot compile."""
+    target = get_target(name)
+    reason = target.cannot_compile()
+    if reason is not None:
+        pytest.skip(f"target {name}: {reason}")
+    return target
+
+
+TARGETS = ["reference", pytest.param("cpu", marks=pytest.mark.compiler), "cuda"]
+
+
+@pytest.fixture(params=TARGETS)
+def target(request: pytest.FixtureRequest) -> Target:
+    """Each target that can compile here; the others are skipped with their reason."""
+    return usable(request.param)
+
+
+@pytest.fixture
+def isolated_cache(tmp_path: Path) -> ExecutableCache:
+    """An executable cache in a folder of its own, which does not exist yet."""
+    return ExecutableCache(tmp_path / "executables")
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether golden files are to be rewritten."""
+    return request.config.getoption("--update-golden")

@@ -1,0 +1,66 @@
+"""Stand-ins for a compiling target: everything around a compiler, tested in milliseconds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from abele.errors import CompilerError, TargetError
+from abele.program import Program
+from abele.targets import Compiled
+from abele.targets.reference import Reference
+
+
+class Keeping(Reference):
+    """Interprets, and keeps a payload that it insists on getting back unchanged."""
+
+    name = "keeping"
+    cacheable = True
+
+    def __init__(self, padding: int = 0, **description: Any):
+        self.padding, self.description = padding, description
+        self.compilations = 0
+
+    def describe(self) -> Mapping[str, Any]:
+        return {**super().describe(), **self.description}
+
+    def payload(self, program: Program) -> bytes:
+        return f"code of {program.fingerprint()}".encode() + bytes(self.padding)
+
+    def compile(self, program: Program) -> Compiled:
+        self.compilations += 1
+        return Compiled(super().compile(program).run, self.payload(program))
+
+    def load(self, program: Program, payload: bytes) -> Compiled:
+        # An error of another kind than "corrupt": damaged bytes must not come this far.
+        assert payload == self.payload(program), "a damaged payload reached the target"
+        return Compiled(super().compile(program).run, payload)
+
+
+class Refusing(Keeping):
+    """Has no compiler."""
+
+    name = "refusing"
+
+    def cannot_compile(self) -> str:
+        return "there is no compiler here. Install one."
+
+    def compile(self, program: Program) -> Compiled:
+        raise TargetError("unreachable: cannot_compile was not asked")
+
+
+class Failing(Keeping):
+    """Has a compiler that fails on the program after ``good`` ones."""
+
+    name = "failing"
+    noise = "fatal error: stdio.h not found\n" * 50
+
+    def __init__(self, good: int = 0):
+        super().__init__()
+        self._count = itertools.count(-good)
+
+    def compile(self, program: Program) -> Compiled:
+        if next(self._count) >= 0:
+            raise CompilerError(f"Program {program.name!r} could not be compiled.", log=self.noise)
+        return super().compile(program)

@@ -1,0 +1,175 @@
+"""Running a model through the engine without any front-end, and the same by plain PyTorch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from abele import build, capture, get_target
+from abele.building import BuildRecord
+from abele.cache import ExecutableCache
+from abele.capture import Captured
+from abele.config import StepConfig
+from abele.module_state import ModuleState
+from abele.runtime.session import Session
+from abele.targets import Target
+from abele.update_rules import Group, UpdateRule
+
+Batch = Sequence[torch.Tensor]
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "sgd": {"lr": 0.05, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False},
+    "rmsprop": {
+        "lr": 0.01,
+        "alpha": 0.9,
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+        "momentum": 0.0,
+        "centered": False,
+        "tf_variant": False,
+    },
+    "adam": {
+        "lr": 0.001,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+        "decoupled": False,
+    },
+    "lamb": {
+        "lr": 0.01,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "eps": 1e-6,
+        "weight_decay": 0.01,
+        "bias_correction": True,
+        "max_weight_norm": 10.0,
+    },
+}
+
+
+def flat(outputs: Any) -> list[torch.Tensor]:
+    """What a model returns, as a list."""
+    return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+
+
+def rule_for(
+    module: torch.nn.Module,
+    kind: str = "sgd",
+    *,
+    variable: Sequence[str] = (),
+    settings: dict[str, Any] | None = None,
+    **values: Any,
+) -> UpdateRule:
+    """One group of all parameters; ``values`` override ``DEFAULTS``, ``settings`` the rule's."""
+    names = tuple(ModuleState.of(module).params)
+    group = Group(params=names, values=DEFAULTS[kind] | values, variable=frozenset(variable))
+    return UpdateRule(kind=kind, groups=(group,), **(settings or {}))
+
+
+def captured(
+    module: torch.nn.Module,
+    batch: Batch,
+    config: StepConfig | None = None,
+    rule: UpdateRule | None = None,
+) -> Captured:
+    """Captures one micro-batch; trains by ``rule``, infers without."""
+    config = config or StepConfig(training=rule is not None)
+    return capture(lambda inputs: flat(module(*inputs)), module, batch, config, rule)
+
+
+def started(
+    module: torch.nn.Module,
+    micro_batch: Batch,
+    rule: UpdateRule | None = None,
+    config: StepConfig | None = None,
+    *,
+    target: Target | str = "reference",
+    cache: ExecutableCache | None = None,
+) -> tuple[Session, BuildRecord]:
+    """A session that has captured, built and copied ``module``."""
+    config = config or StepConfig(training=rule is not None)
+    programs = captured(module, micro_batch, config, rule).programs
+    target = get_target(target) if isinstance(target, str) else target
+    executable, record = build(programs, config, target=target, cache=cache)
+    state = ModuleState.of(module)
+    slots = {}
+    for name, values in (rule.initial_state(state.params) if rule else {}).items():
+        slots |= {f"{name}.{key}": value for key, value in values.items()}
+    hyper = rule.hyper() if rule else {}
+    return Session(executable, config, state.params, state.buffers, slots, hyper), record
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What training leaves: every output of every call, and the state after the last."""
+
+    outputs: list[list[torch.Tensor]]
+    params: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All of it by name."""
+        named = {f"parameter {name}": value for name, value in self.params.items()}
+        named |= {f"buffer {name}": value for name, value in self.buffers.items()}
+        for call, outputs in enumerate(self.outputs):
+            named |= {f"output {i} of call {call}": value for i, value in enumerate(outputs)}
+        return named
+
+
+def run(session: Session, batches: Sequence[Batch], seed: int = 3) -> Trained:
+    """Steps through ``batches``; random numbers start at ``seed``."""
+    torch.manual_seed(seed)
+    outputs = []
+    for batch in batches:
+        results = session.step([tensor.to(session.device) for tensor in batch])
+        outputs.append([value.cpu().clone() for value in results])
+    return Trained(
+        outputs,
+        {name: value.cpu() for name, value in session.params.items()},
+        {name: value.cpu() for name, value in session.buffers[0].items()},
+    )
+
+
+def run_eagerly(
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Sequence[Batch],
+    seed: int = 3,
+) -> Trained:
+    """The loop everybody writes; the loss is the last output."""
+    torch.manual_seed(seed)
+    outputs = []
+    for batch in batches:
+        optimizer.zero_grad()
+        results = flat(module(*batch))
+        results[-1].backward()
+        optimizer.step()
+        outputs.append([value.detach() for value in results])
+    state = ModuleState.of(module)
+    return Trained(outputs, dict(state.params), dict(state.buffers))
+
+
+def assert_same_bits(found: Trained, expected: Trained) -> None:
+    """Every output, parameter and buffer is bitwise equal."""
+    left, right = found.tensors(), expected.tensors()
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        torch.testing.assert_close(
+            value, right[name], rtol=0, atol=0, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def assert_close_by_norm(
+    found: Trained, expected: Trained, tolerance: float, without: Sequence[str] = ()
+) -> None:
+    """The difference of each tensor is at most ``tolerance`` times its norm."""
+    left, right = found.tensors(), expected.tensors()
+    assert left.keys() == right.keys()
+    for name in left.keys() - {f"parameter {name}" for name in without}:
+        difference = torch.linalg.vector_norm((left[name] - right[name]).double())
+        norm = torch.linalg.vector_norm(right[name].double())
+        assert difference <= tolerance * norm, f"{name}: {difference / norm:.1e} of its norm"

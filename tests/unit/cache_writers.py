@@ -1,0 +1,61 @@
+"""Processes that share a cache folder, for ``test_cache``: ``cache_writers.py JOB FOLDER``."""
+
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from abele import ExecutableCache, build, executable
+from abele.config import StepConfig
+from fakes import Keeping
+from models import MODELS
+from runs import captured
+
+CONFIG = StepConfig(training=False)
+
+
+def killed(programs, folder: Path) -> None:
+    """Kills 20 writers at random moments; prints how many, and how many files load."""
+    target = Keeping(padding=8_000_000)
+    made, _ = build(programs, CONFIG, target=target)
+    dice = random.Random(0)
+    for number in range(20):
+        child = os.fork()
+        if child == 0:
+            while True:
+                made.save(folder / f"{number}.abele")
+        time.sleep(dice.uniform(0.001, 0.03))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    paths = list(folder.glob("*.abele"))
+    for path in paths:
+        executable.load(path, made.programs, made.key_parts, target)
+    print(number + 1, len(paths))
+
+
+def together(programs, folder: Path) -> None:
+    """Six processes build at the same moment; each prints whether it hit."""
+    start = time.monotonic() + 0.3
+    children = []
+    for _ in range(6):
+        child = os.fork()
+        if child == 0:
+            time.sleep(start - time.monotonic())
+            cache = ExecutableCache(folder)
+            _, record = build(programs, CONFIG, target=Keeping(10_000), cache=cache)
+            os.write(1, f"{record.cache}\n".encode())
+            os._exit(0)
+        children.append(child)
+    statuses = [os.waitpid(child, 0)[1] for child in children]
+    assert not any(statuses), statuses
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    affine = MODELS["affine"]
+    job = {"killed": killed, "together": together}[sys.argv[1]]
+    job(captured(affine.fresh(), affine.batch()).programs, Path(sys.argv[2]))

@@ -1,0 +1,173 @@
+"""Building: the record tells what happened, and falling back is said once and never silent."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from abele import FallbackWarning, StepConfig, build, get_target
+from abele.errors import CompilerError, TargetError
+from abele.targets import ENVIRONMENT
+from conftest import usable
+from fakes import Failing, Keeping, Refusing
+from models import MODELS
+from runs import captured, rule_for
+
+AFFINE = MODELS["affine"]
+CONFIG = StepConfig(training=False)
+
+
+@pytest.fixture(scope="module")
+def programs():
+    return captured(AFFINE.fresh(), AFFINE.batch()).programs
+
+
+def prefer(monkeypatch, target):
+    """Makes ``target`` the one that is tried first."""
+    module = importlib.import_module("abele.building")
+    monkeypatch.setattr(module, "choose_target", lambda: (target, False, None))
+
+
+def test_the_record_tells_what_happened(programs):
+    made, record = build(programs, CONFIG, target=Keeping())
+    assert (record.target, record.forced, record.fallback) == ("keeping", True, None)
+    assert (record.cache, record.why, record.log) == ("off", None, None)
+    assert record.executable == made.key
+    assert record.seconds.keys() == {"passes", "compile"}
+
+
+def test_progress_goes_up_and_names_the_programs():
+    model, told = MODELS["dense"], []
+    module, config = model.fresh(), StepConfig(gradient_accumulation=2)
+    both = captured(module, model.batch(), config, rule_for(module)).programs
+    build(both, config, target=Keeping(), progress=lambda *stage: told.append(stage))
+    assert [stage for stage, _ in told] == ["passes", "compile accumulate", "compile apply"]
+    fractions = [fraction for _, fraction in told]
+    assert fractions == sorted(fractions)
+    assert all(0 < fraction < 1 for fraction in fractions)
+
+
+def test_no_compiler_falls_back_with_one_warning(programs, monkeypatch):
+    prefer(monkeypatch, Refusing())
+    with pytest.warns(FallbackWarning) as caught:
+        made, record = build(programs, CONFIG)
+    (warning,) = caught
+    assert str(warning.message) == (
+        "Running on the slower 'reference' target. Target 'refusing' cannot compile: there is no "
+        "compiler here. Install one. Set ABELE_TARGET=cpu to make this an error."
+    )
+    assert warning.filename == __file__
+    assert (record.target, record.forced) == ("reference", False)
+    assert record.fallback.startswith("Target 'refusing' cannot compile")
+    assert made.target.name == "reference"
+
+
+def test_no_compiler_for_a_forced_target_is_an_error(programs):
+    with pytest.raises(TargetError, match="Target 'refusing' cannot compile: there is no compiler"):
+        build(programs, CONFIG, target=Refusing())
+
+
+def test_a_stored_executable_needs_no_compiler(programs, isolated_cache):
+    class Stored(Refusing):
+        name = "keeping"
+
+    build(programs, CONFIG, target=Keeping(), cache=isolated_cache)
+    _, record = build(programs, CONFIG, target=Stored(), cache=isolated_cache)
+    assert record.cache == "hit"
+
+
+@pytest.mark.parametrize("good", [0, 1], ids=["at once", "at the second program"])
+def test_a_failing_compiler_falls_back_and_keeps_its_noise_in_a_file(good, monkeypatch, tmp_path):
+    model = MODELS["dense"]
+    module, config = model.fresh(), StepConfig(gradient_accumulation=2)
+    both = captured(module, model.batch(), config, rule_for(module)).programs
+    prefer(monkeypatch, Failing(good))
+    with pytest.warns(FallbackWarning, match=r"could not be compiled\. The compiler's") as caught:
+        made, record = build(both, config, log_folder=tmp_path)
+    assert len(caught) == 1
+    assert "stdio.h" not in str(caught[0].message)
+    assert record.log in str(caught[0].message)
+    (log,) = tmp_path.iterdir()
+    assert (str(log), log.read_text()) == (record.log, Failing.noise)
+    assert made.compiled.keys() == {"accumulate", "apply"}
+
+
+def test_a_failing_compiler_of_a_forced_target_is_an_error(programs, tmp_path):
+    with pytest.raises(CompilerError, match=r"could not be compiled\. The compiler's") as caught:
+        build(programs, CONFIG, target=Failing(), log_folder=tmp_path)
+    (log,) = tmp_path.iterdir()
+    assert str(log) in str(caught.value)
+    assert "stdio.h" not in str(caught.value)
+    assert caught.value.log == log.read_text() == Failing.noise
+
+
+def test_a_fallback_stores_nothing(programs, monkeypatch, isolated_cache):
+    prefer(monkeypatch, Refusing())
+    with pytest.warns(FallbackWarning):
+        build(programs, CONFIG, cache=isolated_cache)
+    assert not isolated_cache.folder.exists()
+
+
+def test_the_environment_makes_a_fallback_an_error(programs, monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT, "cpu")
+    monkeypatch.setattr(get_target("cpu"), "cannot_compile", lambda: "there is no compiler.")
+    with pytest.raises(TargetError, match="Target 'cpu' cannot compile: there is no compiler"):
+        build(programs, CONFIG)
+
+
+def test_the_environment_chooses_without_a_warning(programs, monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT, "null")
+    _, record = build(programs, CONFIG)
+    assert (record.target, record.forced, record.fallback) == ("null", True, None)
+
+
+BROKEN = """#!/bin/sh
+case "$1" in --version) echo "g++ (Broken) 13.2.0"; exit 0;; esac
+echo "error: cosmic rays in the parser"
+exit 1
+"""
+BUILD_TWICE = """
+import sys
+import torch
+from models import MODELS
+from runs import captured
+from abele import StepConfig, build, get_target
+from abele.errors import CompilerError
+
+config, affine = StepConfig(training=False), MODELS["affine"]
+programs = captured(affine.fresh(), affine.batch()).programs
+executable, record = build(programs, config, log_folder=sys.argv[1])
+print(record.target, executable.target.name, record.log)
+try:
+    build(programs, config, target=get_target("cpu"), log_folder=sys.argv[1])
+except CompilerError as error:
+    print(error)
+"""
+
+
+@pytest.mark.compiler
+def test_a_real_compiler_that_fails(tmp_path):
+    usable("cpu")
+    script = tmp_path / "g++"
+    script.write_text(BROKEN)
+    script.chmod(0o755)
+    paths = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD_TWICE, tmp_path],
+        env=os.environ | {"CXX": str(script), "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    fallback, refusal = done.stdout.splitlines()
+    logs = sorted(map(str, tmp_path.glob("*.log")))
+    assert fallback.split()[:2] == ["reference", "reference"]
+    assert fallback.split()[2] in logs
+    assert done.stderr.count("FallbackWarning") == 1
+    assert "could not be compiled: the C++ compiler failed." in refusal
+    assert "cosmic rays" not in done.stdout
+    assert ["cosmic rays in the parser" in Path(log).read_text() for log in logs] == [True, True]

@@ -1,0 +1,236 @@
+"""The folder of executables: hits, misses that explain themselves, damage, and several writers."""
+
+import errno
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from abele import CacheWarning, ExecutableCache, build, executable
+from abele.config import StepConfig
+from fakes import Keeping
+from models import MODELS
+from runs import captured
+
+AFFINE = MODELS["affine"]
+CONFIG = StepConfig(training=False)
+
+
+@pytest.fixture(scope="module")
+def programs():
+    return captured(AFFINE.fresh(), AFFINE.batch()).programs
+
+
+def built(programs, cache, target=None, config=CONFIG):
+    return build(programs, config, target=target or Keeping(), cache=cache)
+
+
+def result(made):
+    module, batch = AFFINE.fresh(), AFFINE.batch()
+    return made.compiled["forward"].run([module.scale.detach(), module.shift, *batch])
+
+
+def test_the_second_build_is_a_hit_and_compiles_nothing(programs, isolated_cache):
+    target = Keeping()
+    first, missed = built(programs, isolated_cache, target)
+    second, found = built(programs, isolated_cache, target)
+    assert (missed.cache, found.cache, target.compilations) == ("miss", "hit", 1)
+    assert first.key == second.key == found.executable
+    assert "load" in found.seconds
+    assert "store" in missed.seconds
+    torch.testing.assert_close(result(second), result(first), rtol=0, atol=0)
+
+
+def test_one_key_is_one_file(programs, isolated_cache):
+    made, _ = built(programs, isolated_cache)
+    assert os.listdir(isolated_cache.folder) == [f"{made.key}.abele"]
+
+
+def test_no_cache_is_said(programs):
+    assert built(programs, None)[1].cache == "off"
+
+
+def test_a_target_without_code_of_its_own_is_not_cached(programs, isolated_cache):
+    target = Keeping()
+    target.cacheable = False
+    assert built(programs, isolated_cache, target)[1].cache == "off"
+    assert not isolated_cache.folder.exists()
+
+
+def test_the_folder_may_be_in_the_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert ExecutableCache("~/x").folder == tmp_path / "x"
+
+
+def shorten(data):
+    return data[: len(data) // 2]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [shorten, lambda data: b"", lambda data: b"PK\x03\x04" * 100, lambda data: bytes(len(data))],
+    ids=["cut in half", "empty", "not ours", "zeros"],
+)
+def test_damage_costs_one_warning_and_a_rebuild(programs, isolated_cache, damage):
+    made, _ = built(programs, isolated_cache)
+    path = isolated_cache.path(made.key)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.warns(CacheWarning, match=r"could not be used and is rebuilt.*kept as") as caught:
+        again, record = built(programs, isolated_cache)
+    assert (record.cache, len(caught)) == ("miss", 1)
+    torch.testing.assert_close(result(again), result(made), rtol=0, atol=0)
+    assert sorted(p.suffix for p in isolated_cache.folder.iterdir()) == [".abele", ".bad"]
+    assert built(programs, isolated_cache)[1].cache == "hit"
+
+
+def test_a_flipped_bit_anywhere_never_stops_a_build(programs, isolated_cache):
+    made, _ = built(programs, isolated_cache)
+    path, expected = isolated_cache.path(made.key), result(made)
+    data = bytearray(path.read_bytes())
+    outcomes = set()
+    for position in range(0, len(data), 97):
+        data[position] ^= 1
+        path.write_bytes(data)
+        data[position] ^= 1
+        with warnings.catch_warnings(record=True, action="always") as caught:
+            again, record = built(programs, isolated_cache)
+        torch.testing.assert_close(result(again), expected, rtol=0, atol=0)
+        outcomes.add((record.cache, tuple(w.category for w in caught)))
+    assert outcomes == {("hit", ()), ("miss", (CacheWarning,))}
+
+
+def test_a_file_under_a_foreign_key_is_set_aside(programs, isolated_cache):
+    there, _ = built(programs, isolated_cache, Keeping(isa="there"))
+    parts = executable.key_parts(there.programs, CONFIG, Keeping(isa="here"))
+    path = isolated_cache.path(executable.key_of(parts))
+    isolated_cache.path(there.key).rename(path)
+    with pytest.warns(CacheWarning, match=r"target\.isa: there there, here here"):
+        assert isolated_cache.load(there.programs, parts, Keeping(isa="here")) is None
+    assert path.with_suffix(".bad").exists()
+
+
+@pytest.mark.parametrize("where", ["", "deeper"], ids=["a file", "below a file"])
+def test_a_folder_that_is_a_file_costs_one_warning(programs, tmp_path, where):
+    (tmp_path / "taken").write_text("mine")
+    cache = ExecutableCache(tmp_path / "taken" / where)
+    with pytest.warns(CacheWarning, match=r"could not be cached in .*taken.*Check the") as caught:
+        made, record = built(programs, cache)
+    assert (record.cache, len(caught)) == ("miss", 1)
+    assert (tmp_path / "taken").read_text() == "mine"
+    assert result(made)
+
+
+def test_a_full_disk_costs_one_warning_and_leaves_nothing(programs, isolated_cache, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.warns(CacheWarning, match="No space left on device") as caught:
+        made, _ = built(programs, isolated_cache)
+    assert len(caught) == 1
+    assert os.listdir(isolated_cache.folder) == []
+    assert result(made)
+
+
+def test_a_file_that_cannot_be_read_or_moved_is_no_crash(programs, isolated_cache, monkeypatch):
+    def denied(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    made, _ = built(programs, isolated_cache)
+    with monkeypatch.context() as patched:
+        patched.setattr(executable, "load", denied)
+        patched.setattr(os, "replace", denied)
+        with pytest.warns(CacheWarning) as caught:
+            again, record = built(programs, isolated_cache)
+    texts = [str(w.message) for w in caught]
+    assert record.cache == "miss"
+    assert ["Permission denied" in text for text in texts] == [True, True]
+    assert not any("kept as" in text for text in texts)
+    assert os.listdir(isolated_cache.folder) == [f"{made.key}.abele"]
+    assert again.key == made.key
+
+
+# -- why a miss is a miss ------------------------------------------------------------------
+
+
+def why(programs, cache, **changes):
+    return built(programs, cache, **changes)[1].why
+
+
+def test_the_first_miss_says_that_the_cache_is_empty(programs, isolated_cache):
+    assert why(programs, isolated_cache) == f"{isolated_cache.folder} holds no executable yet"
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"target": Keeping(isa="avx2")}, "target.isa: None there, avx2 here"),
+        ({"config": StepConfig(training=False, replicas=2)}, "config.replicas: 1 there, 2 here"),
+    ],
+    ids=["another machine", "another configuration"],
+)
+def test_a_miss_names_the_part_that_differs(programs, isolated_cache, changes, named):
+    built(programs, isolated_cache)
+    expected = f"the nearest of the stored executables differs in {named}"
+    assert why(programs, isolated_cache, **changes) == expected
+
+
+def test_a_miss_names_the_program_that_differs(programs, isolated_cache):
+    built(programs, isolated_cache)
+    other = captured(AFFINE.fresh(), AFFINE.batch(rows=9)).programs
+    assert "differs in programs.forward: " in why(other, isolated_cache)
+
+
+def test_the_nearest_executable_explains_a_miss(programs, isolated_cache):
+    built(programs, isolated_cache, Keeping(isa="x", system="plan9"))
+    built(programs, isolated_cache, Keeping(isa="x", system="linux"))
+    found = why(programs, isolated_cache, target=Keeping(isa="y", system="linux"))
+    assert found.endswith("differs in target.isa: x there, y here")
+
+
+def test_unreadable_neighbours_explain_nothing(programs, isolated_cache):
+    isolated_cache.folder.mkdir()
+    (isolated_cache.folder / "x.abele").write_bytes(b"nonsense")
+    (isolated_cache.folder / "folder.abele").mkdir()
+    assert why(programs, isolated_cache).endswith("holds no executable yet")
+
+
+# -- several processes ---------------------------------------------------------------------
+
+WRITERS = Path(__file__).with_name("cache_writers.py")
+
+
+def writers(job, folder):
+    """Runs a job of ``cache_writers.py`` with warnings as errors and returns what it printed."""
+    here = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-W", "error", WRITERS, job, folder]
+    done = subprocess.run(command, env=here, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_a_process_killed_while_writing_leaves_nothing_that_is_loaded(tmp_path):
+    killed, whole = map(int, writers("killed", tmp_path))
+    assert killed == 20
+    partial = list(tmp_path.glob("*.partial"))
+    assert partial, "no process was killed in the middle: the test shows nothing"
+    assert whole == len(list(tmp_path.glob("*.abele")))
+    assert len(list(tmp_path.iterdir())) == whole + len(partial)
+
+
+def test_stale_partial_files_do_no_harm(programs, isolated_cache):
+    made, _ = built(programs, isolated_cache)
+    for name in ("tmpx.partial", f"{made.key}.abele.partial"):
+        (isolated_cache.folder / name).write_bytes(b"half of a file")
+    assert built(programs, isolated_cache)[1].cache == "hit"
+
+
+def test_processes_that_compile_the_same_at_once_all_succeed(tmp_path):
+    outcomes = writers("together", tmp_path)
+    assert len(outcomes) == 6
+    assert set(outcomes) <= {"miss", "hit"}
+    assert [path.suffix for path in tmp_path.iterdir()] == [".abele"]

@@ -1,0 +1,54 @@
+"""StepConfig: frozen, and every field says what changing it costs."""
+
+import dataclasses
+import json
+
+import pytest
+
+from abele.config import OutputMode, Reduction, StepConfig
+
+CHANGED = {
+    "training": False,
+    "gradient_accumulation": 2,
+    "replicas": 2,
+    "processes": 2,
+    "reduction": Reduction.SUM,
+    "broadcast_buffers": False,
+    "device_iterations": 2,
+    "output_mode": OutputMode.ALL,
+    "output_period": 2,
+    "seed": 1,
+}
+RUN_TIME = {"device_iterations", "output_mode", "output_period", "seed"}
+
+
+def test_the_table_above_is_complete():
+    fields = {field.name: field for field in dataclasses.fields(StepConfig)}
+    assert fields.keys() == CHANGED.keys()
+    assert all(field.metadata["when"] in ("compile", "run") for field in fields.values())
+
+
+@pytest.mark.parametrize(("name", "value"), CHANGED.items(), ids=CHANGED)
+def test_only_compile_time_fields_need_another_executable(name, value):
+    changed = StepConfig(**{name: value}).compile_fields()
+    assert (changed == StepConfig().compile_fields()) == (name in RUN_TIME)
+
+
+def test_compile_time_fields_are_json():
+    fields = StepConfig(reduction=Reduction.SUM).compile_fields()
+    assert json.loads(json.dumps(fields)) == fields
+
+
+def test_gradients_per_update():
+    config = StepConfig(gradient_accumulation=3, replicas=5, processes=7, device_iterations=11)
+    assert config.micro_batches_per_update == 105
+
+
+def test_it_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError, match="seed"):
+        StepConfig().seed = 1
+
+
+def test_fields_have_no_position():
+    with pytest.raises(TypeError, match="positional"):
+        StepConfig(True)

@@ -1,0 +1,218 @@
+"""Executable files: what is in one, when it is refused, and that damage is always noticed."""
+
+import errno
+import json
+import os
+import re
+import zipfile
+
+import pytest
+import torch
+
+from abele import build, executable
+from abele.config import StepConfig
+from abele.errors import CorruptExecutable, ForeignExecutable
+from fakes import Keeping
+from models import MODELS
+from runs import captured
+
+AFFINE = MODELS["affine"]
+CONFIG = StepConfig(training=False)
+
+
+@pytest.fixture
+def programs():
+    return captured(AFFINE.fresh(), AFFINE.batch()).programs
+
+
+@pytest.fixture
+def made(programs):
+    return build(programs, CONFIG, target=Keeping())[0]
+
+
+@pytest.fixture
+def file(made, tmp_path):
+    path = tmp_path / "an executable.abele"
+    made.save(path)
+    return path
+
+
+def reload(path, made):
+    return executable.load(path, made.programs, made.key_parts, made.target)
+
+
+def result(made):
+    module, batch = AFFINE.fresh(), AFFINE.batch()
+    return made.compiled["forward"].run([module.scale.detach(), module.shift, *batch])
+
+
+def test_a_round_trip_keeps_everything(made, file):
+    loaded = reload(file, made)
+    assert (loaded.key, loaded.key_parts) == (made.key, made.key_parts)
+    torch.testing.assert_close(result(loaded), result(made), rtol=0, atol=0)
+    assert made.target.compilations == 1
+
+
+def test_a_file_is_a_plain_zip_with_the_program_to_read(made, file):
+    with zipfile.ZipFile(file) as archive:
+        assert archive.namelist() == [
+            "manifest.json",
+            "programs/forward.py.txt",
+            "programs/forward.bin",
+        ]
+        assert archive.read("programs/forward.py.txt").decode() == made.programs[0].text()
+        assert json.loads(archive.read("manifest.json"))["key"] == made.key
+
+
+def test_saving_replaces_what_is_there_and_makes_folders(made, tmp_path):
+    path = tmp_path / "new" / "folder" / "x.abele"
+    for _ in range(2):
+        made.save(path)
+        assert reload(path, made).key == made.key
+    assert os.listdir(path.parent) == ["x.abele"]
+
+
+@pytest.mark.parametrize("part", [0, 1, 2, 10, 100, 0.3, 0.5, 0.9, 0.99, -1])
+def test_a_truncated_file_is_corrupt(file, made, part):
+    data = file.read_bytes()
+    file.write_bytes(data[: part if isinstance(part, int) else int(part * len(data))])
+    with pytest.raises(CorruptExecutable, match=r"(?s)an executable\.abele.*Delete it; it will"):
+        reload(file, made)
+
+
+@pytest.mark.parametrize("bit", [0, 3, 7])
+def test_every_flipped_bit_is_noticed_or_harmless(file, made, bit):
+    data = bytearray(file.read_bytes())
+    noticed = 0
+    for position in range(len(data)):
+        data[position] ^= 1 << bit
+        file.write_bytes(data)
+        data[position] ^= 1 << bit
+        try:
+            loaded = reload(file, made)
+        except (CorruptExecutable, ForeignExecutable):
+            noticed += 1
+        else:
+            assert loaded.key == made.key
+            assert loaded.compiled["forward"].payload == made.compiled["forward"].payload
+    # What may go unnoticed: the program's text for people, times and attributes of members.
+    assert noticed > 0.4 * len(data)
+
+
+def rewrite(path, **changes):
+    """The same zip with some members replaced; sound as a zip."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()} | changes
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            if data is not None:
+                archive.writestr(name, data)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    ["", "{", "[]", "{}", "null", '{"key": 1, "key_parts": "", "sha256": 0, "format": 1}'],
+    ids=["empty", "no JSON", "a list", "no entries", "null", "entries of other types"],
+)
+def test_a_foreign_manifest_is_corrupt(file, made, manifest):
+    rewrite(file, **{"manifest.json": manifest})
+    with pytest.raises(CorruptExecutable, match="is not a readable executable"):
+        reload(file, made)
+
+
+@pytest.mark.parametrize("member", ["manifest.json", "programs/forward.bin"])
+def test_a_missing_member_is_corrupt(file, made, member):
+    rewrite(file, **{member: None})
+    with pytest.raises(CorruptExecutable, match=member):
+        reload(file, made)
+
+
+def test_an_altered_payload_is_corrupt_though_the_zip_is_sound(file, made):
+    rewrite(file, **{"programs/forward.bin": b"other code"})
+    with pytest.raises(CorruptExecutable, match=r"checksum of programs/forward\.bin"):
+        reload(file, made)
+
+
+def test_code_that_the_target_cannot_load_is_corrupt(file, made, monkeypatch):
+    def fail(program, payload):
+        raise RuntimeError("undefined symbol: f")
+
+    monkeypatch.setattr(made.target, "load", fail)
+    with pytest.raises(CorruptExecutable, match=r"cannot be loaded \(undefined symbol: f\)"):
+        reload(file, made)
+
+
+@pytest.mark.parametrize(
+    ("here", "named"),
+    [
+        ({"torch": "3.1"}, rf"target\.torch: {re.escape(torch.__version__)} there, 3\.1 here"),
+        ({"isa": "avx512"}, r"target\.isa: avx2 there, avx512 here"),
+        ({"isa": "x" * 99}, r"target\.isa: avx2 there, x{37}\.\.\. here"),
+        ({"isa": "vsx", "torch": "3"}, r"target\.isa: .*; target\.torch: "),
+    ],
+    ids=["another torch", "another processor", "a long value is cut", "both are named"],
+)
+def test_a_file_from_elsewhere_is_refused_by_name(programs, tmp_path, here, named):
+    there = build(programs, CONFIG, target=Keeping(isa="avx2"))[0]
+    there.save(tmp_path / "x.abele")
+    mine = build(programs, CONFIG, target=Keeping(**{"isa": "avx2", **here}))[0]
+    with pytest.raises(ForeignExecutable, match=f"was made for something else: {named}"):
+        reload(tmp_path / "x.abele", mine)
+
+
+def test_another_format_is_refused(file, made, monkeypatch):
+    monkeypatch.setattr(executable, "FORMAT", 999)
+    with pytest.raises(ForeignExecutable, match="was made for something else"):
+        reload(file, made)
+
+
+def full_disk(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("place", ["fsync", "replace"])
+def test_a_full_disk_leaves_nothing_behind(made, tmp_path, monkeypatch, place):
+    monkeypatch.setattr(os, place, full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        made.save(tmp_path / "x.abele")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_disk_that_fills_up_while_writing_leaves_nothing_behind(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(zipfile.ZipFile, "writestr", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        made.save(tmp_path / "x.abele")
+    assert os.listdir(tmp_path) == []
+
+
+def key_with(programs=None, config=CONFIG, target=None):
+    programs = programs or captured(AFFINE.fresh(), AFFINE.batch()).programs
+    return build(programs, config, target=target or Keeping())[0].key
+
+
+OTHER_SHAPE = (torch.zeros(9, 3),)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: key_with(captured(AFFINE.fresh(), OTHER_SHAPE).programs),
+        lambda: key_with(config=StepConfig(training=False, replicas=2)),
+        lambda: key_with(target=Keeping(isa="other")),
+    ],
+    ids=["another shape", "another compile-time field", "another machine"],
+)
+def test_the_key_changes_with(other):
+    assert other() != key_with()
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        lambda: key_with(captured(AFFINE.fresh(seed=99), AFFINE.batch(seed=98)).programs),
+        lambda: key_with(config=StepConfig(training=False, device_iterations=4, seed=5)),
+    ],
+    ids=["other weights and data", "run-time fields"],
+)
+def test_the_key_does_not_change_with(same):
+    assert same() == key_with()

@@ -1,0 +1,100 @@
+"""Imports point one way, and private torch names live in one file."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+FRONT_ENDS = {"poptorch", "popdist", "sambaflow", "cosmictagger"}
+FORBIDDEN = {
+    "abele": FRONT_ENDS | {"examples", "benchmarks", "tests"},
+    "poptorch": {"sambaflow", "cosmictagger", "examples", "benchmarks", "tests"},
+}
+FILES = sorted(SOURCE.rglob("*.py"))
+IDS = [str(path.relative_to(SOURCE)) for path in FILES]
+# OpOverload is the type of a graph's targets; _BatchNorm is the base class of all batch norms.
+ALLOWED = {"torch._ops.OpOverload", "torch.nn.modules.batchnorm._BatchNorm"}
+
+
+def imported(tree):
+    """Dotted names of all modules that a file imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def dotted(node):
+    """``torch._ops.OpOverload`` for a chain of attributes, else nothing."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ""
+
+
+def is_private(name):
+    """Whether a dotted name leads through torch to something with a leading underscore."""
+    first, *rest = name.split(".")
+    is_operator = rest[:1] == ["ops"]
+    dunder = all(part.startswith("__") for part in rest if part.startswith("_"))
+    return first == "torch" and not is_operator and not dunder
+
+
+def private_names(tree):
+    names = {dotted(node) for node in ast.walk(tree)} | set(imported(tree))
+    chains = {name for name in names if is_private(name)}
+    # Of torch._ops and torch._ops.OpOverload only the longer one says what is used.
+    return {name for name in chains if not any(o.startswith(f"{name}.") for o in names)} - ALLOWED
+
+
+def test_all_packages_are_covered():
+    assert {path.relative_to(SOURCE).parts[0] for path in FILES} <= FORBIDDEN.keys()
+
+
+@pytest.mark.parametrize("path", FILES, ids=IDS)
+def test_imports_point_one_way(path):
+    package = path.relative_to(SOURCE).parts[0]
+    roots = {name.split(".")[0] for name in imported(ast.parse(path.read_text()))}
+    assert not roots & FORBIDDEN[package]
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.name != "_torch.py"])
+def test_private_torch_names_live_in_one_file(path):
+    assert private_names(ast.parse(path.read_text())) == set()
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("import torch._inductor", {"torch._inductor"}),
+        ("from torch._C import x", {"torch._C.x"}),
+        ("torch._C._aoti.f()", {"torch._C._aoti.f"}),
+        ("from torch.utils import _pytree", {"torch.utils._pytree"}),
+        ("isinstance(x, torch._ops.OpOverload)", set()),
+        ("torch.ops.aten._ctc_loss(x)", set()),
+        ("torch.__version__; torch.nn.Module", set()),
+        ("x._schema", set()),
+    ],
+)
+def test_the_search_itself(code, found):
+    assert private_names(ast.parse(code)) == found
+
+
+@pytest.mark.parametrize("package", ["abele", "poptorch"])
+def test_importing_loads_neither_the_compiler_nor_a_higher_layer(package):
+    code = f"import sys, {package}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env={"PYTHONPATH": str(SOURCE), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    modules = set(done.stdout.split())
+    assert package in modules
+    assert not {"torch._inductor", "triton", "sympy.printing.cxx"} & modules
+    assert not modules & (FORBIDDEN[package] - {package})

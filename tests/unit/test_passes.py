@@ -1,0 +1,284 @@
+"""The passes keep every bit, remove what they say, and the runner names the one that breaks."""
+
+import pytest
+import torch
+from torch import nn
+
+from abele import passes
+from abele.errors import ProgramError
+from abele.passes import PIPELINE, common_subexpressions, dead_code, identities
+from abele.passes._edit import editable
+from abele.program import Program, Role, Slot
+from models import MODELS
+from runs import assert_same_bits, captured, flat, rule_for, run, started
+
+aten = torch.ops.aten
+X = torch.arange(12.0).reshape(4, 3) / 8
+
+
+class Of(nn.Module):
+    """The forward a test wants."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+        self._forward = forward
+
+    def forward(self, x):
+        return self._forward(self, x)
+
+
+def program_of(build):
+    """A program of ``x`` [4, 3] whose nodes ``build(graph, x)`` makes, with shapes filled in."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    returned = build(lambda target, *args: graph.call_function(target, args), x)
+    graph.output(returned)
+    module = torch.fx.GraphModule({}, graph)
+    torch.fx.passes.shape_prop.ShapeProp(module).propagate(X)
+    for node, value in zip(graph.nodes, _values(module), strict=True):
+        node.meta["val"] = value
+    inputs = (Slot(name="x", role=Role.INPUT, shape=(4, 3), dtype=torch.float32),)
+    outputs = tuple(
+        Slot(
+            name=f"output{i}",
+            role=Role.OUTPUT,
+            shape=tuple(node.meta["val"].shape),
+            dtype=node.meta["val"].dtype,
+        )
+        for i, node in enumerate(returned)
+    )
+    return Program(name="forward", graph=module, inputs=inputs, outputs=outputs).verify()
+
+
+def _values(module):
+    found = []
+
+    class Recorder(torch.fx.Interpreter):
+        def run_node(self, node):
+            found.append(super().run_node(node))
+            return found[-1]
+
+    Recorder(module).run(X)
+    return found
+
+
+def targets(program):
+    return [node.target for node in program.graph.graph.nodes if node.op == "call_function"]
+
+
+def count(program, target):
+    return targets(program).count(target)
+
+
+def same_results(before, after):
+    torch.testing.assert_close(after.graph(X), before.graph(X), rtol=0, atol=0)
+
+
+# -- identities ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda op, x: [op(aten.relu.default, op(aten.detach.default, x))],
+        lambda op, x: [op(aten.relu.default, op(aten.alias.default, x))],
+        lambda op, x: [op(aten.relu.default, op(aten.t.default, op(aten.t.default, x)))],
+        lambda op, x: [op(aten.relu.default, op(aten.copy.default, x, op(aten.neg.default, x)))],
+    ],
+    ids=["detach", "alias", "two transposes", "a copy of equal layout"],
+)
+def test_an_identity_is_its_argument(build):
+    before = program_of(build)
+    after = identities(before).verify()
+    assert set(targets(after)) <= {aten.relu.default, aten.neg.default, aten.t.default}
+    assert len(targets(after)) < len(targets(before))
+    same_results(before, after)
+
+
+@pytest.mark.parametrize(
+    ("target", "build"),
+    [
+        (aten.t.default, lambda op, x: [op(aten.relu.default, op(aten.t.default, x))]),
+        (
+            aten.copy.default,
+            lambda op, x: [op(aten.copy.default, op(aten.t.default, x), op(_transposed, x))],
+        ),
+        (aten.clone.default, lambda op, x: [op(aten.clone.default, x)]),
+    ],
+    ids=["one transpose", "a copy into another layout", "a clone"],
+)
+def test_what_changes_layout_or_storage_stays(target, build):
+    before = program_of(build)
+    after = identities(before).verify()
+    assert count(after, target) == count(before, target)
+    same_results(before, after)
+
+
+def _transposed(x):
+    return x.t().contiguous()
+
+
+# -- common subexpressions -----------------------------------------------------------------
+
+
+def test_equal_operations_are_done_once():
+    def build(op, x):
+        one, two = op(aten.exp.default, x), op(aten.exp.default, x)
+        return [op(aten.add.Tensor, one, two)]
+
+    before = program_of(build)
+    after = common_subexpressions(before).verify()
+    assert (count(before, aten.exp.default), count(after, aten.exp.default)) == (2, 1)
+    same_results(before, after)
+
+
+def test_equal_results_are_merged_through_several_levels():
+    def branch(op, x):
+        return op(aten.sin.default, op(aten.exp.default, x))
+
+    before = program_of(lambda op, x: [op(aten.add.Tensor, branch(op, x), branch(op, x))])
+    assert len(targets(common_subexpressions(before))) == 3
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(1, 1.0), (1, True), (0.0, -0.0), (1.0, 2.0)],
+    ids=["int and float", "int and bool", "both zeros", "two numbers"],
+)
+def test_arguments_that_python_calls_equal_are_not(one, other):
+    def build(op, x):
+        products = (op(aten.mul.Tensor, x, value) for value in (one, other))
+        return [op(aten.div.Tensor, op(aten.neg.default, p), 0.0) for p in products]
+
+    before = program_of(build)
+    after = common_subexpressions(before).verify()
+    assert count(after, aten.mul.Tensor) == 2
+    found, expected = after.graph(X), before.graph(X)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda m, x: torch.rand_like(x) + torch.rand_like(x),
+        lambda m, x: torch.dropout(x, 0.5, True) + torch.dropout(x, 0.5, True),
+        lambda m, x: torch.bernoulli(x / 2) + torch.bernoulli(x / 2),
+        lambda m, x: torch.randperm(4) + torch.randperm(4),
+    ],
+    ids=["rand_like", "dropout", "bernoulli", "randperm"],
+)
+def test_random_operations_are_never_merged(forward):
+    (before,) = captured(Of(forward), (X,)).programs
+    after = passes.run(before)
+    torch.manual_seed(0)
+    expected = before.graph(torch.ones(3), X)
+    torch.manual_seed(0)
+    torch.testing.assert_close(after.graph(torch.ones(3), X), expected, rtol=0, atol=0)
+
+
+def test_two_equal_results_keep_memory_of_their_own():
+    (before,) = captured(Of(lambda m, x: (x + 1, x + 1)), (X,)).programs
+    first, second = passes.run(before).graph(torch.ones(3), X)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    assert first.data_ptr() != second.data_ptr()
+
+
+# -- dead code -----------------------------------------------------------------------------
+
+
+def test_what_nothing_reads_is_gone():
+    def build(op, x):
+        op(aten.exp.default, op(aten.sin.default, x))
+        return [op(aten.tanh.default, x)]
+
+    assert targets(dead_code(program_of(build)).verify()) == [aten.tanh.default]
+
+
+def test_writes_and_unused_inputs_stay():
+    model = MODELS["dense"]
+    module = model.fresh()
+    module.unused = nn.Parameter(torch.ones(2))
+    (before,) = captured(module, model.batch(), None, rule_for(module)).programs
+    after = dead_code(before).verify()
+    assert count(after, aten.copy_.default) == count(before, aten.copy_.default) == 8
+    assert after.inputs == before.inputs
+
+
+# -- the pipeline --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+@pytest.mark.parametrize("name", ["introduction", "batch norm and dropout", "tied weights"])
+def test_the_pipeline_keeps_every_bit_and_removes_nodes(name, kind, monkeypatch):
+    model, trained, nodes = MODELS[name], [], []
+    for pipeline in (PIPELINE, ()):
+        monkeypatch.setattr(passes, "PIPELINE", pipeline)
+        module = model.fresh()
+        session, _ = started(module, model.batch(), rule_for(module, kind))
+        trained.append(run(session, model.batches(5)))
+        nodes.append(len(session.executable.programs[0].graph.graph.nodes))
+    assert_same_bits(*trained)
+    assert nodes[0] < nodes[1]
+
+
+@pytest.mark.parametrize("each", PIPELINE, ids=lambda each: each.__name__)
+def test_a_pass_leaves_its_argument_alone(each):
+    (program,) = captured(Of(lambda m, x: (x.exp() + x.exp()).detach()), (X,)).programs
+    before = program.text()
+    each(program)
+    assert program.text() == before
+
+
+def test_a_pass_run_twice_finds_nothing_more():
+    model = MODELS["introduction"]
+    module = model.fresh()
+    (program,) = captured(module, model.batch(), None, rule_for(module)).programs
+    once = passes.run(program)
+    assert passes.run(once).text(provenance=False) == once.text(provenance=False)
+
+
+def test_the_runner_stamps_each_pass():
+    (program,) = captured(Of(lambda m, x: x.exp().detach()), (X,)).programs
+    history = passes.run(program, [nothing]).history
+    assert [stamp.by for stamp in history] == [
+        "capture", "identities", "common_subexpressions", "dead_code", "nothing",
+    ]  # fmt: skip
+    assert history[-1].nodes == 4
+    assert all(stamp.seconds >= 0 for stamp in history)
+
+
+def nothing(program):
+    return program
+
+
+def forget_the_outputs(program):
+    graph = editable(program)
+    for node in graph.graph.nodes:
+        if node.op == "output":
+            node.args = ([],)
+    return program.replace(graph=graph)
+
+
+def test_the_runner_names_the_pass_that_breaks_a_program():
+    (program,) = captured(Of(lambda m, x: x + 1), (X,)).programs
+    with pytest.raises(
+        ProgramError,
+        match=r"Pass 'forget_the_outputs' broke program 'forward' after \['identities', "
+        r"'common_subexpressions', 'dead_code', 'nothing'\]: .* returns 0 values for 1 output",
+    ):
+        passes.run(program, [nothing, forget_the_outputs])
+
+
+def test_source_lines_survive_the_pipeline():
+    model = MODELS["introduction"]
+    (program,) = captured(model.fresh(), model.batch()).programs
+    assert "# models.py:" in passes.run(program).text()
+
+
+def test_constants_survive_the_pipeline():
+    factor = torch.tensor([2.0, 3.0, 4.0])
+    module = Of(lambda m, x: x * factor)
+    (program,) = captured(module, (X,)).programs
+    (result,) = passes.run(program).graph(torch.ones(3), X)
+    torch.testing.assert_close(result, flat(module(X))[0], rtol=0, atol=0)

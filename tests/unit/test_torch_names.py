@@ -1,0 +1,191 @@
+"""Each private torch name of ``_torch.py`` exists and does what we rely on.
+
+When this file fails after torch moved, ``_torch.py`` is the place to change.
+"""
+
+import ast
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from abele import _torch
+from conftest import usable
+
+
+class Scaled(nn.Module):
+    def forward(self, x):
+        return [x * 2, x.sum()]
+
+
+def test_every_name_is_tested_here():
+    tree = ast.parse(Path(inspect.getfile(_torch)).read_text())
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    names = {node.name for node in tree.body if isinstance(node, kinds)} | set(_torch.__all__)
+    here = Path(__file__).read_text()
+    assert {name for name in names if f"_torch.{name}" not in here} == set()
+
+
+def test_fake_tensors_have_shapes_and_no_data():
+    mode = _torch.FakeTensorMode(allow_non_fake_inputs=True)
+    fake = mode.from_tensor(torch.ones(2, 3, dtype=torch.float16))
+    assert isinstance(fake, _torch.FakeTensor)
+    assert (fake.shape, fake.dtype, fake.device.type) == ((2, 3), torch.float16, "cpu")
+    with mode:
+        assert (fake @ torch.ones(3, 4, dtype=torch.float16)).shape == (2, 4)
+
+
+def test_reading_a_fake_value_raises():
+    fake = _torch.FakeTensorMode().from_tensor(torch.ones(3))
+    with pytest.raises(_torch.DataDependentOutputException, match="_local_scalar_dense"):
+        fake.sum().item()
+    with pytest.raises(_torch.DynamicOutputShapeException, match="nonzero"):
+        fake.nonzero()
+
+
+def test_one_trace_sees_forward_and_backward():
+    def function(x):
+        (gradient,) = torch.autograd.grad((x.sin() * x).sum(), [x])
+        return gradient
+
+    x = torch.linspace(0, 1, 5)
+    graph = _torch.make_fx(function)(x.clone().requires_grad_())
+    targets = {node.target for node in graph.graph.nodes}
+    assert {torch.ops.aten.sin.default, torch.ops.aten.cos.default} <= targets
+    torch.testing.assert_close(graph(x), x.cos() * x + x.sin())
+
+
+def test_a_decomposition_replaces_an_operator():
+    table = {torch.ops.aten.relu.default: lambda x: x.clamp(min=0)}
+    graph = _torch.make_fx(torch.relu, decomposition_table=table)(torch.ones(2))
+    assert torch.ops.aten.relu.default not in {node.target for node in graph.graph.nodes}
+
+
+def test_a_traced_tensor_knows_its_node():
+    found = []
+
+    def function(x):
+        y = x.sin()
+        found.extend([_torch.traced_node(y), _torch.traced_node(torch.ones(1)), y])
+        return y
+
+    with _torch.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        _torch.make_fx(function)(mode.from_tensor(torch.ones(2)))
+    assert found[0].target is torch.ops.aten.sin.default
+    assert _torch.traced_node(found[2]) is None
+    assert _torch.traced_node(torch.ones(1)) is None
+
+
+def test_the_mode_is_there_only_during_a_trace():
+    seen = []
+
+    def function(x):
+        seen.append(_torch.get_proxy_mode())
+        return x + 1
+
+    _torch.make_fx(function)(torch.ones(1))
+    assert seen[0] is not None
+    assert _torch.get_proxy_mode() is None
+
+
+def phases(graph):
+    return [
+        node.meta["custom"]["phase"] for node in graph.graph.nodes if node.op == "call_function"
+    ]
+
+
+def two_phases(x):
+    y = x.sin()
+    _torch.mark_traced("first")
+    y = y.cos()
+    _torch.mark_traced("second")
+    return y
+
+
+def test_phases_are_marked_and_survive_another_trace():
+    graph = _torch.make_fx(two_phases, record_stack_traces=True)(torch.ones(1))
+    assert phases(graph) == ["first", "second"]
+    with _torch.preserve_node_meta():
+        again = _torch.make_fx(torch.fx.Interpreter(graph).run)(torch.ones(1))
+    assert phases(again) == ["first", "second"]
+    _torch.mark_traced("outside a trace it does nothing")
+
+
+def test_lines_of_functions_named_forward_are_recorded_and_survive_another_trace():
+    def forward(x):
+        return x.sin()
+
+    graph = _torch.make_fx(forward, record_stack_traces=True)(torch.ones(1))
+    with _torch.preserve_node_meta():
+        again = _torch.make_fx(torch.fx.Interpreter(graph).run)(torch.ones(1))
+    for each in (graph, again):
+        node = next(n for n in each.graph.nodes if n.target is torch.ops.aten.sin.default)
+        assert "return x.sin()" in node.meta["stack_trace"]
+
+
+def test_subclasses_compute_like_plain_tensors():
+    class Loud(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            raise AssertionError(func)
+
+    loud = torch.ones(2).as_subclass(Loud)
+    with _torch.without_torch_function():
+        assert type(loud + 1) is torch.Tensor
+    with pytest.raises(AssertionError, match="add"):
+        loud + 1
+
+
+def inductor_has(name):
+    """Whether Inductor knows a setting, by its dotted name."""
+    config = importlib.import_module("torch._inductor.config")
+    return name in config.get_config_copy() or hasattr(config, name)
+
+
+def test_inductor_knows_our_settings():
+    options = _torch.default_options_for_cpu()
+    shims = {torch.ops.aten.relu.default: "void f()"}
+    options |= _torch.options_for_kernels(Path("/x/lib.a"), shims)
+    options |= _torch.option_for_compiler("/x/g++")
+    assert [name for name in options if not inductor_has(name)] == []
+    assert not inductor_has("cpp.no_such_setting")
+
+
+def test_onednn_is_left_alone_afterwards():
+    before = torch.backends.mkldnn.enabled
+    with _torch.without_onednn():
+        assert not torch.backends.mkldnn.enabled
+    assert torch.backends.mkldnn.enabled == before
+
+
+@pytest.mark.compiler
+@pytest.mark.filterwarnings("ignore")  # deprecations inside of torch's compiler
+def test_a_compiled_package_is_loaded_and_called(tmp_path):
+    usable("cpu")
+    path = str(tmp_path / "p.pt2")
+    _torch.aoti_compile(Scaled(), [torch.zeros(3)], path, _torch.default_options_for_cpu())
+    run = _torch.aoti_load(path)
+    doubled, total = run([torch.arange(3.0)])
+    torch.testing.assert_close(doubled, torch.tensor([0.0, 2.0, 4.0]), rtol=0, atol=0)
+    torch.testing.assert_close(total, torch.tensor(3.0), rtol=0, atol=0)
+
+
+def test_a_failing_compiler_is_an_error_of_ours(monkeypatch, tmp_path):
+    inductor = importlib.import_module("torch._inductor")
+    exceptions = importlib.import_module("torch._inductor.exc")
+
+    def fail(*_, **__):
+        raise exceptions.CppCompileError(["g++"], "boom")
+
+    monkeypatch.setattr(inductor, "aoti_compile_and_package", fail)
+    with pytest.raises(_torch.CompileFailure, match="boom"):
+        _torch.aoti_compile(Scaled(), [torch.zeros(3)], str(tmp_path / "p.pt2"), {})
+
+
+def test_a_package_that_is_none_is_a_runtime_error(tmp_path):
+    (tmp_path / "p.pt2").write_bytes(b"nonsense")
+    with pytest.raises(RuntimeError, match="zip"):
+        _torch.aoti_load(str(tmp_path / "p.pt2"))
