@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 RECORDS = Path(__file__).parent / "records"
 MIN_WINDOWS = 10
+STARTED = "BENCHMARK_STARTED"  # tells a child when its process was started, seconds since 1970
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -151,7 +152,7 @@ def in_new_process(script: str, *arguments: str, env: dict[str, str] | None = No
         [sys.executable, "-W", "ignore", script, *arguments],
         capture_output=True,
         text=True,
-        env={**os.environ, **(env or {})},
+        env={**os.environ, STARTED: str(time.time()), **(env or {})},
         check=False,
     )
     if done.returncode:

@@ -7,6 +7,8 @@ Heavy imports (the compiler) stay inside functions: importing abele must not loa
 from __future__ import annotations
 
 import contextlib
+import importlib
+import multiprocessing
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -163,6 +165,16 @@ def options_for_kernels(
 def without_torch_function() -> contextlib.AbstractContextManager[None]:
     """While open, tensor subclasses compute like plain tensors and return plain tensors."""
     return torch._C.DisableTorchFunctionSubclass()
+
+
+def preload() -> None:
+    """Imports what torch's optimizers and tracer import at their first use anyway.
+
+    It takes about a second, which belongs to the imports and not to the first training step. Worker
+    processes of data loaders import the program too but never trace, so they are spared.
+    """
+    if multiprocessing.parent_process() is None:
+        importlib.import_module("torch._dynamo")
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from poptorch import _vendor_check
 
 _vendor_check.refuse_second_distribution()
 
+from abele import _torch  # noqa: E402
 from poptorch import _logging, enums, ops, optim, options  # noqa: E402 - the check comes first
 from poptorch._accessor import AsynchronousDataAccessor  # noqa: E402
 from poptorch._custom_types import ICustomArgParser, registerCustomArgParser  # noqa: E402
@@ -23,3 +24,4 @@ from poptorch.ops import identity_loss, isRunningOnIpu  # noqa: E402
 from poptorch.options import *  # noqa: E402, F403 - Options, strategies and locations
 
 _logging.start()
+_torch.preload()

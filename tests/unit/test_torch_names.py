@@ -154,6 +154,15 @@ def test_inductor_knows_our_settings():
     assert not inductor_has("cpp.no_such_setting")
 
 
+def test_preloading_is_for_the_main_process_only(monkeypatch):
+    imported = []
+    monkeypatch.setattr(importlib, "import_module", imported.append)
+    _torch.preload()
+    monkeypatch.setattr(_torch.multiprocessing, "parent_process", object)
+    _torch.preload()
+    assert imported == ["torch._dynamo"]
+
+
 def test_onednn_is_left_alone_afterwards():
     before = torch.backends.mkldnn.enabled
     with _torch.without_onednn():
