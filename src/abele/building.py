@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from abele.errors import CompilerError, TargetError
 from abele.executable import Executable
 from abele.program import Program
 from abele.targets import ENVIRONMENT, Target, get_target, requested
+from abele.warn import warn_user
 
 Progress = Callable[[str, float], None]
 
@@ -188,9 +188,8 @@ def _write_log(error: TargetError, folder: str | Path | None) -> str | None:
 
 def _warn_fallback(record: BuildRecord) -> None:
     where = f" The compiler's output is in {record.log}." if record.log else ""
-    warnings.warn(
+    warn_user(
         f"Running on the slower 'reference' target. {record.fallback}{where} "
         f"Set {ENVIRONMENT}=cpu to make this an error.",
         FallbackWarning,
-        stacklevel=3,
     )

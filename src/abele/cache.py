@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from abele.errors import CorruptExecutable, ForeignExecutable
 from abele.executable import PARTIAL, SUFFIX, Executable
 from abele.program import Program
 from abele.targets import Target
+from abele.warn import warn_user
 
 _ABANDONED_S = 24 * 3600.0  # no compile takes this long to write its file
 
@@ -56,12 +56,11 @@ class ExecutableCache:
             made.save(self.path(made.key))
             self._sweep()
         except OSError as error:
-            warnings.warn(
+            warn_user(
                 f"The executable could not be cached in {self.folder} ({error.strerror}). "
                 "The run goes on; the next one compiles again. Check the folder's permissions "
                 "and free space.",
                 CacheWarning,
-                stacklevel=2,
             )
             return False
         return True
@@ -91,8 +90,7 @@ class ExecutableCache:
         with contextlib.suppress(OSError):
             os.replace(path, aside)
             kept = f" It is kept as {aside}."
-        warnings.warn(
+        warn_user(
             f"A cached executable could not be used and is rebuilt: {error}{kept}",
             CacheWarning,
-            stacklevel=3,
         )

@@ -1,7 +1,6 @@
 """One compiled model: what it was compiled for, its session, and how calls pass through it."""
 
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from abele.program import Role, Slot
 from abele.runtime.session import Session
 from abele.targets import Target
 from abele.update_rules import UpdateRule
+from abele.warn import warn_user
 from poptorch import _hooks, _structure
 from poptorch._arguments import Bound, Recorded
 from poptorch._error import error
@@ -103,10 +103,10 @@ class CompiledModel:
         if self.config.replicas > 1 and self.config.broadcast_buffers:
             self._refuse_written_buffers(captured)
         for value in captured.constants.values():
-            warnings.warn(
+            warn_user(
                 f"Output expected to be on the IPU but is on {value.device.type}: it does not "
                 "depend on any input and is returned as a constant.",
-                stacklevel=5,
+                UserWarning,
             )
         return captured
 
