@@ -232,7 +232,7 @@ class PoplarExecutor:
         """Copies the buffers named by ``options.updatableNamedBuffers`` to the device.
 
         Raises:
-            poptorch.Error: not compiled, or no buffers were named.
+            poptorch.Error: not compiled, no buffers were named, or the model has none so named.
         """
         session = self._get_compiled().session
         names = self._options._Popart.options.get("updatableNamedBuffers")
@@ -242,6 +242,12 @@ class PoplarExecutor:
                 "options.updatableNamedBuffers([...]), or call copyWeightsToDevice()."
             )
         host = ModuleState.of(self._module).buffers
+        unknown = [name for name in names if name not in host]
+        if unknown:
+            raise error(
+                f"options.updatableNamedBuffers names {unknown}, the model's buffers are "
+                f"{sorted(host)}."
+            )
         session.write_buffers({name: host[name] for name in names})
 
     def copyWeightsToHostIfNeeded(self) -> bool:

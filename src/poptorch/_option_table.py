@@ -189,7 +189,7 @@ _ROOT = (
     Row("_module_namescope_enabled", "Options", "disableModuleNamescope", bool, True, None,
         "compile", _NOP, "changes names in listings only"),
     Row("updatableNamedBuffers", "Options", "updatableNamedBuffers", list, ABSENT, None, "compile",
-        _REJ, "buffers cannot be sent by name yet; copyWeightsToDevice() sends them all",
+        _HON, "buffers that copyNamedBuffersToDevice() sends",
         home="_Popart", neutral=([],)),
     Row("_relax_optimizer_checks", "Options", "relaxOptimizerAttributesChecks", bool, False, None,
         "run", _HON, "turns the warnings into debug messages"),

@@ -109,6 +109,35 @@ def test_buffers_of_a_trained_model_can_be_copied_and_are_plain():
     assert type(model.state_dict()["count"]) is torch.Tensor
 
 
+class Shifted(torch.nn.Module):
+    """Adds two buffers to its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("first", torch.zeros(3))
+        self.register_buffer("second", torch.zeros(3))
+
+    def forward(self, x):
+        return x + self.first + self.second
+
+
+def test_only_named_buffers_are_sent():
+    model = Shifted()
+    wrapped = poptorch.inferenceModel(model, options(updatableNamedBuffers=["first"]))
+    wrapped(torch.zeros(1, 3))
+    model.first.fill_(1.0)
+    model.second.fill_(10.0)
+    wrapped.copyNamedBuffersToDevice()
+    torch.testing.assert_close(wrapped(torch.zeros(1, 3)), torch.ones(1, 3))
+
+
+def test_a_buffer_that_does_not_exist_is_named():
+    wrapped = poptorch.inferenceModel(Shifted(), options(updatableNamedBuffers=["third"]))
+    wrapped(torch.zeros(1, 3))
+    with pytest.raises(poptorch.Error, match=r"names \['third'\].*'first', 'second'"):
+        wrapped.copyNamedBuffersToDevice()
+
+
 def test_no_buffer_can_be_sent_by_name_unless_it_was_named():
     wrapped = trainer(Counter())
     wrapped(torch.randn(2, 3))

@@ -92,7 +92,6 @@ def test_the_compatibility_page_is_up_to_date():
         lambda o: o.replicationFactor(2).inputReplicaGrouping(2, enums.CommGroupType.Orthogonal),
         lambda o: o.logCycleCount(True),
         lambda o: o.enableSyntheticData(True),
-        lambda o: o.updatableNamedBuffers(["b"]),
         lambda o: o.enableProfiling(),
         lambda o: o._Popart.set("enableStochasticRounding", True),
         lambda o: o._Popart.set("accumulationFactor", 4),
