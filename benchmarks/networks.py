@@ -57,7 +57,7 @@ class ResNet18(nn.Module):
         self.head = nn.Linear(512, 10)
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """images [B, 3, 32, 32], labels [B] -> loss."""
+        """Images [B, 3, 32, 32], labels [B] -> loss."""
         features = self.blocks(F.relu(self.stem(images))).mean((2, 3))
         return F.cross_entropy(self.head(features), labels)
 
@@ -102,8 +102,8 @@ def main() -> int:
         result = measure(name, options.windows)
         rates, ratio = result["step_per_s"], result["ratio"]["abele"]
         print(
-            f"{name:12s} eager {rates['eager']['median']:.2f}, abele {rates['abele']['median']:.2f} "
-            f"steps/s: {ratio:.2f} x eager, compiled in {result['compile_s']:.0f} s"
+            f"{name:12s} eager {rates['eager']['median']:.2f} steps/s, "
+            f"abele {rates['abele']['median']:.2f} steps/s: {ratio:.2f} x eager, compiled in {result['compile_s']:.0f} s"
         )
         if options.record:
             print(f"record: {harness.write_record(name, result).relative_to(ROOT)}")
