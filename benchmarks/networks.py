@@ -103,7 +103,8 @@ def main() -> int:
         rates, ratio = result["step_per_s"], result["ratio"]["abele"]
         print(
             f"{name:12s} eager {rates['eager']['median']:.2f} steps/s, "
-            f"abele {rates['abele']['median']:.2f} steps/s: {ratio:.2f} x eager, compiled in {result['compile_s']:.0f} s"
+            f"abele {rates['abele']['median']:.2f} steps/s: {ratio:.2f} x eager, "
+            f"compiled in {result['compile_s']:.0f} s"
         )
         if options.record:
             print(f"record: {harness.write_record(name, result).relative_to(ROOT)}")

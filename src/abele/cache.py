@@ -1,7 +1,8 @@
 """A folder of executables: one key, one file.
 
-Reading needs one look-up, never a scan. A damaged file costs a rebuild and one warning. Writing is
-atomic, so any number of processes may share a folder.
+Reading needs one look-up; only a miss looks at the other files, to say how they differ. A damaged
+file costs a rebuild and one warning. Writing is atomic, so any number of processes may share a
+folder.
 """
 
 from __future__ import annotations

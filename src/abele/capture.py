@@ -26,6 +26,8 @@ from abele.program import (
     Role,
     Slot,
     Stamp,
+    is_getitem,
+    is_view,
     node_argument,
     output_node,
     returned_nodes,
@@ -124,6 +126,8 @@ class _Capture:
             programs = [self._trace("step", self._step, slots)]
         else:
             slots = self._model_slots() + self._accumulators(self._trainable_names())
+            # The loss is scaled where backward starts; the other hyper-parameters act in apply.
+            slots += [item for item in self._hyper_slots() if item.name == "loss_scaling"]
             programs = [self._trace("accumulate", self._accumulate, slots)]
             updated = [p for p in self.params if p.name in self.updated]
             slots = updated + self._accumulators(self.updated) + self._update_slots()
@@ -160,9 +164,13 @@ class _Capture:
                 _Named(f"{param}.{key}", Role.OPTIMIZER_STATE, value)
                 for key, value in values.items()
             ]
-        for name, value in self.rule.hyper().items():
-            named.append(_Named(name, Role.HYPER, torch.tensor(value, dtype=torch.float64)))
-        return named
+        return named + self._hyper_slots()
+
+    def _hyper_slots(self) -> list[_Named]:
+        return [
+            _Named(name, Role.HYPER, torch.tensor(value, dtype=torch.float64))
+            for name, value in self.rule.hyper().items()
+        ]
 
     # -- what is traced --------------------------------------------------------------------
 
@@ -344,9 +352,12 @@ def _own_outputs(graph: torch.fx.GraphModule) -> None:
 
 
 def _base(node: torch.fx.Node) -> torch.fx.Node:
-    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
-        node = node_argument(node, 0)
-    return node
+    """The node whose memory a value lives in: itself, unless it is a view."""
+    while True:
+        source = node_argument(node, 0) if is_getitem(node) else node
+        if not is_view(source):
+            return node
+        node = node_argument(source, 0)
 
 
 def _first_write(graph: torch.fx.GraphModule) -> torch.fx.Node:

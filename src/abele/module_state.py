@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from abele.errors import ReassignedError
+from abele.errors import CaptureError, ReassignedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +32,25 @@ class ModuleState:
         """Collects the state of ``module`` and its children; tied tensors appear once."""
         params = dict(_named(module, "_parameters"))
         buffers = dict(_named(module, "_buffers"))
+        _refuse_overlaps({**params, **buffers})
         return cls(
             module,
             {name: plain(value) for name, value in params.items()},
             {name: plain(value) for name, value in buffers.items()},
             frozenset(name for name, value in params.items() if value.requires_grad),
         )
+
+
+def _refuse_overlaps(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Two tensors in the same memory would be two copies on the device, silently untied."""
+    seen: dict[int, str] = {}
+    for name, value in tensors.items():
+        address = plain(value).data_ptr()
+        if address and value.numel() and seen.setdefault(address, name) != name:
+            raise CaptureError(
+                f"{seen[address]} and {name} share their memory but are different tensors. Tie "
+                "them by using one Parameter in both places, or clone one of them."
+            )
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -88,8 +101,6 @@ def substituted(
 
 def _check_kept(prefix: str, owner: torch.nn.Module, store: dict, expected: dict) -> None:
     kind = "Buffer" if store is owner.__dict__["_buffers"] else "Parameter"
-    # Batch norm replaces its own counter in some torch versions; its statistics stay in place.
-    replaces = isinstance(owner, torch.nn.modules.batchnorm._BatchNorm)
     for key in {**expected, **store}:
         name = f"{prefix}.{key}" if prefix else key
         if key not in expected:
@@ -102,7 +113,7 @@ def _check_kept(prefix: str, owner: torch.nn.Module, store: dict, expected: dict
                 f"{kind} {name} is removed from the model in forward. A static program keeps the "
                 "state it was compiled with. Delete it before wrapping the model."
             )
-        if store[key] is not expected[key] and not replaces:
+        if store[key] is not expected[key]:
             raise ReassignedError(
                 f"{kind} {name} is reassigned within the model in forward. The program writes "
                 f"state in place. Use self.{key}.copy_(...) instead of self.{key} = ..."

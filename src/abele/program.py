@@ -102,7 +102,8 @@ class Program:
     def fingerprint(self) -> str:
         """A hash of everything that decides what the program computes."""
         digest = hashlib.sha256(self.text(provenance=False).encode())
-        for name, constant in sorted(self.graph.named_buffers()):
+        # A tensor that forward uses is a constant of the program, registered or not.
+        for name, constant in sorted(self.graph.state_dict().items()):
             digest.update(name.encode())
             # As bytes: numpy has no bfloat16.
             flat = constant.detach().cpu().contiguous().reshape(-1)
@@ -128,9 +129,10 @@ def _verify_inputs(program: Program) -> None:
             f"Program {program.name!r} has {len(placeholders)} placeholders for "
             f"{len(program.inputs)} input slots."
         )
-    names = [slot.name for slot in program.inputs]
+    # A parameter may be called like an input: a name is unique among slots of its role.
+    names = [(slot.role, slot.name) for slot in program.inputs]
     if len(set(names)) != len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = sorted({name for role, name in names if names.count((role, name)) > 1})
         raise ProgramError(f"Program {program.name!r} has input slots named alike: {twice}.")
     for node, slot in zip(placeholders, program.inputs, strict=True):
         _verify_value(program, slot, node)
@@ -185,6 +187,14 @@ def _verify_writes(program: Program) -> None:
 def writes(node: torch.fx.Node) -> bool:
     """Whether a node changes one of its arguments in place."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def is_view(node: torch.fx.Node) -> bool:
+    """Whether a node's results, one or several, live in the memory of its first argument."""
+    if not isinstance(node.target, torch._ops.OpOverload) or writes(node):
+        return False
+    arguments = node.target._schema.arguments
+    return bool(arguments) and arguments[0].alias_info is not None
 
 
 def output_node(graph: torch.fx.GraphModule) -> torch.fx.Node:

@@ -73,7 +73,8 @@ class UpdateRule:
         state = {}
         for group in self.groups:
             for name in group.params:
-                fresh = RULES[self.kind].initial(params[name], group.values)
+                # State of half parameters is float32 unless asked otherwise.
+                fresh = RULES[self.kind].initial(_widened(params[name]), group.values)
                 state[name] = {
                     key: value.to(self.state_dtypes.get(key, value.dtype))
                     for key, value in fresh.items()
@@ -251,4 +252,26 @@ def apply(
         numbers |= {name: hyper[f"group{index}.{name}"] for name in group.variable}
         for name in group.params:
             if name in by_name:
-                RULES[rule.kind].update(params[name], by_name[name], state[name], numbers)
+                _update(RULES[rule.kind], params[name], by_name[name], state[name], numbers)
+
+
+def _update(
+    rule: Rule,
+    param: torch.Tensor,
+    grad: torch.Tensor,
+    state: State,
+    numbers: Mapping[str, Number],
+) -> None:
+    """Applies ``rule`` in float32 at least; half tensors are rounded once, at the end."""
+    wide = {name: _widened(value) for name, value in state.items()}
+    wide_param = _widened(param)
+    rule.update(wide_param, _widened(grad), wide, numbers)
+    for name, value in wide.items():
+        if value is not state[name]:
+            state[name].copy_(value)
+    if wide_param is not param:
+        param.copy_(wide_param)
+
+
+def _widened(value: torch.Tensor) -> torch.Tensor:
+    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value

@@ -9,7 +9,7 @@ from poptorch import _vendor_check
 _vendor_check.refuse_second_distribution()
 
 from abele import _torch  # noqa: E402
-from poptorch import _logging, enums, ops, optim, options  # noqa: E402 - the check comes first
+from poptorch import _logging, _not_yet, enums, ops, optim, options  # noqa: E402 - the check comes first
 from poptorch._accessor import AsynchronousDataAccessor  # noqa: E402
 from poptorch._custom_types import ICustomArgParser, registerCustomArgParser  # noqa: E402
 from poptorch._dataloader import DataLoader  # noqa: E402
@@ -25,3 +25,9 @@ from poptorch.options import *  # noqa: E402, F403 - Options, strategies and loc
 
 _logging.start()
 _torch.preload()
+
+
+def __getattr__(name: str) -> object:
+    if name in _not_yet.NAMES:
+        raise AttributeError(_not_yet.explain(f"poptorch.{name}"))
+    raise AttributeError(f"module 'poptorch' has no attribute {name!r}")

@@ -13,7 +13,7 @@ import torch
 
 from poptorch import _structure
 from poptorch._error import error
-from poptorch._structure import Leaf
+from poptorch._structure import Constant, Leaf
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,11 @@ class Recorded:
         given = self._positional[: len(self._positional) - bound.defaulted]
         leaves = tuple(part for part in given if isinstance(part, Leaf))
         #: What a call looks like that brings tensors by position and nothing else.
-        self.plain = leaves if len(leaves) == len(given) and not self._keywords else None
+        constant_defaults = all(
+            isinstance(part, Constant) for part in self._positional[len(given) :]
+        )
+        plain = len(leaves) == len(given) and constant_defaults and not self._keywords
+        self.plain = leaves if plain else None
 
     def check(self, bound: Bound) -> None:
         """Compares the arguments of a call.

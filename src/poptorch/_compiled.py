@@ -187,12 +187,24 @@ class CompiledModel:
         return self._run(self._flatten(bound), list(self._recorded.tensors(bound)))
 
     def _run(self, flat: list[torch.Tensor], originals: Sequence[torch.Tensor]) -> Any:
+        if self._written_inputs:
+            self._refuse_shared_inputs(flat)
         outputs = self.session.step(flat)
         for index in self._written_inputs:
             if flat[index].data_ptr() != originals[index].data_ptr():
                 with torch.no_grad():
                     originals[index].copy_(flat[index])
         return _structure.rebuild(self._outputs, self._results(outputs))
+
+    def _refuse_shared_inputs(self, flat: list[torch.Tensor]) -> None:
+        """A program writes to its inputs one by one, so a written one must not be passed twice."""
+        storages = [tensor.untyped_storage().data_ptr() for tensor in flat]
+        for index in self._written_inputs:
+            if storages.count(storages[index]) > 1:
+                raise error(
+                    f"Input tensor {index} is changed in forward and shares its memory with "
+                    "another input of the same call. Pass a clone of it."
+                )
 
     def _results(self, outputs: list[torch.Tensor]) -> Iterator[torch.Tensor]:
         constants = self.captured.constants

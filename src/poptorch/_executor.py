@@ -13,7 +13,7 @@ from tqdm import tqdm
 from abele.building import BuildRecord
 from abele.module_state import ModuleState, parameter_names
 from abele.update_rules import UpdateRule
-from poptorch import _optimizer, _progress, _random_state, _translate, _weights
+from poptorch import _not_yet, _optimizer, _progress, _random_state, _translate, _weights
 from poptorch._arguments import Binder, Bound
 from poptorch._compiled import CompiledModel
 from poptorch._error import error
@@ -100,6 +100,8 @@ class PoplarExecutor:
     def __getattr__(self, attr: str) -> Any:
         if attr.startswith("__") or "_user_model" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {attr!r}")
+        if attr in _not_yet.EXECUTOR_MEMBERS and not hasattr(self._user_model, attr):
+            raise AttributeError(_not_yet.explain(attr))
         return getattr(self._user_model, attr)
 
     def isCompiled(self) -> bool:
@@ -256,7 +258,13 @@ class PoplarExecutor:
             return False
         # Cleared first: the copy itself touches the wrapped tensors.
         self._host_is_stale = False
-        self.copyWeightsToHost()
+        try:
+            self.copyWeightsToHost()
+        except BaseException:
+            self._host_is_stale = (
+                True  # nothing has come home for certain: the next read tries again
+            )
+            raise
         return True
 
     def copyWeightsToDevice(self) -> None:
@@ -291,6 +299,7 @@ class PoplarExecutor:
         self._watch.look(optimizer)
         # The device steps, unseen by torch's schedulers, which would warn of a missing step().
         optimizer._opt_called = True
+        optimizer._trains_a_wrapped_model = True
         if self._rule is None or self._compiled is None:
             return rule
         rule = _optimizer.replacement(self._rule, rule)

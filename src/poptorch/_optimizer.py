@@ -209,7 +209,8 @@ def replacement(old: UpdateRule, new: UpdateRule) -> UpdateRule:
         raise error(
             "The optimizer is not a valid replacement, because it changes what was compiled in: "
             f"{changed}. Pass the value to the optimizer's constructor or call "
-            "optimizer.variable_attrs.markAsVariable(...) before compiling."
+            "optimizer.variable_attrs.markAsVariable(...) before compiling; for another type or "
+            "other groups, wrap the model again."
         )
     return new
 

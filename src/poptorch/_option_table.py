@@ -179,7 +179,7 @@ _ROOT = (
         "no profile is written yet; use torch.profiler around the call", home="engineOptions",
         neutral=("false",)),
     Row("instrumentWithHardwareCycleCounter", "Options", "logCycleCount", bool, False, None,
-        "compile", _REJ, "there is no cycle counter; read getLatency() or time the call",
+        "compile", _REJ, "there is no cycle counter; time the call",
         home="_Popart"),
     Row("enableStableNorm", "Options", "enableStableNorm", bool, ABSENT, None, "compile", _NOP,
         "torch's variance is already computed stably", home="_Popart", neutral=_OFF),

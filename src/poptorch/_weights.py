@@ -188,8 +188,17 @@ def wrap(module: torch.nn.Module, executor: Any) -> None:
     """Ties a module to the executor that trains it.
 
     Raises:
-        poptorch.Error: a buffer is of a class of its own.
+        poptorch.Error: a buffer is of a class of its own, or another live wrapper trains a tensor
+            of this module.
     """
+    for tensor in (*_stored(module, "_parameters"), *_stored(module, "_buffers")):
+        owner = object.__getattribute__(tensor, "__dict__").get("_poptorch_owner")
+        if owner is not None and owner() is not None and owner() is not executor:
+            raise error(
+                "This model shares a parameter or buffer with another model that is wrapped for "
+                "training. Two devices cannot train the same tensor: call destroy() on the other "
+                "wrapper first."
+            )
     for buffer in _stored(module, "_buffers"):
         if type(buffer) not in (torch.Tensor, PoptorchBuffer):
             raise error(

@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import torch
 
+from poptorch._logging import logger
+
 __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttributes"]
 
 
@@ -65,6 +67,29 @@ class Optimizer:
         names = list(names)
         variable = [name for name in names if given.get(name) is not None]
         self.variable_attrs = VariableAttributes(variable, names)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Groups and host state, as in torch.
+
+        Differs from the original: what the device has accumulated is not included yet; a warning
+        says so once the optimizer is used by a wrapped model.
+        """
+        if getattr(self, "_trains_a_wrapped_model", False):
+            logger.warning(
+                "state_dict() of an optimizer that trains a wrapped model does not include the "
+                "device's momentum and step counts yet: training resumed from it starts them anew."
+            )
+        return cast(dict[str, Any], super().state_dict())  # type: ignore[misc]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads groups and host state.
+
+        Raises:
+            RuntimeError: the dictionary is empty.
+        """
+        if not state_dict:
+            raise RuntimeError("Cannot load optimizer state dictionary because it is empty.")
+        super().load_state_dict(state_dict)  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's own keeps only state and groups, so that copies would lose what is added here.

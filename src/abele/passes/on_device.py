@@ -20,8 +20,9 @@ def on_device(program: Program, device: torch.device) -> Program:
     for node in graph.graph.nodes:
         if "device" in node.kwargs:
             node.kwargs = {**node.kwargs, "device": device}
-    for name, constant in list(graph.named_buffers()):
-        setattr(graph, name, constant.to(device))
+    for name, constant in graph.state_dict().items():
+        delattr(graph, name)
+        graph.register_buffer(name, constant.to(device))
     # Shapes and types stay; where each value lives is told by running on tensors without data.
     mode = _torch.FakeTensorMode(allow_non_fake_inputs=True)
     with mode, torch.no_grad():

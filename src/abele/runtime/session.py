@@ -43,7 +43,8 @@ class Session:
         self.device = executable.target.device()
         self.params = self._own(params)
         self.buffers = [self._own(buffers) for _ in range(config.replicas)]
-        used = {slot.name for program in executable.programs for slot in program.inputs}
+        slots = [slot for program in executable.programs for slot in program.inputs]
+        used = {slot.name for slot in slots if slot.role is Role.OPTIMIZER_STATE}
         # Parameters that are frozen have no state in the program, so none is kept.
         self.optimizer_state = self._own(
             {name: value for name, value in (optimizer_state or {}).items() if name in used}

@@ -1,0 +1,156 @@
+"""Memory that is shared or seen through views: nothing may change behind the user's back."""
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from abele import StepConfig, capture
+from wrapping import options, sgd
+
+
+@pytest.fixture(autouse=True)
+def on_reference(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+
+
+ONES = torch.ones(2, 2)
+
+
+class Lambda(nn.Module):
+    """A module made of a function of itself and its inputs."""
+
+    def __init__(self, function, **state):
+        super().__init__()
+        self.function = function
+        for name, value in state.items():
+            if isinstance(value, nn.Parameter):
+                self.register_parameter(name, value)
+            else:
+                self.register_buffer(name, value)
+
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
+
+
+def run(function, *inputs, **state):
+    return poptorch.inferenceModel(Lambda(function, **state), options())(*inputs)
+
+
+def test_a_piece_of_an_input_is_the_callers_own():
+    x = torch.zeros(4)
+    piece = run(lambda self, x: x.split(2)[0], x)
+    x.fill_(7.0)
+    torch.testing.assert_close(piece, torch.zeros(2))
+
+
+def test_a_piece_of_a_weight_is_a_result_and_no_window():
+    def forward(self, x):
+        return self.w.chunk(2)[0], poptorch.identity_loss((self.w * x).sum(), "none")
+
+    model = Lambda(forward, w=nn.Parameter(torch.zeros(4)))
+    wrapped = poptorch.trainingModel(model, options(), sgd(model, lr=1.0))
+    piece, _ = wrapped(torch.ones(4))
+    # As in eager, where the piece is a view of the weight that the optimizer has changed ...
+    torch.testing.assert_close(piece, torch.full((2,), -1.0))
+    wrapped(torch.ones(4))
+    # ... but later steps do not reach into results.
+    torch.testing.assert_close(piece, torch.full((2,), -1.0))
+
+
+def test_a_buffer_copied_from_another_keeps_the_old_value():
+    def forward(self, x):
+        self.previous.copy_(self.current)
+        self.current.add_(1)
+        return x + self.previous
+
+    state = {"current": torch.zeros(1), "previous": torch.full((1,), 9.0)}
+    model = Lambda(forward, **state)
+    wrapped = poptorch.inferenceModel(model, options())
+    results = [wrapped(torch.zeros(1)).item() for _ in range(3)]
+    assert results == [0.0, 1.0, 2.0]
+    wrapped.copyWeightsToHost()
+    assert (model.current.item(), model.previous.item()) == (3.0, 2.0)
+
+
+def test_one_tensor_in_two_places_may_not_be_written():
+    x = torch.zeros(2)
+    with pytest.raises(poptorch.Error, match="shares its memory with another input"):
+        run(lambda self, a, b: (a.add_(1), a + b)[1], x, x)
+
+
+def test_different_parameters_in_one_memory_are_refused():
+    first = nn.Parameter(torch.zeros(2))
+    second = nn.Parameter(torch.zeros(2))
+    second.data = first.data
+    with pytest.raises(poptorch.Error, match="first and second share their memory"):
+        run(lambda self, x: x + self.first + self.second, torch.ones(2), first=first, second=second)
+
+
+def test_two_wrappers_may_not_train_one_tensor():
+    shared = nn.Parameter(torch.zeros(2))
+    loss = lambda self, x: poptorch.identity_loss((self.w * x).sum(), "none")  # noqa: E731
+    one, other = Lambda(loss, w=shared), Lambda(loss, w=shared)
+    first = poptorch.trainingModel(one, options(), sgd(one))
+    with pytest.raises(poptorch.Error, match="shares a parameter or buffer with another model"):
+        poptorch.trainingModel(other, options(), sgd(other))
+    assert first.model is one
+
+
+def test_the_value_of_an_unregistered_parameter_is_part_of_the_key():
+    def fingerprint(value):
+        hidden = nn.Parameter(torch.full((2,), value))
+        model = Lambda(lambda self, x: x * hidden)
+        config = StepConfig(training=False)
+        made = capture(lambda inputs: [model(*inputs)], model, [torch.ones(2)], config)
+        return made.programs[0].fingerprint()
+
+    assert fingerprint(1.0) != fingerprint(3.0)
+    assert fingerprint(1.0) == fingerprint(1.0)
+
+
+def test_a_parameter_may_be_called_like_an_input():
+    result = run(lambda self, x: x + self.input0, torch.ones(2), input0=torch.ones(2))
+    torch.testing.assert_close(result, torch.full((2,), 2.0))
+
+
+def test_a_tensor_as_default_argument_works_in_every_call():
+    class Masked(nn.Module):
+        def forward(self, x, mask=ONES):
+            return x * mask
+
+    wrapped = poptorch.inferenceModel(Masked(), options())
+    for _ in range(2):
+        torch.testing.assert_close(wrapped(torch.ones(2, 2)), torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_variable_loss_scale_changes_nothing(accumulation):
+    results = []
+    for scale in (None, 1024.0):
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 1)
+        model = Lambda(lambda self, x, layer=layer: (self.layer(x) ** 2).mean())
+        model.layer = layer
+        model.function = lambda self, x: poptorch.identity_loss((self.layer(x) ** 2).mean(), "none")
+        wrapped = poptorch.trainingModel(
+            model,
+            options(gradientAccumulation=accumulation),
+            poptorch.optim.SGD(model.parameters(), lr=0.1, loss_scaling=scale),
+        )
+        wrapped(torch.arange(12.0).reshape(4, 3))
+        results.append(model.layer.weight.detach().clone())
+    torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=0)
+
+
+def test_half_weights_are_updated_in_float32():
+    torch.manual_seed(0)
+    model = Lambda(None)
+    model.layer = nn.Linear(6, 3).half()
+    model.function = lambda self, x, y: nn.functional.cross_entropy(self.layer(x).float(), y)
+    optimizer = poptorch.optim.AdamW(model.parameters(), lr=1e-3)
+    wrapped = poptorch.trainingModel(model, options(), optimizer)
+    x, y = torch.randn(16, 6).half(), torch.randint(0, 3, (16,))
+    losses = [wrapped(x, y).item() for _ in range(30)]
+    assert losses[-1] < losses[0]
+    assert model.layer.weight.dtype is torch.float16
