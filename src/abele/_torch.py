@@ -26,6 +26,7 @@ if ".".join(torch.__version__.split(".")[:2]) not in SUPPORTED:
         f"that torch does not promise to keep. Run: pip install torch=={SUPPORTED[-1]}.0"
     )
 
+from torch._ops import OpOverload  # noqa: E402 - the class of every operator
 from torch._subclasses.fake_tensor import (  # noqa: E402 - after the check
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -43,6 +44,7 @@ __all__ = [
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
+    "OpOverload",
     "aoti_compile",
     "aoti_load",
     "get_proxy_mode",
@@ -146,9 +148,7 @@ def option_for_compiler(path: str) -> dict[str, Any]:
     return {"cpp.cxx": (None, path)}
 
 
-def options_for_kernels(
-    library: Path, declarations: Mapping[torch._ops.OpOverload, str]
-) -> dict[str, Any]:
+def options_for_kernels(library: Path, declarations: Mapping[OpOverload, str]) -> dict[str, Any]:
     """Inductor settings that call operators through C functions linked from a static library.
 
     Without them generated code looks a custom operator up and calls it through the dispatcher's

@@ -15,6 +15,7 @@ import re
 
 import torch
 
+from abele._torch import OpOverload
 from abele.errors import ProgramError
 
 
@@ -89,7 +90,7 @@ class Program:
         """Whether running it draws random numbers."""
         tag = torch.Tag.nondeterministic_seeded
         return any(
-            isinstance(node.target, torch._ops.OpOverload) and tag in node.target.tags
+            isinstance(node.target, OpOverload) and tag in node.target.tags
             for node in self.graph.graph.nodes
         )
 
@@ -186,12 +187,12 @@ def _verify_writes(program: Program) -> None:
 
 def writes(node: torch.fx.Node) -> bool:
     """Whether a node changes one of its arguments in place."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def is_view(node: torch.fx.Node) -> bool:
     """Whether a node's results, one or several, live in the memory of its first argument."""
-    if not isinstance(node.target, torch._ops.OpOverload) or writes(node):
+    if not isinstance(node.target, OpOverload) or writes(node):
         return False
     arguments = node.target._schema.arguments
     return bool(arguments) and arguments[0].alias_info is not None

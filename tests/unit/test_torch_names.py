@@ -163,6 +163,10 @@ def test_preloading_is_for_the_main_process_only(monkeypatch):
     assert imported == ["torch._dynamo"]
 
 
+def test_operators_are_of_the_class_we_ask_for():
+    assert isinstance(torch.ops.aten.relu.default, _torch.OpOverload)
+
+
 def test_onednn_is_left_alone_afterwards():
     before = torch.backends.mkldnn.enabled
     with _torch.without_onednn():

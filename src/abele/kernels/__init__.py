@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 # Importing the operators registers them.
+from abele._torch import OpOverload
 from abele.errors import CompilerError
 from abele.ops import few_channel_conv, max_pool  # noqa: F401
 from abele.program import Program
@@ -64,7 +65,7 @@ _SHIMS = {
 }
 
 
-def shims() -> dict[torch._ops.OpOverload, str]:
+def shims() -> dict[OpOverload, str]:
     """The C function behind each operator, as a declaration."""
     return {
         _operator(name): f"AOTITorchError aoti_torch_cpu_{name}({', '.join(arguments)})"
@@ -78,7 +79,7 @@ def used_by(program: Program) -> bool:
     return any(node.target in operators for node in program.graph.graph.nodes)
 
 
-def _operator(name: str) -> torch._ops.OpOverload:
+def _operator(name: str) -> OpOverload:
     return getattr(torch.ops.abele, name).default
 
 

@@ -7,6 +7,7 @@ import copy
 import torch
 from torch.fx.graph import CodeGen
 
+from abele._torch import OpOverload
 from abele.program import Program
 
 
@@ -24,7 +25,7 @@ def finished(program: Program, graph: torch.fx.GraphModule) -> Program:
     return program.replace(graph=graph)
 
 
-def substitute(node: torch.fx.Node, target: torch._ops.OpOverload, arguments: tuple) -> None:
+def substitute(node: torch.fx.Node, target: OpOverload, arguments: tuple) -> None:
     """Puts ``target(*arguments)`` in the place of ``node``, with all that is known about it."""
     with node.graph.inserting_before(node):
         new = node.graph.call_function(target, arguments)
