@@ -34,7 +34,7 @@ class BuildRecord:
 
     Attributes:
         target: the target that runs.
-        forced: the environment insisted on it.
+        forced: the environment or the caller insisted on it.
         fallback: why the better target could not be used, if so.
         executable: hash of the executable.
         cache: ``off``, ``hit`` or ``miss``.
@@ -53,8 +53,8 @@ class BuildRecord:
     log: str | None = None
 
 
-def choose_target() -> tuple[Target, bool, str | None]:
-    """The target to try first, whether it is forced, and why a better one is not used.
+def choose_target() -> tuple[Target, bool]:
+    """The target to try first, and whether the environment forces it.
 
     Raises:
         TargetError: ``ABELE_TARGET`` names a target that cannot be used here.
@@ -68,9 +68,9 @@ def choose_target() -> tuple[Target, bool, str | None]:
                 f"{ENVIRONMENT}={name} was asked for, but {reason} "
                 f"Unset {ENVIRONMENT} to let abele choose."
             )
-        return target, True, None
+        return target, True
     cuda = get_target("cuda")
-    return (cuda if cuda.unavailable() is None else get_target("cpu")), False, None
+    return (cuda if cuda.unavailable() is None else get_target("cpu")), False
 
 
 def build(
@@ -98,7 +98,7 @@ def build(
     """
     record = BuildRecord(forced=target is not None)
     if target is None:
-        target, record.forced, _ = choose_target()
+        target, record.forced = choose_target()
     try:
         return _build_for(target, programs, config, cache, record, progress), record
     except TargetError as error:

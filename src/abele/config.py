@@ -42,7 +42,7 @@ class StepConfig:
         replicas: data-parallel copies inside this process, each with its own buffers.
         processes: processes that share one update.
         reduction: how gradients combine over accumulation, replicas and processes.
-        broadcast_buffers: refuse replicated programs that write to their buffers.
+        broadcast_buffers: replicas may not write to their buffers; the front-end checks it.
         device_iterations: updates (training) or batches (inference) in one call.
         output_mode: which micro-batches' outputs are returned.
         output_period: with ``EVERY_N``, one device iteration in this many.

@@ -364,9 +364,6 @@ class PoplarExecutor:
     def __del__(self):
         # Weights that were trained and never read must not be lost with the wrapper.
         # At interpreter exit nobody can read them any more, and torch objects to being used.
-        if sys.is_finalizing():
-            return
-        # At the end of the process nobody can read them, and torch may be half gone.
         if getattr(self, "_host_is_stale", False) and not sys.is_finalizing():
             with contextlib.suppress(Exception):
                 self.copyWeightsToHost()

@@ -28,7 +28,7 @@ def programs():
 def prefer(monkeypatch, target):
     """Makes ``target`` the one that is tried first."""
     module = importlib.import_module("abele.building")
-    monkeypatch.setattr(module, "choose_target", lambda: (target, False, None))
+    monkeypatch.setattr(module, "choose_target", lambda: (target, False))
 
 
 def test_the_record_tells_what_happened(programs):

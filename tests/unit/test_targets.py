@@ -55,14 +55,14 @@ def test_the_environment_need_not_say_anything(monkeypatch, value):
     if value is not None:
         monkeypatch.setenv(ENVIRONMENT, value)
     assert requested() is None
-    target, forced, _ = choose_target()
+    target, forced = choose_target()
     assert target.name in ("cpu", "cuda")
     assert not forced
 
 
 def test_the_environment_forces_a_target(monkeypatch):
     monkeypatch.setenv(ENVIRONMENT, "reference")
-    target, forced, _ = choose_target()
+    target, forced = choose_target()
     assert (target.name, forced) == ("reference", True)
 
 
