@@ -52,6 +52,7 @@ __all__ = [
     "mark_traced",
     "preserve_node_meta",
     "traced_node",
+    "traced_nodes",
 ]
 
 # Fake tensors carry shapes and dtypes without data; export and Inductor trace with them too.
@@ -67,10 +68,15 @@ def traced_node(tensor: torch.Tensor) -> torch.fx.Node | None:
     return None if slot is None else slot.proxy.node
 
 
+def traced_nodes() -> Sequence[torch.fx.Node]:
+    """The nodes of the trace under way, in order; empty when there is none."""
+    mode = get_proxy_mode()
+    return () if mode is None else mode.tracer.graph.nodes
+
+
 def mark_traced(phase: str) -> None:
     """Marks every node traced since the last mark as belonging to ``phase``."""
-    mode = get_proxy_mode()
-    for node in mode.tracer.graph.nodes if mode is not None else ():
+    for node in traced_nodes():
         # "custom" is the one entry of a node's meta that survives re-tracing.
         node.meta.setdefault("custom", {}).setdefault("phase", phase)
 

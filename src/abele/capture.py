@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch.fx.graph import CodeGen
 
-from abele import _torch, update_rules
+from abele import _torch, scopes, update_rules
 from abele.config import Reduction, StepConfig
 from abele.diagnose import explain_data_dependence
 from abele.errors import CaptureError
@@ -75,6 +75,8 @@ def capture(
     inputs: Sequence[torch.Tensor],
     config: StepConfig,
     rule: UpdateRule | None = None,
+    *,
+    name_modules: bool = True,
 ) -> Captured:
     """Captures one micro-batch of ``module`` as static programs.
 
@@ -84,13 +86,15 @@ def capture(
         inputs: one micro-batch, flat; only shapes and dtypes are used.
         config: decides between one whole step and accumulate + apply.
         rule: the optimizer; needed for training.
+        name_modules: nodes remember the path of the module that made them.
 
     Raises:
         DataDependentError: forward reads a value (``.item()``, ``if tensor``).
         LossError: training, and not exactly one final loss.
         ReassignedError: forward replaces a parameter or buffer.
     """
-    return _Capture(call, ModuleState.of(module), inputs, config, rule).run()
+    names = {child: path for path, child in module.named_modules()} if name_modules else {}
+    return _Capture(call, ModuleState.of(module), inputs, config, rule, names).run()
 
 
 class _Capture:
@@ -103,10 +107,12 @@ class _Capture:
         inputs: Sequence[torch.Tensor],
         config: StepConfig,
         rule: UpdateRule | None,
+        module_names: Mapping[torch.nn.Module, str],
     ):
         if config.training and rule is None:
             raise CaptureError("A training program needs an update rule, found none. Pass one.")
         self.call, self.state, self.config = call, state, config
+        self.module_names = module_names
         self.rule = rule or UpdateRule(kind="sgd", groups=())
         self.mode = _torch.FakeTensorMode(allow_non_fake_inputs=True)
         self.params = [
@@ -184,7 +190,7 @@ class _Capture:
         return substituted(self.state, values.of(Role.PARAMETER), values.of(Role.BUFFER))
 
     def _call_model(self, values: _Values) -> list[torch.Tensor]:
-        with explain_data_dependence():
+        with explain_data_dependence(), scopes.recording(self.module_names):
             outputs = self.call(list(values.of(Role.INPUT).values()))
         traced = []
         for index, output in enumerate(outputs):

@@ -70,7 +70,7 @@ class CompiledModel:
             progress.update("capture", 0.01)
             started = time.perf_counter()
             with _hooks.around_capture():
-                self.captured = self._capture(examples)
+                self.captured = self._capture(examples, options._module_namescope_enabled)
             captured_s = time.perf_counter() - started
             executable, self.record = build(
                 self.captured.programs,
@@ -98,8 +98,15 @@ class CompiledModel:
         size = batching.micro_batch_size(rows, self.config, f"input {index}")
         return tensor.narrow(0, 0, size) if tensor.dim() else tensor
 
-    def _capture(self, examples: list[torch.Tensor]) -> Captured:
-        captured = capture(self._call_forward, self.module, examples, self.config, self.rule)
+    def _capture(self, examples: list[torch.Tensor], name_modules: bool) -> Captured:
+        captured = capture(
+            self._call_forward,
+            self.module,
+            examples,
+            self.config,
+            self.rule,
+            name_modules=name_modules,
+        )
         if self.config.replicas > 1 and self.config.broadcast_buffers:
             self._refuse_written_buffers(captured)
         for value in captured.constants.values():

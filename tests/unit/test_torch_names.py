@@ -70,12 +70,15 @@ def test_a_traced_tensor_knows_its_node():
     def function(x):
         y = x.sin()
         found.extend([_torch.traced_node(y), _torch.traced_node(torch.ones(1)), y])
+        found.append(list(_torch.traced_nodes()))
         return y
 
     with _torch.FakeTensorMode(allow_non_fake_inputs=True) as mode:
         _torch.make_fx(function)(mode.from_tensor(torch.ones(2)))
     assert found[0].target is torch.ops.aten.sin.default
     assert _torch.traced_node(found[2]) is None
+    assert found[0] in found[3]
+    assert not _torch.traced_nodes()
     assert _torch.traced_node(torch.ones(1)) is None
 
 

@@ -1,0 +1,119 @@
+"""Where in the user's model a node was traced: the path of modules, and other marks that are open.
+
+While forward runs, scopes open and close and marks change. Every node traced since the last change
+gets what was in force, as ``node.meta["custom"]``: ``scope`` (names joined by ``/``, empty outside
+all of them) and one entry per mark. That is the one part of a node's meta that survives re-tracing.
+Outside a capture all of this does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from abele import _torch
+
+_active: contextvars.ContextVar[_Recorder | None] = contextvars.ContextVar("scopes", default=None)
+
+
+class _Recorder:
+    def __init__(self):
+        self.path: list[str] = []
+        self.marks: dict[str, Any] = {}
+        self._last: torch.fx.Node | None = None
+
+    def flush(self) -> None:
+        """Gives every node traced since the last call what is open now."""
+        entry = {"scope": "/".join(self.path), **self.marks}
+        newest = None
+        for node in reversed(_torch.traced_nodes()):
+            newest = newest or node
+            if node is self._last:
+                break
+            node.meta["custom"] = {**entry, **node.meta.get("custom", {})}
+        self._last = newest
+
+
+@contextlib.contextmanager
+def recording(module_names: Mapping[torch.nn.Module, str] | None = None) -> Iterator[None]:
+    """While open, scopes and marks reach the nodes that are traced.
+
+    Args:
+        module_names: modules whose calls open a scope, with their path (``encoder.0``).
+    """
+    recorder = _Recorder()
+    token = _active.set(recorder)
+    try:
+        with _module_scopes(recorder, module_names or {}):
+            yield
+        recorder.flush()
+    finally:
+        _active.reset(token)
+
+
+@contextlib.contextmanager
+def _module_scopes(recorder: _Recorder, names: Mapping[torch.nn.Module, str]) -> Iterator[None]:
+    outer: list[list[str]] = []
+
+    def enter(module: torch.nn.Module, args: Any) -> None:
+        if names.get(module):
+            recorder.flush()
+            outer.append(recorder.path)
+            recorder.path = names[module].split(".")
+
+    def leave(module: torch.nn.Module, args: Any, result: Any) -> None:
+        if names.get(module) and outer:
+            recorder.flush()
+            recorder.path = outer.pop()
+
+    handles = [
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def push(name: str) -> None:
+    """Opens a scope inside the present one."""
+    recorder = _active.get()
+    if recorder is not None:
+        recorder.flush()
+        recorder.path = [*recorder.path, name]
+
+
+def pop() -> None:
+    """Closes the innermost scope."""
+    recorder = _active.get()
+    if recorder is not None:
+        recorder.flush()
+        recorder.path = recorder.path[:-1]
+
+
+def mark(key: str, value: Any) -> Any:
+    """Sets a mark for the nodes to come (None removes it) and returns the one before."""
+    recorder = _active.get()
+    if recorder is None:
+        return None
+    recorder.flush()
+    before = recorder.marks.pop(key, None)
+    if value is not None:
+        recorder.marks[key] = value
+    return before
+
+
+def current(key: str) -> Any:
+    """The mark now in force, or None."""
+    recorder = _active.get()
+    return None if recorder is None else recorder.marks.get(key)
