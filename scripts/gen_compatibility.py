@@ -74,7 +74,21 @@ def page() -> str:
         parts.append(f"\n## {namespace}\n\n| option | type | default | when | status | note |")
         parts.append("|---|---|---|---|---|---|")
         parts.extend(_line(row) for row in rows)
+    parts.append(_environment())
     return "\n".join(parts) + "\n"
+
+
+def _environment() -> str:
+    from poptorch._environment import VARIABLES
+
+    lines = [
+        "\n## Environment variables",
+        "\nOne that is set without effect, or whose text cannot be read, is reported once.",
+        "\n| variable | effect | note |",
+        "|---|---|---|",
+    ]
+    lines += [f"| `{v.name}` | {'yes' if v.effect else 'no'} | {v.note} |" for v in VARIABLES]
+    return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:

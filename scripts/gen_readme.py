@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 import poptorch  # noqa: E402 - after the path
+import poptorch.testing  # noqa: E402 - not imported by the package
 from poptorch import _option_table  # noqa: E402
 
 README = ROOT / "README.md"
@@ -25,6 +26,13 @@ anything.
 
 | | torch.compile | abele | abele, with loader | first step cold | first step cached | record |
 |---|---:|---:|---:|---:|---:|---|"""
+_KINDS = {
+    "class": "classes",
+    "function": "functions",
+    "enum": "enumerations",
+    "exception": "exceptions",
+    "submodule": "submodules",
+}
 WORKS = re.compile(r"(<!-- generated.*?-->\n).*?(<!-- end -->)", re.S)
 SPEED = re.compile(r"(<!-- speed -->\n).*?(<!-- end speed -->)", re.S)
 
@@ -47,18 +55,22 @@ def main() -> int:
 
 def works() -> str:
     """Names of PopTorch 3.4 that exist here, by group."""
-    names = json.loads((ROOT / "tests/poptorch/api_names.json").read_text())
+    facts = json.loads((ROOT / "tests/poptorch/interface.json").read_text())
     lines = ["| part of PopTorch 3.4 | here | of | not yet |", "|---|---:|---:|---|"]
-    for title, group, owner in (
-        ("wrapper members", "executor", poptorch.PoplarExecutor),
-        ("optimizers", "optimizers", poptorch.optim),
-        ("classes", "classes", poptorch),
-        ("functions", "functions", poptorch),
-        ("enumerations", "enums", poptorch),
-        ("exceptions", "exceptions", poptorch),
-    ):
-        missing = [name for name in names[group] if not hasattr(owner, name)]
-        total = len(names[group])
+    members = [n for n in facts["poptorch"]["PoplarExecutor"]["members"] if n[0] != "_"]
+    optimizers = [
+        n for n, entry in facts["poptorch.optim"].items() if len(entry.get("constructor", ())) > 2
+    ]
+    groups = [
+        ("wrapper members", members, poptorch.PoplarExecutor),
+        ("optimizers", optimizers, poptorch.optim),
+    ]
+    for kind, title in _KINDS.items():
+        entries = [n for n, entry in facts["poptorch"].items() if entry["kind"] == kind]
+        groups.append((title, entries, poptorch))
+    for title, names, owner in groups:
+        missing = [name for name in names if not hasattr(owner, name)]
+        total = len(names)
         shown = ", ".join(f"`{name}`" for name in missing) or "-"
         lines.append(f"| {title} | {total - len(missing)} | {total} | {shown} |")
     rows = _option_table.TABLE

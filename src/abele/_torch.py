@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import multiprocessing
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Reversible, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ def traced_node(tensor: torch.Tensor) -> torch.fx.Node | None:
     return None if slot is None else slot.proxy.node
 
 
-def traced_nodes() -> Sequence[torch.fx.Node]:
+def traced_nodes() -> Reversible[torch.fx.Node]:
     """The nodes of the trace under way, in order; empty when there is none."""
     mode = get_proxy_mode()
     return () if mode is None else mode.tracer.graph.nodes

@@ -9,25 +9,52 @@ from poptorch import _vendor_check
 _vendor_check.refuse_second_distribution()
 
 from abele import _torch  # noqa: E402
-from poptorch import _logging, _not_yet, enums, ops, optim, options  # noqa: E402 - the check comes first
+from poptorch import (  # noqa: E402 - the check comes first
+    _earlier_releases,
+    _environment,
+    _geometric,
+    _logging,
+    _not_yet,
+    _process,
+    autocasting,
+    enums,
+    ops,
+    optim,
+    options,
+    poptorch_core,
+)
 from poptorch._accessor import AsynchronousDataAccessor  # noqa: E402
 from poptorch._custom_types import ICustomArgParser, registerCustomArgParser  # noqa: E402
 from poptorch._dataloader import DataLoader  # noqa: E402
-from poptorch._error import Error, RecoverableError, UnrecoverableError  # noqa: E402
+from poptorch._error import (  # noqa: E402
+    Error,
+    RecoverableError,
+    UnrecoverableError,
+    createPoptorchError,
+)
 from poptorch._executor import PoplarExecutor  # noqa: E402
+from poptorch._geometric import registerGeometricCustomArgParsers  # noqa: E402
 from poptorch._hooks import registerPostCompileHook, registerPreCompileHook  # noqa: E402
 from poptorch._logging import logger, setLogLevel  # noqa: E402
+from poptorch._process import poptorchAtExit  # noqa: E402
 from poptorch._version import __version__  # noqa: E402
 from poptorch._wrap import inferenceModel, trainingModel  # noqa: E402
+from poptorch.autocasting import autocast  # noqa: E402
 from poptorch.enums import *  # noqa: E402, F403 - every enumeration is public
 from poptorch.ops import identity_loss, isRunningOnIpu  # noqa: E402
 from poptorch.options import *  # noqa: E402, F403 - Options, strategies and locations
 
 _logging.start()
+_environment.check()
+_process.prepare()
 _torch.preload()
 
 
 def __getattr__(name: str) -> object:
     if name in _not_yet.NAMES:
         raise AttributeError(_not_yet.explain(f"poptorch.{name}"))
-    raise AttributeError(f"module 'poptorch' has no attribute {name!r}")
+    return _earlier_releases.lookup(name)
+
+
+# Last: the package for graphs imports this one.
+registerGeometricCustomArgParsers()

@@ -59,5 +59,14 @@ class UnrecoverableError(Error):
 
 
 def error(message: str) -> Error:
-    """Return the `Error` to raise from Python code (the original's createPoptorchError)."""
+    """Return the `Error` to raise from Python code."""
     return Error(message)
+
+
+def createPoptorchError(msg: str) -> Error:
+    """Return a `poptorch.Error` to raise.
+
+    Args:
+        msg: What went wrong.
+    """
+    return Error(msg)

@@ -6,6 +6,7 @@ import sys
 
 LOGGER_NAME = "poptorch::python"
 _ENVIRONMENT = "POPTORCH_LOG_LEVEL"
+_DESTINATION = "POPTORCH_LOG_DEST"
 _TRACE = 5
 
 # Public names and the integers that setLogLevel accepts, with the level of Python's logging.
@@ -45,12 +46,16 @@ class _Formatter(logging.Formatter):
         return text
 
 
-class _StderrHandler(logging.StreamHandler):
-    """Writes to whatever ``sys.stderr`` is now, so that redirection works after import."""
+class _StandardHandler(logging.StreamHandler):
+    """Writes to whatever ``sys.stderr`` (or ``stdout``) is now, so that redirection works."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self._name_in_sys = name
 
     @property
     def stream(self):
-        return sys.stderr
+        return getattr(sys, self._name_in_sys)
 
     @stream.setter
     def stream(self, value: object) -> None:
@@ -77,11 +82,19 @@ def setLogLevel(level: str | int) -> None:
     logger.setLevel(_NAMES[level])
 
 
+def _handler() -> logging.Handler:
+    """Where POPTORCH_LOG_DEST says: stdout, stderr, or a file that is appended to."""
+    destination = os.environ.get(_DESTINATION) or "stderr"
+    if destination in ("stdout", "stderr"):
+        return _StandardHandler(destination)
+    return logging.FileHandler(destination, encoding="utf-8", delay=True)
+
+
 def start() -> None:
-    """Attaches the handler once and applies POPTORCH_LOG_LEVEL."""
+    """Attaches the handler once and applies POPTORCH_LOG_LEVEL and POPTORCH_LOG_DEST."""
     logging.addLevelName(_TRACE, "trace")
     if not logger.handlers:
-        handler = _StderrHandler()
+        handler = _handler()
         handler.setFormatter(_Formatter())
         logger.addHandler(handler)
     setLogLevel(os.environ.get(_ENVIRONMENT, "WARN"))

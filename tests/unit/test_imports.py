@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
-FRONT_ENDS = {"poptorch", "popdist", "sambaflow", "cosmictagger"}
+FRONT_ENDS = {"popart", "poptorch", "popdist", "sambaflow", "cosmictagger"}
 FORBIDDEN = {
     "abele": FRONT_ENDS | {"examples", "benchmarks", "tests"},
+    "popart": (FRONT_ENDS - {"popart"}) | {"abele", "torch", "examples", "benchmarks", "tests"},
     "poptorch": {"sambaflow", "cosmictagger", "examples", "benchmarks", "tests"},
 }
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -17,6 +17,7 @@ from poptorch.options import files
 from poptorch.options._container import OptionsDict, require
 from poptorch.options.device import DeviceOptions, require_member
 from poptorch.options.distributed import _DistributedOptions
+from poptorch.options.earlier import EarlierOptions
 from poptorch.options.execution import _IExecutionStrategy
 from poptorch.options.jit import _JitOptions
 from poptorch.options.locations import _TensorLocationOptions
@@ -29,7 +30,7 @@ _logger = logging.getLogger("poptorch::python")
 _UNLIMITED = 2**64 - 1
 
 
-class Options(DeviceOptions):
+class Options(EarlierOptions, DeviceOptions):
     """All settings of a wrapped model.
 
     A fresh object takes its cache directory from POPTORCH_CACHE_DIR, then the settings in

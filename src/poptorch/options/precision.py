@@ -8,6 +8,7 @@ import torch
 from poptorch import _option_table
 from poptorch.enums import HalfFloatCastingBehavior
 from poptorch.options._container import OptionsDict, require
+from poptorch.options.earlier import EarlierPrecision
 from poptorch.options.popart import _PopartOptions
 
 _logger = logging.getLogger("poptorch::python")
@@ -15,7 +16,7 @@ _logger = logging.getLogger("poptorch::python")
 _PARTIALS = {torch.float32: "float", torch.float16: "half"}
 
 
-class _PrecisionOptions(OptionsDict):
+class _PrecisionOptions(EarlierPrecision, OptionsDict):
     """Rounding, partial sums and floating-point exceptions.
 
     Args:

@@ -5,10 +5,11 @@ from typing import Self
 from poptorch import _option_table
 from poptorch.enums import MeanReductionStrategy, ReductionType
 from poptorch.options._container import OptionsDict
+from poptorch.options.earlier import EarlierTraining
 from poptorch.options.popart import _PopartOptions
 
 
-class _TrainingOptions(OptionsDict):
+class _TrainingOptions(EarlierTraining, OptionsDict):
     """Gradient accumulation and reduction.
 
     Args:

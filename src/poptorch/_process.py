@@ -1,0 +1,66 @@
+"""What importing the package does to the process, as programs of the original may rely on.
+
+A crash prints its Python stack, forked children may use verbs devices, and an uncaught exception
+reaches the log.
+"""
+
+import atexit
+import contextlib
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from types import TracebackType
+
+from poptorch._logging import logger
+
+
+def prepare() -> None:
+    """Applies all of it; harmless when repeated."""
+    os.environ.setdefault("RDMAV_FORK_SAFE", "1")
+    _report_crashes()
+    # Somebody else's hook (a debugger, a notebook) is worth more than ours.
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = log_uncaught
+    atexit.register(poptorchAtExit)
+
+
+def _report_crashes() -> None:
+    # A stderr without a file behind it (captured, closed) cannot be written to in a crash; signals
+    # can be handled by the main thread's interpreter only.
+    with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
+        if not faulthandler.is_enabled():
+            faulthandler.enable()
+        faulthandler.register(signal.SIGTERM, chain=True)
+
+
+def log_uncaught(
+    kind: type[BaseException], value: BaseException, trace: TracebackType | None
+) -> None:
+    """Writes an exception that nobody caught to the log, at critical level.
+
+    Args:
+        kind: its class.
+        value: the exception; the captured output of a failed subprocess is added.
+        trace: where it was raised.
+    """
+    if issubclass(kind, KeyboardInterrupt) or not logger.isEnabledFor(50):
+        sys.__excepthook__(kind, value, trace)
+        return
+    text = "".join(traceback.format_exception(kind, value, trace)).rstrip()
+    if isinstance(value, subprocess.CalledProcessError):
+        for name in ("stdout", "stderr"):
+            captured = getattr(value, name)
+            if captured:
+                shown = (
+                    captured.decode(errors="replace") if isinstance(captured, bytes) else captured
+                )
+                text += f"\n{name} of the subprocess:\n{shown.rstrip()}"
+    logger.critical("%s", text)
+
+
+def poptorchAtExit() -> None:
+    """Ends what is left of the package's work in this process; runs by itself at exit."""
+    logger.debug("poptorch ends")

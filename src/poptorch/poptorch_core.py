@@ -1,0 +1,68 @@
+"""The part of the original's native module that programs name.
+
+Its exceptions, and a way to test that a program survives them.
+"""
+
+import enum
+from pathlib import Path
+
+from poptorch import _custom_types
+from poptorch._error import Error, RecoverableError, UnrecoverableError
+
+__all__ = [
+    "Error",
+    "RecoverableError",
+    "TestErrorType",
+    "UnrecoverableError",
+    "isAlreadyRegistered",
+]
+
+
+class TestErrorType(enum.IntEnum):
+    """The failures that ``_throwTestError`` can pretend."""
+
+    __test__ = False  # pytest collects classes called Test...
+
+    Poptorch = 0
+    Popart = 1
+    PopartInternal = 2
+    Poplibs = 3
+    PoplarUnrecoverable = 4
+    PoplarUnknown = 5
+    PoplarRecoverableFullReset = 6
+    PoplarLinkError = 7
+
+
+_HERE = f"{Path(__file__).name}:_throwTestError"
+_TYPES = {
+    TestErrorType.Poptorch: "poptorch_cpp_error",
+    TestErrorType.Popart: "popart_exception",
+    TestErrorType.PopartInternal: "popart_internal_exception",
+    TestErrorType.Poplibs: "poplibs_exception",
+    TestErrorType.PoplarUnrecoverable: "poplar_unrecoverable_runtime_error",
+    TestErrorType.PoplarUnknown: "poplar_unknown_runtime_error",
+    TestErrorType.PoplarRecoverableFullReset: "poplar_recoverable_runtime_error",
+    TestErrorType.PoplarLinkError: "poplar_link_error",
+}
+
+
+def _throwTestError(kind: TestErrorType) -> None:
+    """Raises the error that a device failure of this kind would raise.
+
+    Raises:
+        RecoverableError: for ``PoplarRecoverableFullReset``.
+        UnrecoverableError: for ``PoplarUnrecoverable``.
+        Error: for every other kind.
+    """
+    kind = TestErrorType(kind)
+    message = f"A failure of kind {kind.name} was asked for"
+    if kind is TestErrorType.PoplarRecoverableFullReset:
+        raise RecoverableError(message, "FULL_RESET", _TYPES[kind], _HERE)
+    if kind is TestErrorType.PoplarUnrecoverable:
+        raise UnrecoverableError(message, _TYPES[kind], _HERE)
+    raise Error(message, _TYPES[kind], _HERE)
+
+
+def isAlreadyRegistered(value: object) -> bool:
+    """Whether a custom argument parser is known for the type of ``value``."""
+    return _custom_types.parser_for(value) is not None

@@ -1,0 +1,145 @@
+"""What importing the package does to the process, and every environment variable."""
+
+import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import poptorch
+from poptorch import _environment
+
+SOURCE = Path(poptorch.__file__).parent.parent
+
+
+def python(code, **variables):
+    """Runs code in a fresh interpreter; returns the finished process."""
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith(("POP", "PVTI", "RDMAV"))
+    }
+    environment |= {"PYTHONPATH": str(SOURCE), **variables}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_import_prepares_the_process():
+    code = (
+        "import poptorch, os, faulthandler, sys\n"
+        "print(os.environ['RDMAV_FORK_SAFE'], faulthandler.is_enabled(), sys.excepthook.__name__)"
+    )
+    assert python(code).stdout.split() == ["1", "True", "log_uncaught"]
+
+
+def test_the_users_choices_are_kept():
+    code = (
+        "import sys, os; mine = lambda *a: print('mine'); sys.excepthook = mine\n"
+        "import poptorch; print(os.environ['RDMAV_FORK_SAFE'], sys.excepthook is mine)"
+    )
+    assert python(code, RDMAV_FORK_SAFE="0").stdout.split() == ["0", "True"]
+
+
+def test_an_uncaught_exception_is_logged():
+    done = python("import poptorch\nraise ValueError('not today')")
+    assert done.returncode == 1
+    assert "[poptorch::python] [critical] Traceback" in done.stderr
+    assert done.stderr.count("ValueError: not today") == 1
+
+
+def test_the_output_of_a_failed_subprocess_is_logged_too():
+    code = (
+        "import poptorch, subprocess, sys\n"
+        "subprocess.run([sys.executable, '-c', 'print(6 * 7); exit(3)'], check=True,"
+        " capture_output=True)"
+    )
+    assert "stdout of the subprocess:\n42" in python(code).stderr
+
+
+def test_an_exception_is_never_swallowed_by_a_silent_log():
+    code = "import poptorch\npoptorch.setLogLevel('OFF')\nraise ValueError('heard')"
+    done = python(code)
+    assert "ValueError: heard" in done.stderr
+    assert "critical" not in done.stderr
+
+
+@pytest.mark.skipif(not hasattr(faulthandler, "register"), reason="no signals of this kind here")
+def test_a_terminated_process_shows_where_it_was():
+    code = (
+        "import poptorch, os, signal\ndef busy():\n    os.kill(os.getpid(), signal.SIGTERM)\nbusy()"
+    )
+    done = python(code)
+    assert done.returncode == -signal.SIGTERM
+    assert "in busy" in done.stderr
+
+
+def test_the_log_goes_where_the_environment_says(tmp_path):
+    code = "import poptorch\npoptorch.logger.warning('careful')"
+    assert "careful" in python(code, POPTORCH_LOG_DEST="stdout").stdout
+    path = tmp_path / "poptorch.log"
+    done = python(code, POPTORCH_LOG_DEST=str(path))
+    assert "careful" not in done.stderr
+    assert "careful" in path.read_text()
+
+
+def test_an_unknown_level_is_an_error_at_import():
+    done = python("import poptorch", POPTORCH_LOG_LEVEL="LOUD")
+    assert done.returncode == 1
+    assert "Unknown log level: LOUD" in done.stderr
+
+
+@pytest.fixture
+def reported(monkeypatch, caplog):
+    """Checks the environment anew and returns what is logged."""
+    monkeypatch.setattr(_environment, "_reported", set())
+
+    def check():
+        _environment.check()
+        return caplog.text
+
+    return check
+
+
+@pytest.mark.parametrize("variable", _environment.VARIABLES, ids=lambda v: v.name)
+def test_a_variable_without_effect_is_reported_once(variable, monkeypatch, reported, caplog):
+    monkeypatch.setenv(variable.name, "{}" if variable.json else "1")
+    text = reported()
+    assert (f"{variable.name} has no effect here" in text) != variable.effect
+    caplog.clear()
+    assert reported() == ""
+
+
+@pytest.mark.parametrize("text", ["{nonsense", "[1]"])
+def test_unreadable_json_is_reported(text, monkeypatch, reported):
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", text)
+    assert "POPLAR_ENGINE_OPTIONS" in reported()
+    assert _environment.json_object("POPLAR_ENGINE_OPTIONS") == {}
+
+
+def test_json_is_read(monkeypatch):
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", json.dumps({"autoReport.all": "true"}))
+    assert _environment.json_object("POPLAR_ENGINE_OPTIONS") == {"autoReport.all": "true"}
+
+
+@pytest.mark.parametrize(("text", "on"), [("", False), ("0", False), ("1", True), ("true", True)])
+def test_switches(text, on, monkeypatch):
+    monkeypatch.setenv("POPTORCH_IPU_MODEL", text)
+    assert _environment.is_set("POPTORCH_IPU_MODEL") is on
+
+
+def test_the_companion_for_graphs_registers_its_types(tmp_path):
+    (tmp_path / "poptorch_geometric.py").write_text(
+        "import poptorch\n\nclass Graph: pass\n\nclass Parser(poptorch.ICustomArgParser):\n"
+        "    def yieldTensors(self, struct): yield struct.x\n"
+        "    def reconstruct(self, original_structure, tensor_iterator): return Graph()\n\n"
+        "def registerCustomArgParsers():\n"
+        "    poptorch.registerCustomArgParser(Graph, Parser())\n"
+    )
+    code = (
+        "import poptorch, poptorch_geometric as g\n"
+        "print(poptorch.poptorch_core.isAlreadyRegistered(g.Graph()))"
+    )
+    assert python(code, PYTHONPATH=f"{SOURCE}{os.pathsep}{tmp_path}").stdout.strip() == "True"

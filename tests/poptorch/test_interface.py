@@ -1,0 +1,135 @@
+"""Completeness: every public name of PopTorch 3.4, its parameters and defaults, exists here.
+
+`interface.json` holds the facts. Options have their own test over `option_api.json`.
+"""
+
+import enum
+import importlib
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import poptorch
+import poptorch.testing
+from poptorch import _not_yet
+
+API = json.loads(Path(__file__).with_name("interface.json").read_text())
+MODULES = ("poptorch", "poptorch.optim", "poptorch.profiling", "poptorch.testing")
+NAMES = [(module, name) for module in MODULES for name in API[module]]
+# Parameters that torch's own constructors gained after the release that the facts describe, and
+# what is ours: both come after, or by keyword.
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def missing(module, name):
+    return module == "poptorch" and name in _not_yet.NAMES
+
+
+def found(module, name):
+    if missing(module, name):
+        pytest.skip("announced as not built yet")
+    return getattr(importlib.import_module(module), name)
+
+
+def written(parameter):
+    """A parameter as interface.json writes it."""
+    if parameter.kind in _VARIADIC:
+        return ("*" if parameter.kind is parameter.VAR_POSITIONAL else "**") + parameter.name
+    if parameter.default is parameter.empty:
+        return parameter.name
+    value = parameter.default
+    text = f"{type(value).__name__}.{value.name}" if isinstance(value, enum.Enum) else repr(value)
+    return f"{parameter.name}={text}"
+
+
+def parameters(function):
+    """Written parameters without self, and the names of those that are keyword-only."""
+    entries = list(inspect.signature(function).parameters.values())
+    return [p for p in entries if p.name != "self"]
+
+
+def check(function, expected):
+    """The facts' parameters come first, in their order; ours may follow, with defaults."""
+    entries = parameters(function)
+    wanted = [text for text in expected if text != "*"]
+    here = [written(p) for p in entries]
+    assert [text for text in here if text in wanted] == wanted, here
+    extra = [p for p in entries if written(p) not in wanted]
+    assert all(p.default is not p.empty or p.kind in _VARIADIC for p in extra), extra
+    positional = [p for p in entries if p.kind is p.POSITIONAL_OR_KEYWORD]
+    order = [written(p) for p in positional][: len(wanted)]
+    named = [text for text in wanted if not text.startswith("*")]
+    if "*" not in expected and not any(text.startswith("*") for text in wanted):
+        assert order == named
+
+
+@pytest.mark.parametrize(("module", "name"), NAMES)
+def test_a_name_exists_or_is_announced(module, name):
+    assert hasattr(importlib.import_module(module), name) != missing(module, name)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(m, n) for m, n in NAMES if API[m][n]["kind"] == "function"]
+)
+def test_a_function_has_its_parameters(module, name):
+    check(found(module, name), API[module][name]["parameters"])
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(m, n) for m, n in NAMES if "constructor" in API[m][n]]
+)
+def test_a_class_is_made_with_its_parameters(module, name):
+    cls = found(module, name)
+    if API[module][name]["constructor"]:
+        check(cls.__init__, API[module][name]["constructor"])
+
+
+MEMBERS = [
+    (module, name, member)
+    for module, name in NAMES
+    for member in API[module][name].get("members", ())
+    if API[module][name]["kind"] == "class"
+]
+
+
+@pytest.mark.parametrize(("module", "name", "member"), MEMBERS)
+def test_a_member_has_its_parameters(module, name, member):
+    cls = found(module, name)
+    if cls is poptorch.PoplarExecutor and member in _not_yet.EXECUTOR_MEMBERS:
+        pytest.skip("announced as not built yet")
+    expected = API[module][name]["members"][member]
+    entry = inspect.getattr_static(cls, member)
+    if expected == "property":
+        assert isinstance(entry, property)
+    elif not (member.startswith("__") and member.endswith("__")):
+        check(getattr(cls, member), expected)
+
+
+@pytest.mark.parametrize("name", [n for m, n in NAMES if API[m][n]["kind"] == "enum"])
+def test_an_enumeration_has_its_members(name):
+    members = {member.name: member.value for member in getattr(poptorch, name)}
+    assert members == API["poptorch"][name]["members"]
+
+
+def test_a_module_wrapped_for_training_gains_its_methods():
+    model = torch.nn.Linear(2, 2)
+    wrapped = poptorch.trainingModel(model)
+    assert type(model).__name__ == "PoptorchLinear"
+    for name in API["dynamic"]["wrapped module"]:
+        assert callable(getattr(model, name))
+    assert wrapped.model is model
+
+
+def test_names_that_never_existed_are_not_found():
+    with pytest.raises(AttributeError, match="has no attribute 'Dataloader'"):
+        _ = poptorch.Dataloader
+
+
+@pytest.mark.skipif(not _not_yet.NAMES, reason="nothing is missing")
+def test_using_a_missing_name_says_so():
+    name = sorted(_not_yet.NAMES)[0]
+    with pytest.raises(AttributeError, match=rf"poptorch\.{name} is part of PopTorch 3\.4 and not"):
+        getattr(poptorch, name)
