@@ -1,0 +1,32 @@
+"""The short example programs, one per feature, run as a user runs them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LIMIT = 60  # lines; a reader should see one at a glance
+
+
+def run(program, tmp_path, *arguments):
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY / "src"),
+        "ABELE_TARGET": "reference",
+        "MPLBACKEND": "agg",
+    }
+    command = [sys.executable, str(REPOSITORY / "examples" / program), *arguments]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert len((REPOSITORY / "examples" / program).read_text().splitlines()) <= LIMIT
+    return done.stdout
+
+
+def test_efficient_data_loading(tmp_path):
+    lines = run("efficient_data_loading.py", tmp_path, "--rows", "256").splitlines()
+    assert lines[0].split() == ["loading", "rows/s"]
+    assert len(lines) == 5
+    assert all(float(line.split()[-1]) > 0 for line in lines[1:])
