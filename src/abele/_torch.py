@@ -47,12 +47,16 @@ __all__ = [
     "OpOverload",
     "aoti_compile",
     "aoti_load",
+    "children_by_name",
+    "devices_shown",
+    "forward_pre_hooks",
     "get_proxy_mode",
     "make_fx",
     "mark_traced",
     "preserve_node_meta",
     "traced_node",
     "traced_nodes",
+    "unchecked_distributions",
 ]
 
 # Fake tensors carry shapes and dtypes without data; export and Inductor trace with them too.
@@ -79,6 +83,47 @@ def mark_traced(phase: str) -> None:
     for node in traced_nodes():
         # "custom" is the one entry of a node's meta that survives re-tracing.
         node.meta.setdefault("custom", {}).setdefault("phase", phase)
+
+
+def forward_pre_hooks(module: torch.nn.Module) -> dict[int, Callable]:
+    """What runs before a module's forward; torch only offers to add hooks, not to look at them."""
+    return module._forward_pre_hooks
+
+
+def children_by_name(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
+    """The direct children; ``named_children`` leaves out a child that is there twice, or is None."""
+    return module._modules
+
+
+@contextlib.contextmanager
+def devices_shown(
+    show: Callable[[torch.Tensor, torch.device], torch.device],
+) -> Iterator[None]:
+    """While open, the ``device`` of a tensor without data is what ``show`` makes of it.
+
+    Their class has a property of its own, which no function mode gets to see.
+    """
+    own = FakeTensor.device
+    FakeTensor.device = property(lambda self: show(self, own.fget(self)))
+    try:
+        yield
+    finally:
+        FakeTensor.device = own
+
+
+@contextlib.contextmanager
+def unchecked_distributions() -> Iterator[None]:
+    """While open, distributions do not look at the values of their arguments.
+
+    The setting can be made in public, but not read to be put back.
+    """
+    distribution = torch.distributions.Distribution
+    before = distribution._validate_args
+    distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        distribution.set_default_validate_args(before)
 
 
 @contextlib.contextmanager

@@ -32,16 +32,18 @@ from poptorch._error import (  # noqa: E402
     UnrecoverableError,
     createPoptorchError,
 )
+from poptorch._devices import ipuHardwareIsAvailable, ipuHardwareVersion  # noqa: E402
 from poptorch._executor import PoplarExecutor  # noqa: E402
 from poptorch._geometric import registerGeometricCustomArgParsers  # noqa: E402
 from poptorch._hooks import registerPostCompileHook, registerPreCompileHook  # noqa: E402
 from poptorch._logging import logger, setLogLevel  # noqa: E402
 from poptorch._process import poptorchAtExit  # noqa: E402
+from poptorch._printing import module_repr, print  # noqa: E402
 from poptorch._version import __version__  # noqa: E402
 from poptorch._wrap import inferenceModel, trainingModel  # noqa: E402
 from poptorch.autocasting import autocast  # noqa: E402
 from poptorch.enums import *  # noqa: E402, F403 - every enumeration is public
-from poptorch.ops import identity_loss, isRunningOnIpu  # noqa: E402
+from poptorch.ops import *  # noqa: E402, F403 - every operator and annotation
 from poptorch.options import *  # noqa: E402, F403 - Options, strategies and locations
 
 _logging.start()

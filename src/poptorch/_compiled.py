@@ -21,10 +21,13 @@ from abele.warn import warn_user
 from poptorch import _hooks, _structure
 from poptorch._arguments import Bound, Recorded
 from poptorch._error import error
+from poptorch._ipu_tensors import on_ipu
 from poptorch._logging import logger
+from poptorch._placement import placed
 from poptorch._precision import WeightsFollowActivations
 from poptorch._progress import CompilationProgress
 from poptorch._results import to_host
+from poptorch._tracing import Tracing
 from poptorch.ops import running_on_ipu
 from poptorch.options import Options
 
@@ -69,8 +72,10 @@ class CompiledModel:
         with CompilationProgress(options._show_compilation_progress_bar) as progress:
             progress.update("capture", 0.01)
             started = time.perf_counter()
+            self._tracing = Tracing(options)
             with _hooks.around_capture():
                 self.captured = self._capture(examples, options._module_namescope_enabled)
+            self.placement = placed(self.captured.programs, options, training=config.training)
             captured_s = time.perf_counter() - started
             executable, self.record = build(
                 self.captured.programs,
@@ -119,7 +124,12 @@ class CompiledModel:
 
     def _call_forward(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
         positional, keywords = self._recorded.rebuild(flat)
-        with running_on_ipu(training=self.config.training), WeightsFollowActivations():
+        with (
+            running_on_ipu(training=self.config.training),
+            WeightsFollowActivations(),
+            self._tracing.open(),
+            on_ipu(),
+        ):
             result = self.module(*positional, **keywords)
         self._outputs = _structure.record(result)
         _structure.refuse_hidden_tensors(self._outputs)

@@ -19,11 +19,13 @@ from poptorch._compiled import CompiledModel
 from poptorch._error import error
 from poptorch._errors_of_engine import translated
 from poptorch._logging import logger
+from poptorch._placement import PlacementMember
+from poptorch._printing import module_repr
 from poptorch.enums import ConnectionType
 from poptorch.options import Options
 
 
-class PoplarExecutor:
+class PoplarExecutor(PlacementMember):
     """A wrapped model; made by ``trainingModel`` and ``inferenceModel``.
 
     The first call compiles; from then on there is exactly one executable, and a call with other
@@ -95,7 +97,7 @@ class PoplarExecutor:
         return "\n".join(program.text() for program in programs)
 
     def __repr__(self) -> str:
-        return repr(self._module)
+        return module_repr(self._module)
 
     def __getattr__(self, attr: str) -> Any:
         if attr.startswith("__") or "_user_model" not in self.__dict__:

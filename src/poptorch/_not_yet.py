@@ -2,15 +2,7 @@
 
 NAMES = frozenset(
     (
-        "Attribute",
-        "BeginBlock",
-        "Block",
-        "BlockFunction",
         "CPU",
-        "LegacyBeginBlockFn",
-        "MultiConv",
-        "NameScope",
-        "accessAttributes",
         "cond",
         "ctc_beam_search_decoder",
         "custom_op",
@@ -18,21 +10,10 @@ NAMES = frozenset(
         "dynamic_update",
         "for_loop",
         "fps",
-        "getIpuTensorId",
-        "ipuHardwareIsAvailable",
-        "ipuHardwareVersion",
         "ipu_print_tensor",
         "load",
-        "module_repr",
         "nearest",
-        "nop",
-        "print",
         "recomputationCheckpoint",
-        "removeBlocks",
-        "serializedMatMul",
-        "set_available_memory",
-        "set_overlap_for_input",
-        "set_overlap_for_output",
     )
 )
 EXECUTOR_MEMBERS = frozenset(

@@ -7,7 +7,45 @@ from collections.abc import Iterator
 import torch
 
 from abele import losses
+from poptorch._annotations import (
+    Attribute,
+    NameScope,
+    accessAttributes,
+    getIpuTensorId,
+    nop,
+    set_available_memory,
+)
+from poptorch._blocks import (
+    BeginBlock,
+    Block,
+    BlockFunction,
+    LegacyBeginBlockFn,
+    removeBlocks,
+)
 from poptorch._error import error
+from poptorch._matmul import serializedMatMul
+from poptorch._multi_conv import MultiConv
+from poptorch._overlap import set_overlap_for_input, set_overlap_for_output
+
+__all__ = [
+    "Attribute",
+    "BeginBlock",
+    "Block",
+    "BlockFunction",
+    "LegacyBeginBlockFn",
+    "MultiConv",
+    "NameScope",
+    "accessAttributes",
+    "getIpuTensorId",
+    "identity_loss",
+    "isRunningOnIpu",
+    "nop",
+    "removeBlocks",
+    "serializedMatMul",
+    "set_available_memory",
+    "set_overlap_for_input",
+    "set_overlap_for_output",
+]
 
 # What forward is being captured for: None outside, then whether it is training.
 _capturing: contextvars.ContextVar[bool | None] = contextvars.ContextVar("capturing", default=None)

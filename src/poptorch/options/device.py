@@ -11,6 +11,8 @@ from poptorch.enums import ConnectionType, SyncPattern
 from poptorch.options._container import OptionsDict, require
 from poptorch.options.popart import _PopartOptions
 
+SIMULATORS = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
+
 _logger = logging.getLogger("poptorch::python")
 
 
@@ -41,10 +43,10 @@ class DeviceOptions(OptionsDict):
         return self._with(available_memory_proportion=dict(available_memory_proportion))
 
     def useIpuModel(self, use_model: bool) -> Self:
-        """Choose the original's simulator; no effect here.
+        """Choose the original's simulator, which takes any number of devices.
 
         Args:
-            use_model: Takes precedence over POPTORCH_IPU_MODEL.
+            use_model: Takes precedence over POPTORCH_IPU_MODEL and POPTORCH_SMALL_IPU_MODEL.
         """
         return self._create(use_model=use_model)
 
@@ -83,7 +85,7 @@ class DeviceOptions(OptionsDict):
         return self._with(sync_pattern=sync_pattern)
 
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
-        """Allow device counts that are no power of two; no effect here.
+        """Allow device counts that are no power of two.
 
         Args:
             auto_round_num_ipus: Whether to round up.
@@ -161,7 +163,7 @@ class DeviceOptions(OptionsDict):
     def _uses_ipu_model(self) -> bool:
         if self.exists("use_model"):
             return self.use_model
-        return os.environ.get("POPTORCH_IPU_MODEL", "0") not in ("", "0")
+        return simulator_chosen()
 
     def _with(self, **values: Any) -> Self:
         self.set(**values)
@@ -170,6 +172,11 @@ class DeviceOptions(OptionsDict):
     def _create(self, **values: Any) -> Self:
         self.createOrSet(**values)
         return self
+
+
+def simulator_chosen() -> bool:
+    """Tell whether the environment asks for the original's simulator."""
+    return any(os.environ.get(name, "0") not in ("", "0") for name in SIMULATORS)
 
 
 def require_member(setter: str, value: Any, enumeration: type) -> None:

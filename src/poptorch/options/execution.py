@@ -133,6 +133,9 @@ class _IExecutionStrategy:
         """Return the values that `Options.toDict` adds for this strategy."""
         raise NotImplementedError
 
+    def _restart(self) -> None:
+        """Forget what an earlier compilation placed."""
+
     def _listed(self) -> Iterator[tuple[int, int, Stage]]:
         """Yield phase number, stage number and stage."""
         raise NotImplementedError
@@ -202,6 +205,9 @@ class PipelinedExecution(_IExecutionStrategy):
     def backendOptions(self) -> dict[str, int | bool]:
         """Return the values that `Options.toDict` adds for this strategy."""
         return {"execution_mode": 0}
+
+    def _restart(self) -> None:
+        self._numbers.clear()
 
     def _listed(self) -> Iterator[tuple[int, int, Stage]]:
         return ((0, number, stage) for number, stage in enumerate(self._stages))

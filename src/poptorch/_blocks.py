@@ -1,0 +1,189 @@
+"""Blocks: named regions of a model that an execution strategy places.
+
+They act while a model is captured and do nothing otherwise, so an annotated model still runs on the
+host and keeps its parameter names.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from abele import _torch
+from poptorch._error import error
+from poptorch._tracing import current
+from poptorch.options._container import require
+
+
+class Block(torch.nn.Module):
+    """A region of forward, opened by ``with``.
+
+    Operators after a block and before the next are an error when the model is compiled.
+
+    Differs from the original: after a block inside another, operators belong to the outer one.
+
+    Args:
+        user_id: name for the execution strategy; by default ``0``, ``1``, ... at every entry.
+        ipu_id: number of the device, unless the stage says otherwise.
+    """
+
+    def __init__(self, user_id: str | None = None, ipu_id: int | None = None):
+        super().__init__()
+        self._user_id = user_id
+        self._ipu_id = ipu_id
+
+    @staticmethod
+    def useAutoId() -> None:
+        """Starts the names of blocks without one at ``0`` again."""
+        tracing = current()
+        if tracing is not None:
+            tracing.restart_names()
+
+    @staticmethod
+    def start(user_id: str | None = None, ipu_id: int | None = None) -> None:
+        """Begins a block that lasts until the next one.
+
+        Args:
+            user_id: as for the class.
+            ipu_id: as for the class.
+        """
+        tracing = current()
+        if tracing is not None:
+            tracing.begin(tracing.next_name() if user_id is None else str(user_id), ipu_id)
+
+    def __enter__(self) -> None:
+        tracing = current()
+        if tracing is not None:
+            name = tracing.next_name() if self._user_id is None else str(self._user_id)
+            tracing.enter(name, self._ipu_id)
+
+    def __exit__(self, type: Any, value: Any, traceback: Any) -> None:
+        tracing = current()
+        if tracing is not None:
+            tracing.leave()
+
+    def extra_repr(self) -> str:
+        """Name and device, for the module's text form."""
+        return f"user_id={self._user_id}, ipu_id={self._ipu_id}"
+
+
+class _Beginning:
+    """Begins a block; one without a name takes one at its first use and keeps it."""
+
+    def __init__(self, user_id: str | None, ipu_id: int | None):
+        self.user_id, self.ipu_id = user_id, ipu_id
+        self._named_here = False
+
+    def begin(self) -> None:
+        tracing = current()
+        if tracing is None:
+            return
+        if self.user_id is None:
+            self.user_id, self._named_here = tracing.next_name(), True
+        elif self._named_here:
+            tracing.keep_name(self.user_id)
+        tracing.begin(str(self.user_id), self.ipu_id)
+
+    def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
+        """The form of a forward pre-hook."""
+        self.begin()
+
+    def __repr__(self) -> str:
+        return f"BeginBlock(user_id={self.user_id}, ipu_id={self.ipu_id})"
+
+
+class LegacyBeginBlockFn(torch.nn.Module):
+    """Begins a block, then calls something that is not a module.
+
+    Args:
+        layer_to_call: any callable.
+        user_id: as for ``Block``.
+        ipu_id: as for ``Block``.
+    """
+
+    def __init__(
+        self, layer_to_call: Callable, user_id: str | None = None, ipu_id: int | None = None
+    ):
+        super().__init__()
+        self._layer_to_call = layer_to_call
+        self._beginning = _Beginning(user_id, ipu_id)
+
+    def __call__(self, *input: Any, **kwargs: Any) -> Any:
+        """Calls the callable inside the block."""
+        self._beginning.begin()
+        return self._layer_to_call(*input, **kwargs)
+
+    def extra_repr(self) -> str:
+        """The block and what is called, for the module's text form."""
+        return f"{self._beginning!r} {self._layer_to_call!r}"
+
+
+def BeginBlock(
+    layer_to_call: torch.nn.Module, user_id: str | None = None, ipu_id: int | None = None
+) -> torch.nn.Module:
+    """Has a block begin whenever a module is called; it lasts until the next one.
+
+    Args:
+        layer_to_call: the module, which keeps its class and the names of its parameters.
+        user_id: name for the execution strategy; by default one chosen at the first use.
+        ipu_id: number of the device, unless the stage says otherwise.
+
+    Returns:
+        The same module; for a callable that is no module, a module that calls it.
+
+    Raises:
+        poptorch.Error: the module begins a block already, or cannot be called.
+    """
+    if not isinstance(layer_to_call, torch.nn.Module):
+        if not callable(layer_to_call):
+            raise error(
+                "BeginBlock takes a module or a function, and this is not an instance of "
+                f"torch.nn.Module: {layer_to_call!r}."
+            )
+        return LegacyBeginBlockFn(layer_to_call, user_id, ipu_id)
+    present = [hook for _, hook in _hooks_of(layer_to_call)]
+    if present:
+        raise error(
+            f"{type(layer_to_call).__name__} module has already been assigned to a block: "
+            f"{present[0]!r}. Call poptorch.removeBlocks(module) first to assign it to another."
+        )
+    layer_to_call.register_forward_pre_hook(_Beginning(user_id, ipu_id))
+    return layer_to_call
+
+
+def BlockFunction(user_id: str | None = None, ipu_id: int | None = None) -> Callable:
+    """Decorates a function or method so that each call of it is a ``Block``.
+
+    Args:
+        user_id: as for ``Block``.
+        ipu_id: as for ``Block``.
+    """
+
+    def decorate(function: Callable) -> Callable:
+        def in_block(*args: Any, **kwargs: Any) -> Any:
+            with Block(user_id, ipu_id):
+                return function(*args, **kwargs)
+
+        return in_block
+
+    return decorate
+
+
+def removeBlocks(module: torch.nn.Module) -> None:
+    """Undoes ``BeginBlock`` for a module and everything in it.
+
+    Raises:
+        AssertionError: it is not a module.
+    """
+    require(
+        isinstance(module, torch.nn.Module),
+        f"removeBlocks takes a torch.nn.Module, not {module!r}",
+    )
+    for child in module.modules():
+        for key, _ in _hooks_of(child):
+            del _torch.forward_pre_hooks(child)[key]
+
+
+def _hooks_of(module: torch.nn.Module) -> list[tuple[int, _Beginning]]:
+    hooks = _torch.forward_pre_hooks(module).items()
+    return [(key, hook) for key, hook in hooks if isinstance(hook, _Beginning)]

@@ -1,0 +1,91 @@
+"""What annotations need to know while a forward is captured: the options, and the open block."""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
+from abele import scopes
+from poptorch._logging import logger
+from poptorch.options import Options
+from poptorch.options.execution import Placement, _IExecutionStrategy
+
+#: Mark of the operators of a block, a ``Placement``; after a block was left, its name.
+BLOCK = "block"
+
+_active: contextvars.ContextVar["Tracing | None"] = contextvars.ContextVar("tracing", default=None)
+
+
+class Tracing:
+    """The blocks that one forward enters, in order.
+
+    Args:
+        options: of the wrapper; its strategy decides where a block goes.
+    """
+
+    def __init__(self, options: Options):
+        self.options = options
+        self._next_name = 0
+        self._scopes: list[Placement] = []
+
+    @property
+    def strategy(self) -> _IExecutionStrategy:
+        """The execution strategy in force."""
+        return self.options._execution_strategy
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """While open, annotations find this object; numbering starts again at every opening."""
+        self.strategy._restart()
+        self._next_name = 0
+        self._scopes = []
+        token = _active.set(self)
+        try:
+            yield
+        finally:
+            _active.reset(token)
+
+    def restart_names(self) -> None:
+        """Has the next block without a name be called ``0``."""
+        self._next_name = 0
+
+    def next_name(self) -> str:
+        """A name for a block without one: ``0``, ``1``, ..."""
+        self._next_name += 1
+        return str(self._next_name - 1)
+
+    def keep_name(self, name: str) -> None:
+        """Takes a name that was given by ``next_name`` in an earlier capture out of the count."""
+        self._next_name = max(self._next_name, int(name) + 1)
+
+    def begin(self, name: str, ipu_id: int | None) -> Placement:
+        """Places the operators to come.
+
+        Raises:
+            AssertionError: the strategy does not know the block, or where to put it.
+            poptorch.Error: phases and devices that do not go together.
+        """
+        placed = self.strategy.place(name, ipu_id)
+        logger.debug(
+            "Starting block id=%s stage=%d phase=%d ipu=%d",
+            placed.block,
+            placed.stage,
+            placed.phase,
+            placed.ipu,
+        )
+        scopes.mark(BLOCK, placed)
+        return placed
+
+    def enter(self, name: str, ipu_id: int | None) -> None:
+        """Begins a block that ends with ``leave``."""
+        self._scopes.append(self.begin(name, ipu_id))
+
+    def leave(self) -> None:
+        """Ends the innermost entered block; operators then belong to the one around it, if any."""
+        left = self._scopes.pop()
+        logger.debug("Leaving block id=%s", left.block)
+        scopes.mark(BLOCK, self._scopes[-1] if self._scopes else left.block)
+
+
+def current() -> Tracing | None:
+    """The capture under way, or None outside of one."""
+    return _active.get()
