@@ -91,7 +91,7 @@ def forward_pre_hooks(module: torch.nn.Module) -> dict[int, Callable]:
 
 
 def children_by_name(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
-    """The direct children; ``named_children`` leaves out a child that is there twice, or is None."""
+    """The direct children; ``named_children`` leaves out those that are None or there twice."""
     return module._modules
 
 
@@ -103,8 +103,9 @@ def devices_shown(
 
     Their class has a property of its own, which no function mode gets to see.
     """
-    own = FakeTensor.device
-    FakeTensor.device = property(lambda self: show(self, own.fget(self)))
+    own: Any = vars(FakeTensor)["device"]
+    shown: Any = property(lambda self: show(self, own.fget(self)))
+    FakeTensor.device = shown
     try:
         yield
     finally:

@@ -42,7 +42,7 @@ class Attribute:
     """Attaches attributes to the operators inside; leaving it restores those around it.
 
     Args:
-        **kwargs: a dictionary under each name, as in ``Attribute(__outline={"layer": "embedding"})``.
+        **kwargs: a dictionary under each name: ``Attribute(__outline={"layer": "embedding"})``.
     """
 
     def __init__(self, **kwargs: dict[str, Any]):

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from abele.building import BuildRecord
 from abele.module_state import ModuleState, parameter_names
 from abele.update_rules import UpdateRule
-from poptorch import _not_yet, _optimizer, _progress, _random_state, _translate, _weights
+from poptorch import _not_yet, _optimizer, _progress, _random_state, _tracing, _translate, _weights
 from poptorch._arguments import Binder, Bound
 from poptorch._compiled import CompiledModel
 from poptorch._error import error
@@ -153,6 +153,7 @@ class PoplarExecutor(PlacementMember):
         # The plain case is checked first and costs least: see benchmarks of the call overhead.
         plain = compiled is not None and not kwargs and compiled.matches(args)
         if compiled is None or not plain:
+            _tracing.refuse_nested_call()
             bound = self._binder.bind(args, kwargs)
             compiled = compiled or self._made_ready(bound)
         if not self._training:

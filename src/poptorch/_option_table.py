@@ -148,8 +148,8 @@ _ROOT = (
     Row("output_return_period", "Options", "outputMode", int, 1, None, "compile", _HON,
         "N of OutputMode.EveryN"),
     Row("_execution_strategy", "Options", "setExecutionStrategy", "execution strategy", _pipelined,
-        None, "compile", _HON, "blocks are placed and checked as it says; one device runs all, with "
-        "the same numbers"),
+        None, "compile", _HON, "blocks are placed and checked by it; one device runs all, with the "
+        "same numbers"),
     Row("available_memory_proportion", "Options", "setAvailableMemoryProportion", dict, dict, None,
         "compile", _NOP, "scratch-memory advice"),
     Row("anchored_tensors", "Options", "anchorTensor", dict, dict, None, "compile", _REJ,

@@ -5,6 +5,7 @@ import contextvars
 from collections.abc import Iterator
 
 from abele import scopes
+from poptorch._error import error
 from poptorch._logging import logger
 from poptorch.options import Options
 from poptorch.options.execution import Placement, _IExecutionStrategy
@@ -89,3 +90,12 @@ class Tracing:
 def current() -> Tracing | None:
     """The capture under way, or None outside of one."""
     return _active.get()
+
+
+def refuse_nested_call() -> None:
+    """Raises poptorch.Error if a forward is being captured."""
+    if current() is not None:
+        raise error(
+            "A wrapped model was called inside the forward of another one. Call the plain module "
+            "there (wrapped.model): it becomes part of the program that is being captured."
+        )

@@ -76,6 +76,11 @@ def _module_of(model: torch.nn.Module | PoplarExecutor) -> torch.nn.Module:
         raise error(
             f"Invalid type: 'model' is of type {type(module).__name__}, expected torch.nn.Module."
         )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise error(
+            "Invalid type: 'model' is a TorchScript module, whose forward cannot be captured. Wrap "
+            "the torch.nn.Module it was made from."
+        )
     return module
 
 

@@ -205,3 +205,28 @@ def test_a_package_that_is_none_is_a_runtime_error(tmp_path):
     (tmp_path / "p.pt2").write_bytes(b"nonsense")
     with pytest.raises(RuntimeError, match="zip"):
         _torch.aoti_load(str(tmp_path / "p.pt2"))
+
+
+def test_hooks_and_children_can_be_looked_at():
+    layer = nn.Linear(2, 2)
+    layer.register_forward_pre_hook(hook := lambda module, inputs: None)
+    assert list(_torch.forward_pre_hooks(layer).values()) == [hook]
+    outer = nn.Module()
+    outer.one, outer.two = layer, layer
+    outer.register_module("none", None)
+    assert _torch.children_by_name(outer) == {"one": layer, "two": layer, "none": None}
+
+
+def test_devices_of_fake_tensors_are_shown_as_asked():
+    fake = _torch.FakeTensorMode().from_tensor(torch.ones(2))
+    with _torch.devices_shown(lambda tensor, device: torch.device(f"{device.type}:7")):
+        assert fake.device == torch.device("cpu:7")
+        assert torch.ones(2).device.type == "cpu"
+    assert fake.device == torch.device("cpu")
+
+
+def test_distributions_are_checked_again_afterwards():
+    with _torch.unchecked_distributions():
+        torch.distributions.Normal(0.0, torch.tensor(-1.0))
+    with pytest.raises(ValueError, match="constraint"):
+        torch.distributions.Normal(0.0, torch.tensor(-1.0))
