@@ -110,7 +110,7 @@ def test_what_would_change_results_is_unsupported(change):
     ("change", "name"),
     [
         (lambda o: o.syncPattern(enums.SyncPattern.SinglePipeline), "sync_pattern"),
-        (lambda o: o.useIpuModel(True), "use_model"),
+        (lambda o: o.useIpuId(1), "ipu_id"),
         (lambda o: o.Precision.setPartialsType(torch.half), "partialsTypeMatMuls"),
         (lambda o: o.TensorLocations.numIOTiles(32), "num_io_tiles"),
         (lambda o: o._Popart.set("outlineThreshold", 1.0), "outlineThreshold"),
