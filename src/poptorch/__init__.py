@@ -26,19 +26,19 @@ from poptorch import (  # noqa: E402 - the check comes first
 from poptorch._accessor import AsynchronousDataAccessor  # noqa: E402
 from poptorch._custom_types import ICustomArgParser, registerCustomArgParser  # noqa: E402
 from poptorch._dataloader import DataLoader  # noqa: E402
+from poptorch._devices import ipuHardwareIsAvailable, ipuHardwareVersion  # noqa: E402
 from poptorch._error import (  # noqa: E402
     Error,
     RecoverableError,
     UnrecoverableError,
     createPoptorchError,
 )
-from poptorch._devices import ipuHardwareIsAvailable, ipuHardwareVersion  # noqa: E402
 from poptorch._executor import PoplarExecutor  # noqa: E402
 from poptorch._geometric import registerGeometricCustomArgParsers  # noqa: E402
 from poptorch._hooks import registerPostCompileHook, registerPreCompileHook  # noqa: E402
 from poptorch._logging import logger, setLogLevel  # noqa: E402
-from poptorch._process import poptorchAtExit  # noqa: E402
 from poptorch._printing import module_repr, print  # noqa: E402
+from poptorch._process import poptorchAtExit  # noqa: E402
 from poptorch._version import __version__  # noqa: E402
 from poptorch._wrap import inferenceModel, trainingModel  # noqa: E402
 from poptorch.autocasting import autocast  # noqa: E402
