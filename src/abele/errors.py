@@ -7,6 +7,7 @@
     |  `- ReassignedError        forward replaces or removes a parameter or buffer
     |- BatchError            the rows of a batch do not divide as the configuration asks
     |- ProgramError          a program breaks its own rules (our bug, or a pass's)
+    |- HostCallError         a program calls Python code that is missing or changed its results
     |- TargetError           the requested target cannot be used here
     |  `- CompilerError          the target's compiler failed
     `- ExecutableError       an executable file cannot be used
@@ -47,6 +48,10 @@ class BatchError(AbeleError):
 
 class ProgramError(AbeleError):
     """A program does not keep the rules of ``Program.verify``."""
+
+
+class HostCallError(AbeleError):
+    """A function that a program calls on the host is missing, or its results changed shape."""
 
 
 class TargetError(AbeleError):

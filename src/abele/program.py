@@ -190,6 +190,27 @@ def writes(node: torch.fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
+_EFFECTS: set[OpOverload] = set()
+
+
+def declare_effect(target: OpOverload) -> OpOverload:
+    """Declares that an operator reaches outside the program; its schema must have ``after``.
+
+    It prints, or calls the user's own code. See ``has_effect`` for what follows.
+    """
+    _EFFECTS.add(target)
+    return target
+
+
+def has_effect(node: torch.fx.Node) -> bool:
+    """Whether a node reaches outside the program besides computing its result.
+
+    Such nodes run once each and in the order of forward: they are neither merged nor computed
+    again, and ``effects_in_order`` chains them. One whose result nobody reads is dead code.
+    """
+    return node.target in _EFFECTS
+
+
 def is_view(node: torch.fx.Node) -> bool:
     """Whether a node's results, one or several, live in the memory of its first argument."""
     if not isinstance(node.target, OpOverload) or writes(node):

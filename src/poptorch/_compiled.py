@@ -18,8 +18,9 @@ from abele.runtime.session import Session
 from abele.targets import Target
 from abele.update_rules import UpdateRule
 from abele.warn import warn_user
-from poptorch import _hooks, _structure
+from poptorch import _hooks, _recomputation, _structure
 from poptorch._arguments import Bound, Recorded
+from poptorch._cpu_op import CapturedCalls
 from poptorch._error import error
 from poptorch._ipu_tensors import on_ipu
 from poptorch._logging import logger
@@ -27,8 +28,8 @@ from poptorch._placement import placed
 from poptorch._precision import WeightsFollowActivations
 from poptorch._progress import CompilationProgress
 from poptorch._results import to_host
+from poptorch._running import running_on_ipu
 from poptorch._tracing import Tracing
-from poptorch.ops import running_on_ipu
 from poptorch.options import Options
 
 # Types that a device of this programming model does not have, and what stands in for them. A model
@@ -64,6 +65,8 @@ class CompiledModel:
         own = {value.dtype for value in ModuleState.of(module).params.values()}
         self._demoted = {kind: to for kind, to in _DEMOTED.items() if kind not in own}
         self._warned: set[str] = set()
+        self._host_calls = CapturedCalls(module)
+        self._recomputes = _recomputation.is_on(options, training=config.training)
         self._recorded = Recorded(bound)
         if any(isinstance(value, dict) for value in (*bound.positional, *bound.keywords.values())):
             logger.warning("Dictionary inputs are only partially supported.")
@@ -104,14 +107,15 @@ class CompiledModel:
         return tensor.narrow(0, 0, size) if tensor.dim() else tensor
 
     def _capture(self, examples: list[torch.Tensor], name_modules: bool) -> Captured:
-        captured = capture(
-            self._call_forward,
-            self.module,
-            examples,
-            self.config,
-            self.rule,
-            name_modules=name_modules,
-        )
+        with self._host_calls.capturing(), _recomputation.marking(self._recomputes):
+            captured = capture(
+                self._call_forward,
+                self.module,
+                examples,
+                self.config,
+                self.rule,
+                name_modules=name_modules,
+            )
         if self.config.replicas > 1 and self.config.broadcast_buffers:
             self._refuse_written_buffers(captured)
         for value in captured.constants.values():
@@ -206,12 +210,18 @@ class CompiledModel:
     def _run(self, flat: list[torch.Tensor], originals: Sequence[torch.Tensor]) -> Any:
         if self._written_inputs:
             self._refuse_shared_inputs(flat)
-        outputs = self.session.step(flat)
+        outputs = self._step(flat)
         for index in self._written_inputs:
             if flat[index].data_ptr() != originals[index].data_ptr():
                 with torch.no_grad():
                     originals[index].copy_(flat[index])
         return _structure.rebuild(self._outputs, self._results(outputs))
+
+    def _step(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
+        if not self._host_calls.functions:
+            return self.session.step(flat)
+        with self._host_calls.in_use():
+            return self.session.step(flat)
 
     def _refuse_shared_inputs(self, flat: list[torch.Tensor]) -> None:
         """A program writes to its inputs one by one, so a written one must not be passed twice."""

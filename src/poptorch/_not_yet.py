@@ -2,18 +2,14 @@
 
 NAMES = frozenset(
     (
-        "CPU",
         "cond",
         "ctc_beam_search_decoder",
-        "custom_op",
         "dynamic_slice",
         "dynamic_update",
         "for_loop",
         "fps",
-        "ipu_print_tensor",
         "load",
         "nearest",
-        "recomputationCheckpoint",
     )
 )
 EXECUTOR_MEMBERS = frozenset(

@@ -307,7 +307,7 @@ _POPART_ADVICE = {
         useHostCopyOps
     """,
     int: """
-        accumulateOuterFragmentSettings.schedule autoRecomputation autodiffSettings.stitchStrategy
+        accumulateOuterFragmentSettings.schedule autodiffSettings.stitchStrategy
         automaticLossScalingSettings.gradientTensorTrackingMethod
         automaticLossScalingSettings.updatePeriod batchSerializationSettings.batchSchedule
         batchSerializationSettings.factor batchSerializationSettings.method
@@ -343,6 +343,10 @@ def _popart_rows() -> Iterator[Row]:
             yield Row(name, *where, kind, ABSENT, None, "compile", _NOP, note)
     note = "host memory layout of the original"
     yield Row("rearrangeAnchorsOnHost", *where, bool, False, None, "compile", _NOP, note)
+    note = (
+        "0 (none) and 2 (norms) switch recomputationCheckpoint off when training; 1, 3, 4 mean on"
+    )
+    yield Row("autoRecomputation", *where, int, ABSENT, None, "compile", _HON, note)
     note = "performance advice of the original's backend"
     yield Row("engineOptions", "_Popart", "setEngineOptions", dict, ABSENT, None, "run", _NOP, note)
     note = "which of its graph rewrites the original's compiler runs"

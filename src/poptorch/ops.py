@@ -1,12 +1,5 @@
-"""Functions that programs call inside forward."""
+"""Every operation and annotation that programs use inside forward."""
 
-import contextlib
-import contextvars
-from collections.abc import Iterator
-
-import torch
-
-from abele import losses
 from poptorch._annotations import (
     Attribute,
     NameScope,
@@ -22,12 +15,17 @@ from poptorch._blocks import (
     LegacyBeginBlockFn,
     removeBlocks,
 )
-from poptorch._error import error
+from poptorch._cpu_op import CPU
+from poptorch._custom_op import custom_op, register_custom_op
 from poptorch._matmul import serializedMatMul
 from poptorch._multi_conv import MultiConv
 from poptorch._overlap import set_overlap_for_input, set_overlap_for_output
+from poptorch._print_tensor import ipu_print_tensor
+from poptorch._recomputation import recomputationCheckpoint
+from poptorch._running import identity_loss, isRunningOnIpu
 
 __all__ = [
+    "CPU",
     "Attribute",
     "BeginBlock",
     "Block",
@@ -36,60 +34,17 @@ __all__ = [
     "MultiConv",
     "NameScope",
     "accessAttributes",
+    "custom_op",
     "getIpuTensorId",
     "identity_loss",
+    "ipu_print_tensor",
     "isRunningOnIpu",
     "nop",
+    "recomputationCheckpoint",
+    "register_custom_op",
     "removeBlocks",
     "serializedMatMul",
     "set_available_memory",
     "set_overlap_for_input",
     "set_overlap_for_output",
 ]
-
-# What forward is being captured for: None outside, then whether it is training.
-_capturing: contextvars.ContextVar[bool | None] = contextvars.ContextVar("capturing", default=None)
-_REDUCTIONS = ("sum", "mean", "none")
-
-
-def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
-    """Marks a value as the loss that training minimises.
-
-    Args:
-        x: any shape; its gradient starts the backward pass.
-        reduction: ``"sum"`` or ``"mean"`` over all elements, or ``"none"`` (gradient of ones).
-
-    Returns:
-        The reduced value; works on the host too, with gradients.
-
-    Raises:
-        AssertionError: unknown reduction.
-        poptorch.Error: training a loss that is not of a floating point type.
-    """
-    if reduction not in _REDUCTIONS:
-        raise AssertionError(
-            f"Unsupported reduction type {reduction!r} in identity_loss. Use one of {_REDUCTIONS}."
-        )
-    if _capturing.get() and not x.is_floating_point():
-        raise error(
-            f"The loss given to identity_loss is of type {x.dtype}, which has no gradient. "
-            "Compute the loss in floating point: identity_loss(x.float(), ...)."
-        )
-    loss = x if reduction == "none" else getattr(x, reduction)()
-    losses.mark_loss(loss)
-    return loss
-
-
-def isRunningOnIpu() -> bool:
-    """Whether forward is being captured for the device; False on plain host runs."""
-    return _capturing.get() is not None
-
-
-@contextlib.contextmanager
-def running_on_ipu(*, training: bool) -> Iterator[None]:
-    """While open, ``isRunningOnIpu()`` is True."""
-    token = _capturing.set(training)
-    try:
-        yield
-    finally:
-        _capturing.reset(token)

@@ -242,7 +242,8 @@ def test_the_runner_stamps_each_pass():
     (program,) = captured(Of(lambda m, x: x.exp().detach()), (X,)).programs
     history = passes.run(program, [nothing]).history
     assert [stamp.by for stamp in history] == [
-        "capture", "identities", "common_subexpressions", "dead_code", "nothing",
+        "capture", "identities", "common_subexpressions", "dead_code", "effects_in_order",
+        "recomputation", "nothing",
     ]  # fmt: skip
     assert history[-1].nodes == 4
     assert all(stamp.seconds >= 0 for stamp in history)
@@ -265,7 +266,8 @@ def test_the_runner_names_the_pass_that_breaks_a_program():
     with pytest.raises(
         ProgramError,
         match=r"Pass 'forget_the_outputs' broke program 'forward' after \['identities', "
-        r"'common_subexpressions', 'dead_code', 'nothing'\]: .* returns 0 values for 1 output",
+        r"'common_subexpressions', 'dead_code', 'effects_in_order', 'recomputation', 'nothing'\]: "
+        r".* returns 0 values for 1 output",
     ):
         passes.run(program, [nothing, forget_the_outputs])
 

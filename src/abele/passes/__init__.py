@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from abele.errors import ProgramError
 from abele.passes.common_subexpressions import common_subexpressions
 from abele.passes.dead_code import dead_code
+from abele.passes.effects_in_order import effects_in_order
 from abele.passes.identities import identities
+from abele.passes.recomputation import recomputation
 from abele.program import Program, Stamp
 
 Pass = Callable[[Program], Program]
@@ -22,6 +24,8 @@ PIPELINE: tuple[Pass, ...] = (
     identities,  # detach, copies of equal layout and double transposes say nothing
     common_subexpressions,  # each hyper-parameter is converted once, not once per parameter
     dead_code,  # what the two above left without a reader
+    effects_in_order,  # prints and host calls that remain
+    recomputation,  # last: merging equal nodes would undo it
 )
 
 

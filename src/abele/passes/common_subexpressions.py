@@ -2,7 +2,7 @@
 
     a = to_copy(lr); p = f(p, a); b = to_copy(lr); q = f(q, b)   ->   one to_copy, used twice
 
-Random operations and writes are never merged.
+Random operations, writes and effects are never merged.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from abele.passes._edit import editable, finished
-from abele.program import Program, returned_nodes, writes
+from abele.program import Program, has_effect, returned_nodes, writes
 
 
 def common_subexpressions(program: Program) -> Program:
@@ -34,7 +34,8 @@ def common_subexpressions(program: Program) -> Program:
 
 def _mergeable(node: torch.fx.Node) -> bool:
     tags = getattr(node.target, "tags", ())
-    return not writes(node) and torch.Tag.nondeterministic_seeded not in tags
+    random = torch.Tag.nondeterministic_seeded in tags
+    return not (writes(node) or has_effect(node) or random)
 
 
 def _key(value: Any) -> Any:

@@ -1,0 +1,45 @@
+"""The mark that an activation is kept and what led to it may be computed again.
+
+It stands in captured programs only: ``passes/recomputation.py`` acts on it and takes it out.
+Importing this module registers it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+@torch.library.custom_op("abele::checkpoint", mutates_args=(), schema="(Tensor x) -> Tensor")
+def _checkpoint(x):
+    return x.clone()
+
+
+@_checkpoint.register_fake
+def _shape(x):
+    return torch.empty_like(x)
+
+
+_checkpoint.register_autograd(lambda ctx, grad: grad)
+
+operator = torch.ops.abele.checkpoint.default
+
+
+def checkpoint(x: torch.Tensor) -> torch.Tensor:
+    """``x``, marked in the program under capture."""
+    return operator(x)
+
+
+@torch.library.custom_op(
+    "abele::not_before", mutates_args=(), schema="(Tensor x, Tensor after) -> Tensor"
+)
+def _not_before(x, after):
+    del after
+    return x.clone()
+
+
+@_not_before.register_fake
+def _not_before_shape(x, after):
+    return torch.empty_like(x)
+
+
+not_before = torch.ops.abele.not_before.default

@@ -1,0 +1,128 @@
+"""Calling Python code on the host each time the program runs.
+
+A program names its calls; which code a name means is decided by whoever runs the program, with a
+``HostCalls``. So an executable holds no Python, may be cached, and two of them that use the same
+name do not disturb each other. Importing this module registers the operator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from abele.errors import HostCallError
+from abele.program import declare_effect
+
+Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+_TEXT = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[\d, ]*)\]")
+
+
+class HostCalls:
+    """The functions that the calls of one program mean.
+
+    Attributes:
+        functions: by the name in the program; takes and returns host tensors.
+        failure: what a function raised while the program ran.
+    """
+
+    def __init__(self):
+        self.functions: dict[str, Function] = {}
+        self.failure: BaseException | None = None
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """While open, running programs find their functions here.
+
+        Compiled code hides what a function raised behind an error of its own; leaving brings the
+        first one back.
+        """
+        self.failure = None
+        token = _in_use.set(self)
+        try:
+            yield
+        except Exception:
+            failure, self.failure = self.failure, None
+            if failure is not None:
+                raise failure from None
+            raise
+        finally:
+            _in_use.reset(token)
+
+    def call(self, name: str, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Runs one function, and remembers what it raises.
+
+        Raises:
+            HostCallError: the program names a function that is not here.
+        """
+        try:
+            if name not in self.functions:
+                raise HostCallError(
+                    f"The program calls {name!r} on the host, which has the functions "
+                    f"{sorted(self.functions)}. Capture the model in this process."
+                )
+            return self.functions[name](inputs)
+        except BaseException as error:
+            self.failure = error
+            raise
+
+
+# Compiled code calls back in the thread that called it, without any argument of ours.
+_in_use: contextvars.ContextVar[HostCalls] = contextvars.ContextVar("host_calls")
+
+
+@torch.library.custom_op(
+    "abele::host_call",
+    mutates_args=(),
+    schema="(Tensor[] inputs, Tensor? after, str name, str results) -> Tensor[]",
+)
+def _host_call(inputs, after, name, results):
+    device = inputs[0].device if inputs else torch.device("cpu")
+    # Clones: the function may write to its arguments and may return them.
+    calls = _in_use.get(None) or HostCalls()
+    found = calls.call(name, [value.detach().to("cpu", copy=True) for value in inputs])
+    values = [value.detach().to(device, copy=True).contiguous() for value in found]
+    if described(values) != results:
+        error = HostCallError(
+            f"Host function {name!r} returned {described(values)}, and {results} when the program "
+            "was captured. A static program needs the same shapes and types every time."
+        )
+        calls.failure = error
+        raise error
+    return values
+
+
+@_host_call.register_fake
+def _shapes(inputs, after, name, results):
+    device = inputs[0].device if inputs else torch.device("cpu")
+    return [
+        torch.empty(
+            [int(size) for size in match["shape"].split(",") if size],
+            dtype=getattr(torch, match["dtype"]),
+            device=device,
+        )
+        for match in _TEXT.finditer(results)
+    ]
+
+
+def described(values: Sequence[torch.Tensor]) -> str:
+    """``float32[2, 3] int64[]``: types and shapes of tensors."""
+    kinds = [str(value.dtype).removeprefix("torch.") for value in values]
+    return " ".join(f"{kind}{list(v.shape)}" for kind, v in zip(kinds, values, strict=True))
+
+
+operator = declare_effect(torch.ops.abele.host_call.default)
+
+
+def host_call(inputs: list[torch.Tensor], name: str, results: str) -> list[torch.Tensor]:
+    """Runs the function called ``name`` on the host and returns its results; no gradients.
+
+    Args:
+        inputs: what the function receives, as host tensors.
+        name: key of ``HostCalls.functions``.
+        results: types and shapes of what it returns, as ``described`` writes them.
+    """
+    return operator([value.detach() for value in inputs], None, name, results)

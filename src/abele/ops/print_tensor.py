@@ -1,0 +1,75 @@
+"""Printing a tensor each time the program runs, and its gradient on the way back.
+
+The operator returns its argument (a copy: an operator of our own may not return an alias), so a
+print happens exactly where its result is used. Importing this module registers it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any
+
+import torch
+
+from abele.ops.tensor_text import Layout, tensor_text
+from abele.program import declare_effect
+
+_NAME = "abele::print_tensor"
+_LAYOUT = (
+    "int threshold, int edge, int width, int digits, str form, str between, str left, str right"
+)
+
+
+@torch.library.custom_op(
+    _NAME,
+    mutates_args=(),
+    schema=f"(Tensor x, Tensor? after, str title, str gradient_title, {_LAYOUT}) -> Tensor",
+)
+def _print(x, after, title, gradient_title, *layout):
+    del after, gradient_title
+    # One write: lines of several threads or processes do not mix.
+    sys.stderr.write(f"{title}: {tensor_text(x, Layout(**_by_name(layout)))}\n")
+    sys.stderr.flush()
+    return x.clone()
+
+
+@_print.register_fake
+def _shape(x, after, title, gradient_title, *layout):
+    return torch.empty_like(x)
+
+
+def _setup(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    _, _, _, ctx.title, *ctx.layout = inputs
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple:
+    if ctx.title:
+        grad = operator(grad, None, ctx.title, "", *ctx.layout)
+    return (grad, *[None] * (3 + len(ctx.layout)))
+
+
+_print.register_autograd(_backward, setup_context=_setup)
+
+
+def _by_name(layout: tuple) -> dict[str, Any]:
+    fields = [field.name for field in dataclasses.fields(Layout)]
+    return dict(zip(fields, layout, strict=True))
+
+
+operator = declare_effect(torch.ops.abele.print_tensor.default)
+
+
+def print_tensor(
+    x: torch.Tensor, title: str, gradient_title: str = "", layout: Layout | None = None
+) -> torch.Tensor:
+    """``x``, which is written to stderr under ``title`` whenever this runs.
+
+    Args:
+        x: any shape and type.
+        title: stands before the values.
+        gradient_title: stands before the gradient's values; empty to print none.
+        layout: how values are written.
+    """
+    values = dataclasses.astuple(layout or Layout())
+    return operator(x, None, title, gradient_title, *values)

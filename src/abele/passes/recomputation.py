@@ -1,0 +1,174 @@
+"""Computes activations again in backward instead of keeping them, between marked ones.
+
+    a = relu(x); b = checkpoint(mm(a, w)); ...; g = mm(d, t(a))
+->  a = relu(x); b = mm(a, w);             ...; a2 = relu(x); g = mm(d, t(a2))
+
+Marked are the arguments of ``abele.ops.checkpoint`` and the values that pass from one segment to
+another: from a node with ``scopes.mark(SEGMENT, 0)`` to one with ``scopes.mark(SEGMENT, 1)``.
+
+What forward computed before the last mark is freed when forward has used it. Where backward needs
+it, it is computed again from what is kept: inputs, weights, marked values, results of the program,
+and whatever must not run twice - random numbers, prints and host calls. What follows the last mark
+is needed as soon as forward ends, so computing it again would save nothing. Clones stand right
+before their first reader; each is computed once. Bits stay.
+
+The order of a graph is all that the reference looks at. Compilers have an order of their own, and
+join kernels that read the same values, so clones also depend on what backward computed last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from abele.ops import checkpoint
+from abele.passes._edit import editable, finished
+from abele.printing import node_phase
+from abele.program import (
+    Program,
+    has_effect,
+    is_getitem,
+    is_view,
+    node_argument,
+    returned_nodes,
+)
+
+#: Key of the mark whose changes are borders.
+SEGMENT = "segment"
+
+Nodes = set[torch.fx.Node]
+aten = torch.ops.aten
+
+
+def recomputation(program: Program) -> Program:
+    """Acts on marks and borders, and removes the marks."""
+    graph = editable(program)
+    marked = _remove_marks(graph) | _borders(graph)
+    if not marked:
+        return program
+    order = {node: index for index, node in enumerate(graph.graph.nodes)}
+    again = _computed_again(graph, marked, order)
+    clones: dict[torch.fx.Node, torch.fx.Node] = {}
+    latest = None  # the last tensor that backward itself has computed
+    for node in list(order):
+        if node_phase(node) == "forward" or node.op in ("placeholder", "get_attr", "output"):
+            continue
+        for needed in sorted(_needed(node, again, clones), key=order.__getitem__):
+            with graph.graph.inserting_before(node):
+                clones[needed] = _clone(needed, clones, latest)
+        node.args = torch.fx.map_arg(node.args, lambda a: clones.get(a, a))
+        node.kwargs = torch.fx.map_arg(node.kwargs, lambda a: clones.get(a, a))
+        if isinstance(node.meta.get("val"), torch.Tensor) and not is_view(node):
+            latest = node
+    return finished(program, graph)
+
+
+def _is_mark(node: torch.fx.Node) -> bool:
+    return node.target is checkpoint.operator
+
+
+def _remove_marks(graph: torch.fx.GraphModule) -> Nodes:
+    """Takes the marks out and returns the values they stood on."""
+    marked: Nodes = set()
+    for mark in [node for node in graph.graph.nodes if _is_mark(node)]:
+        value = node_argument(mark, 0)
+        if value.meta["val"].stride() != mark.meta["val"].stride():
+            # Nodes behind the mark were traced on the dense layout of a copy.
+            with graph.graph.inserting_before(mark):
+                copied = graph.graph.call_function(aten.clone.default, (value,))
+            copied.meta = dict(mark.meta)
+            value = copied
+        mark.replace_all_uses_with(value)
+        graph.graph.erase_node(mark)
+        marked.add(value)
+    return marked
+
+
+def _borders(graph: torch.fx.GraphModule) -> Nodes:
+    return {
+        value
+        for node in graph.graph.nodes
+        for value in node.all_input_nodes
+        if value.op == "call_function"
+        and None not in (_segment(node), _segment(value))
+        and _segment(node) != _segment(value)
+    }
+
+
+def _segment(node: torch.fx.Node) -> Any:
+    forward = node_phase(node) == "forward"
+    return (node.meta.get("custom") or {}).get(SEGMENT) if forward else None
+
+
+def _memory_of(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """A value and, where it is a view, the values that it keeps alive."""
+    yield node
+    while is_view(node) or (is_getitem(node) and is_view(node_argument(node, 0))):
+        node = node_argument(node, 0)
+        yield node
+
+
+def _computed_again(
+    graph: torch.fx.GraphModule, marked: Nodes, order: dict[torch.fx.Node, int]
+) -> Nodes:
+    """The values of forward that backward may compute again."""
+    last = max(order[node] for node in marked)
+    kept = {each for node in (*marked, *returned_nodes(graph)) for each in _memory_of(node)}
+    again: Nodes = set()
+    for node in order:
+        forward = node.op == "call_function" and node_phase(node) == "forward"
+        if not forward or order[node] > last or node in kept or _runs_once(node):
+            continue
+        # A view of a kept value and a result of a kept operation take no memory of their own.
+        follows = is_getitem(node) or is_view(node)
+        if not follows or node_argument(node, 0) in again:
+            again.add(node)
+    return again
+
+
+def _runs_once(node: torch.fx.Node) -> bool:
+    random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return random or has_effect(node)
+
+
+def _clone(
+    node: torch.fx.Node,
+    clones: dict[torch.fx.Node, torch.fx.Node],
+    latest: torch.fx.Node | None,
+) -> torch.fx.Node:
+    """A second ``node`` over the clones; one that starts from kept values waits for ``latest``."""
+    replaced = dict(clones)
+    inputs = node.all_input_nodes
+    if latest is not None and inputs and not any(each in clones for each in inputs):
+        # Waiting costs a copy, and one late argument is enough.
+        smallest = min(inputs, key=_bytes)
+        late = node.graph.call_function(checkpoint.not_before, (smallest, latest))
+        late.meta = _backward_meta(smallest)
+        replaced[smallest] = late
+    clone = node.graph.node_copy(node, lambda a: replaced.get(a, a))
+    clone.meta = _backward_meta(node)
+    return clone
+
+
+def _backward_meta(node: torch.fx.Node) -> dict:
+    custom = node.meta.get("custom") or {}
+    return {**node.meta, "custom": {**custom, "phase": "backward"}}
+
+
+def _bytes(node: torch.fx.Node) -> int:
+    value = node.meta["val"]
+    return value.nbytes if isinstance(value, torch.Tensor) else sum(v.nbytes for v in value)
+
+
+def _needed(node: torch.fx.Node, again: Nodes, clones: Iterable[torch.fx.Node]) -> Nodes:
+    """What has to be computed again for ``node``, and was not yet."""
+    found: Nodes = set()
+    stack = list(node.all_input_nodes)
+    while stack:
+        each = stack.pop()
+        if each in again and each not in clones and each not in found:
+            found.add(each)
+            stack += each.all_input_nodes
+    return found

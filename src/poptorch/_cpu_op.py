@@ -1,0 +1,212 @@
+"""Code that runs on the host in the middle of a program."""
+
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from abele.ops.host_call import HostCalls, described, host_call
+from poptorch._error import error
+from poptorch._logging import logger
+
+_calls: contextvars.ContextVar["CapturedCalls | None"] = contextvars.ContextVar(
+    "host_calls", default=None
+)
+
+
+class CPU:
+    """A callable that stays on the host; the program calls it each time it runs.
+
+    It may do what a program cannot: branch on values, print, use other libraries. It runs once per
+    micro-batch and replica, and once with zeros while the program is captured, which tells the
+    shapes and types of its results; those must be the same every time. No gradient flows through
+    it: when training, its results are constants. Outside of a wrapper it is simply called.
+
+    Differs from the original: also works when training and with other targets than the first one;
+    arguments that are not tensors are passed on as they were at capture.
+
+    Args:
+        layer_to_call: function or module; of a module, ``requires_grad`` is switched off.
+        ID: name of the call, unlike any other in the model.
+
+    Attributes:
+        inputs: tensors of the latest call.
+        outputs: tensors it returned.
+        in_shapes: shapes of ``inputs``.
+        out_shapes: shapes of ``outputs``.
+
+    Raises:
+        poptorch.Error: not a callable, or an ID that is no text.
+    """
+
+    def __init__(self, layer_to_call: Callable, ID: str):
+        if not callable(layer_to_call):
+            raise error(f"poptorch.CPU was given {layer_to_call!r}, which cannot be called.")
+        if not isinstance(ID, str) or not ID:
+            raise error(f"The ID of a poptorch.CPU must be a text that is not empty, found {ID!r}.")
+        if isinstance(layer_to_call, torch.nn.Module):
+            layer_to_call.requires_grad_(False)
+        self._layer, self._id = layer_to_call, ID
+        self.inputs: list[torch.Tensor] = []
+        self.outputs: list[torch.Tensor] = []
+        self.in_shapes: list[torch.Size] = []
+        self.out_shapes: list[torch.Size] = []
+        self._rebuild: Callable[[Sequence[torch.Tensor]], tuple[list, dict]] | None = None
+
+    def __call__(self, *input: Any, **kwargs: Any) -> Any:
+        """Calls the layer: now on the host, or each time the program under capture runs.
+
+        Args:
+            input: tensors; other values are constants.
+            kwargs: likewise.
+
+        Returns:
+            One tensor, or a list of several.
+        """
+        calls = _calls.get()
+        if calls is None:
+            return self._layer(*input, **kwargs)
+        tensors, self._rebuild = _separated(input, kwargs)
+        kinds = [(tuple(each.shape), each.dtype) for each in tensors]
+        with calls.own_state():
+            _on_the_host(lambda: self._try(kinds))
+        results = host_call(tensors, self.registerPersistentData(), described(self.outputs))
+        if any(each.requires_grad for each in tensors):
+            logger.warning("No gradient flows through poptorch.CPU %r.", self._id)
+        return results[0] if len(results) == 1 else results
+
+    def _try(self, kinds: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> None:
+        self.inputs = [torch.zeros(shape, dtype=dtype) for shape, dtype in kinds]
+        self.execute()
+        if not self.outputs:
+            raise error(f"poptorch.CPU {self._id!r} returned no tensor. Return at least one.")
+
+    def execute(self) -> None:
+        """Runs the layer on ``inputs`` and keeps its results in ``outputs``.
+
+        Raises:
+            poptorch.Error: the layer returned something else than tensors.
+        """
+        assert self._rebuild is not None, "execute() needs a call in forward first"
+        positional, keywords = self._rebuild(self.inputs)
+        with torch.no_grad():
+            found = self._layer(*positional, **keywords)
+        outputs = list(found) if isinstance(found, list | tuple) else [found]
+        if not all(isinstance(each, torch.Tensor) for each in outputs):
+            raise error(
+                f"poptorch.CPU {self._id!r} returned {[type(each).__name__ for each in outputs]}. "
+                "Return a tensor, or a list or tuple of tensors."
+            )
+        self.outputs = outputs
+        self.in_shapes = [each.shape for each in self.inputs]
+        self.out_shapes = [each.shape for each in outputs]
+
+    def registerPersistentData(self) -> str:
+        """Makes the latest call known to the program under capture and returns its name there."""
+        calls = _calls.get()
+        if calls is None:
+            raise error("registerPersistentData() has no meaning outside of a wrapped forward.")
+        rebuild = self._rebuild
+
+        def run(inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+            self.inputs, self._rebuild = inputs, rebuild
+            self.execute()
+            return self.outputs
+
+        return calls.add(self, self._id, run)
+
+
+class CapturedCalls(HostCalls):
+    """The host calls of one program: found while it is captured, called while it runs.
+
+    Args:
+        module: what is captured.
+    """
+
+    def __init__(self, module: torch.nn.Module):
+        super().__init__()
+        self._module = module
+        self._owners: dict[str, CPU] = {}
+        self._own: list[tuple[dict, dict]] = []
+
+    def add(self, owner: CPU, identity: str, function: Callable) -> str:
+        """Registers one call; a second one of the same object gets a number.
+
+        Raises:
+            poptorch.Error: another object of the model has the same ID.
+        """
+        name, number = identity, 1
+        while name in self.functions:
+            if self._owners[name] is not owner:
+                raise error(
+                    f"Two poptorch.CPU of this model have the ID {identity!r}. An ID must be "
+                    "unique: give one of them another."
+                )
+            number += 1
+            name = f"{identity} ({number})"
+        self.functions[name], self._owners[name] = function, owner
+        return name
+
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[None]:
+        """While open, ``CPU`` objects register here."""
+        stores = [
+            owner.__dict__[kind]
+            for owner in self._module.modules()
+            for kind in ("_parameters", "_buffers")
+        ]
+        self._own = [(store, dict(store)) for store in stores]
+        token = _calls.set(self)
+        try:
+            yield
+        finally:
+            _calls.reset(token)
+            self._own = []
+
+    @contextlib.contextmanager
+    def own_state(self) -> Iterator[None]:
+        """While open, the module has its own tensors and not those of the trace."""
+        substituted = [dict(store) for store, _ in self._own]
+        for store, own in self._own:
+            store.update(own)
+        try:
+            yield
+        finally:
+            for (store, _), values in zip(self._own, substituted, strict=True):
+                store.update(values)
+
+
+def _separated(positional: Sequence, keywords: dict) -> tuple[list[torch.Tensor], Callable]:
+    """The tensors among some arguments, and how to put others in their place."""
+    values = [*positional, *keywords.values()]
+    places = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
+    constants = [None if isinstance(value, torch.Tensor) else value for value in values]
+    count, names = len(positional), list(keywords)
+
+    def rebuild(tensors: Sequence[torch.Tensor]) -> tuple[list, dict]:
+        filled = list(constants)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        return filled[:count], dict(zip(names, filled[count:], strict=True))
+
+    return [values[place] for place in places], rebuild
+
+
+def _on_the_host(function: Callable[[], None]) -> None:
+    """Runs a function in a thread of its own, where no trace is under way."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as failure:  # noqa: BLE001 - raised again below
+            raised.append(failure)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
