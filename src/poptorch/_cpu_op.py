@@ -25,8 +25,8 @@ class CPU:
     shapes and types of its results; those must be the same every time. No gradient flows through
     it: when training, its results are constants. Outside of a wrapper it is simply called.
 
-    Differs from the original: also works when training and with other targets than the first one;
-    arguments that are not tensors are passed on as they were at capture.
+    Differs from the original: also works when training; arguments that are not tensors are passed
+    on as they were at capture.
 
     Args:
         layer_to_call: function or module; of a module, ``requires_grad`` is switched off.
