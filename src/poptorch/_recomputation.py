@@ -27,7 +27,8 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
     backward sees the same dropout. Without any effect in inference and outside of a wrapper.
 
     Differs from the original: recomputation is on as soon as a training model has a checkpoint,
-    pipelined or not; ``options._Popart.set("autoRecomputation", 0)`` turns it off.
+    pipelined or not; ``options._Popart.set("autoRecomputation", 0)`` turns it off. Pipelined stages
+    are computed again only if that option asks for it (1, 3 or 4), since it costs time.
 
     Args:
         tensors: one or several tensors, or one list or tuple of them.

@@ -13,6 +13,9 @@ from poptorch.options.execution import Placement, _IExecutionStrategy
 #: Mark of the operators of a block, a ``Placement``; after a block was left, its name.
 BLOCK = "block"
 
+# What programs write into autoRecomputation to have every stage's activations computed again.
+_RECOMPUTES_STAGES = (1, 3, 4)
+
 _active: contextvars.ContextVar["Tracing | None"] = contextvars.ContextVar("tracing", default=None)
 
 
@@ -74,6 +77,8 @@ class Tracing:
             placed.ipu,
         )
         scopes.mark(BLOCK, placed)
+        if self.options._Popart.options.get("autoRecomputation") in _RECOMPUTES_STAGES:
+            scopes.mark("segment", placed.stage)
         return placed
 
     def enter(self, name: str, ipu_id: int | None) -> None:

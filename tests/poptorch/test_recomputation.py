@@ -101,3 +101,23 @@ def test_inference_takes_no_notice():
     wrapped = poptorch.inferenceModel(model, options())
     assert torch.equal(wrapped(*rows), model(*rows).detach())
     assert "abele" not in wrapped.program_text()
+
+
+@pytest.mark.parametrize(("mode", "again"), [(None, False), (0, False), (3, True)])
+def test_pipelined_stages_are_computed_again_when_asked(mode, again):
+    def trained_in_stages(annotated):
+        model = Deep(checkpoints=False)
+        for ipu, block in enumerate(model.blocks if annotated else ()):
+            poptorch.BeginBlock(block, ipu_id=ipu)
+        made = options(gradientAccumulation=8).autoRoundNumIPUs(True)
+        if mode is not None:
+            made._Popart.set("autoRecomputation", mode)
+        wrapped = poptorch.trainingModel(model, made, sgd(model))
+        torch.manual_seed(2)
+        wrapped(torch.ones(32, 8), torch.zeros(32, 8))
+        return weights(model), wrapped.program_text().count("gelu.default")
+
+    plain, once = trained_in_stages(annotated=False)
+    found, computed = trained_in_stages(annotated=True)
+    assert torch.equal(plain, found)
+    assert (computed > once) is again
