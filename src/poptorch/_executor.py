@@ -21,6 +21,7 @@ from poptorch._errors_of_engine import translated
 from poptorch._logging import logger
 from poptorch._placement import PlacementMember
 from poptorch._printing import module_repr
+from poptorch._optimizer_state import DeviceState
 from poptorch.enums import ConnectionType
 from poptorch.options import Options
 
@@ -59,9 +60,10 @@ class PoplarExecutor(PlacementMember):
         self._compile_seconds: float | None = None
         self._watch = _optimizer.AttributeWatch(relaxed=options._relax_optimizer_checks)
         self._rule: UpdateRule | None = None
+        self._optimizer_state = DeviceState()
         self.per_replica_params: dict[str, Any] = {}
         if training:
-            self._rule = self._rule_of(optimizer)
+            self._use(optimizer)
             _weights.wrap(self._user_model, self)
 
     # -- what a user reads -----------------------------------------------------------------
@@ -158,10 +160,12 @@ class PoplarExecutor(PlacementMember):
             compiled = compiled or self._made_ready(bound)
         if not self._training:
             self._refresh()
+        elif self._optimizer_state.pending or self._optimizer_state.reread:
+            self._send_loaded_state()
         with translated:
             result = compiled.run_plain(args) if plain else compiled.run(bound)
         if self._training:
-            self._host_is_stale = True
+            self._host_is_stale = self._optimizer_state.stale = True
             self._shared.version += 1
         return result
 
@@ -183,12 +187,15 @@ class PoplarExecutor(PlacementMember):
         started = time.perf_counter()
         if self._training:
             self._wrap_again()
+            self._take_loaded_values()
         trainer = self._shared.trainer
         if trainer is not None:
             trainer.copyWeightsToHostIfNeeded()
         with translated:
             compiled = CompiledModel(self._module, bound, self._config, self._rule, self._options)
         self._compiled = compiled
+        offline = self._options.connection_type == ConnectionType.Never
+        self._optimizer_state.start(None if offline else compiled.session)
         self._seen_version = self._shared.version
         self._attached = self._options.connection_type == ConnectionType.Always
         self._compile_seconds = time.perf_counter() - started
@@ -273,6 +280,7 @@ class PoplarExecutor(PlacementMember):
     def copyWeightsToDevice(self) -> None:
         """Copies parameters and buffers of the user's module to the device, as they are."""
         session = self._get_compiled().session
+        self._optimizer_state.fetch()
         self._host_is_stale = False
         host = ModuleState.of(self._module)
         session.write_params(host.params)
@@ -293,8 +301,25 @@ class PoplarExecutor(PlacementMember):
         Raises:
             poptorch.Error: a value that was compiled in has changed.
             AssertionError: unsupported optimizer class.
+            ValueError: half accumulators are asked for after compiling without them.
         """
+        self._use(optimizer)
+
+    def _use(self, optimizer: Any) -> None:
+        _optimizer.choose_reduction(
+            self._options, optimizer, self._rule if self.isCompiled() else None
+        )
         self._rule = self._rule_of(optimizer)
+        self._optimizer_state.use(optimizer, self._rule)
+
+    def _take_loaded_values(self) -> None:
+        """The groups of a loaded state dictionary count without another setOptimizer."""
+        if self._optimizer_state.reread:
+            self._use(self._optimizer_state.optimizer)
+
+    def _send_loaded_state(self) -> None:
+        self._take_loaded_values()
+        self._optimizer_state.write()
 
     def _rule_of(self, optimizer: Any) -> UpdateRule:
         names = parameter_names(self._module)
@@ -302,7 +327,6 @@ class PoplarExecutor(PlacementMember):
         self._watch.look(optimizer)
         # The device steps, unseen by torch's schedulers, which would warn of a missing step().
         optimizer._opt_called = True
-        optimizer._trains_a_wrapped_model = True
         if self._rule is None or self._compiled is None:
             return rule
         rule = _optimizer.replacement(self._rule, rule)
@@ -338,6 +362,7 @@ class PoplarExecutor(PlacementMember):
             raise error("Device is not attached")
         if self._training:
             self.copyWeightsToHostIfNeeded()
+            self._optimizer_state.fetch()
         self._attached = False
 
     def attachToDevice(self) -> None:
@@ -361,12 +386,18 @@ class PoplarExecutor(PlacementMember):
             return
         if self._training:
             self.copyWeightsToHostIfNeeded()
+            self._optimizer_state.stop()
             _weights.unwrap(self._user_model)
         self._compiled, self._attached, self._compile_seconds = None, False, None
 
     def __del__(self):
-        # Weights that were trained and never read must not be lost with the wrapper.
+        # Weights that were trained and never read must not be lost with the wrapper, nor what the
+        # optimizer has accumulated for the next one.
         # At interpreter exit nobody can read them any more, and torch objects to being used.
-        if getattr(self, "_host_is_stale", False) and not sys.is_finalizing():
+        if sys.is_finalizing():
+            return
+        if getattr(self, "_host_is_stale", False):
             with contextlib.suppress(Exception):
                 self.copyWeightsToHost()
+        with contextlib.suppress(Exception):
+            self._optimizer_state.fetch()

@@ -15,6 +15,8 @@ from abele.update_rules import RULES, Group, UpdateRule
 from poptorch import optim
 from poptorch._error import error
 from poptorch._logging import logger
+from poptorch.enums import MeanReductionStrategy
+from poptorch.options import Options
 
 
 @dataclass(frozen=True)
@@ -139,10 +141,13 @@ def _group(
         raise ValueError("Only non-amsgrad Adam and AdamW are supported. Leave amsgrad unset.")
     values: dict[str, float] = dict(kind.constants)
     variable = set()
-    for name in kind.names:
+    combined = getattr(optimizer, "use_combined_accum", False)
+    for name in (*kind.names, *(["velocity_scaling"] if combined else [])):
         if name not in group:
             raise AssertionError(f"Mandatory attribute {name} not found in group {index}.")
         numbers = _numbers(name, group[name])
+        if name == "velocity_scaling":
+            continue  # neutral, but a number it has to be
         values |= numbers
         if _is_variable(optimizer, name, group[name]):
             variable |= set(numbers)
@@ -246,6 +251,35 @@ def _difference(old: UpdateRule, new: UpdateRule) -> str | None:
         if getattr(old, name) != getattr(new, name):
             return f"constant {name}: {getattr(old, name)} to {getattr(new, name)}"
     return None
+
+
+def choose_reduction(options: Options, optimizer: Any, compiled: UpdateRule | None) -> None:
+    """Half accumulators of their own need a running mean: the wrapper's options say so.
+
+    Args:
+        options: the wrapper's own frozen copy, changed in place.
+        optimizer: about to be used.
+        compiled: the rule that was compiled; None before that.
+
+    Raises:
+        ValueError: half accumulators are asked for after compiling without them.
+    """
+    wanted = getattr(optimizer, "accum_type", None) is torch.float16
+    if not wanted or getattr(optimizer, "use_combined_accum", False):
+        return
+    if compiled is not None:
+        if compiled.accumulator_dtype is not torch.float16:
+            raise ValueError(
+                "float16 accum_type cannot be set now: the model is already compiled with "
+                f"accumulators of {compiled.accumulator_dtype}. Pass accum_type to the optimizer "
+                "the model is wrapped with."
+            )
+        return
+    options._unfreeze()
+    options.Training.setMeanAccumulationAndReplicationReductionStrategy(
+        MeanReductionStrategy.Running
+    )
+    options._freeze()
 
 
 class AttributeWatch:

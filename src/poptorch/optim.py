@@ -7,11 +7,11 @@ change after compilation, loss scaling, clipping. Inside a wrapped model their `
 
 import math
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from poptorch._logging import logger
+from poptorch._optimizer_host import HostState
 
 __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttributes"]
 
@@ -53,8 +53,8 @@ class VariableAttributes:
             raise AssertionError(f"Unknown attribute {attr!r}. Known are {self._allowed}.")
 
 
-class Optimizer:
-    """What the optimizers of this module share.
+class Optimizer(HostState):
+    """What the optimizers of this module share: see ``HostState`` for state dictionaries.
 
     Attributes:
         variable_attrs: which values may change after compilation.
@@ -67,44 +67,6 @@ class Optimizer:
         names = list(names)
         variable = [name for name in names if given.get(name) is not None]
         self.variable_attrs = VariableAttributes(variable, names)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Groups and host state, as in torch.
-
-        Differs from the original: what the device has accumulated is not included yet; a warning
-        says so once the optimizer is used by a wrapped model.
-        """
-        if getattr(self, "_trains_a_wrapped_model", False):
-            logger.warning(
-                "state_dict() of an optimizer that trains a wrapped model does not include the "
-                "device's momentum and step counts yet: training resumed from it starts them anew."
-            )
-        return cast(dict[str, Any], super().state_dict())  # type: ignore[misc]
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads groups and host state.
-
-        Raises:
-            RuntimeError: the dictionary is empty.
-        """
-        if not state_dict:
-            raise RuntimeError("Cannot load optimizer state dictionary because it is empty.")
-        super().load_state_dict(state_dict)  # type: ignore[misc]
-
-    def __getstate__(self) -> dict[str, Any]:
-        # torch's own keeps only state and groups, so that copies would lose what is added here.
-        state = cast(dict[str, Any], super().__getstate__())
-        own = {name: getattr(self, name) for name in _extras(self)}
-        return {**own, **state}
-
-
-def _extras(optimizer: Any) -> list[str]:
-    """Names of the attributes that this module adds to torch's."""
-    return [
-        name
-        for name, value in vars(optimizer).items()
-        if not name.startswith("_") and not callable(value)
-    ]
 
 
 def _passed(**arguments: Any) -> dict[str, Any]:
@@ -173,6 +135,11 @@ class SGD(Optimizer, torch.optim.SGD):
         self.loss_scaling = _or(loss_scaling, 1.0)
         self.velocity_scaling = _or(velocity_scaling, 1.0)
         self.use_combined_accum = bool(use_combined_accum)
+        if self.use_combined_accum:
+            # Only this form has the value per group.
+            self.defaults["velocity_scaling"] = self.velocity_scaling
+            for group in self.param_groups:
+                group.setdefault("velocity_scaling", self.velocity_scaling)
         self.accum_type = _accumulator(accum_type)
         self.velocity_accum_type = _accumulator(velocity_accum_type)
         self.max_grad_norm = _max_norm(max_grad_norm)
