@@ -97,6 +97,19 @@ def test_loss_scaling_is_neutral(kind, scaling):
     torch.testing.assert_close(found, _after(lambda m: kind(m.parameters(), lr=0.1)))
 
 
+def test_a_variable_loss_scaling_doubles_and_halves():
+    model = scorer()
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9, loss_scaling=64.0)
+    wrapped = trainer(model, optimizer)
+    for step, factor in enumerate((1.0, 2.0, 2.0, 0.5)):
+        optimizer.loss_scaling *= factor
+        wrapped.setOptimizer(optimizer)
+        wrapped(*rows(4, seed=step))
+    # Powers of two round nothing.
+    expected = _plain_after(lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9), steps=4)
+    assert torch.equal(weights(model), expected)
+
+
 def test_the_returned_loss_is_not_scaled():
     model = scorer()
     loss, _ = trainer(model, optim.SGD(model.parameters(), 0.1, loss_scaling=64.0))(*rows(4))
@@ -121,10 +134,11 @@ def test_each_group_has_its_own_values():
     assert torch.equal(weights(model), weights(plain))
 
 
-def test_a_group_with_rate_zero_is_frozen():
+@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB])
+def test_a_group_with_rate_zero_is_frozen(kind):
     model = scorer()
     groups = [{"params": [model.fc.weight], "lr": 0.0}, {"params": [model.fc.bias]}]
-    trainer(model, optim.SGD(groups, lr=0.1))(*rows(4))
+    trainer(model, kind(groups, lr=0.1))(*rows(4))
     assert torch.equal(model.fc.weight, scorer().fc.weight)
     assert not torch.equal(model.fc.bias, scorer().fc.bias)
 

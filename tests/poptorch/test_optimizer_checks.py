@@ -5,7 +5,7 @@ import torch
 
 import poptorch
 from poptorch import optim
-from wrapping import options, running, scorer, sgd, trainer
+from wrapping import options, rows, running, scorer, sgd, trainer
 
 
 def _changed(optimizer, **values):
@@ -104,3 +104,81 @@ def test_new_attributes_can_be_left_unmentioned(caplog):
     optimizer.param_groups[0]["initial_lr"] = 0.1
     wrapped.setOptimizer(optimizer)
     assert "initial_lr" not in caplog.text
+
+
+STRATEGY = "meanAccumulationAndReplicationReductionStrategy"
+
+
+def _strategy(wrapped):
+    return wrapped.options.Training.meanAccumulationAndReplicationReductionStrategy
+
+
+@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB])
+def test_half_accumulators_take_a_running_mean(kind):
+    model, given = scorer(), options(gradientAccumulation=2)
+    optimizer = kind(model.parameters(), lr=0.1, accum_type=torch.float16)
+    wrapped = poptorch.trainingModel(model, given, optimizer)
+    assert _strategy(wrapped) is poptorch.MeanReductionStrategy.Running
+    assert getattr(given.Training, STRATEGY) is poptorch.MeanReductionStrategy.Post
+    with pytest.raises(AttributeError, match="Can't modify frozen Options"):
+        wrapped.options.Training.gradientAccumulation(3)
+    wrapped(*rows(8))
+    wrapped.setOptimizer(optimizer)  # the same accumulators as compiled: nothing to refuse
+    wrapped(*rows(8))
+
+
+def test_half_accumulators_may_be_asked_for_until_compiling():
+    model = scorer()
+    wrapped = trainer(model, optim.SGD(model.parameters(), lr=0.1))
+    assert _strategy(wrapped) is poptorch.MeanReductionStrategy.Post
+    half = optim.SGD(model.parameters(), lr=0.1, accum_type=torch.float16)
+    wrapped.setOptimizer(half)
+    assert _strategy(wrapped) is poptorch.MeanReductionStrategy.Running
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"accum_type": torch.float32},
+        {"velocity_accum_type": torch.float16},
+        {"accum_type": torch.float16, "use_combined_accum": True},
+    ],
+)
+def test_other_accumulators_leave_the_strategy(settings):
+    model = scorer()
+    wrapped = trainer(model, optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **settings))
+    assert _strategy(wrapped) is poptorch.MeanReductionStrategy.Post
+
+
+def test_half_accumulators_come_too_late_after_compiling():
+    wrapped, model, _ = running(lambda m: optim.SGD(m.parameters(), lr=0.1))
+    half = optim.SGD(model.parameters(), lr=0.1, accum_type=torch.float16)
+    with pytest.raises(
+        ValueError, match=r"is already compiled with accumulators of torch\.float32"
+    ):
+        wrapped.setOptimizer(half)
+    wrapped(*rows(4))
+
+
+def test_velocity_scaling_without_combined_accumulators_is_announced(caplog):
+    model = scorer()
+    trainer(model, optim.SGD(model.parameters(), lr=0.1, momentum=0.9, velocity_scaling=4.0))
+    assert "velocity_scaling is ignored" in caplog.text
+
+
+def test_velocity_scaling_of_combined_accumulators_is_a_value_of_each_group(caplog):
+    model = scorer()
+    groups = [{"params": [model.fc.weight], "velocity_scaling": 2.0}, {"params": [model.fc.bias]}]
+    optimizer = optim.SGD(
+        groups, lr=0.1, momentum=0.9, velocity_scaling=4.0, use_combined_accum=True
+    )
+    assert [group["velocity_scaling"] for group in optimizer.param_groups] == [2.0, 4.0]
+    wrapped = trainer(model, optimizer)
+    wrapped(*rows(4))
+    assert caplog.text == ""
+    _changed(optimizer, velocity_scaling="high")
+    with pytest.raises(AssertionError, match="Expected a number for attribute velocity_scaling"):
+        wrapped.setOptimizer(optimizer)
+    del optimizer.param_groups[0]["velocity_scaling"]
+    with pytest.raises(AssertionError, match="Mandatory attribute velocity_scaling not found"):
+        wrapped.setOptimizer(optimizer)
