@@ -386,8 +386,8 @@ class PoplarExecutor(PlacementMember):
             return
         if self._training:
             self.copyWeightsToHostIfNeeded()
-            self._optimizer_state.stop()
             _weights.unwrap(self._user_model)
+        self._optimizer_state.stop()
         self._compiled, self._attached, self._compile_seconds = None, False, None
 
     def __del__(self):

@@ -79,6 +79,7 @@ class DeviceState:
         optimizer._device = weakref.ref(self)
         self._optimizer = optimizer
         self.pending = optimizer.has_state()
+        self.stale = self._session is not None  # this optimizer has not seen its state yet
 
     def release(self) -> None:
         """Leaves the device's state with the optimizer and lets go of it."""

@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -40,6 +41,7 @@ def test_another_optimizer_leaves_the_state_with_the_old_one():
     assert first.has_state()
     assert not first.ipu_state_is_dirty
     then = first.state_dict()["ipu_state"]
+    assert same(second.state_dict()["ipu_state"], then)
     wrapped(*rows(4))
     assert same(first.state_dict()["ipu_state"], then)
     assert not same(second.state_dict()["ipu_state"], then)
@@ -63,6 +65,25 @@ def test_another_optimizer_brings_its_state_and_no_weights_move():
     for training in (wrapped, trainer(plain, fresh)):
         training(*rows(4))
     assert torch.equal(weights(model), weights(plain))
+
+
+def test_an_optimizer_that_follows_one_of_torch_sees_its_state():
+    wrapped, model, _ = running(lambda m: sgd(m, lr=0.1, momentum=0.5))
+    follower = optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    wrapped.setOptimizer(follower)
+    device = wrapped._compiled.session.optimizer_state["fc.bias.momentum_buffer"]
+    assert torch.equal(follower.state_dict()["ipu_state"]["Accl1___fc.bias"], device)
+
+
+def test_destroy_lets_go_of_the_device():
+    wrapped, model, _ = running(adam)
+    inference = poptorch.inferenceModel(model, options())
+    inference(*rows(4))
+    sessions = [weakref.ref(each._compiled.session) for each in (wrapped, inference)]
+    wrapped.destroy()
+    inference.destroy()
+    gc.collect()
+    assert [session() for session in sessions] == [None, None]
 
 
 def test_torchs_optimizers_keep_their_state_on_the_device_over_a_detach():

@@ -1,5 +1,7 @@
 """State dictionaries of poptorch optimizers: names, when they are read, when they are sent."""
 
+import inspect
+
 import pytest
 import torch
 
@@ -20,6 +22,18 @@ def adam(model, lr=0.1):
 
 def same(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB])
+def test_every_optimizer_has_the_members_of_the_original(kind):
+    optimizer = kind(scorer().parameters(), lr=0.1)
+    assert isinstance(optimizer, optim.Optimizer)
+    assert optimizer.get_state_dict() == {"ipu_state": None, "ipu_param": None}
+    assert not optimizer.has_state()
+    assert not optimizer.host_state_is_dirty
+    assert not optimizer.ipu_state_is_dirty
+    for name in ("load_state_dict", "set_state_dict"):
+        assert list(inspect.signature(getattr(optimizer, name)).parameters) == ["state"]
 
 
 # -- reading -------------------------------------------------------------------------------------
