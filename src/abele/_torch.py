@@ -34,10 +34,13 @@ from torch._subclasses.fake_tensor import (  # noqa: E402 - after the check
     FakeTensorMode,
 )
 from torch.fx.experimental.proxy_tensor import (  # noqa: E402
+    disable_proxy_modes_tracing,
     get_proxy_mode,
     get_proxy_slot,
     make_fx,
+    track_tensor_tree,
 )
+from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 
 __all__ = [
     "DataDependentOutputException",
@@ -49,6 +52,7 @@ __all__ = [
     "aoti_load",
     "children_by_name",
     "devices_shown",
+    "disable_proxy_modes_tracing",
     "forward_pre_hooks",
     "get_proxy_mode",
     "make_fx",
@@ -56,11 +60,41 @@ __all__ = [
     "preserve_node_meta",
     "traced_node",
     "traced_nodes",
+    "track_tensor_tree",
     "unchecked_distributions",
 ]
 
 # Fake tensors carry shapes and dtypes without data; export and Inductor trace with them too.
 # make_fx is the only public-ish way to see forward, backward and update as one graph.
+
+
+def static_fakes() -> FakeTensorMode:
+    """The mode of a capture: tensors without data and with fixed shapes.
+
+    Loops and branches ask the mode for its environment of symbolic shapes, so there is one; reading
+    a value, or a shape that depends on one, is an error all the same.
+    """
+    environment = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=environment, static_shapes=True)
+
+
+def tracked_fake(node: torch.fx.Node) -> torch.Tensor:
+    """A tensor without data that stands for ``node`` in the trace under way.
+
+    The tensors a tracer has seen cannot be found again from their nodes.
+    """
+    mode = get_proxy_mode()
+    assert mode is not None, "no trace under way"
+    with disable_proxy_modes_tracing():
+        value = node.meta.get("val")
+        if value is None:  # a constant that the tracer keeps
+            value = getattr(mode.tracer.root, str(node.target))
+        fake = torch.empty_strided(
+            value.shape, value.stride(), dtype=value.dtype, device=value.device
+        )
+    return track_tensor_tree(
+        fake, torch.fx.Proxy(node, mode.tracer), constant=None, tracer=mode.tracer
+    )
 
 
 def traced_node(tensor: torch.Tensor) -> torch.fx.Node | None:
@@ -125,6 +159,47 @@ def unchecked_distributions() -> Iterator[None]:
         yield
     finally:
         distribution.set_default_validate_args(before)
+
+
+@contextlib.contextmanager
+def causal_masks_asked_of(
+    value_of: Callable[[torch.Tensor], torch.Tensor | None],
+) -> Iterator[None]:
+    """While open, transformers do not read an attention mask to see whether it is causal.
+
+    ``TransformerEncoder`` and ``TransformerDecoder`` compare its values with the causal mask's to
+    choose a faster kernel. Where ``value_of`` knows the mask they still do; elsewhere the mask is
+    used as it is, which computes the same.
+    """
+    from torch.nn.modules import transformer
+
+    original = transformer._detect_is_causal_mask
+
+    def detect(
+        mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None
+    ) -> bool:
+        if is_causal is not None or mask is None:
+            return original(mask, is_causal, size)
+        known = value_of(mask)
+        if known is None:
+            return False
+        with outside_the_trace():
+            return original(known, is_causal, size)
+
+    transformer._detect_is_causal_mask = detect
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = original
+
+
+@contextlib.contextmanager
+def outside_the_trace() -> Iterator[None]:
+    """While open, operations compute with real tensors and no tracer sees them."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with disable_proxy_modes_tracing(), unset_fake_temporarily(), torch.no_grad():
+        yield
 
 
 @contextlib.contextmanager

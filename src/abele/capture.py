@@ -17,10 +17,12 @@ from torch.fx.graph import CodeGen
 
 from abele import _torch, scopes, update_rules
 from abele.config import Reduction, StepConfig
+from abele.control_flow import restore_views
 from abele.diagnose import explain_data_dependence
 from abele.errors import CaptureError
 from abele.losses import LossFinder
 from abele.module_state import ModuleState, substituted
+from abele.portable import portable_functions
 from abele.program import (
     Program,
     Role,
@@ -114,7 +116,7 @@ class _Capture:
         self.call, self.state, self.config = call, state, config
         self.module_names = module_names
         self.rule = rule or UpdateRule(kind="sgd", groups=())
-        self.mode = _torch.FakeTensorMode(allow_non_fake_inputs=True)
+        self.mode = _torch.static_fakes()
         self.params = [
             _Named(n, Role.PARAMETER, v, config.training and n in state.trainable)
             for n, v in state.params.items()
@@ -190,7 +192,11 @@ class _Capture:
         return substituted(self.state, values.of(Role.PARAMETER), values.of(Role.BUFFER))
 
     def _call_model(self, values: _Values) -> list[torch.Tensor]:
-        with explain_data_dependence(), scopes.recording(self.module_names):
+        with (
+            explain_data_dependence(),
+            scopes.recording(self.module_names),
+            portable_functions(training=self.config.training),
+        ):
             outputs = self.call(list(values.of(Role.INPUT).values()))
         traced = []
         for index, output in enumerate(outputs):
@@ -337,6 +343,7 @@ def _pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.f
         pure = _torch.make_fx(functional)(*fakes)
     pure.graph.set_codegen(CodeGen())
     pure.graph.eliminate_dead_code()
+    restore_views(pure)
     pure.recompile()
     return pure
 

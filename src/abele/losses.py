@@ -88,7 +88,7 @@ class LossFinder(TorchFunctionMode):
         traced = [(_torch.traced_node(value), name, value) for name, value in self.found]
         # A loss of constants only is in no trace; marking one value twice is one loss.
         nodes = {node: (name, value) for node, name, value in traced if node is not None}
-        feeding = set().union(*(_ancestors(node) for node in nodes))
+        feeding = set().union(*(ancestors(node) for node in nodes))
         remaining = [entry for node, entry in nodes.items() if node not in feeding]
         if not remaining:
             raise LossError(
@@ -106,7 +106,8 @@ class LossFinder(TorchFunctionMode):
         return remaining[0][1]
 
 
-def _ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
+def ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
+    """Every node that a node's value is computed from."""
     seen: set[torch.fx.Node] = set()
     stack = list(node.all_input_nodes)
     while stack:

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from abele.program import identifier, is_getitem, node_argument, returned_nodes
+from abele.program import (
+    identifier,
+    is_getitem,
+    node_argument,
+    output_node,
+    returned_nodes,
+    subgraphs,
+)
 
 if TYPE_CHECKING:
     from abele.program import Program, Slot
@@ -68,8 +75,10 @@ def program_text(program: Program, *, provenance: bool) -> str:
     lines += [_parameter(program, names, i, slot) for i, slot in enumerate(program.inputs)]
     lines.append("):")
     phase, source = None, None
+    for name, inner in subgraphs(program.graph):
+        lines += _body(name, inner, "    ")
     for node in program.graph.graph.nodes:
-        if node.op in ("placeholder", "output"):
+        if node.op in ("placeholder", "output") or _names_a_graph(node, program.graph):
             continue
         if provenance:
             found_phase, found_source = node_phase(node), _source_text(node)
@@ -103,10 +112,37 @@ def _node_names(program: Program) -> dict[torch.fx.Node, str]:
     taken: set[str] = set()
     for node, slot in zip(program.placeholders(), program.inputs, strict=True):
         names[node] = _unused(identifier(slot.name), taken)
-    for count, node in enumerate(n for n in program.graph.graph.nodes if n not in names):
+    _name_values(program.graph, names, taken)
+    return names
+
+
+def _name_values(
+    graph: torch.fx.GraphModule, names: dict[torch.fx.Node, str], taken: set[str]
+) -> None:
+    for count, node in enumerate(n for n in graph.graph.nodes if n not in names):
         wanted = identifier(str(node.target)) if node.op == "get_attr" else f"v{count}"
         names[node] = _unused(wanted, taken)
-    return names
+
+
+def _body(name: str, graph: torch.fx.GraphModule, indent: str) -> list[str]:
+    """The graph of a loop or branch as a function inside its program."""
+    names: dict[torch.fx.Node, str] = {}
+    given = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for index, node in enumerate(given):
+        names[node] = f"a{index}"
+    _name_values(graph, names, set(names.values()))
+    lines = [f"def {name}({', '.join(names[node] for node in given)}):"]
+    for inner_name, inner in subgraphs(graph):
+        lines += _body(inner_name, inner, "    ")
+    for node in graph.graph.nodes:
+        if node.op not in ("placeholder", "output") and not _names_a_graph(node, graph):
+            lines.append(f"    {_statement(node, names)}")
+    lines.append(f"    return {_argument(output_node(graph).args[0], names)}")
+    return [f"{indent}{line}" for line in lines]
+
+
+def _names_a_graph(node: torch.fx.Node, graph: torch.fx.GraphModule) -> bool:
+    return node.op == "get_attr" and any(node.target == name for name, _ in subgraphs(graph))
 
 
 def _unused(name: str, taken: set[str]) -> str:

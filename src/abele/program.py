@@ -12,6 +12,7 @@ import hashlib
 import keyword
 import operator
 import re
+from collections.abc import Iterator
 
 import torch
 
@@ -91,7 +92,7 @@ class Program:
         tag = torch.Tag.nondeterministic_seeded
         return any(
             isinstance(node.target, OpOverload) and tag in node.target.tags
-            for node in self.graph.graph.nodes
+            for node in all_nodes(self.graph)
         )
 
     def text(self, *, provenance: bool = True) -> str:
@@ -178,6 +179,13 @@ def _verify_writes(program: Program) -> None:
                 "only copy_ into an input slot may."
             )
         written.add(slots[target].name)
+    for _, inner in subgraphs(program.graph):
+        for node in all_nodes(inner):
+            if writes(node):
+                raise ProgramError(
+                    f"Program {program.name!r} writes in place inside a loop or a branch, at node "
+                    f"{node.name!r} ({node.target}); only copy_ into an input slot may."
+                )
     claimed = {slot.name for slot in program.inputs if slot.mutated}
     if claimed != written:
         raise ProgramError(
@@ -229,6 +237,22 @@ def returned_nodes(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
     returned = output_node(graph).args[0]
     assert isinstance(returned, list | tuple)
     return list(returned)  # type: ignore[arg-type]  # verify() checks that each is a node
+
+
+def subgraphs(graph: torch.fx.GraphModule) -> Iterator[tuple[str, torch.fx.GraphModule]]:
+    """The bodies of a graph's loops and branches, by the name its nodes use."""
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            inner = getattr(graph, str(node.target), None)
+            if isinstance(inner, torch.fx.GraphModule):
+                yield str(node.target), inner
+
+
+def all_nodes(graph: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
+    """The nodes of a graph and of every body inside it."""
+    yield from graph.graph.nodes
+    for _, inner in subgraphs(graph):
+        yield from all_nodes(inner)
 
 
 def node_argument(node: torch.fx.Node, index: int) -> torch.fx.Node:

@@ -41,6 +41,10 @@ class _Recorder:
             node.meta["custom"] = {**entry, **node.meta.get("custom", {})}
         self._last = newest
 
+    def forget_erased(self) -> None:
+        """Goes on behind the newest node that is still there."""
+        self._last = next(reversed(_torch.traced_nodes()), None)
+
 
 @contextlib.contextmanager
 def recording(module_names: Mapping[torch.nn.Module, str] | None = None) -> Iterator[None]:
@@ -99,6 +103,17 @@ def pop() -> None:
     if recorder is not None:
         recorder.flush()
         recorder.path = recorder.path[:-1]
+
+
+@contextlib.contextmanager
+def nodes_to_be_moved() -> Iterator[None]:
+    """While open, nodes are traced that will have left the graph when it closes."""
+    recorder = _active.get()
+    if recorder is not None:
+        recorder.flush()
+    yield
+    if recorder is not None:
+        recorder.forget_erased()
 
 
 def mark(key: str, value: Any) -> Any:

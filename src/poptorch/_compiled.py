@@ -29,6 +29,7 @@ from poptorch._precision import WeightsFollowActivations
 from poptorch._progress import CompilationProgress
 from poptorch._results import to_host
 from poptorch._running import running_on_ipu
+from poptorch._slicing import TensorSlices
 from poptorch._tracing import Tracing
 from poptorch.options import Options
 
@@ -133,6 +134,7 @@ class CompiledModel:
             WeightsFollowActivations(),
             self._tracing.open(),
             on_ipu(),
+            TensorSlices(),
         ):
             result = self.module(*positional, **keywords)
         self._outputs = _structure.record(result)

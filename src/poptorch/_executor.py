@@ -19,9 +19,9 @@ from poptorch._compiled import CompiledModel
 from poptorch._error import error
 from poptorch._errors_of_engine import translated
 from poptorch._logging import logger
+from poptorch._optimizer_state import DeviceState
 from poptorch._placement import PlacementMember
 from poptorch._printing import module_repr
-from poptorch._optimizer_state import DeviceState
 from poptorch.enums import ConnectionType
 from poptorch.options import Options
 

@@ -47,6 +47,11 @@ def isRunningOnIpu() -> bool:
     return _capturing.get() is not None
 
 
+def capturing() -> bool | None:
+    """None outside a capture; inside, whether it is for training."""
+    return _capturing.get()
+
+
 @contextlib.contextmanager
 def running_on_ipu(*, training: bool) -> Iterator[None]:
     """While open, ``isRunningOnIpu()`` is True."""

@@ -15,14 +15,18 @@ from poptorch._blocks import (
     LegacyBeginBlockFn,
     removeBlocks,
 )
+from poptorch._control_flow import cond, for_loop
 from poptorch._cpu_op import CPU
+from poptorch._ctc import ctc_beam_search_decoder
 from poptorch._custom_op import custom_op, register_custom_op
+from poptorch._geometry import fps, nearest
 from poptorch._matmul import serializedMatMul
 from poptorch._multi_conv import MultiConv
 from poptorch._overlap import set_overlap_for_input, set_overlap_for_output
 from poptorch._print_tensor import ipu_print_tensor
 from poptorch._recomputation import recomputationCheckpoint
 from poptorch._running import identity_loss, isRunningOnIpu
+from poptorch._slicing import dynamic_slice, dynamic_update
 
 __all__ = [
     "CPU",
@@ -34,11 +38,18 @@ __all__ = [
     "MultiConv",
     "NameScope",
     "accessAttributes",
+    "cond",
+    "ctc_beam_search_decoder",
     "custom_op",
+    "dynamic_slice",
+    "dynamic_update",
+    "for_loop",
+    "fps",
     "getIpuTensorId",
     "identity_loss",
     "ipu_print_tensor",
     "isRunningOnIpu",
+    "nearest",
     "nop",
     "recomputationCheckpoint",
     "register_custom_op",

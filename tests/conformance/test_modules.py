@@ -77,6 +77,40 @@ def test_trains_like_plain_pytorch(make, monkeypatch):
     torch.testing.assert_close(found, expected.detach(), rtol=1e-6, atol=0)
 
 
+class Masked(nn.Module):
+    """A transformer of two layers whose mask comes from where a test says."""
+
+    def __init__(self, kind):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.encoder, self.kind = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), kind
+        mask = nn.Transformer.generate_square_subsequent_mask(8)
+        self.register_buffer("mask", mask if kind == "causal buffer" else mask * 0)
+
+    def forward(self, x, y):
+        made = nn.Transformer.generate_square_subsequent_mask(8)
+        mask = made if self.kind == "made in forward" else self.mask
+        return nn.functional.mse_loss(self.encoder(x.unsqueeze(0), mask)[0, :, :1], y)
+
+
+@pytest.mark.parametrize("kind", ["causal buffer", "other buffer", "made in forward"])
+def test_transformers_take_masks(kind, monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    torch.manual_seed(0)
+    model = Masked(kind)
+    plain = copy.deepcopy(model)
+    x, y = torch.randn(8, 4), torch.randn(8, 1)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    wrapped = poptorch.trainingModel(model, quiet(), poptorch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(3):
+        optimizer.zero_grad()
+        expected = plain(x, y)
+        expected.backward()
+        optimizer.step()
+        found = wrapped(x, y)
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-6, atol=0)
+
+
 def test_results_do_not_share_memory(monkeypatch):
     monkeypatch.setenv("ABELE_TARGET", "reference")
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
-from abele.errors import DataDependentError, LossError
+from abele.errors import LossError
 from abele.losses import LOSS_FUNCTIONS, LossFinder, mark_loss
 from runs import captured, rule_for, started
 
@@ -59,12 +59,12 @@ LOSSES = {
 }
 
 
-# torch cannot say the shape of its results without their values; see the test at the end.
-NOT_CAPTURED = {F.ctc_loss, torch.ctc_loss}
+# Their arguments are of other shapes; see the tests at the end.
+ELSEWHERE = {F.ctc_loss, torch.ctc_loss}
 
 
 def test_the_table_above_is_complete():
-    assert LOSSES.keys() | NOT_CAPTURED == LOSS_FUNCTIONS.keys()
+    assert LOSSES.keys() | ELSEWHERE == LOSS_FUNCTIONS.keys()
 
 
 IDS = [f"{f.__module__ or 'torch'}.{LOSS_FUNCTIONS[f]}" for f in LOSSES]
@@ -168,9 +168,20 @@ def test_a_mark_outside_of_capture_does_nothing():
     [((4,), (2,)), (torch.tensor([4]), torch.tensor([2]))],
     ids=["numbers", "tensors"],
 )
-def test_ctc_is_not_captured_yet(lengths):
+@pytest.mark.parametrize("function", ELSEWHERE)
+def test_ctc_is_found(function, lengths):
     def loss(y):
-        return F.ctc_loss(y[:, None].log_softmax(-1), torch.tensor([[1, 2]]), *lengths)
+        reduction = "mean" if function is F.ctc_loss else 1
+        targets = torch.tensor([[1, 2]])
+        return function(y[:, None].log_softmax(-1), targets, *lengths, 0, reduction)
 
-    with pytest.raises(DataDependentError, match=r"test_losses\.py:.*F\.ctc_loss"):
+    assert updated(loss) == ("weight",)
+
+
+def test_ctc_in_training_needs_a_reduction():
+    def loss(y):
+        targets = torch.tensor([[1, 2]])
+        return F.ctc_loss(y[:, None].log_softmax(-1), targets, (4,), (2,), reduction="none")
+
+    with pytest.raises(LossError, match='reduction="none" is not supported in training'):
         updated(loss)

@@ -94,6 +94,83 @@ def test_the_mode_is_there_only_during_a_trace():
     assert _torch.get_proxy_mode() is None
 
 
+def test_fakes_of_a_capture_allow_loops_and_no_values():
+    mode = _torch.static_fakes()
+    fake = mode.from_tensor(torch.ones(3))
+    assert all(type(size) is int for size in fake.shape)
+    with pytest.raises(_torch.DataDependentOutputException, match="_local_scalar_dense"):
+        fake.sum().item()
+    with pytest.raises(_torch.DynamicOutputShapeException, match="nonzero"):
+        fake.nonzero()
+
+    def function(x):
+        def less(i, x):
+            return i < 3
+
+        def body(i, x):
+            return i + 1, x * 2
+
+        return torch.ops.higher_order.while_loop(less, body, (torch.zeros(()), x), ())
+
+    with mode:
+        graph = _torch.make_fx(function)(fake)
+    torch.testing.assert_close(graph(torch.ones(3))[1], torch.full((3,), 8.0))
+
+
+def test_a_tensor_stands_for_a_node():
+    def function(x):
+        y = x.sin()
+        again = _torch.tracked_fake(_torch.traced_node(y))
+        assert again is not y
+        return again + 1
+
+    with _torch.static_fakes() as mode:
+        graph = _torch.make_fx(function)(mode.from_tensor(torch.ones(2)))
+    torch.testing.assert_close(graph(torch.ones(2)), torch.ones(2).sin() + 1)
+    assert len(graph.graph.nodes) == 4
+
+
+def test_tracking_gives_a_tensor_its_node():
+    def function(x):
+        proxy = torch.fx.Proxy(_torch.traced_node(x), _torch.get_proxy_mode().tracer)
+        with _torch.disable_proxy_modes_tracing():
+            other = x + 1
+        assert _torch.traced_node(other) is None
+        mode = _torch.get_proxy_mode()
+        _torch.track_tensor_tree(other, proxy, constant=None, tracer=mode.tracer)
+        assert _torch.traced_node(other) is _torch.traced_node(x)
+        return x * 2
+
+    with _torch.static_fakes() as mode:
+        _torch.make_fx(function)(mode.from_tensor(torch.ones(2)))
+
+
+def test_real_values_can_be_computed_during_a_trace():
+    def function(x):
+        with _torch.outside_the_trace():
+            assert (torch.ones(2) + 1).tolist() == [2.0, 2.0]
+        return x + 1
+
+    with _torch.static_fakes() as mode:
+        graph = _torch.make_fx(function)(mode.from_tensor(torch.ones(2)))
+    assert len(graph.graph.nodes) == 3
+
+
+def test_transformers_ask_whether_a_mask_is_causal():
+    transformer = importlib.import_module("torch.nn.modules.transformer")
+    before = transformer._detect_is_causal_mask
+    mask = nn.Transformer.generate_square_subsequent_mask(3)
+    answers = {"known": lambda m: m, "unknown": lambda m: None}
+    found = {}
+    for name, answer in answers.items():
+        with _torch.causal_masks_asked_of(answer):
+            found[name] = transformer._detect_is_causal_mask(mask)
+            assert transformer._detect_is_causal_mask(mask, True)
+            assert not transformer._detect_is_causal_mask(None)
+    assert found == {"known": True, "unknown": False}
+    assert transformer._detect_is_causal_mask is before
+
+
 def phases(graph):
     return [
         node.meta["custom"]["phase"] for node in graph.graph.nodes if node.op == "call_function"

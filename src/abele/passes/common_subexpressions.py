@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from abele._torch import OpOverload
 from abele.passes._edit import editable, finished
-from abele.program import Program, has_effect, returned_nodes, writes
+from abele.program import Program, has_effect, is_getitem, returned_nodes, writes
 
 
 def common_subexpressions(program: Program) -> Program:
@@ -33,6 +34,8 @@ def common_subexpressions(program: Program) -> Program:
 
 
 def _mergeable(node: torch.fx.Node) -> bool:
+    if not isinstance(node.target, OpOverload) and not is_getitem(node):
+        return False  # loops and branches: random operations may hide inside
     tags = getattr(node.target, "tags", ())
     random = torch.Tag.nondeterministic_seeded in tags
     return not (writes(node) or has_effect(node) or random)

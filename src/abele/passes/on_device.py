@@ -7,28 +7,41 @@ Slots move with the session; what a graph itself creates or holds moves here.
 
 from __future__ import annotations
 
+import copy
+
 import torch
 
 from abele import _torch
 from abele.passes._edit import editable, finished
-from abele.program import Program
+from abele.program import Program, subgraphs
 
 
 def on_device(program: Program, device: torch.device) -> Program:
     """The same program with every value on ``device``."""
     graph = editable(program)
+    _move(graph, device)
+    return finished(program, graph)
+
+
+def _move(graph: torch.fx.GraphModule, device: torch.device) -> None:
     for node in graph.graph.nodes:
         if "device" in node.kwargs:
             node.kwargs = {**node.kwargs, "device": device}
     for name, constant in graph.state_dict().items():
-        delattr(graph, name)
-        graph.register_buffer(name, constant.to(device))
+        if "." not in name:  # those of inner graphs move with their graph
+            delattr(graph, name)
+            graph.register_buffer(name, constant.to(device))
+    for name, inner in list(subgraphs(graph)):
+        # A copy: the program that is being moved keeps its own.
+        moved = torch.fx.GraphModule(inner, copy.deepcopy(inner.graph))
+        _move(moved, device)
+        moved.recompile()
+        setattr(graph, name, moved)
     # Shapes and types stay; where each value lives is told by running on tensors without data.
     mode = _torch.FakeTensorMode(allow_non_fake_inputs=True)
     with mode, torch.no_grad():
         for node in graph.graph.nodes:
             node.meta["val"] = _moved(node.meta.get("val"), device)
-    return finished(program, graph)
 
 
 def _moved(value: object, device: torch.device) -> object:

@@ -1,0 +1,220 @@
+"""Loops and branches of a program: traced once, kept as one node each with graphs inside.
+
+A body is traced where it stands, like any other code of forward, so that it may read parameters,
+constants and values of its surroundings. Its nodes then move from the program into a graph of their
+own, whose inputs are what the body was given and whatever else it reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+
+from abele import _torch, scopes
+from abele._torch import OpOverload
+from abele.errors import CaptureError
+from abele.program import is_getitem, is_view, node_argument, subgraphs, writes
+
+aten = torch.ops.aten
+
+Body = Callable[..., Sequence[torch.Tensor]]
+
+
+@dataclasses.dataclass
+class _Outlined:
+    """A body whose nodes have left the program.
+
+    Attributes:
+        nodes: of the body, detached from the trace.
+        given: the nodes that stand for the body's arguments.
+        read: nodes of the program that the body reads beside its arguments, in order.
+        returned: the nodes of its results.
+        fakes: its results, for their shapes and types.
+        root: holds the constants and inner graphs that ``nodes`` name.
+    """
+
+    nodes: list[torch.fx.Node]
+    given: list[torch.fx.Node]
+    read: list[torch.fx.Node]
+    returned: list[torch.fx.Node]
+    fakes: list[torch.Tensor]
+    root: torch.nn.Module
+
+    def graph(self, read: Sequence[torch.fx.Node], *, counted: bool) -> torch.fx.GraphModule:
+        """The body as a function of its arguments and ``read``; its results alias neither.
+
+        Args:
+            read: what else it is called with; at least what it reads.
+            counted: it takes a counter first and returns it plus one.
+        """
+        graph = torch.fx.Graph()
+        counter = graph.placeholder("counter") if counted else None
+        inputs = {node: graph.placeholder(f"argument{i}") for i, node in enumerate(self.given)}
+        inputs |= {node: graph.placeholder(f"read{i}") for i, node in enumerate(read)}
+        if any(writes(node) for node in self.nodes):
+            for node in self.given:
+                inputs[node] = graph.call_function(aten.clone.default, (inputs[node],))
+        for node in self.nodes:
+            inputs[node] = graph.node_copy(node, lambda old: inputs[old])
+        results = [graph.call_function(aten.clone.default, (inputs[n],)) for n in self.returned]
+        if counter is not None:
+            results.insert(0, graph.call_function(aten.add.Tensor, (counter, 1)))
+        graph.output(tuple(results))
+        return torch.fx.GraphModule(self.root, graph)
+
+
+def loop(
+    count: int, body: Body, inputs: Sequence[torch.Tensor], check: Callable
+) -> list[torch.Tensor]:
+    """Applies ``body`` ``count`` times to its own results, starting from copies of ``inputs``.
+
+    Args:
+        count: how often; known while capturing.
+        body: takes and returns tensors of the shapes and types of ``inputs``; runs once here.
+        inputs: values of the capture under way.
+        check: called with the body's results; raises if they do not fit ``inputs``.
+
+    Raises:
+        CaptureError: the body changes a tensor of its surroundings in place.
+    """
+    carried = [tensor.clone() for tensor in inputs]
+    counter = torch.zeros((), dtype=torch.int64)
+    with scopes.nodes_to_be_moved():
+        outlined = _outline(body, carried)
+        check(outlined.fakes)
+        graph = outlined.graph(outlined.read, counted=True)
+        _erase(outlined)
+    start = [_torch.tracked_fake(node) for node in outlined.given]
+    read = tuple(_torch.tracked_fake(node) for node in outlined.read)
+
+    def again(counter: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return counter < count
+
+    results = torch.ops.higher_order.while_loop(again, graph, (counter, *start), read)
+    return list(results[1:])
+
+
+def choose(
+    condition: torch.Tensor,
+    bodies: tuple[Body, Body],
+    inputs: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
+    check: Callable,
+) -> list[torch.Tensor]:
+    """Runs one of two bodies, whichever the condition's value asks for at run time.
+
+    Args:
+        condition: 0-d bool; true takes the first.
+        bodies: both run once here; their results agree in number, shapes and types.
+        inputs: arguments of each, which the bodies see as copies.
+        check: called with both lists of results; raises if they do not agree.
+
+    Raises:
+        CaptureError: a body changes a tensor of its surroundings in place.
+    """
+    with scopes.nodes_to_be_moved():
+        sides = [
+            _outline(lambda body=body, given=given: body(*[each.clone() for each in given]), ())
+            for body, given in zip(bodies, inputs, strict=True)
+        ]
+        check(*(side.fakes for side in sides))
+        read = list(dict.fromkeys(node for side in sides for node in side.read))
+        first, second = (side.graph(read, counted=False) for side in sides)
+        for side in reversed(sides):
+            _erase(side)
+    operands = tuple(_torch.tracked_fake(node) for node in read)
+    return list(torch.ops.higher_order.cond(condition, first, second, operands))
+
+
+def restore_views(graph: torch.fx.GraphModule) -> None:
+    """Takes back that views became copies in the bodies of loops and branches.
+
+    Removing in-place writes does that inside bodies, not in the program around them. Bodies write
+    nothing any more and clone their results, so that views are safe, and compilers know them.
+    """
+    for _, inner in subgraphs(graph):
+        restore_views(inner)
+        for node in inner.graph.nodes:
+            if isinstance(node.target, OpOverload):
+                node.target = _VIEWS.get(node.target, node.target)
+        inner.recompile()
+
+
+_VIEWS = {
+    # Where writes were removed, strides may have changed.
+    aten.view_copy.default: aten.reshape.default,
+    aten.t_copy.default: aten.t.default,
+    aten.transpose_copy.int: aten.transpose.int,
+    aten.permute_copy.default: aten.permute.default,
+    aten.expand_copy.default: aten.expand.default,
+    aten.select_copy.int: aten.select.int,
+    aten.slice_copy.Tensor: aten.slice.Tensor,
+    aten.squeeze_copy.default: aten.squeeze.default,
+    aten.squeeze_copy.dim: aten.squeeze.dim,
+    aten.squeeze_copy.dims: aten.squeeze.dims,
+    aten.unsqueeze_copy.default: aten.unsqueeze.default,
+    aten.split_copy.Tensor: aten.split.Tensor,
+    aten.split_with_sizes_copy.default: aten.split_with_sizes.default,
+    aten.unbind_copy.int: aten.unbind.int,
+    aten.diagonal_copy.default: aten.diagonal.default,
+    aten.unfold_copy.default: aten.unfold.default,
+    aten.alias_copy.default: aten.alias.default,
+    aten.detach_copy.default: aten.detach.default,
+}
+
+
+def _outline(body: Body, arguments: Sequence[torch.Tensor]) -> _Outlined:
+    before = set(_torch.traced_nodes())
+    # Before the body runs: a tensor changed in place stands for the node that changed it.
+    given = [_node(tensor) for tensor in arguments]
+    results = list(body(*arguments))
+    # A tensor that no node computes becomes one: bodies return values of the program.
+    results = [
+        each if _torch.traced_node(each) is not None else torch.zeros_like(each) + each
+        for each in results
+    ]
+    mode = _torch.get_proxy_mode()
+    assert mode is not None, "loops and branches of programs exist during capture only"
+    root = mode.tracer.root
+    traced = [node for node in _torch.traced_nodes() if node not in before]
+    nodes = [node for node in traced if not _is_constant(node, root)]
+    returned = [_node(tensor) for tensor in results]
+    inside = {*nodes, *given}
+    used = [source for node in nodes for source in node.all_input_nodes] + returned
+    read = [node for node in dict.fromkeys(used) if node not in inside]
+    _refuse_outer_writes(nodes, set(read))
+    return _Outlined(nodes, given, read, returned, results, root)
+
+
+def _node(tensor: torch.Tensor) -> torch.fx.Node:
+    node = _torch.traced_node(tensor)
+    assert node is not None, tensor
+    return node
+
+
+def _is_constant(node: torch.fx.Node, root: torch.nn.Module) -> bool:
+    """Whether it names a tensor, not the graph of an inner loop or branch."""
+    return node.op == "get_attr" and not isinstance(
+        getattr(root, str(node.target), None), torch.nn.Module
+    )
+
+
+def _refuse_outer_writes(nodes: list[torch.fx.Node], read: set[torch.fx.Node]) -> None:
+    for node in nodes:
+        if not writes(node):
+            continue
+        base = node_argument(node, 0)
+        while base not in read and (is_getitem(base) or is_view(base) or writes(base)):
+            base = node_argument(base, 0)
+        if base in read:
+            raise CaptureError(
+                "The body of a loop or branch changes a tensor of its surroundings in place "
+                f"({node.target}). A body may read such tensors and change copies only. Pass the "
+                "tensor as an input and return its new value."
+            )
+
+
+def _erase(outlined: _Outlined) -> None:
+    for node in reversed(outlined.nodes):
+        node.graph.erase_node(node)

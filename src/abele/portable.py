@@ -1,0 +1,90 @@
+"""Functions of torch that look at values, in forms that do not, for forwards being captured."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch.overrides import TorchFunctionMode
+
+from abele import _torch, losses
+from abele.errors import LossError
+from abele.ops import ctc_loss
+from abele.program import writes
+
+_REDUCTIONS = ("none", "mean", "sum")  # by the numbers that operators use
+
+
+class _PortableFunctions(TorchFunctionMode):
+    def __init__(self, training: bool):
+        super().__init__()
+        self._training = training
+
+    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
+        if func is F.ctc_loss or func is torch.ctc_loss:
+            return self._ctc_loss(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _ctc_loss(
+        self,
+        log_probs: torch.Tensor,
+        targets: torch.Tensor,
+        input_lengths: Any,
+        target_lengths: Any,
+        blank: int = 0,
+        reduction: str | int = "mean",
+        zero_infinity: bool = False,
+    ) -> torch.Tensor:
+        reduction = _REDUCTIONS[reduction] if isinstance(reduction, int) else reduction
+        if self._training and reduction == "none":
+            raise LossError(
+                'ctc_loss with reduction="none" is not supported in training. Use "mean" or "sum".'
+            )
+        loss = ctc_loss.ctc_loss(
+            log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
+        )
+        losses.mark_loss(loss, "ctc_loss")
+        return loss
+
+
+@contextlib.contextmanager
+def portable_functions(*, training: bool) -> Iterator[None]:
+    """While open, torch's functions are captured that look at the values of their arguments.
+
+    These are ``ctc_loss``, and the layers of transformers that ask whether a mask is causal.
+    """
+    with _PortableFunctions(training), _torch.causal_masks_asked_of(constant_value):
+        yield
+
+
+def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The value of a tensor of the trace under way if it is computed from constants, else None."""
+    node, mode = _torch.traced_node(tensor), _torch.get_proxy_mode()
+    if node is None or mode is None:
+        return None if isinstance(tensor, _torch.FakeTensor) else tensor
+    needed = {node, *losses.ancestors(node)}
+    if not all(map(_computes_the_same_now, needed)):
+        return None
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    for each in mode.tracer.graph.nodes:
+        if each in needed:
+            copies[each] = graph.node_copy(each, lambda old: copies[old])
+    graph.output(copies[node])
+    with _torch.outside_the_trace():
+        return torch.fx.GraphModule(mode.tracer.root, graph)()
+
+
+def _computes_the_same_now(node: torch.fx.Node) -> bool:
+    """Whether it is a constant or an operation that neither draws numbers nor is written to."""
+    tags = getattr(node.target, "tags", ())
+    written = any(writes(user) for user in node.users)
+    return (
+        node.op != "placeholder"
+        and torch.Tag.nondeterministic_seeded not in tags
+        and not written
+        and not writes(node)
+    )
