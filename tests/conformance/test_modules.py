@@ -85,7 +85,7 @@ class Masked(nn.Module):
         layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
         self.encoder, self.kind = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), kind
         mask = nn.Transformer.generate_square_subsequent_mask(8)
-        self.register_buffer("mask", mask if kind == "causal buffer" else mask * 0)
+        self.register_buffer("mask", mask if kind == "causal buffer" else mask.exp())
 
     def forward(self, x, y):
         made = nn.Transformer.generate_square_subsequent_mask(8)

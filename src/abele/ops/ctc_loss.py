@@ -64,14 +64,14 @@ def _backward(
         table[:, :, : 2 * longest + 1].contiguous(),
         blank,
         zero_infinity,
-    )
+    ).contiguous()  # compiled code relies on the strides that the fake below has
 
 
 @torch.library.register_fake(_BACKWARD)
 def _backward_shape(
     grad, log_probs, targets, input_lengths, target_lengths, loss, table, blank, zero_infinity
 ):
-    return torch.empty_like(log_probs)
+    return log_probs.new_empty(log_probs.shape)
 
 
 def _setup(ctx, inputs, output):
