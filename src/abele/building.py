@@ -17,6 +17,7 @@ from abele.cache import ExecutableCache
 from abele.config import StepConfig
 from abele.errors import CompilerError, TargetError
 from abele.executable import Executable
+from abele.passes.trap_exceptions import trap_exceptions
 from abele.program import Program
 from abele.targets import ENVIRONMENT, Target, get_target, requested
 from abele.warn import warn_user
@@ -123,7 +124,9 @@ def _build_for(
     record.target = target.name
     progress("passes", 0.1)
     started = time.perf_counter()
-    lowered = [passes.run(program, target.passes) for program in programs]
+    # Before lowering, so that the user's operations are watched and not what replaces them.
+    traps = (trap_exceptions,) if config.trap_exceptions else ()
+    lowered = [passes.run(program, (*traps, *target.passes)) for program in programs]
     record.seconds["passes"] = time.perf_counter() - started
     parts = executable.key_parts(lowered, config, target)
     record.executable = executable.key_of(parts)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch.fx.graph import CodeGen
 
-from abele import _torch, scopes, update_rules
-from abele.config import Reduction, StepConfig
+from abele import _torch, loss_scaling, reduction, rounding, scopes, update_rules
+from abele.config import StepConfig
 from abele.control_flow import restore_views
 from abele.diagnose import explain_data_dependence
 from abele.errors import CaptureError
@@ -125,20 +125,24 @@ class _Capture:
         self.inputs = [_Named(f"input{i}", Role.INPUT, v) for i, v in enumerate(inputs)]
         self.constants: dict[int, torch.Tensor] = {}
         self.updated: tuple[str, ...] = ()
+        self.watched, self.largest_scale = 0, 1.0  # for an automatic loss scale
+        self.write = rounding.writer(stochastic=config.stochastic_rounding)
 
     def run(self) -> Captured:
         if not self.config.training:
             programs = [self._trace("forward", self._forward, self._model_slots())]
         elif self.config.micro_batches_per_update == 1:
-            slots = self._model_slots() + self._update_slots()
+            slots = self._model_slots() + self._update_slots() + self._counters()
             programs = [self._trace("step", self._step, slots)]
         else:
             slots = self._model_slots() + self._accumulators(self._trainable_names())
+            slots += self._counters()
             # The loss is scaled where backward starts; the other hyper-parameters act in apply.
             slots += [item for item in self._hyper_slots() if item.name == "loss_scaling"]
             programs = [self._trace("accumulate", self._accumulate, slots)]
             updated = [p for p in self.params if p.name in self.updated]
             slots = updated + self._accumulators(self.updated) + self._update_slots()
+            slots += self._counters()
             programs.append(self._trace("apply", self._apply, slots))
         return Captured(programs=tuple(programs), constants=self.constants, updated=self.updated)
 
@@ -161,6 +165,13 @@ class _Capture:
             )
             for name in names
         ]
+
+    def _counters(self) -> list[_Named]:
+        names = [reduction.COUNTED] if reduction.runs_as_mean(self.config) else []
+        if self.rule.automatic_scaling is not None:
+            names += loss_scaling.COUNTERS
+        # One tensor each: the same one twice would become the same slot.
+        return [_Named(n, Role.COUNTER, torch.zeros((), dtype=torch.float64)) for n in names]
 
     def _update_slots(self) -> list[_Named]:
         named = []
@@ -226,39 +237,46 @@ class _Capture:
             leaves = [params[name] for name in names]
             # A loss without reduction means the sum of its elements: a seed of ones.
             seed = torch.ones_like(loss) * self._loss_scale(values)
+            self.largest_scale = loss_scaling.limit(loss)
             grads = torch.autograd.grad(loss, leaves, seed, allow_unused=True)
         return {n: g.detach() for n, g in zip(names, grads, strict=True) if g is not None}
 
     def _loss_scale(self, values: _Values) -> float | torch.Tensor:
+        scale: float | torch.Tensor = self.rule.loss_scaling
         if self.rule.loss_scaling_variable:
-            return values.of(Role.HYPER)["loss_scaling"]
-        return self.rule.loss_scaling
+            scale = values.of(Role.HYPER)["loss_scaling"]
+        divisor = reduction.loss_divisor(self.config)
+        return scale / divisor if divisor > 1 else scale
 
     def _step(self, values: _Values) -> list[torch.Tensor]:
         outputs, grads = self._gradients(values)
+        self._count_saturated(values, grads)
         self._update(values, grads)
         return outputs
 
     def _accumulate(self, values: _Values) -> list[torch.Tensor]:
         outputs, grads = self._gradients(values)
+        self._count_saturated(values, grads)
         sums = values.of(Role.ACCUMULATOR)
-        for name, grad in grads.items():
-            total = sums[f"accumulator.{name}"]
-            total.add_(grad.to(total.dtype))
+        counted = values.of(Role.COUNTER).get(reduction.COUNTED)
+        with torch.no_grad():
+            for name, grad in grads.items():
+                reduction.accumulate(sums[f"accumulator.{name}"], grad, counted, self.write)
+            if counted is not None:
+                counted.add_(1)
         _torch.mark_traced("update")
         return outputs
 
     def _apply(self, values: _Values) -> list[torch.Tensor]:
-        params, sums = values.of(Role.PARAMETER), values.of(Role.ACCUMULATOR)
-        count = self.config.micro_batches_per_update
-        grads = {}
-        for name in self.updated:
-            total = sums[f"accumulator.{name}"]
-            mean = self.config.reduction is Reduction.MEAN
-            grads[name] = (total / count if mean else total.clone()).to(params[name].dtype)
+        sums = values.of(Role.ACCUMULATOR)
+        grads = {
+            name: reduction.reduced(sums[f"accumulator.{name}"], self.config)
+            for name in self.updated
+        }
         self._update(values, grads)
+        counted = values.of(Role.COUNTER).get(reduction.COUNTED)
         with torch.no_grad():
-            for total in sums.values():
+            for total in (*sums.values(), *([] if counted is None else [counted])):
                 total.zero_()
         _torch.mark_traced("update")
         return []
@@ -268,11 +286,36 @@ class _Capture:
         for name, value in values.of(Role.OPTIMIZER_STATE).items():
             param, key = name.rsplit(".", 1)
             state[param][key] = value
-        with torch.no_grad():
-            update_rules.apply(
-                self.rule, values.of(Role.PARAMETER), grads, state, values.of(Role.HYPER)
-            )
+        params, hyper = values.of(Role.PARAMETER), values.of(Role.HYPER)
+        with torch.no_grad(), self._following_scale(values, grads):
+            update_rules.apply(self.rule, params, grads, state, hyper, self.write)
         _torch.mark_traced("update")
+
+    def _count_saturated(self, values: _Values, grads: Mapping[str, torch.Tensor]) -> None:
+        settings, counters = self.rule.automatic_scaling, values.of(Role.COUNTER)
+        if settings is not None:
+            saturated = counters[loss_scaling.SATURATED]
+            loss_scaling.count_saturated(grads.values(), saturated, settings)
+            self.watched = loss_scaling.elements(grads.values())
+
+    @contextlib.contextmanager
+    def _following_scale(
+        self, values: _Values, grads: Mapping[str, torch.Tensor]
+    ) -> Iterator[None]:
+        """With an automatic loss scale: unsound updates are undone, then the scale moves."""
+        settings = self.rule.automatic_scaling
+        if settings is None or not self.watched:
+            yield
+            return
+        written = {name: values.of(Role.PARAMETER)[name] for name in grads}
+        for name, value in values.of(Role.OPTIMIZER_STATE).items():
+            if name.rpartition(".")[0] in grads:
+                written[name] = value
+        with loss_scaling.only_if_finite(grads.values(), written.values()):
+            yield
+        elements = self.watched * self.config.micro_batches_per_update
+        scale, counters = values.of(Role.HYPER)["loss_scaling"], values.of(Role.COUNTER)
+        loss_scaling.follow(scale, counters, settings, elements, self.largest_scale)
 
     # -- tracing ---------------------------------------------------------------------------
 

@@ -28,6 +28,14 @@ class Reduction(enum.StrEnum):
     SUM = "sum"
 
 
+class MeanStrategy(enum.StrEnum):
+    """Where a mean reduction divides; equal in exact arithmetic, not when half values overflow."""
+
+    POST = "post"
+    RUNNING = "running"
+    POST_AND_LOSS = "post_and_loss"
+
+
 _COMPILE = {"when": "compile"}
 _RUN = {"when": "run"}
 
@@ -42,6 +50,10 @@ class StepConfig:
         replicas: data-parallel copies inside this process, each with its own buffers.
         processes: processes that share one update.
         reduction: how gradients combine over accumulation, replicas and processes.
+        mean_strategy: where a mean divides: after the sum, at every gradient, or by replicas before
+            backward and by accumulation after the sum.
+        stochastic_rounding: updates round half weights, state and accumulators at random.
+        trap_exceptions: a step stops at the first operation that makes an infinity or NaN.
         broadcast_buffers: replicas may not write to their buffers; the front-end checks it.
         device_iterations: updates (training) or batches (inference) in one call.
         output_mode: which micro-batches' outputs are returned.
@@ -54,6 +66,11 @@ class StepConfig:
     replicas: int = dataclasses.field(default=1, metadata=_COMPILE)
     processes: int = dataclasses.field(default=1, metadata=_COMPILE)
     reduction: Reduction = dataclasses.field(default=Reduction.MEAN, metadata=_COMPILE)
+    mean_strategy: MeanStrategy = dataclasses.field(
+        default=MeanStrategy.POST, metadata=_COMPILE
+    )
+    stochastic_rounding: bool = dataclasses.field(default=False, metadata=_COMPILE)
+    trap_exceptions: bool = dataclasses.field(default=False, metadata=_COMPILE)
     broadcast_buffers: bool = dataclasses.field(default=True, metadata=_COMPILE)
     device_iterations: int = dataclasses.field(default=1, metadata=_RUN)
     output_mode: OutputMode = dataclasses.field(default=OutputMode.FINAL, metadata=_RUN)

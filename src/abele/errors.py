@@ -6,6 +6,7 @@
     |  |- LossError              no loss, or several, were found
     |  `- ReassignedError        forward replaces or removes a parameter or buffer
     |- BatchError            the rows of a batch do not divide as the configuration asks
+    |- TrappedError          an operation made an infinity or NaN, and that was to stop the run
     |- ProgramError          a program breaks its own rules (our bug, or a pass's)
     |- HostCallError         a program calls Python code that is missing or changed its results
     |- TargetError           the requested target cannot be used here
@@ -44,6 +45,18 @@ class ReassignedError(CaptureError):
 
 class BatchError(AbeleError):
     """The leading dimension of a batch does not fit the configuration."""
+
+
+class TrappedError(AbeleError):
+    """An operation made an infinity or a NaN from values that were none.
+
+    Attributes:
+        line: ``FILE:LINE in FUNCTION`` of the user's source, or empty.
+    """
+
+    def __init__(self, message: str, line: str = ""):
+        super().__init__(message)
+        self.line = line
 
 
 class ProgramError(AbeleError):

@@ -28,8 +28,10 @@ class Role(enum.StrEnum):
     OPTIMIZER_STATE = "optimizer_state"
     ACCUMULATOR = "accumulator"
     HYPER = "hyper"
+    COUNTER = "counter"
     INPUT = "input"
     OUTPUT = "output"
+    MAGNITUDES = "magnitudes"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,29 @@ class Stamp:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Check:
+    """One operation that is watched for infinities and NaN.
+
+    Attributes:
+        magnitude: index of its result in the output of role ``MAGNITUDES``.
+        sources: indices of its operands there.
+        infinite_constant: an operand is a constant infinity, so infinite results are no news.
+        operator: ``aten.div.Tensor``.
+        phase: ``forward``, ``backward`` or ``update``.
+        scope: path of the module, names joined by ``/``; empty outside all.
+        line: ``FILE:LINE in FUNCTION`` of the user's source, if known.
+    """
+
+    magnitude: int
+    sources: tuple[int, ...]
+    infinite_constant: bool
+    operator: str
+    phase: str
+    scope: str
+    line: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
     """A static program and the meaning of its inputs and outputs.
 
@@ -70,6 +95,7 @@ class Program:
         inputs: roles of the placeholders.
         outputs: roles of the returned values.
         history: one stamp per stage that made or changed it.
+        checks: operations watched for infinities and NaN; see ``passes.trap_exceptions``.
     """
 
     name: str
@@ -77,6 +103,7 @@ class Program:
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
     history: tuple[Stamp, ...] = ()
+    checks: tuple[Check, ...] = ()
 
     def replace(self, **changes: object) -> Program:
         """A copy with some fields changed."""

@@ -14,6 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from abele.loss_scaling import AutomaticScaling
+from abele.rounding import Write, write_nearest
+
 Number = float | torch.Tensor
 State = Mapping[str, torch.Tensor]
 
@@ -42,6 +45,7 @@ class UpdateRule:
         groups: parameter groups, disjoint.
         loss_scaling: the loss is multiplied by this before backward and gradients divided after.
         loss_scaling_variable: the scale is a slot instead of a constant.
+        automatic_scaling: the scale is changed on the device; needs a variable one.
         max_grad_norm: global norm to which gradients are clipped; infinity leaves them alone.
         accumulator_dtype: element type of gradient accumulators.
         state_dtypes: element type of state tensors that differ from float32.
@@ -51,6 +55,7 @@ class UpdateRule:
     groups: tuple[Group, ...]
     loss_scaling: float = 1.0
     loss_scaling_variable: bool = False
+    automatic_scaling: AutomaticScaling | None = None
     max_grad_norm: float = math.inf
     accumulator_dtype: torch.dtype = torch.float32
     state_dtypes: Mapping[str, torch.dtype] = dataclasses.field(default_factory=dict)
@@ -208,7 +213,9 @@ def _lamb(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str,
     weight_norm = torch.linalg.vector_norm(param).clamp(max=largest)
     update_norm = torch.linalg.vector_norm(update)
     usable = (weight_norm > 0) & (update_norm > 0)
-    ratio = torch.where(usable, weight_norm / update_norm, torch.ones_like(weight_norm))
+    # The unused quotient of a zero norm would be a division by zero, which can be trapped.
+    ones = torch.ones_like(weight_norm)
+    ratio = torch.where(usable, weight_norm / torch.where(usable, update_norm, ones), ones)
     # In float64, where a constant and a slot give the same product.
     param.copy_(param - update * (ratio.double() * h["lr"]))
 
@@ -237,11 +244,16 @@ def apply(
     grads: Mapping[str, torch.Tensor],
     state: Mapping[str, State],
     hyper: Mapping[str, torch.Tensor],
+    write: Write = write_nearest,
 ) -> None:
-    """Updates ``params`` and ``state`` in place from ``grads``; all maps are by name."""
+    """Updates ``params`` and ``state`` in place from ``grads``; all maps are by name.
+
+    ``write`` rounds what was computed wider than its tensor.
+    """
     names = [name for group in rule.groups for name in group.params if name in grads]
     scale: Number = hyper["loss_scaling"] if rule.loss_scaling_variable else rule.loss_scaling
-    values = [grads[name] for name in names]
+    # Widened first: a half gradient divided by its scale may no longer be one.
+    values = [grads[name].to(_widened(params[name]).dtype) for name in names]
     if isinstance(scale, torch.Tensor) or scale != 1.0:
         values = [value / scale for value in values]
     if math.isfinite(rule.max_grad_norm) and values:
@@ -252,25 +264,27 @@ def apply(
         numbers |= {name: hyper[f"group{index}.{name}"] for name in group.variable}
         for name in group.params:
             if name in by_name:
-                _update(RULES[rule.kind], params[name], by_name[name], state[name], numbers)
+                update = RULES[rule.kind].update
+                _update(update, params[name], by_name[name], state[name], numbers, write)
 
 
 def _update(
-    rule: Rule,
+    update: Callable[[torch.Tensor, torch.Tensor, State, Mapping[str, Number]], None],
     param: torch.Tensor,
     grad: torch.Tensor,
     state: State,
     numbers: Mapping[str, Number],
+    write: Write,
 ) -> None:
-    """Applies ``rule`` in float32 at least; half tensors are rounded once, at the end."""
+    """Applies ``update`` in float32 at least; half tensors are rounded once, at the end."""
     wide = {name: _widened(value) for name, value in state.items()}
     wide_param = _widened(param)
-    rule.update(wide_param, _widened(grad), wide, numbers)
+    update(wide_param, _widened(grad), wide, numbers)
     for name, value in wide.items():
         if value is not state[name]:
-            state[name].copy_(value)
+            write(state[name], value)
     if wide_param is not param:
-        param.copy_(wide_param)
+        write(param, wide_param)
 
 
 def _widened(value: torch.Tensor) -> torch.Tensor:

@@ -2,8 +2,8 @@
 
 from types import TracebackType
 
-from abele.errors import AbeleError, BatchError
-from poptorch._error import error
+from abele.errors import AbeleError, BatchError, TrappedError
+from poptorch._error import RecoverableError, error
 
 
 class _Translated:
@@ -17,9 +17,12 @@ class _Translated:
     ) -> None:
         if isinstance(found, BatchError):
             raise AssertionError(str(found)) from found
+        if isinstance(found, TrappedError):
+            action, layer = "IPU_RESET", "poplar_recoverable_runtime_error"
+            raise RecoverableError(str(found), action, layer, found.line) from found
         if isinstance(found, AbeleError):
             raise error(str(found)) from found
 
 
-#: Raises a batch mistake as AssertionError and every other engine error as poptorch.Error.
+#: Raises a batch mistake as AssertionError, a trapped operation as RecoverableError and every other engine error as poptorch.Error.
 translated = _Translated()

@@ -11,6 +11,7 @@ import torch
 from tqdm import tqdm
 
 from abele.building import BuildRecord
+from abele.errors import TrappedError
 from abele.module_state import ModuleState, parameter_names
 from abele.update_rules import UpdateRule
 from poptorch import _not_yet, _optimizer, _progress, _random_state, _tracing, _translate, _weights
@@ -163,11 +164,18 @@ class PoplarExecutor(PlacementMember):
         elif self._optimizer_state.pending or self._optimizer_state.reread:
             self._send_loaded_state()
         with translated:
-            result = compiled.run_plain(args) if plain else compiled.run(bound)
+            try:
+                result = compiled.run_plain(args) if plain else compiled.run(bound)
+            except TrappedError:
+                self._weights_changed()  # by the updates before the one that was stopped
+                raise
+        self._weights_changed()
+        return result
+
+    def _weights_changed(self) -> None:
         if self._training:
             self._host_is_stale = self._optimizer_state.stale = True
             self._shared.version += 1
-        return result
 
     def _made_ready(self, bound: Bound) -> CompiledModel:
         """Compiles if that has not been done, and takes the device."""
@@ -309,6 +317,8 @@ class PoplarExecutor(PlacementMember):
         _optimizer.choose_reduction(
             self._options, optimizer, self._rule if self.isCompiled() else None
         )
+        if not self.isCompiled():
+            self._config = _translate.to_config(self._options, training=True)
         self._rule = self._rule_of(optimizer)
         self._optimizer_state.use(optimizer, self._rule)
 
@@ -324,6 +334,7 @@ class PoplarExecutor(PlacementMember):
     def _rule_of(self, optimizer: Any) -> UpdateRule:
         names = parameter_names(self._module)
         rule = _optimizer.to_update_rule(optimizer, names, warn=self._rule is None)
+        rule = _translate.with_automatic_scaling(rule, optimizer, self._options)
         self._watch.look(optimizer)
         # The device steps, unseen by torch's schedulers, which would warn of a missing step().
         optimizer._opt_called = True

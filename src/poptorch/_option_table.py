@@ -219,17 +219,24 @@ _NESTED = (
         "compile", _HON, "combines gradients over micro-batches and replicas"),
     Row("meanAccumulationAndReplicationReductionStrategy", "Training",
         "setMeanAccumulationAndReplicationReductionStrategy", MeanReductionStrategy,
-        MeanReductionStrategy.Post, tuple(MeanReductionStrategy), "compile", _NOP,
-        "all strategies give the same mean up to rounding; Post is what runs"),
+        MeanReductionStrategy.Post, tuple(MeanReductionStrategy), "compile", _HON,
+        "where a mean divides; always Running for half accumulators that are not combined"),
     Row(_ALS + "enabled", "Training", "setAutomaticLossScaling", bool, ABSENT, None, "compile",
-        _REJ, "not built yet; set loss_scaling on the optimizer", home="_Popart", neutral=_OFF),
+        _HON, "loss_scaling follows the saturated share of half parameter gradients",
+        home="_Popart", neutral=_OFF),
+    Row(_ALS + "binEdgeLocation", "_Popart", "set", float, ABSENT, None, "compile", _HON,
+        "share of the largest half from which a gradient element is saturated; 0.125"),
+    Row(_ALS + "thresholdUpperCountProportion", "_Popart", "set", float, ABSENT, None, "compile",
+        _HON, "saturated proportion above which loss_scaling is halved, else doubled; 1e-7"),
+    Row(_ALS + "updatePeriod", "_Popart", "set", int, ABSENT, None, "compile", _HON,
+        "updates between two changes of loss_scaling; 1"),
     Row("convolutionOptions", "Training", "setConvolutionDithering", dict, ABSENT, None, "compile",
         _NOP, "performance only; setPartialsType writes the same key", home="_Popart"),
     Row("enableStochasticRounding", "Precision", "enableStochasticRounding", bool, ABSENT, None,
-        "compile", _REJ, "half results are rounded to nearest; leave it off", home="_Popart",
-        neutral=_OFF),
+        "compile", _HON, "half weights, optimizer state and accumulators; activations to nearest",
+        home="_Popart", neutral=_OFF),
     Row("enableFloatingPointChecks", "Precision", "enableFloatingPointExceptions", bool, ABSENT,
-        None, "compile", _REJ, "no exception is raised; check torch.isfinite on the outputs",
+        None, "compile", _HON, "the operation that makes an infinity or NaN raises and is named",
         home="_Popart", neutral=_OFF),
     Row("partialsTypeMatMuls", "Precision", "setPartialsType", str, ABSENT, None, "compile", _NOP,
         "sums are kept in float32 or better", home="_Popart"),
@@ -309,7 +316,7 @@ _POPART_ADVICE = {
     int: """
         accumulateOuterFragmentSettings.schedule autodiffSettings.stitchStrategy
         automaticLossScalingSettings.gradientTensorTrackingMethod
-        automaticLossScalingSettings.updatePeriod batchSerializationSettings.batchSchedule
+        batchSerializationSettings.batchSchedule
         batchSerializationSettings.factor batchSerializationSettings.method
         batchSerializationSettings.transformContext compilationProgressTotal defaultBufferingDepth
         defaultPrefetchBufferingDepth executionPhaseSettings.phases executionPhaseSettings.stages
@@ -318,9 +325,7 @@ _POPART_ADVICE = {
         swapLimitScheduler transitiveClosureOptimizationThreshold virtualGraphMode
     """,
     float: """
-        automaticLossScalingSettings.binEdgeLocation
-        automaticLossScalingSettings.thresholdUpperCountProportion outlineSequenceBreakCost
-        outlineThreshold timeLimitScheduler
+        outlineSequenceBreakCost outlineThreshold timeLimitScheduler
     """,
     str: """
         customCodeletCompileFlags kahnTieBreaker logDir saveInitializersToFile

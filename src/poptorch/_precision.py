@@ -1,45 +1,140 @@
-"""Activations and weights of different types: layers follow their activations.
+"""Activations and weights of different types: who follows whom.
 
 Programs halve a model but feed it floats, or the other way round. Plain PyTorch refuses that in
-dense and convolution layers; a device of this programming model casts the weights.
+most layers; a device of this programming model casts. Three rules, applied while forward is traced:
+
+1. Weights follow activations in dense, convolution, attention and PReLU layers: the result has the
+   type of the input.
+2. Normalisations compute with float32 parameters as they are; half ones are widened to the input.
+3. Products of two activations and losses promote like element-wise operations: half with float
+   gives float.
+
+Recurrent layers are not among them: torch checks their types before anything can be cast.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-# All take input, weight and bias, in this order.
-_LAYERS = frozenset(
+_FOLLOWING = frozenset(
     {
         F.linear,
+        F.bilinear,
         F.conv1d,
         F.conv2d,
         F.conv3d,
         F.conv_transpose1d,
         F.conv_transpose2d,
         F.conv_transpose3d,
+        F.multi_head_attention_forward,
+        F.prelu,
+        torch.prelu,
+    }
+)
+_NORMALISING = frozenset({F.layer_norm, F.group_norm, F.rms_norm})
+# Input, running mean, running variance, weight, bias: the second and third are written.
+_WITH_STATISTICS = frozenset({F.batch_norm, F.instance_norm})
+_PROMOTING = frozenset(
+    {
+        torch.matmul,
+        torch.Tensor.matmul,
+        torch.Tensor.__matmul__,
+        torch.mm,
+        torch.Tensor.mm,
+        torch.bmm,
+        torch.Tensor.bmm,
+        torch.mv,
+        torch.Tensor.mv,
+        torch.dot,
+        torch.Tensor.dot,
+        torch.addmm,
+        torch.Tensor.addmm,
+        torch.baddbmm,
+        torch.Tensor.baddbmm,
+        torch.einsum,
+        F.scaled_dot_product_attention,
+        F.binary_cross_entropy,
+        F.huber_loss,
+        F.smooth_l1_loss,
+        F.mse_loss,
+        F.l1_loss,
     }
 )
 
 
 class WeightsFollowActivations(TorchFunctionMode):
-    """While open, layers cast weight and bias to the type of their input."""
+    """While open, the three rules above hold."""
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
-        """Calls ``func``, with cast weights if it is a layer."""
+        """Calls ``func``, with cast operands where a rule concerns it."""
         kwargs = kwargs or {}
-        if func in _LAYERS:
+        if func in _FOLLOWING:
             like = args[0] if args else kwargs["input"]
-            args = (*args[:1], *(_cast(value, like) for value in args[1:3]), *args[3:])
-            named = {n: _cast(kwargs[n], like) for n in ("weight", "bias") if n in kwargs}
-            kwargs = {**kwargs, **named}
+            args, kwargs = _cast_all((args, kwargs), like.dtype)
+        elif func in _NORMALISING:
+            like = args[0] if args else kwargs["input"]
+            args, kwargs = _cast_all((args, kwargs), _widest((args, kwargs)), but=like)
+        elif func in _WITH_STATISTICS:
+            return _with_statistics(func, *args, **kwargs)
+        elif func in _PROMOTING:
+            args, kwargs = _cast_all((args, kwargs), _widest((args, kwargs)))
         return func(*args, **kwargs)
 
 
-def _cast(value: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
-    if value is None or value.dtype == like.dtype or not like.is_floating_point():
-        return value
-    return value.to(like.dtype)
+def _with_statistics(
+    func: Callable,
+    input: torch.Tensor,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """A normalisation whose statistics keep their type, whatever it computes in."""
+    statistics = (running_mean, running_var)
+    others = (statistics, args, kwargs)
+    kind = _widest((input, others))
+    if all(value.dtype == kind for value in _floating(others)):
+        return func(input, *statistics, *args, **kwargs)
+    wide = _cast_all(statistics, kind)
+    args, kwargs = _cast_all((args, kwargs), kind)
+    result = func(input, *wide, *args, **kwargs)
+    names = ("training", "use_input_stats")  # after weight and bias, where it is not named
+    given = [kwargs[name] for name in names if name in kwargs] or [*args[2:3]]
+    for value, new in zip(statistics, wide, strict=True):
+        if value is not None and new is not value and all(given):
+            value.copy_(new)
+    return result
+
+
+def _floating(values: Any) -> Iterator[torch.Tensor]:
+    if isinstance(values, torch.Tensor):
+        if values.is_floating_point():
+            yield values
+    elif isinstance(values, dict):
+        yield from _floating(list(values.values()))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _floating(value)
+
+
+def _widest(values: Any) -> torch.dtype | None:
+    """The type to which all floating tensors promote; None if there are none."""
+    found = None
+    for value in _floating(values):
+        found = value.dtype if found is None else torch.promote_types(found, value.dtype)
+    return found
+
+
+def _cast_all(values: Any, kind: torch.dtype | None, but: torch.Tensor | None = None) -> Any:
+    """``values`` with every floating tensor in type ``kind``, except ``but``."""
+    if isinstance(values, torch.Tensor):
+        wanted = kind is not None and kind.is_floating_point and values.is_floating_point()
+        return values.to(kind) if wanted and values is not but else values
+    if isinstance(values, dict):
+        return {name: _cast_all(value, kind, but) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return type(values)(_cast_all(value, kind, but) for value in values)
+    return values

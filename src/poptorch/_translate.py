@@ -1,11 +1,16 @@
 """From ``poptorch.Options`` to ``abele.StepConfig``: the only file that knows both vocabularies."""
 
+from dataclasses import replace
+from typing import Any
+
+from abele.config import MeanStrategy, Reduction, StepConfig
 from abele.config import OutputMode as EngineOutputMode
-from abele.config import Reduction, StepConfig
+from abele.loss_scaling import AutomaticScaling
+from abele.update_rules import UpdateRule
 from poptorch import _option_table
 from poptorch._error import error
 from poptorch._logging import logger
-from poptorch.enums import OutputMode, ReductionType
+from poptorch.enums import MeanReductionStrategy, OutputMode, ReductionType
 from poptorch.options import Options
 
 _OUTPUT_MODES = {
@@ -15,6 +20,16 @@ _OUTPUT_MODES = {
     OutputMode.EveryN: EngineOutputMode.EVERY_N,
 }
 _REDUCTIONS = {ReductionType.Mean: Reduction.MEAN, ReductionType.Sum: Reduction.SUM}
+_STRATEGIES = {
+    MeanReductionStrategy.Post: MeanStrategy.POST,
+    MeanReductionStrategy.Running: MeanStrategy.RUNNING,
+    MeanReductionStrategy.PostAndLoss: MeanStrategy.POST_AND_LOSS,
+}
+_SCALING = {
+    "bin_edge": "binEdgeLocation",
+    "threshold": "thresholdUpperCountProportion",
+    "period": "updatePeriod",
+}
 
 _reported: set[str] = set()
 
@@ -22,17 +37,48 @@ _reported: set[str] = set()
 def to_config(options: Options, *, training: bool) -> StepConfig:
     """The engine's configuration for a wrapper with these options."""
     reduction = ReductionType(options.Training.accumulation_and_replication_reduction_type)
+    strategy = options.Training.meanAccumulationAndReplicationReductionStrategy
+    compiler = options._Popart.options
     return StepConfig(
         training=training,
         gradient_accumulation=options.Training.gradient_accumulation,
         replicas=options.replication_factor,
         reduction=_REDUCTIONS[reduction],
+        mean_strategy=_STRATEGIES[MeanReductionStrategy(strategy)],
+        stochastic_rounding=training and bool(compiler.get("enableStochasticRounding")),
+        trap_exceptions=bool(compiler.get("enableFloatingPointChecks")),
         broadcast_buffers=options.broadcast_buffers,
         device_iterations=options.device_iterations,
         output_mode=_OUTPUT_MODES[OutputMode(options.output_mode)],
         output_period=options.output_return_period,
         seed=options.random_seed if options.exists("random_seed") else None,
     )
+
+
+def with_automatic_scaling(rule: UpdateRule, optimizer: Any, options: Options) -> UpdateRule:
+    """``rule`` with a loss scale that the device adapts, if the options ask for one.
+
+    A constant ``loss_scaling`` becomes variable, on the optimizer too.
+
+    Raises:
+        ValueError: the settings of ``_Popart`` make no sense.
+    """
+    held = options._Popart.options
+    if not held.get("automaticLossScalingSettings.enabled"):
+        return rule
+    attributes = getattr(optimizer, "variable_attrs", None)
+    if attributes is not None and attributes.isConstant("loss_scaling"):
+        logger.warning(
+            "Automatic loss scaling changes loss_scaling, so it is marked as variable on %s.",
+            type(optimizer).__name__,
+        )
+        attributes.markAsVariable("loss_scaling")
+    given = {
+        field: held[f"automaticLossScalingSettings.{key}"]
+        for field, key in _SCALING.items()
+        if f"automaticLossScalingSettings.{key}" in held
+    }
+    return replace(rule, loss_scaling_variable=True, automatic_scaling=AutomaticScaling(**given))
 
 
 def check_supported(options: Options, *, training: bool) -> None:

@@ -15,6 +15,7 @@ from abele import batching
 from abele.config import OutputMode, StepConfig
 from abele.executable import Executable
 from abele.program import Program, Role
+from abele.runtime.traps import Rollback, trapping
 
 
 class Session:
@@ -54,6 +55,7 @@ class Session:
             for name, value in (hyper or {}).items()
         }
         self.accumulators = self._zeros(Role.ACCUMULATOR)
+        self.counters = self._zeros(Role.COUNTER)
         self._random = any(program.uses_random for program in executable.programs)
         self._streams = self._first_streams()
         self._steps = list(batching.schedule(config))
@@ -123,15 +125,18 @@ class Session:
         by_name = {program.name: program for program in self.executable.programs}
         model = by_name.get("forward") or by_name.get("step") or by_name["accumulate"]
         compiled = self.executable.compiled
-        self._model_run = compiled[model.name].run
+        self._model_run = trapping(model, compiled[model.name].run)
         self._model_arguments = [
             self._arguments(model, replica) for replica in range(self.config.replicas)
         ]
         self._input_positions = [
             index for index, slot in enumerate(model.inputs) if slot.role is Role.INPUT
         ]
-        self._apply_run = compiled["apply"].run if "apply" in compiled else None
-        self._apply_arguments = self._arguments(by_name["apply"], 0) if self._apply_run else []
+        self._apply_run, self._apply_arguments = None, []
+        if "apply" in compiled:
+            self._apply_run = trapping(by_name["apply"], compiled["apply"].run)
+            self._apply_arguments = self._arguments(by_name["apply"], 0)
+        self._rollback = Rollback(self._written) if self.config.trap_exceptions else None
 
     def _arguments(self, program: Program, replica: int) -> list[torch.Tensor]:
         stores: dict[Role, Mapping[str, torch.Tensor]] = {
@@ -140,6 +145,7 @@ class Session:
             Role.OPTIMIZER_STATE: self.optimizer_state,
             Role.ACCUMULATOR: self.accumulators,
             Role.HYPER: self.hyper,
+            Role.COUNTER: self.counters,
         }
         absent = torch.empty(0)  # each call puts its batch there
         return [
@@ -158,6 +164,8 @@ class Session:
 
         Raises:
             BatchError: the rows do not divide into micro-batches.
+            TrappedError: an operation made an infinity or NaN, and the configuration traps them;
+                state is as after the last complete update.
         """
         if len(self._steps) == 1:
             return self._micro_step(self._steps[0], batch)
@@ -176,7 +184,22 @@ class Session:
                 kept.append(outputs)
         return _assemble(kept, self.config)
 
+    def _written(self) -> list[torch.Tensor]:
+        stores = (self.params, *self.buffers, self.optimizer_state, self.hyper)
+        stores += (self.accumulators, self.counters)
+        return [tensor for store in stores for tensor in store.values()]
+
     def _micro_step(
+        self, step: batching.MicroStep, rows: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        if self._rollback is None:
+            return self._run_micro_step(step, rows)
+        return self._rollback.around(
+            lambda: self._run_micro_step(step, rows),
+            complete=step.updates or not self.config.training,
+        )
+
+    def _run_micro_step(
         self, step: batching.MicroStep, rows: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         arguments = self._model_arguments[step.replica].copy()
@@ -185,7 +208,9 @@ class Session:
         with self._stream(step.replica):
             outputs = self._model_run(arguments)
         if step.updates and self._apply_run is not None:
-            self._apply_run(self._apply_arguments.copy())
+            # Stochastic rounding draws here; the weights are one, so the first stream serves all.
+            with self._stream(0):
+                self._apply_run(self._apply_arguments.copy())
         return outputs
 
     def _stream(self, replica: int) -> contextlib.AbstractContextManager[None]:

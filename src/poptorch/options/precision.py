@@ -58,8 +58,16 @@ class _PrecisionOptions(EarlierPrecision, OptionsDict):
     def enableFloatingPointExceptions(self, enabled: bool) -> Self:
         """Ask that invalid operations, divisions by zero and overflows stop the run.
 
+        The call then raises `RecoverableError`, which names the operator, the module and the
+        line that first made an infinity or NaN of values that were none. State is as after the
+        last complete weight update. Infinities that come from inputs or constants are no
+        exception. Every micro-batch waits for the device, and the program grows.
+
+        Differs from the original: works per tensor. An operation of which an operand holds an
+        infinity somewhere is watched for NaN only.
+
         Args:
-            enabled: True is refused when a model is wrapped; check torch.isfinite instead.
+            enabled: Whether to stop.
         """
         require(
             isinstance(enabled, bool),
@@ -69,10 +77,13 @@ class _PrecisionOptions(EarlierPrecision, OptionsDict):
         return self
 
     def enableStochasticRounding(self, enabled: bool) -> Self:
-        """Ask that half-precision results are rounded at random.
+        """Ask that updates of half-precision tensors are rounded at random, right on average.
+
+        Differs from the original: concerns weights, optimizer state and gradient accumulators;
+        half activations round to nearest.
 
         Args:
-            enabled: True is refused when a model is wrapped; results round to nearest.
+            enabled: Whether to; no effect on inference.
         """
         self._popart.set("enableStochasticRounding", enabled)
         return self

@@ -55,7 +55,8 @@ class _TrainingOptions(EarlierTraining, OptionsDict):
     ) -> Self:
         """Choose where a mean reduction divides.
 
-        Differs from the original: the choice is stored, and Post is what runs.
+        The three agree but for rounding and overflow. Optimizers with half accumulators that are
+        not combined always use Running.
 
         Args:
             mean_reduction_strategy: Running, Post or PostAndLoss.
@@ -66,8 +67,15 @@ class _TrainingOptions(EarlierTraining, OptionsDict):
     def setAutomaticLossScaling(self, enabled: bool) -> Self:
         """Ask for a loss scale that follows the gradients' range.
 
+        After each update the optimizer's loss_scaling is halved if too many elements of half
+        gradients are near the largest half, else doubled. Keys of `_Popart` that begin with
+        `automaticLossScalingSettings.` say what is near, too many, and how often.
+
+        Differs from the original: gradients of half parameters are watched, not those of
+        activations, and an update whose gradients are not all finite is left out.
+
         Args:
-            enabled: True is refused when a model is wrapped; set the optimizer's loss_scaling.
+            enabled: Whether to; makes a constant loss_scaling variable.
         """
         self._popart.set("automaticLossScalingSettings.enabled", enabled)
         return self

@@ -1,0 +1,107 @@
+"""A loss scale that follows the gradients: as large as half gradients can bear, no larger.
+
+In every update period the elements of half gradients are counted whose magnitude lies above a
+share of the largest half (infinite and NaN ones included). If their proportion exceeds a
+threshold, the scale is halved for the next period, otherwise doubled. Scale and counts live on the
+device: nothing waits for the host. An update whose gradients are not all finite is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+
+SATURATED, UPDATES = "saturated_gradients", "scaled_updates"
+#: Counter slots of an automatic scale.
+COUNTERS = (SATURATED, UPDATES)
+_SMALLEST = 2.0**-24
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AutomaticScaling:
+    """When the scale changes.
+
+    Attributes:
+        bin_edge: share of the largest half above which an element counts as saturated.
+        threshold: proportion of saturated elements above which the scale is halved.
+        period: updates between two changes.
+    """
+
+    bin_edge: float = 0.125
+    threshold: float = 1e-7
+    period: int = 1
+
+    def __post_init__(self):
+        if not (0 < self.bin_edge <= 1 and 0 <= self.threshold <= 1 and self.period >= 1):
+            raise ValueError(
+                "Automatic loss scaling needs 0 < bin edge <= 1, 0 <= threshold <= 1 and a period "
+                f"of at least 1 update, found {self}."
+            )
+
+
+def count_saturated(
+    grads: Iterable[torch.Tensor], saturated: torch.Tensor, settings: AutomaticScaling
+) -> None:
+    """Adds the saturated elements of the half gradients among ``grads`` to a counter.
+
+    Args:
+        grads: gradients of one micro-batch, scaled.
+        saturated: 0-d float64, written in place.
+        settings: the bin edge.
+    """
+    edge = settings.bin_edge * torch.finfo(torch.float16).max
+    halves = [grad for grad in grads if grad.dtype is torch.float16]
+    if halves:
+        # Negated, so that NaN counts too.
+        counts = [(~(grad.abs() <= edge)).sum() for grad in halves]
+        saturated.copy_(saturated + torch.stack(counts).sum())
+
+
+def elements(grads: Iterable[torch.Tensor]) -> int:
+    """How many elements of one micro-batch ``count_saturated`` looks at."""
+    return sum(grad.numel() for grad in grads if grad.dtype is torch.float16)
+
+
+def limit(loss: torch.Tensor) -> float:
+    """The largest scale: the scaled loss gradient has the loss's type and must be finite."""
+    return 2.0**15 if loss.dtype is torch.float16 else 2.0**24
+
+
+def follow(
+    scale: torch.Tensor,
+    counters: Mapping[str, torch.Tensor],
+    settings: AutomaticScaling,
+    elements_per_update: int,
+    largest: float,
+) -> None:
+    """Halves or doubles the scale where a period ends, in place.
+
+    Args:
+        scale: 0-d float64.
+        counters: those named ``COUNTERS``, written in place.
+        settings: threshold and period.
+        elements_per_update: gradient elements that were looked at for one update.
+        largest: upper limit of the scale.
+    """
+    updates = counters[UPDATES] + 1
+    ends = updates >= settings.period
+    saturated = counters[SATURATED]
+    too_many = saturated > settings.threshold * elements_per_update * settings.period
+    changed = (scale * torch.where(too_many, 0.5, 2.0)).clamp(_SMALLEST, largest)
+    new_saturated = torch.where(ends, torch.zeros_like(saturated), saturated)
+    scale.copy_(torch.where(ends, changed, scale))
+    counters[SATURATED].copy_(new_saturated)
+    counters[UPDATES].copy_(torch.where(ends, torch.zeros_like(updates), updates))
+
+
+@contextlib.contextmanager
+def only_if_finite(grads: Iterable[torch.Tensor], state: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Takes back what is written to ``state`` meanwhile, unless all of ``grads`` are finite."""
+    sound = torch.stack([torch.isfinite(grad).all() for grad in grads]).all()
+    held = [(value, value.clone()) for value in state]
+    yield
+    for value, before in held:
+        value.copy_(torch.where(sound, value, before))

@@ -1,0 +1,155 @@
+"""Lets a program tell which operation first made an infinity or a NaN.
+
+    c = div(a, b)   ->   c = div(a, b); m = amax(abs(c)); ...; return [..., stack([..., m, ...])]
+
+The largest magnitude of a tensor is NaN if the tensor holds a NaN, and infinite if it holds an
+infinity. One such number per floating tensor leaves the program as one more output, in the order
+of the operations; ``runtime.traps`` compares results with operands on the host. As in IEEE 754,
+what propagates is no exception: infinities from infinities and NaN from NaN are silent, so masks
+of minus infinity pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from abele._torch import OpOverload
+from abele.passes._edit import editable, finished
+from abele.printing import node_phase, user_line
+from abele.program import (
+    Check,
+    Program,
+    Role,
+    Slot,
+    is_getitem,
+    is_view,
+    node_argument,
+    output_node,
+    returned_nodes,
+    writes,
+)
+
+aten = torch.ops.aten
+
+
+def trap_exceptions(program: Program) -> Program:
+    """Adds the output of role ``MAGNITUDES`` and the table of checks that reads it."""
+    graph = editable(program)
+    magnitudes = _Magnitudes()
+    checks = [
+        check
+        for node in list(graph.graph.nodes)
+        if (check := magnitudes.check(node)) is not None
+    ]
+    if not checks:
+        return program
+    _return_also(graph, magnitudes.stacked(graph))
+    slot = Slot(
+        name="magnitudes",
+        role=Role.MAGNITUDES,
+        shape=(len(magnitudes.nodes),),
+        dtype=torch.float64,
+    )
+    changed = program.replace(outputs=(*program.outputs, slot), checks=tuple(checks))
+    return finished(changed, graph)
+
+
+class _Magnitudes:
+    """One number per floating tensor, made where the tensor is."""
+
+    def __init__(self):
+        self.nodes: list[torch.fx.Node] = []
+        self._index: dict[torch.fx.Node, int] = {}
+
+    def check(self, node: torch.fx.Node) -> Check | None:
+        """Watches ``node`` if it computes a floating tensor; views are their base's business."""
+        computes = node.op == "call_function" and not writes(node) and not is_view(node)
+        if not computes or not _is_floating(node.meta.get("val")):
+            return None
+        source = node_argument(node, 0) if is_getitem(node) else node
+        if is_getitem(node) and is_view(source):
+            return None
+        constants = list(_constants((source.args, source.kwargs)))
+        undefined = "empty" in str(source.target) or any(map(math.isnan, constants))
+        if undefined or not isinstance(source.target, OpOverload):
+            return None
+        found = user_line(source.meta.get("stack_trace"))
+        return Check(
+            magnitude=self._of(node),
+            sources=tuple(self._sources(source)),
+            infinite_constant=any(map(math.isinf, constants)),
+            operator=str(source.target),
+            phase=node_phase(source) or "",
+            scope=(source.meta.get("custom") or {}).get("scope", ""),
+            line=f"{found[0]}:{found[1]} in {found[2]}" if found else "",
+        )
+
+    def _sources(self, node: torch.fx.Node) -> Iterator[int]:
+        for argument in node.all_input_nodes:
+            base = _base(argument)
+            if _is_floating(base.meta.get("val")):
+                yield self._of(base)
+
+    def _of(self, node: torch.fx.Node) -> int:
+        if node not in self._index:
+            with node.graph.inserting_before(_after(node)):
+                size = _call(aten.abs.default, node, like=node)
+                largest = _call(aten.amax.default, size, like=node)
+                number = _call(aten._to_copy.default, largest, like=node, dtype=torch.float64)
+            self._index[node] = len(self.nodes)
+            self.nodes.append(number)
+        return self._index[node]
+
+    def stacked(self, graph: torch.fx.GraphModule) -> torch.fx.Node:
+        """All numbers as one tensor, made before the program writes anything."""
+        end = next(n for n in graph.graph.nodes if writes(n) or n.op == "output")
+        with graph.graph.inserting_before(end):
+            return _call(aten.stack.default, self.nodes, like=self.nodes[-1])
+
+
+def _after(node: torch.fx.Node) -> torch.fx.Node:
+    """Where a use of ``node`` may stand: placeholders stay together at the head of a program."""
+    later = node.next
+    while later.op == "placeholder":
+        later = later.next
+    return later
+
+
+def _call(target: OpOverload, argument: Any, *, like: torch.fx.Node, **kwargs: Any) -> torch.fx.Node:
+    node = like.graph.call_function(target, (argument,), kwargs)
+    # It belongs to the operation it watches; its own value follows from that of its argument.
+    node.meta = {key: like.meta[key] for key in ("custom", "stack_trace") if key in like.meta}
+    values = torch.fx.node.map_arg(argument, lambda each: each.meta["val"])
+    node.meta["val"] = target(values, **kwargs)
+    return node
+
+
+def _base(node: torch.fx.Node) -> torch.fx.Node:
+    while True:
+        source = node_argument(node, 0) if is_getitem(node) else node
+        if not is_view(source):
+            return node
+        node = node_argument(source, 0)
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() > 0
+
+
+def _constants(value: Any) -> Iterator[float]:
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, dict):
+        yield from _constants(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _constants(item)
+
+
+def _return_also(graph: torch.fx.GraphModule, node: torch.fx.Node) -> None:
+    output_node(graph).args = ([*returned_nodes(graph), node],)
+

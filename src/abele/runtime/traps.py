@@ -1,0 +1,107 @@
+"""Stopping a step where an operation makes an infinity or NaN, with the state before it intact.
+
+A program that was made for it returns the largest magnitude of every tensor. Reading them costs
+one wait for the device per micro-batch, which is the price of stopping there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+
+from abele.errors import TrappedError
+from abele.program import Check, Program
+from abele.targets._base import Run
+
+
+def trapping(program: Program, run: Run) -> Run:
+    """``run``, but raising TrappedError where a check fails, and without the magnitudes."""
+    if not program.checks:
+        return run
+
+    def checked(arguments: list[torch.Tensor]) -> list[torch.Tensor]:
+        outputs = run(arguments)
+        magnitudes = outputs.pop()
+        # One reduction decides the usual case; the numbers travel only when there is news.
+        if not bool(torch.isfinite(magnitudes).all()):
+            found = first_failure(program.checks, magnitudes.tolist())
+            if found is not None:
+                raise TrappedError(_sentence(*found), found[0].line)
+        return outputs
+
+    return checked
+
+
+def first_failure(
+    checks: Sequence[Check], magnitudes: Sequence[float]
+) -> tuple[Check, float] | None:
+    """The first operation whose result is worse than all of its operands, and the result.
+
+    Args:
+        checks: in the order in which the operations run.
+        magnitudes: largest magnitude of each tensor; NaN if it holds one.
+    """
+    for check in checks:
+        result = magnitudes[check.magnitude]
+        if math.isfinite(result):
+            continue
+        operands = [magnitudes[index] for index in check.sources]
+        if any(map(math.isnan, operands)):
+            continue
+        if math.isnan(result):
+            return check, result
+        if not check.infinite_constant and not any(map(math.isinf, operands)):
+            return check, result
+    return None
+
+
+def _sentence(check: Check, result: float) -> str:
+    what = (
+        "invalid operation: NaN from operands without NaN"
+        if math.isnan(result)
+        else "overflow or division by zero: infinity from finite operands"
+    )
+    where = f"module {check.scope.replace('/', '.')!r}" if check.scope else "outside submodules"
+    line = check.line or f"the {check.phase} pass, which has no line in the user's source"
+    return (
+        f"Floating-point exception in {check.operator} ({check.phase}, {where}, at {line}): "
+        f"{what}. Weights, optimizer state and buffers are as after the last complete update. "
+        "Lower the loss scale or the learning rate, or compute this in float32."
+    )
+
+
+class Rollback:
+    """Keeps state as it was after the last complete update.
+
+    Args:
+        tensors: everything that a step writes.
+    """
+
+    def __init__(self, tensors: Callable[[], Iterable[torch.Tensor]]):
+        self._tensors = tensors
+        self._held: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def around(
+        self, micro_step: Callable[[], list[torch.Tensor]], *, complete: bool
+    ) -> list[torch.Tensor]:
+        """Runs a micro-step; where it is stopped, everything since the last update is undone.
+
+        Args:
+            micro_step: what may be stopped.
+            complete: it ends with an update, so what comes after starts from its state.
+        """
+        if not self._held:
+            self._held = [(tensor, tensor.clone()) for tensor in self._tensors()]
+        try:
+            outputs = micro_step()
+        except TrappedError:
+            for tensor, before in self._held:
+                tensor.copy_(before)
+            complete = True
+            raise
+        finally:
+            if complete:
+                self._held = []
+        return outputs
