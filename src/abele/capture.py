@@ -22,6 +22,7 @@ from abele.diagnose import explain_data_dependence
 from abele.errors import CaptureError
 from abele.losses import LossFinder
 from abele.module_state import ModuleState, substituted
+from abele.origins import backward_origins
 from abele.portable import portable_functions
 from abele.program import (
     Program,
@@ -219,12 +220,14 @@ class _Capture:
 
     def _gradients(self, values: _Values) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
         # Open until backward is done: activation checkpointing runs parts of forward again there.
-        with torch.enable_grad(), self._substituted(values):
+        origins = backward_origins(wanted=self.config.trap_exceptions)
+        with torch.enable_grad(), self._substituted(values), origins as following:
             with LossFinder() as finder:
                 outputs = self._call_model(values)
             loss = finder.final()
             _torch.mark_traced("forward")
-            found = self._backward(loss, values)
+            with following(loss):
+                found = self._backward(loss, values)
         self.updated = tuple(found)
         _torch.mark_traced("backward")
         return outputs, found

@@ -77,15 +77,17 @@ class _Magnitudes:
         undefined = "empty" in str(source.target) or any(map(math.isnan, constants))
         if undefined or not isinstance(source.target, OpOverload):
             return None
+        custom = source.meta.get("custom") or {}
         found = user_line(source.meta.get("stack_trace"))
+        line = f"{found[0]}:{found[1]} in {found[2]}" if found else ""
         return Check(
             magnitude=self._of(node),
             sources=tuple(self._sources(source)),
             infinite_constant=any(map(math.isinf, constants)),
             operator=str(source.target),
             phase=node_phase(source) or "",
-            scope=(source.meta.get("custom") or {}).get("scope", ""),
-            line=f"{found[0]}:{found[1]} in {found[2]}" if found else "",
+            scope=custom.get("scope") or custom.get("of_scope", ""),
+            line=line or custom.get("of_line", ""),
         )
 
     def _sources(self, node: torch.fx.Node) -> Iterator[int]:

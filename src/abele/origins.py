@@ -1,0 +1,108 @@
+"""Which line of forward a node of the backward pass comes from.
+
+Every function of autograd's graph is tied to the operation of forward that made it; while backward
+runs, the nodes traced under a function get that operation's line and module, as the entries
+``of_line`` and ``of_scope`` of ``node.meta["custom"]``. Done only for programs that name them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.autograd.graph import Node
+from torch.overrides import TorchFunctionMode
+
+from abele import _torch
+from abele.printing import user_line
+
+Follow = Callable[[torch.Tensor], contextlib.AbstractContextManager[None]]
+
+
+@contextlib.contextmanager
+def backward_origins(*, wanted: bool) -> Iterator[Follow]:
+    """While open around forward, remembers what makes autograd's functions.
+
+    Args:
+        wanted: otherwise nothing is done.
+
+    Yields:
+        a function of the loss; what it returns is to be open while backward is traced.
+    """
+    if not wanted:
+        yield lambda loss: contextlib.nullcontext()
+        return
+    with _Makers() as makers:
+        yield makers.following
+
+
+class _Makers(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self._maker: dict[Node, torch.fx.Node] = {}
+        self._current: torch.fx.Node | None = None
+        self._last: torch.fx.Node | None = None
+
+    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, list | tuple) else (result,):
+            if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
+                node = _torch.traced_node(tensor)
+                if node is not None:
+                    self._maker.setdefault(tensor.grad_fn, node)
+        return result
+
+    @contextlib.contextmanager
+    def following(self, loss: torch.Tensor) -> Iterator[None]:
+        nodes = _torch.traced_nodes()
+        self._last = next(iter(reversed(nodes)), None)
+        handles = []
+        for function, maker in self._all_makers(loss):
+            handles.append(function.register_prehook(self._entering(maker)))
+        yield
+        self._flush()
+        for handle in handles:
+            handle.remove()
+
+    def _all_makers(self, loss: torch.Tensor) -> Iterator[tuple[Node, torch.fx.Node | None]]:
+        """All functions below the loss; one made inside an operation has the maker of its user."""
+        waiting: list[tuple[Node, torch.fx.Node | None]] = []
+        if loss.grad_fn is not None:
+            waiting.append((loss.grad_fn, None))
+        seen = set()
+        while waiting:
+            function, user = waiting.pop(0)
+            if function in seen:
+                continue
+            seen.add(function)
+            maker = self._maker.get(function, user)
+            yield function, maker
+            waiting += [(below, maker) for below, _ in function.next_functions if below is not None]
+
+    def _entering(self, maker: torch.fx.Node | None) -> Callable[[Any], None]:
+        def enter(gradients: Any) -> None:
+            self._flush()
+            self._current = maker
+
+        return enter
+
+    def _flush(self) -> None:
+        """Gives the nodes traced since the last call their origin."""
+        newest = None
+        for node in reversed(_torch.traced_nodes()):
+            newest = newest or node
+            if node is self._last:
+                break
+            if self._current is not None:
+                node.meta["custom"] = {**node.meta.get("custom", {}), **_origin(self._current)}
+        self._last = newest
+
+
+def _origin(node: torch.fx.Node) -> dict[str, str]:
+    found = user_line(node.meta.get("stack_trace"))
+    return {
+        "of_scope": (node.meta.get("custom") or {}).get("scope", ""),
+        "of_line": f"{found[0]}:{found[1]} in {found[2]}" if found else "",
+    }

@@ -1,0 +1,160 @@
+"""The ladder for half models: eager = reference, bitwise; compiled close to it.
+
+The eager rule: forward and backward in half; gradients and weights are widened, the update is
+torch.optim's in float32 on float32 state, and the new weight is rounded to half once.
+
+Compiled code keeps intermediate values of a chain of operations in float32 where eager rounds each
+to half, so it is more exact than the reference; 5e-3 of a tensor's norm (five times the rounding
+of one half) is allowed after ten steps.
+"""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import nn
+
+from abele import StepConfig
+from runs import Trained, assert_close_by_norm, assert_same_bits, flat, rule_for, run, started
+
+STEPS, TOLERANCE = 10, 5e-3
+HALVES = [torch.float16, torch.bfloat16]
+
+
+class Mixed(nn.Module):
+    """Embedding, convolution, two norms, attention and dense layers; the loss in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(20, 16)
+        self.conv = nn.Conv1d(16, 16, 3, padding=1, bias=False)
+        self.batch_norm = nn.BatchNorm1d(16)
+        self.attention = nn.MultiheadAttention(16, 2, bias=False, batch_first=True)
+        self.layer_norm = nn.LayerNorm(16)
+        self.fc = nn.Linear(16, 5)
+
+    def forward(self, tokens, labels):
+        x = self.embedding(tokens).transpose(1, 2)
+        x = F.gelu(self.batch_norm(self.conv(x))).transpose(1, 2)
+        x = self.layer_norm(x + self.attention(x, x, x, need_weights=False)[0])
+        scores = self.fc(x.mean(1))
+        return scores, F.cross_entropy(scores.float(), labels)
+
+
+def fresh(kind, *, float_statistics=False):
+    torch.manual_seed(7)
+    module = Mixed().to(kind)
+    if float_statistics:
+        module.batch_norm.float()
+    return module
+
+
+def batches(count=STEPS, rows=8):
+    g = torch.Generator().manual_seed(11)
+    return [
+        (torch.randint(0, 20, (rows, 6), generator=g), torch.randint(0, 5, (rows,), generator=g))
+        for _ in range(count)
+    ]
+
+
+def eager(module, optimizer, scale=1.0, **settings):
+    """The loop everybody writes for half weights with float32 updates."""
+    torch.manual_seed(3)
+    wide = {name: value.detach().float() for name, value in module.named_parameters()}
+    stepping = optimizer(wide.values(), **settings)
+    outputs = []
+    for batch in batches():
+        module.zero_grad()
+        results = flat(module(*batch))
+        results[-1].backward(torch.tensor(scale))
+        for name, value in module.named_parameters():
+            wide[name].copy_(value.detach())
+            wide[name].grad = value.grad.float() / scale
+        stepping.step()
+        with torch.no_grad():
+            for name, value in module.named_parameters():
+                value.copy_(wide[name])
+        outputs.append([value.detach() for value in results])
+    params = {name: value.detach() for name, value in module.named_parameters()}
+    return Trained(outputs, params, dict(module.named_buffers()))
+
+
+def trained(module, kind, scale, target, **values):
+    settings = {"loss_scaling": scale}
+    rule = rule_for(module, kind, settings=settings, **values)
+    session, _ = started(module, batches()[0], rule, target=target)
+    return run(session, batches())
+
+
+OPTIMIZERS = {
+    "sgd": (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9}),
+    "adam": (torch.optim.Adam, {"lr": 0.003}),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+@pytest.mark.parametrize("kind", HALVES, ids=str)
+def test_the_reference_is_the_eager_rule_bit_by_bit(kind, scale, optimizer):
+    made, values = OPTIMIZERS[optimizer]
+    found = trained(fresh(kind), optimizer, scale, "reference", **values)
+    assert_same_bits(found, eager(fresh(kind), made, scale, **values))
+    assert all(value.dtype is kind for value in found.params.values())
+
+
+def test_float_statistics_in_a_half_model():
+    module = fresh(torch.float16, float_statistics=True)
+    found = trained(module, "sgd", 128.0, "reference", lr=0.05, momentum=0.9)
+    assert found.buffers["batch_norm.running_mean"].dtype is torch.float32
+    expected = eager(copy.deepcopy(module), *[OPTIMIZERS["sgd"][0]], 128.0, lr=0.05, momentum=0.9)
+    assert_same_bits(found, expected)
+
+
+@pytest.mark.parametrize("float_statistics", [False, True], ids=["half norm", "float norm"])
+def test_compiled_is_close_to_the_reference(target, float_statistics):
+    if target.name == "reference":
+        pytest.skip("the reference is what the others are compared with")
+    values = OPTIMIZERS["sgd"][1]
+    found, expected = (
+        trained(
+            fresh(torch.float16, float_statistics=float_statistics), "sgd", 128.0, each, **values
+        )
+        for each in (target, "reference")
+    )
+    assert_close_by_norm(found, expected, TOLERANCE)
+
+
+def test_compiled_inference_is_close_to_eager(target):
+    module = fresh(torch.float16).eval()
+    tolerance = 0.0 if target.name == "reference" else TOLERANCE
+    session, _ = started(
+        module, batches()[0], None, StepConfig(training=False), target=target
+    )
+    scores = session.step([value.to(session.device) for value in batches()[0]])[0].cpu()
+    assert scores.dtype is torch.float16
+    with torch.no_grad():
+        expected = module(*batches()[0])[0]
+    difference = torch.linalg.vector_norm((scores - expected).double())
+    assert difference <= tolerance * torch.linalg.vector_norm(expected.double())
+
+
+def test_half_state_and_accumulators_stay_close_to_float_ones():
+    found = []
+    for kind in (torch.float16, torch.float32):
+        module = fresh(torch.float16)
+        settings = {
+            "loss_scaling": 128.0,
+            "accumulator_dtype": kind,
+            "state_dtypes": {"momentum_buffer": kind},
+        }
+        rule = rule_for(module, settings=settings)
+        config = StepConfig(gradient_accumulation=2)
+        session, _ = started(module, batches()[0], rule, config)
+        found.append(run(session, batches(rows=16)))
+        assert {value.dtype for value in session.optimizer_state.values()} == {kind}
+        assert {value.dtype for value in session.accumulators.values()} == {kind}
+    assert_close_by_norm(*found, 2e-2)
+    assert any(
+        not torch.equal(value, found[1].params[name]) for name, value in found[0].params.items()
+    )
