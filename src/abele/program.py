@@ -69,6 +69,7 @@ class Check:
     Attributes:
         magnitude: index of its result in the output of role ``MAGNITUDES``.
         sources: indices of its operands there.
+        overflow: magnitude from which its type holds an infinity.
         infinite_constant: an operand is a constant infinity, so infinite results are no news.
         operator: ``aten.div.Tensor``.
         phase: ``forward``, ``backward`` or ``update``.
@@ -78,6 +79,7 @@ class Check:
 
     magnitude: int
     sources: tuple[int, ...]
+    overflow: float
     infinite_constant: bool
     operator: str
     phase: str

@@ -252,3 +252,11 @@ def test_watching_changes_no_bit(name):
         session, _ = started(module, model.batch(), rule_for(module, "adam"), config)
         trained.append(run(session, model.batches(5)))
     assert_same_bits(*trained)
+
+
+def test_a_half_that_overflows_inside_fused_code_is_seen(target):
+    x = torch.full((1, 3), 100.0).half()
+    session = inferring(lambda m, x: ((x * x) * 100 - 7).relu(), x, target)
+    session.step([(x / 100).to(session.device)])
+    with pytest.raises(TrappedError, match=r"aten\.mul\.Tensor .* overflow"):
+        session.step([x.to(session.device)])

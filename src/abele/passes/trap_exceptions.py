@@ -35,6 +35,9 @@ from abele.program import (
 
 aten = torch.ops.aten
 
+# Compiled code may measure a value before it is rounded to its type: from here on it is infinite.
+_OVERFLOW = {torch.float16: 65520.0, torch.bfloat16: 2.0**127 * (2 - 2**-8)}
+
 
 def trap_exceptions(program: Program) -> Program:
     """Adds the output of role ``MAGNITUDES`` and the table of checks that reads it."""
@@ -83,6 +86,7 @@ class _Magnitudes:
         return Check(
             magnitude=self._of(node),
             sources=tuple(self._sources(source)),
+            overflow=_OVERFLOW.get(node.meta["val"].dtype, math.inf),
             infinite_constant=any(map(math.isinf, constants)),
             operator=str(source.target),
             phase=node_phase(source) or "",

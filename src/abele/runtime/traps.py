@@ -23,12 +23,9 @@ def trapping(program: Program, run: Run) -> Run:
 
     def checked(arguments: list[torch.Tensor]) -> list[torch.Tensor]:
         outputs = run(arguments)
-        magnitudes = outputs.pop()
-        # One reduction decides the usual case; the numbers travel only when there is news.
-        if not bool(torch.isfinite(magnitudes).all()):
-            found = first_failure(program.checks, magnitudes.tolist())
-            if found is not None:
-                raise TrappedError(_sentence(*found), found[0].line)
+        found = first_failure(program.checks, outputs.pop().tolist())
+        if found is not None:
+            raise TrappedError(_sentence(*found), found[0].line)
         return outputs
 
     return checked
@@ -43,11 +40,14 @@ def first_failure(
         checks: in the order in which the operations run.
         magnitudes: largest magnitude of each tensor; NaN if it holds one.
     """
+    values = list(magnitudes)
     for check in checks:
-        result = magnitudes[check.magnitude]
-        if math.isfinite(result):
+        result = values[check.magnitude]
+        if result < check.overflow:
             continue
-        operands = [magnitudes[index] for index in check.sources]
+        if not math.isnan(result):
+            result = values[check.magnitude] = math.inf
+        operands = [values[index] for index in check.sources]
         if any(map(math.isnan, operands)):
             continue
         if math.isnan(result):
