@@ -66,9 +66,7 @@ class StepConfig:
     replicas: int = dataclasses.field(default=1, metadata=_COMPILE)
     processes: int = dataclasses.field(default=1, metadata=_COMPILE)
     reduction: Reduction = dataclasses.field(default=Reduction.MEAN, metadata=_COMPILE)
-    mean_strategy: MeanStrategy = dataclasses.field(
-        default=MeanStrategy.POST, metadata=_COMPILE
-    )
+    mean_strategy: MeanStrategy = dataclasses.field(default=MeanStrategy.POST, metadata=_COMPILE)
     stochastic_rounding: bool = dataclasses.field(default=False, metadata=_COMPILE)
     trap_exceptions: bool = dataclasses.field(default=False, metadata=_COMPILE)
     broadcast_buffers: bool = dataclasses.field(default=True, metadata=_COMPILE)

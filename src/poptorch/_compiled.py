@@ -119,6 +119,14 @@ class CompiledModel:
             )
         if self.config.replicas > 1 and self.config.broadcast_buffers:
             self._refuse_written_buffers(captured)
+        automatic = self.rule is not None and self.rule.automatic_scaling is not None
+        kinds = {
+            slot.dtype for slot in captured.programs[0].inputs if slot.name in captured.updated
+        }
+        if automatic and torch.float16 not in kinds:
+            logger.warning(
+                "Automatic loss scaling has no effect: no parameter in training is half."
+            )
         for value in captured.constants.values():
             warn_user(
                 f"Output expected to be on the IPU but is on {value.device.type}: it does not "

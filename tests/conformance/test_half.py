@@ -128,9 +128,7 @@ def test_compiled_is_close_to_the_reference(target, float_statistics):
 def test_compiled_inference_is_close_to_eager(target):
     module = fresh(torch.float16).eval()
     tolerance = 0.0 if target.name == "reference" else TOLERANCE
-    session, _ = started(
-        module, batches()[0], None, StepConfig(training=False), target=target
-    )
+    session, _ = started(module, batches()[0], None, StepConfig(training=False), target=target)
     scores = session.step([value.to(session.device) for value in batches()[0]])[0].cpu()
     assert scores.dtype is torch.float16
     with torch.no_grad():

@@ -102,6 +102,16 @@ def test_the_porting_pair_agrees(target, tmp_path, capsys, monkeypatch):
     assert printed[0] == printed[1] == ["Data", "Last training loss", "Test accuracy"]
 
 
+def test_half_precision_needs_stochastic_rounding(tmp_path):
+    result = run("half_precision.py", "--epochs", "3")
+    assert result.returncode == 0, result.stderr
+    losses = [float(each) for each in re.findall(r"loss ([0-9.]+)", result.stdout)]
+    plain, nearest, stochastic = losses
+    assert stochastic == pytest.approx(plain, abs=2e-3)
+    assert nearest - plain > 2 * abs(stochastic - plain)
+    assert (tmp_path / "out" / "half_precision.png").stat().st_size > 10_000
+
+
 def test_the_page_of_the_porting_pair_is_up_to_date():
     generator = REPOSITORY / "scripts" / "gen_porting_pair.py"
     result = subprocess.run([sys.executable, generator, "--check"], capture_output=True, text=True)

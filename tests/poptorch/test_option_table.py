@@ -86,14 +86,10 @@ def test_the_compatibility_page_is_up_to_date():
     "change",
     [
         lambda o: o.anchorTensor("a", "b"),
-        lambda o: o.Training.setAutomaticLossScaling(True),
-        lambda o: o.Precision.enableStochasticRounding(True),
-        lambda o: o.Precision.enableFloatingPointExceptions(True),
         lambda o: o.replicationFactor(2).inputReplicaGrouping(2, enums.CommGroupType.Orthogonal),
         lambda o: o.logCycleCount(True),
         lambda o: o.enableSyntheticData(True),
         lambda o: o.enableProfiling(),
-        lambda o: o._Popart.set("enableStochasticRounding", True),
         lambda o: o._Popart.set("accumulationFactor", 4),
         lambda o: o._Popart.set("accumulationAndReplicationReductionType", 0),
     ],
@@ -114,9 +110,6 @@ def test_what_would_change_results_is_unsupported(change):
         (lambda o: o.Precision.setPartialsType(torch.half), "partialsTypeMatMuls"),
         (lambda o: o.TensorLocations.numIOTiles(32), "num_io_tiles"),
         (lambda o: o._Popart.set("outlineThreshold", 1.0), "outlineThreshold"),
-        (lambda o: o.Training.setMeanAccumulationAndReplicationReductionStrategy(
-            enums.MeanReductionStrategy.Running),
-         "meanAccumulationAndReplicationReductionStrategy"),
     ],
 )  # fmt: skip
 def test_advice_is_without_effect(change, name):

@@ -53,3 +53,48 @@ def test_float_weights_train_behind_half_activations():
     trainer(model)(x.half(), target.half())
     assert model.fc.weight.dtype is torch.float32
     assert not torch.equal(model.fc.weight, scorer().fc.weight)
+
+
+NORMS = {
+    "layer": lambda: nn.LayerNorm(4),
+    "group": lambda: nn.GroupNorm(1, 2),
+    "instance": lambda: nn.InstanceNorm1d(2, affine=True, track_running_stats=True),
+    "batch": lambda: nn.BatchNorm1d(2),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("train", [True, False])
+def test_float_inputs_work_with_half_normalisation(name, train):
+    norm, plain = (NORMS[name]().train(train) for _ in range(2))
+    x = torch.randn(3, 2, 4)
+    found = poptorch.inferenceModel(norm.half(), options())(x)
+    assert found.dtype is torch.float32
+    torch.testing.assert_close(found, plain(x))
+
+
+def test_half_statistics_are_updated_from_float_inputs():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4).half()
+
+        def forward(self, x):
+            return poptorch.identity_loss(self.norm(x).pow(3).mean(), "none")
+
+    model, plain, x = Model(), nn.BatchNorm1d(4), torch.randn(8, 4)
+    trainer(model)(x)
+    plain(x)
+    assert model.norm.running_mean.dtype is torch.float16
+    torch.testing.assert_close(model.norm.running_mean, plain.running_mean.half())
+    torch.testing.assert_close(model.norm.running_var, plain.running_var.half())
+
+
+@pytest.mark.parametrize("input_type", [torch.float16, torch.float32])
+@pytest.mark.parametrize("weight_type", [torch.float16, torch.float32])
+def test_attention_follows_its_activations(input_type, weight_type):
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True).to(weight_type)
+    x = torch.randn(2, 3, 4).to(input_type)
+    found = poptorch.inferenceModel(layer, options())(x)
+    assert found.dtype is input_type
+    torch.testing.assert_close(found, layer.to(input_type)(x), rtol=1e-2, atol=1e-2)

@@ -44,9 +44,7 @@ def trap_exceptions(program: Program) -> Program:
     graph = editable(program)
     magnitudes = _Magnitudes()
     checks = [
-        check
-        for node in list(graph.graph.nodes)
-        if (check := magnitudes.check(node)) is not None
+        check for node in list(graph.graph.nodes) if (check := magnitudes.check(node)) is not None
     ]
     if not checks:
         return program
@@ -125,7 +123,9 @@ def _after(node: torch.fx.Node) -> torch.fx.Node:
     return later
 
 
-def _call(target: OpOverload, argument: Any, *, like: torch.fx.Node, **kwargs: Any) -> torch.fx.Node:
+def _call(
+    target: OpOverload, argument: Any, *, like: torch.fx.Node, **kwargs: Any
+) -> torch.fx.Node:
     node = like.graph.call_function(target, (argument,), kwargs)
     # It belongs to the operation it watches; its own value follows from that of its argument.
     node.meta = {key: like.meta[key] for key in ("custom", "stack_trace") if key in like.meta}
@@ -158,4 +158,3 @@ def _constants(value: Any) -> Iterator[float]:
 
 def _return_also(graph: torch.fx.GraphModule, node: torch.fx.Node) -> None:
     output_node(graph).args = ([*returned_nodes(graph), node],)
-

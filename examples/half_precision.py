@@ -1,0 +1,63 @@
+"""Trains one network in float32, in half, and in half with stochastic rounding.
+
+An update far below the distance of two halves is lost when rounded to nearest; rounded at random
+it counts on average. Prints a table and draws the curves.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from sklearn.datasets import load_digits
+from torch import nn
+
+import poptorch
+
+RUNS = {
+    "float32": (torch.float32, False),
+    "half, to nearest": (torch.float16, False),
+    "half, stochastic": (torch.float16, True),
+}
+
+
+class Digits(nn.Sequential):
+    """Two dense layers in the type of their weights; the loss is computed in float32."""
+
+    def forward(self, pictures: torch.Tensor, labels: torch.Tensor):
+        scores = super().forward(pictures).float()
+        return nn.functional.cross_entropy(scores, labels), (scores.argmax(1) == labels).float()
+
+
+def train(kind: torch.dtype, stochastic: bool, epochs: int) -> list[list[float]]:
+    """Mean loss and accuracy, one of each per epoch."""
+    torch.manual_seed(1)
+    model = Digits(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).to(kind)
+    pictures, labels = map(torch.from_numpy, load_digits(return_X_y=True))
+    rows = 16 * (len(labels) // 16)
+    options = poptorch.Options().randomSeed(1).showCompilationProgressBar(False)
+    options.deviceIterations(rows // 16).outputMode(poptorch.OutputMode.All)
+    options.Precision.enableStochasticRounding(stochastic)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.001, loss_scaling=256.0)
+    wrapped = poptorch.trainingModel(model, options, optimizer)
+    batch = (pictures[:rows] / 16).to(kind), labels[:rows]
+    return [[value.mean().item() for value in wrapped(*batch)] for _ in range(epochs)]
+
+
+def main(argv=None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=30)
+    epochs = parser.parse_args(argv).epochs
+    axes = (figure := Figure(figsize=(7, 4.5), layout="constrained")).subplots()
+    for name, run in RUNS.items():
+        curve = train(*run, epochs)
+        print(f"{name:17} loss {curve[-1][0]:.4f}  accuracy {100 * curve[-1][1]:.1f} %")
+        axes.plot(range(1, epochs + 1), [loss for loss, _ in curve], label=name)
+    axes.set(xlabel="epoch", ylabel="mean training loss")
+    axes.legend()
+    Path("out").mkdir(exist_ok=True)
+    figure.savefig("out/half_precision.png", dpi=100)
+
+
+if __name__ == "__main__":
+    main()

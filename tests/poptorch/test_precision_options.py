@@ -1,0 +1,219 @@
+"""Options of Precision and Training that change how numbers are rounded, summed and watched."""
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+
+import poptorch
+from abele.config import MeanStrategy
+from poptorch import MeanReductionStrategy
+from wrapping import Calls, options, rows, scorer, trainer, weights
+
+
+def adam(model, **settings):
+    return poptorch.optim.Adam(model.parameters(), lr=0.1, **settings)
+
+
+def sgd(model, **settings):
+    return poptorch.optim.SGD(model.parameters(), lr=0.1, **settings)
+
+
+# -- mean reduction ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", list(MeanReductionStrategy))
+def test_strategies_agree_on_float_gradients(strategy):
+    found, expected = scorer(), scorer()
+    setting = {"setMeanAccumulationAndReplicationReductionStrategy": strategy}
+    trainer(found, gradientAccumulation=4, **setting)(*rows(8))
+    trainer(expected, gradientAccumulation=4)(*rows(8))
+    torch.testing.assert_close(weights(found), weights(expected))
+
+
+@pytest.mark.parametrize(
+    ("settings", "strategy"),
+    [
+        ({}, MeanStrategy.POST),
+        ({"accum_type": torch.float16}, MeanStrategy.RUNNING),
+        ({"accum_type": torch.float16, "use_combined_accum": True}, MeanStrategy.POST),
+    ],
+    ids=["float", "half", "combined half"],
+)
+def test_half_accumulators_hold_the_running_mean(settings, strategy):
+    model = scorer()
+    wrapped = trainer(model, sgd(model, **settings), gradientAccumulation=2)
+    assert wrapped._config.mean_strategy is strategy
+    wrapped(*rows(4))
+
+
+def test_half_accumulators_cannot_come_after_compiling():
+    model = scorer()
+    wrapped = trainer(model, sgd(model), gradientAccumulation=2)
+    wrapped(*rows(4))
+    with pytest.raises(ValueError, match="is already compiled"):
+        wrapped.setOptimizer(sgd(model, accum_type=torch.float16))
+
+
+# -- stochastic rounding -------------------------------------------------------------------
+
+
+def rounded(seed=1, *, by_key=False, on=True):
+    """Half weights after ten updates that rounding to nearest loses."""
+    model = scorer().half()
+    made = options(randomSeed=seed)
+    if by_key:
+        made._Popart.set("enableStochasticRounding", on)
+    else:
+        made.Precision.enableStochasticRounding(on)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    wrapped = poptorch.trainingModel(model, made, optimizer)
+    for _ in range(10):
+        wrapped(*(value.half() for value in rows(4)))
+    return weights(model)
+
+
+def test_stochastic_rounding_follows_the_seed():
+    start = weights(scorer().half())
+    assert torch.equal(rounded(on=False), start)
+    assert torch.equal(rounded(), rounded(by_key=True))
+    found = [rounded(seed) for seed in range(1, 9)]
+    assert any(not torch.equal(each, start) for each in found)
+    assert any(not torch.equal(each, found[0]) for each in found)
+
+
+# -- floating-point exceptions -------------------------------------------------------------
+
+
+class Divides(torch.nn.Module):
+    """A dense layer whose result is divided by the second input."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 3)
+
+    def forward(self, x, divisor):
+        scores = self.fc(x) / divisor
+        return F.mse_loss(scores, torch.zeros_like(scores)), scores
+
+
+def dividing(iterations=1, training=True):
+    made = options(deviceIterations=iterations)
+    made.Precision.enableFloatingPointExceptions(True)
+    torch.manual_seed(0)
+    model = Divides()
+    if not training:
+        return poptorch.inferenceModel(model, made), model
+    return poptorch.trainingModel(model, made, adam(model)), model
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_run_stops_and_names_the_operation(training):
+    wrapped, _ = dividing(training=training)
+    x, divisor = rows(2)[0], torch.ones(2, 1)
+    wrapped(x, divisor)
+    with pytest.raises(poptorch.RecoverableError, match=r"aten\.div\.Tensor \(forward") as caught:
+        wrapped(x, divisor * 0)
+    error = caught.value
+    assert isinstance(error, poptorch.Error)
+    assert error.recovery_action == "IPU_RESET"
+    assert error.type == "poplar_recoverable_runtime_error"
+    assert "test_precision_options.py:" in error.location
+    assert torch.isfinite(wrapped(x, divisor)[0])
+
+
+def test_updates_before_the_stop_reach_the_host():
+    wrapped, model = dividing(iterations=2)
+    x, divisor = rows(2)[0], torch.tensor([[1.0], [0.0]])
+    before = weights(model)
+    with pytest.raises(poptorch.RecoverableError):
+        wrapped(x, divisor)
+    once, reference = dividing()
+    once(x[:1], divisor[:1])
+    assert not torch.equal(weights(model), before)
+    assert torch.equal(weights(model), weights(reference))
+
+
+def test_off_returns_the_infinity():
+    model = Divides()
+    loss, _ = trainer(model)(rows(2)[0], torch.zeros(2, 1))
+    assert not torch.isfinite(loss)
+
+
+# -- automatic loss scaling ----------------------------------------------------------------
+
+
+def scaling(optimizer_of, kind=torch.float16, **keys):
+    model = scorer().to(kind)
+    made = options()
+    made.Training.setAutomaticLossScaling(True)
+    for key, value in keys.items():
+        made._Popart.set(f"automaticLossScalingSettings.{key}", value)
+    optimizer = optimizer_of(model)
+    return poptorch.trainingModel(model, made, optimizer), model, optimizer
+
+
+def scale(wrapped):
+    return wrapped._compiled.session.hyper["loss_scaling"].item()
+
+
+def test_the_scale_moves_and_a_constant_one_becomes_variable(caplog):
+    wrapped, model, optimizer = scaling(sgd)
+    assert not optimizer.variable_attrs.isConstant("loss_scaling")
+    batch = [value.half() for value in rows(4)]
+    wrapped(*batch)
+    assert scale(wrapped) == 2.0
+    wrapped(*batch)
+    assert scale(wrapped) == 4.0
+    optimizer.param_groups[0]["lr"] = 0.01
+    wrapped.setOptimizer(optimizer)
+    assert scale(wrapped) == 4.0, "a new learning rate leaves it alone"
+    optimizer.loss_scaling = 64.0
+    wrapped.setOptimizer(optimizer)
+    wrapped(*batch)
+    assert scale(wrapped) == 128.0
+
+
+def test_training_recovers_from_an_overflowing_scale():
+    wrapped, model, _ = scaling(lambda m: sgd(m, loss_scaling=2.0**15))
+    batch = [value.half() * 30 for value in rows(4)]
+    losses = [wrapped(*batch)[0].item() for _ in range(30)]
+    assert torch.isfinite(weights(model)).all()
+    assert losses[1] == losses[0], "the first update was left out"
+    assert scale(wrapped) < 2.0**15
+
+
+def test_the_settings_are_keys():
+    wrapped, *_ = scaling(sgd, updatePeriod=2, binEdgeLocation=0.5)
+    batch = [value.half() for value in rows(4)]
+    found = []
+    for _ in range(4):
+        wrapped(*batch)
+        found.append(scale(wrapped))
+    assert found == [1.0, 2.0, 2.0, 4.0]
+    with pytest.raises(ValueError, match="Automatic loss scaling needs"):
+        scaling(sgd, binEdgeLocation=2.0)
+
+
+def test_without_half_parameters_it_says_so(caplog):
+    wrapped, *_ = scaling(sgd, torch.float32)
+    with caplog.at_level(logging.WARNING):
+        wrapped(*rows(4))
+    assert scale(wrapped) == 1.0
+
+
+# -- mixed types ---------------------------------------------------------------------------
+
+
+def test_a_product_of_activations_promotes():
+    half, full = torch.randn(3, 3).half(), torch.randn(3, 3)
+    products = {
+        "matmul": lambda m, x, y: x @ y,
+        "einsum": lambda m, x, y: torch.einsum("ij,jk->ik", x, y),
+        "addmm": lambda m, x, y: torch.addmm(x, y, x),
+    }
+    for forward in products.values():
+        found = poptorch.inferenceModel(Calls(forward), options())(half, full)
+        assert found.dtype is torch.float32
+        torch.testing.assert_close(found, forward(None, half.float(), full))
