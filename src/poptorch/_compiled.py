@@ -119,14 +119,7 @@ class CompiledModel:
             )
         if self.config.replicas > 1 and self.config.broadcast_buffers:
             self._refuse_written_buffers(captured)
-        automatic = self.rule is not None and self.rule.automatic_scaling is not None
-        kinds = {
-            slot.dtype for slot in captured.programs[0].inputs if slot.name in captured.updated
-        }
-        if automatic and torch.float16 not in kinds:
-            logger.warning(
-                "Automatic loss scaling has no effect: no parameter in training is half."
-            )
+        self._warn_scaling(captured)
         for value in captured.constants.values():
             warn_user(
                 f"Output expected to be on the IPU but is on {value.device.type}: it does not "
@@ -134,6 +127,13 @@ class CompiledModel:
                 UserWarning,
             )
         return captured
+
+    def _warn_scaling(self, captured: Captured) -> None:
+        if self.rule is None or self.rule.automatic_scaling is None:
+            return
+        slots = captured.programs[0].inputs
+        if torch.float16 not in {slot.dtype for slot in slots if slot.name in captured.updated}:
+            logger.warning("Automatic loss scaling has no effect: no trained parameter is half.")
 
     def _call_forward(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
         positional, keywords = self._recorded.rebuild(flat)

@@ -24,5 +24,6 @@ class _Translated:
             raise error(str(found)) from found
 
 
-#: Raises a batch mistake as AssertionError, a trapped operation as RecoverableError and every other engine error as poptorch.Error.
+#: Raises a batch mistake as AssertionError, a trapped operation as RecoverableError and every
+#: other engine error as poptorch.Error.
 translated = _Translated()

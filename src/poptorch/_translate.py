@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from abele.config import MeanStrategy, Reduction, StepConfig
 from abele.config import OutputMode as EngineOutputMode
 from abele.loss_scaling import AutomaticScaling

@@ -158,8 +158,8 @@ def scale(wrapped):
     return wrapped._compiled.session.hyper["loss_scaling"].item()
 
 
-def test_the_scale_moves_and_a_constant_one_becomes_variable(caplog):
-    wrapped, model, optimizer = scaling(sgd)
+def test_the_scale_moves_and_a_constant_one_becomes_variable():
+    wrapped, _, optimizer = scaling(sgd)
     assert not optimizer.variable_attrs.isConstant("loss_scaling")
     batch = [value.half() for value in rows(4)]
     wrapped(*batch)
@@ -200,6 +200,7 @@ def test_without_half_parameters_it_says_so(caplog):
     wrapped, *_ = scaling(sgd, torch.float32)
     with caplog.at_level(logging.WARNING):
         wrapped(*rows(4))
+    assert "no trained parameter is half" in caplog.text
     assert scale(wrapped) == 1.0
 
 

@@ -1,4 +1,4 @@
-"""Stochastic rounding: exact where it can be, one of the two neighbours elsewhere, right on average.
+"""Stochastic rounding: exact where it can be, else one of two neighbours, right on average.
 
 The statistical tests draw fixed random numbers, so they pass always or never. Their bound of five
 standard errors is what one in a million correct implementations would miss.
