@@ -36,6 +36,7 @@ from abele.program import (
     returned_nodes,
     writes,
 )
+from abele.tensor_names import Lookup
 from abele.update_rules import UpdateRule
 
 Call = Callable[[list[torch.Tensor]], list[torch.Tensor]]
@@ -50,11 +51,13 @@ class Captured:
         programs: ``forward``; or ``step``; or ``accumulate`` and ``apply``.
         constants: values forward returned that no program computes, by position.
         updated: parameters that receive gradients.
+        tensor_names: what ``capture`` takes as ``anchors``; see ``tensor_names``.
     """
 
     programs: tuple[Program, ...]
     constants: Mapping[int, torch.Tensor]
     updated: tuple[str, ...] = ()
+    tensor_names: tuple[str, ...] = ()
 
     @property
     def by_name(self) -> dict[str, Program]:
@@ -80,6 +83,7 @@ def capture(
     rule: UpdateRule | None = None,
     *,
     name_modules: bool = True,
+    anchors: Sequence[str] = (),
 ) -> Captured:
     """Captures one micro-batch of ``module`` as static programs.
 
@@ -90,14 +94,17 @@ def capture(
         config: decides between one whole step and accumulate + apply.
         rule: the optimizer; needed for training.
         name_modules: nodes remember the path of the module that made them.
+        anchors: names of tensors that programs return behind their outputs.
 
     Raises:
+        CaptureError: an anchor's name does not exist.
         DataDependentError: forward reads a value (``.item()``, ``if tensor``).
         LossError: training, and not exactly one final loss.
         ReassignedError: forward replaces a parameter or buffer.
     """
     names = {child: path for path, child in module.named_modules()} if name_modules else {}
-    return _Capture(call, ModuleState.of(module), inputs, config, rule, names).run()
+    lookup = Lookup(anchors)
+    return _Capture(call, ModuleState.of(module), inputs, config, rule, names, lookup).run()
 
 
 class _Capture:
@@ -111,11 +118,12 @@ class _Capture:
         config: StepConfig,
         rule: UpdateRule | None,
         module_names: Mapping[torch.nn.Module, str],
+        lookup: Lookup,
     ):
         if config.training and rule is None:
             raise CaptureError("A training program needs an update rule, found none. Pass one.")
         self.call, self.state, self.config = call, state, config
-        self.module_names = module_names
+        self.module_names, self.lookup = module_names, lookup
         self.rule = rule or UpdateRule(kind="sgd", groups=())
         self.mode = _torch.static_fakes()
         self.params = [
@@ -145,7 +153,13 @@ class _Capture:
             slots = updated + self._accumulators(self.updated) + self._update_slots()
             slots += self._counters()
             programs.append(self._trace("apply", self._apply, slots))
-        return Captured(programs=tuple(programs), constants=self.constants, updated=self.updated)
+        self.lookup.check()
+        return Captured(
+            programs=tuple(programs),
+            constants=self.constants,
+            updated=self.updated,
+            tensor_names=self.lookup.names,
+        )
 
     # -- the slots of each program ---------------------------------------------------------
 
@@ -229,6 +243,7 @@ class _Capture:
             with following(loss):
                 found = self._backward(loss, values)
         self.updated = tuple(found)
+        self.lookup.note_gradients(found)
         _torch.mark_traced("backward")
         return outputs, found
 
@@ -327,7 +342,8 @@ class _Capture:
         fakes = [self.mode.from_tensor(item.value) for item in named]
 
         def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            return body(_Values(named, tensors))
+            self.lookup.start()
+            return [*body(_Values(named, tensors)), *self.lookup.gradients]
 
         with self.mode, _portable_operators():
             leaves = [
@@ -338,8 +354,9 @@ class _Capture:
                 function, decomposition_table=_HIDDEN_WRITES, record_stack_traces=True
             )(*leaves)
             graph = _pure(traced, [leaf.detach() for leaf in leaves])
+        anchors = self.lookup.choose(graph, [(item.name, item.role) for item in named])
         _own_outputs(graph)
-        return _as_program(name, graph, named, time.perf_counter() - started)
+        return _as_program(name, graph, named, anchors, time.perf_counter() - started)
 
 
 class _Values:
@@ -424,7 +441,11 @@ def _first_write(graph: torch.fx.GraphModule) -> torch.fx.Node:
 
 
 def _as_program(
-    name: str, graph: torch.fx.GraphModule, named: Sequence[_Named], seconds: float
+    name: str,
+    graph: torch.fx.GraphModule,
+    named: Sequence[_Named],
+    anchors: Sequence[str],
+    seconds: float,
 ) -> Program:
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
     written = {node.args[0] for node in graph.graph.nodes if writes(node)}
@@ -438,14 +459,17 @@ def _as_program(
         )
         for item, node in zip(named, nodes, strict=True)
     )
+    returned = returned_nodes(graph)
+    roles = [(f"output{index}", Role.OUTPUT) for index in range(len(returned) - len(anchors))]
+    roles += [(anchor, Role.ANCHOR) for anchor in anchors]
     outputs = tuple(
         Slot(
-            name=f"output{index}",
-            role=Role.OUTPUT,
+            name=slot,
+            role=role,
             shape=tuple(node.meta["val"].shape),
             dtype=node.meta["val"].dtype,
         )
-        for index, node in enumerate(returned_nodes(graph))
+        for (slot, role), node in zip(roles, returned, strict=True)
     )
     stamp = Stamp(by="capture", seconds=seconds, nodes=len(graph.graph.nodes))
     program = Program(name=name, graph=graph, inputs=inputs, outputs=outputs, history=(stamp,))

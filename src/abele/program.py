@@ -32,6 +32,7 @@ class Role(enum.StrEnum):
     INPUT = "input"
     OUTPUT = "output"
     MAGNITUDES = "magnitudes"
+    ANCHOR = "anchor"  # a tensor from inside, returned because somebody wants to see it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from poptorch import (  # noqa: E402 - the check comes first
     optim,
     options,
     poptorch_core,
+    profiling,
 )
 from poptorch._accessor import AsynchronousDataAccessor  # noqa: E402
 from poptorch._custom_types import ICustomArgParser, registerCustomArgParser  # noqa: E402

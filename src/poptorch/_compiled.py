@@ -18,8 +18,9 @@ from abele.runtime.session import Session
 from abele.targets import Target
 from abele.update_rules import UpdateRule
 from abele.warn import warn_user
-from poptorch import _hooks, _recomputation, _structure
+from poptorch import _hooks, _recomputation, _structure, _translate, profiling
 from poptorch._arguments import Bound, Recorded
+from poptorch._call_times import CallTimes, Counters, no_transfers
 from poptorch._cpu_op import CapturedCalls
 from poptorch._error import error
 from poptorch._ipu_tensors import on_ipu
@@ -30,6 +31,7 @@ from poptorch._progress import CompilationProgress
 from poptorch._results import to_host
 from poptorch._running import running_on_ipu
 from poptorch._slicing import TensorSlices
+from poptorch._synthetic import synthetic_inputs
 from poptorch._tracing import Tracing
 from poptorch.options import Options
 
@@ -63,6 +65,8 @@ class CompiledModel:
         batching.check_output_period(config)
         self.config, self.module, self.rule = config, module, rule
         self.device = _HOST
+        self.anchors = _translate.anchors(options)
+        self._moments: tuple[int, list[Any], int] | None = None
         own = {value.dtype for value in ModuleState.of(module).params.values()}
         self._demoted = {kind: to for kind, to in _DEMOTED.items() if kind not in own}
         self._warned: set[str] = set()
@@ -77,7 +81,8 @@ class CompiledModel:
             progress.update("capture", 0.01)
             started = time.perf_counter()
             self._tracing = Tracing(options)
-            with _hooks.around_capture():
+            trace = profiling.channel_of(config.training)
+            with _hooks.around_capture(), trace.tracepoint("graphPreprocessing"):
                 self.captured = self._capture(examples, options._module_namescope_enabled)
             self.placement = placed(self.captured.programs, options, training=config.training)
             captured_s = time.perf_counter() - started
@@ -94,6 +99,8 @@ class CompiledModel:
             self.session = self._start(executable)
         self.device = self.session.device
         self._written_inputs = [i for i, slot in enumerate(self._input_slots()) if slot.mutated]
+        self._synthetic = synthetic_inputs(options, rows, self.device)
+        trace._instrument_as(self, {"_run": "modelExecution"})
 
     # -- compiling -------------------------------------------------------------------------
 
@@ -116,6 +123,7 @@ class CompiledModel:
                 self.config,
                 self.rule,
                 name_modules=name_modules,
+                anchors=[anchor.tensor for anchor in self.anchors],
             )
         if self.config.replicas > 1 and self.config.broadcast_buffers:
             self._refuse_written_buffers(captured)
@@ -177,6 +185,7 @@ class CompiledModel:
             state.buffers,
             optimizer_state,
             self.rule.hyper() if self.rule is not None else {},
+            anchors=self.anchors,
         )
 
     def _input_slots(self) -> list[Slot]:
@@ -205,8 +214,9 @@ class CompiledModel:
 
     def run_plain(self, args: tuple) -> Any:
         """Runs a call for which ``matches`` holds."""
+        started = time.perf_counter_ns()
         device = self.device
-        return self._run([tensor.to(device) for tensor in args], args)
+        return self._run([tensor.to(device) for tensor in args], args, started)
 
     def run(self, bound: Bound) -> Any:
         """Validates a call's arguments and runs it.
@@ -214,10 +224,15 @@ class CompiledModel:
         Raises:
             poptorch.Error: the arguments differ from those of the first call.
         """
+        started = time.perf_counter_ns()
         self._recorded.check(bound)
-        return self._run(self._flatten(bound), list(self._recorded.tensors(bound)))
+        return self._run(self._flatten(bound), list(self._recorded.tensors(bound)), started)
 
-    def _run(self, flat: list[torch.Tensor], originals: Sequence[torch.Tensor]) -> Any:
+    def _run(
+        self, flat: list[torch.Tensor], originals: Sequence[torch.Tensor], started: int
+    ) -> Any:
+        if self._synthetic is not None:
+            flat = originals = self._synthetic
         if self._written_inputs:
             self._refuse_shared_inputs(flat)
         outputs = self._step(flat)
@@ -225,7 +240,31 @@ class CompiledModel:
             if flat[index].data_ptr() != originals[index].data_ptr():
                 with torch.no_grad():
                     originals[index].copy_(flat[index])
-        return _structure.rebuild(self._outputs, self._results(outputs))
+        result = _structure.rebuild(self._outputs, self._results(outputs))
+        self._moments = (started, self.session.marks, time.perf_counter_ns())
+        return result
+
+    @property
+    def times(self) -> CallTimes | None:
+        """When the parts of the last call happened; None before it."""
+        return None if self._moments is None else CallTimes(*self._moments, self.config)
+
+    def perf_counters(self) -> Counters | None:
+        """The times of the last call by kind, tensor and transfer; None before it."""
+        times = self.times
+        if times is None:
+            return None
+        model = self.captured.programs[0]
+        inputs = len(self._input_slots())
+        outputs = sum(slot.role is Role.OUTPUT for slot in model.outputs)
+        if self._synthetic is not None:
+            return no_transfers(inputs, outputs)
+        return times.counters(inputs, outputs)
+
+    def anchored(self, name: str) -> torch.Tensor | None:
+        """The values that an anchored tensor had in the last call, on the host."""
+        value = self.session.anchored(name)
+        return None if value is None else to_host(value)
 
     def _step(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
         if not self._host_calls.functions:

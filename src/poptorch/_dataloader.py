@@ -19,6 +19,7 @@ from poptorch._partition import PartitionSampler
 from poptorch.enums import DataLoaderMode
 from poptorch.options import Options
 from poptorch.options._container import require
+from poptorch.profiling import DATALOADER
 
 _logger = logging.getLogger("poptorch::python")
 
@@ -127,8 +128,8 @@ class DataLoader(torch.utils.data.DataLoader):
         if self._uses_accessor:
             if self._accessor is None:  # this is a copy
                 self._accessor = self._make_accessor()
-            return iter(self._accessor)
-        iterator = super().__iter__()
+            return DATALOADER._iterate(iter(self._accessor), "__next__")
+        iterator = DATALOADER._iterate(super().__iter__(), "__next__")
         if self._groups:
             size, drop_last = self._size.micro_batches, self.batch_sampler_drop_last
             return _never_empty(grouped(iterator, size, drop_last), self)

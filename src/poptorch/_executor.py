@@ -14,12 +14,23 @@ from abele.building import BuildRecord
 from abele.errors import TrappedError
 from abele.module_state import ModuleState, parameter_names
 from abele.update_rules import UpdateRule
-from poptorch import _not_yet, _optimizer, _progress, _random_state, _tracing, _translate, _weights
+from poptorch import (
+    _not_yet,
+    _optimizer,
+    _progress,
+    _random_state,
+    _report,
+    _tracing,
+    _translate,
+    _weights,
+    profiling,
+)
 from poptorch._arguments import Binder, Bound
 from poptorch._compiled import CompiledModel
 from poptorch._error import error
 from poptorch._errors_of_engine import translated
 from poptorch._logging import logger
+from poptorch._observing import Observing
 from poptorch._optimizer_state import DeviceState
 from poptorch._placement import PlacementMember
 from poptorch._printing import module_repr
@@ -27,7 +38,7 @@ from poptorch.enums import ConnectionType
 from poptorch.options import Options
 
 
-class PoplarExecutor(PlacementMember):
+class PoplarExecutor(Observing, PlacementMember):
     """A wrapped model; made by ``trainingModel`` and ``inferenceModel``.
 
     The first call compiles; from then on there is exactly one executable, and a call with other
@@ -66,6 +77,7 @@ class PoplarExecutor(PlacementMember):
         if training:
             self._use(optimizer)
             _weights.wrap(self._user_model, self)
+        profiling.trace_executor(self, training)
 
     # -- what a user reads -----------------------------------------------------------------
 
@@ -207,6 +219,7 @@ class PoplarExecutor(PlacementMember):
         self._seen_version = self._shared.version
         self._attached = self._options.connection_type == ConnectionType.Always
         self._compile_seconds = time.perf_counter() - started
+        _report.write_reports(compiled, self._options, self._compile_seconds)
         if self._options._show_compilation_progress_bar:
             tqdm.write(_progress.summary(compiled.record), file=sys.stderr)
         return compiled

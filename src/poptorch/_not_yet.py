@@ -4,14 +4,6 @@ NAMES = frozenset(("load",))
 EXECUTOR_MEMBERS = frozenset(
     (
         "compileAndExport",
-        "cycleCount",
-        "getAnchoredTensor",
-        "getComputeLatency",
-        "getHostIpuLatency",
-        "getIpuHostLatency",
-        "getLatency",
-        "getPerfCounters",
-        "getTensorNames",
         "loadExecutable",
         "save",
     )

@@ -152,8 +152,8 @@ _ROOT = (
         "same numbers"),
     Row("available_memory_proportion", "Options", "setAvailableMemoryProportion", dict, dict, None,
         "compile", _NOP, "scratch-memory advice"),
-    Row("anchored_tensors", "Options", "anchorTensor", dict, dict, None, "compile", _REJ,
-        "intermediate tensors cannot be fetched yet; return the tensor from forward"),
+    Row("anchored_tensors", "Options", "anchorTensor", dict, dict, None, "compile", _HON,
+        "getAnchoredTensor() fetches gradients, activations, weights and optimizer state"),
     Row("random_seed", "Options", "randomSeed", int, ABSENT, None, "run", _HON,
         "also seeds torch on the host at once"),
     Row("use_model", "Options", "useIpuModel", bool, ABSENT, None, "run", _HON,
@@ -176,19 +176,19 @@ _ROOT = (
         "directory of compiled executables", home="_Popart"),
     Row("enableEngineCaching", "Options", "enableExecutableCaching", bool, ABSENT, None, "run",
         _HON, "on when a cache directory is given", home="_Popart"),
-    Row("autoReport.all", "Options", "enableProfiling", str, ABSENT, None, "run", _REJ,
-        "no profile is written yet; use torch.profiler around the call", home="engineOptions",
-        neutral=("false",)),
+    Row("autoReport.all", "Options", "enableProfiling", str, ABSENT, None, "run", _HON,
+        "writes report.md, report.json, the programs and a trace of the steps; so does "
+        "POPLAR_ENGINE_OPTIONS, which wins", home="engineOptions", neutral=("false",)),
     Row("instrumentWithHardwareCycleCounter", "Options", "logCycleCount", bool, False, None,
-        "compile", _REJ, "there is no cycle counter; time the call",
+        "run", _HON, "cycleCount() counts nanoseconds of replica 0 on the device",
         home="_Popart"),
     Row("enableStableNorm", "Options", "enableStableNorm", bool, ABSENT, None, "compile", _NOP,
         "torch's variance is already computed stably", home="_Popart", neutral=_OFF),
-    Row("syntheticDataMode", "Options", "enableSyntheticData", int, ABSENT, None, "compile", _REJ,
-        "real inputs are always read; pass torch.randn tensors instead", home="_Popart",
-        neutral=_OFF),
+    Row("syntheticDataMode", "Options", "enableSyntheticData", int, ABSENT, None, "run", _HON,
+        "1 zeros, 2 random normal, 3 random uniform, made once on the device; integers zeros",
+        home="_Popart", neutral=_OFF),
     Row("_module_namescope_enabled", "Options", "disableModuleNamescope", bool, True, None,
-        "compile", _NOP, "changes names in listings only"),
+        "compile", _HON, "leaves module names out of the names of tensors"),
     Row("updatableNamedBuffers", "Options", "updatableNamedBuffers", list, ABSENT, None, "compile",
         _HON, "buffers that copyNamedBuffersToDevice() sends",
         home="_Popart", neutral=([],)),
@@ -352,8 +352,8 @@ def _popart_rows() -> Iterator[Row]:
         "0 (none) and 2 (norms) switch recomputationCheckpoint off when training; 1, 3, 4 mean on"
     )
     yield Row("autoRecomputation", *where, int, ABSENT, None, "compile", _HON, note)
-    note = "performance advice of the original's backend"
-    yield Row("engineOptions", "_Popart", "setEngineOptions", dict, ABSENT, None, "run", _NOP, note)
+    note = "autoReport.* choose the report of enableProfiling; the others only advised a backend"
+    yield Row("engineOptions", "_Popart", "setEngineOptions", dict, ABSENT, None, "run", _HON, note)
     note = "which of its graph rewrites the original's compiler runs"
     for name, kind in (("patterns", dict), ("patterns_level", int)):
         yield Row(name, "_Popart", "setPatterns", kind, ABSENT, None, "compile", _NOP, note)

@@ -6,8 +6,9 @@ from typing import Any
 from abele.config import MeanStrategy, Reduction, StepConfig
 from abele.config import OutputMode as EngineOutputMode
 from abele.loss_scaling import AutomaticScaling
+from abele.runtime.anchors import Anchor
 from abele.update_rules import UpdateRule
-from poptorch import _option_table
+from poptorch import _engine_options, _option_table
 from poptorch._error import error
 from poptorch._logging import logger
 from poptorch.enums import MeanReductionStrategy, OutputMode, ReductionType
@@ -81,12 +82,28 @@ def with_automatic_scaling(rule: UpdateRule, optimizer: Any, options: Options) -
     return replace(rule, loss_scaling_variable=True, automatic_scaling=AutomaticScaling(**given))
 
 
+def anchors(options: Options) -> list[Anchor]:
+    """The tensors that ``options.anchorTensor`` asked for."""
+    return [
+        Anchor(
+            name=name,
+            tensor=tensor,
+            # Default means the model's mode too.
+            mode=None if follows else _OUTPUT_MODES.get(OutputMode(mode)),
+            period=period or 1,
+        )
+        for name, (tensor, follows, mode, period) in options.anchored_tensors.items()
+    ]
+
+
 def check_supported(options: Options, *, training: bool) -> None:
     """Refuses options whose result would differ, and reports those without effect once.
 
     Raises:
-        poptorch.Error: naming the option, its value and what to do instead.
+        poptorch.Error: naming the option, its value and what to do instead; or
+            POPLAR_ENGINE_OPTIONS cannot be read.
     """
+    _engine_options.report_wanted(options, training)  # refuses what it cannot read
     refused = _option_table.unsupported(options)
     if refused:
         lines = [f"{row.setter}({value!r}): {row.note}" for row, value in refused]

@@ -67,8 +67,9 @@ def test_an_optimizer_of_another_kind_is_refused():
 
 
 def test_options_that_cannot_be_honoured_are_named_when_wrapping():
-    chosen = options(enableSyntheticData=True)
-    with pytest.raises(poptorch.Error, match=r"enableSyntheticData.*real inputs are always read"):
+    chosen = options()
+    chosen._Popart.set("accumulationFactor", 4)
+    with pytest.raises(poptorch.Error, match=r"set\(4\): set Training.gradientAccumulation"):
         poptorch.inferenceModel(scorer(), chosen)
 
 

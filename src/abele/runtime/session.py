@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -15,6 +16,8 @@ from abele import batching
 from abele.config import OutputMode, StepConfig
 from abele.executable import Executable
 from abele.program import Program, Role
+from abele.runtime.anchors import Anchor, AnchorStore
+from abele.runtime.clock import clock
 from abele.runtime.traps import Rollback, trapping
 
 
@@ -28,6 +31,10 @@ class Session:
         buffers: initial buffers by name; copied once per replica.
         optimizer_state: initial state by slot name.
         hyper: initial values of variable hyper-parameters by slot name.
+        anchors: tensors to keep; the programs were captured with their names.
+
+    Attributes:
+        marks: of the last call, before and after each micro-step; see ``runtime.clock``.
     """
 
     def __init__(
@@ -38,6 +45,7 @@ class Session:
         buffers: Mapping[str, torch.Tensor],
         optimizer_state: Mapping[str, torch.Tensor] | None = None,
         hyper: Mapping[str, float] | None = None,
+        anchors: Sequence[Anchor] = (),
     ):
         batching.check_output_period(config)
         self.executable, self.config = executable, config
@@ -59,7 +67,9 @@ class Session:
         self._random = any(program.uses_random for program in executable.programs)
         self._streams = self._first_streams()
         self._steps = list(batching.schedule(config))
-        self._prepare()
+        self._prepare(anchors)
+        self._mark = clock(self.device)
+        self.marks: list[Any] = []
 
     # -- state -----------------------------------------------------------------------------
 
@@ -120,7 +130,7 @@ class Session:
 
     # -- running ---------------------------------------------------------------------------
 
-    def _prepare(self) -> None:
+    def _prepare(self, anchors: Sequence[Anchor]) -> None:
         """Builds each program's argument list once; a step only fills in the batch."""
         by_name = {program.name: program for program in self.executable.programs}
         model = by_name.get("forward") or by_name.get("step") or by_name["accumulate"]
@@ -137,6 +147,8 @@ class Session:
             self._apply_run = trapping(by_name["apply"], compiled["apply"].run)
             self._apply_arguments = self._arguments(by_name["apply"], 0)
         self._rollback = Rollback(self._written) if self.config.trap_exceptions else None
+        apply = by_name.get("apply")
+        self._anchors = AnchorStore(anchors, model, apply, self.config) if anchors else None
 
     def _arguments(self, program: Program, replica: int) -> list[torch.Tensor]:
         stores: dict[Role, Mapping[str, torch.Tensor]] = {
@@ -167,6 +179,9 @@ class Session:
             TrappedError: an operation made an infinity or NaN, and the configuration traps them;
                 state is as after the last complete update.
         """
+        self.marks = []
+        if self._anchors is not None:
+            self._anchors.begin()
         if len(self._steps) == 1:
             return self._micro_step(self._steps[0], batch)
         sizes = [
@@ -205,13 +220,28 @@ class Session:
         arguments = self._model_arguments[step.replica].copy()
         for position, tensor in zip(self._input_positions, rows, strict=True):
             arguments[position] = tensor
+        marks, mark = self.marks, self._mark
+        marks.append(mark())
         with self._stream(step.replica):
             outputs = self._model_run(arguments)
+        applied = None
         if step.updates and self._apply_run is not None:
             # Stochastic rounding draws here; the weights are one, so the first stream serves all.
             with self._stream(0):
-                self._apply_run(self._apply_arguments.copy())
+                applied = self._apply_run(self._apply_arguments.copy())
+        marks.append(mark())
+        if self._anchors is not None:
+            outputs = self._anchors.take(step.index, outputs, applied)
         return outputs
+
+    def anchored(self, name: str) -> torch.Tensor | None:
+        """The values that an anchor kept of the last call, joined like outputs.
+
+        Returns:
+            A tensor on the device; ``None`` before the first call and for unknown names.
+        """
+        found = None if self._anchors is None else self._anchors.kept(name)
+        return None if found is None else _assemble([[value] for value in found[0]], found[1])[0]
 
     def _stream(self, replica: int) -> contextlib.AbstractContextManager[None]:
         if not self._random or self._streams is None:

@@ -106,10 +106,12 @@ class DeviceOptions(OptionsDict):
         return self
 
     def enableProfiling(self, profile_dir: str | None = None) -> Self:
-        """Ask for the original's profile; refused when a model is wrapped.
+        """Write a report of the compiled model and a trace of its first calls.
+
+        Differs from the original: text and Chrome traces, not its binary profile.
 
         Args:
-            profile_dir: Where it would go; None means the current directory.
+            profile_dir: Where each model gets a folder; None means the current directory.
         """
         settings = {
             "debug.allowOutOfMemory": "true",
@@ -125,10 +127,10 @@ class DeviceOptions(OptionsDict):
         return self
 
     def logCycleCount(self, log_cycle_count: bool) -> Self:
-        """Ask for the original's cycle counter.
+        """Let `cycleCount()` tell how long a call took.
 
         Args:
-            log_cycle_count: True is refused when a model is wrapped.
+            log_cycle_count: Whether it may be asked.
         """
         self._Popart.set("instrumentWithHardwareCycleCounter", log_cycle_count)
         return self
@@ -143,10 +145,10 @@ class DeviceOptions(OptionsDict):
         return self
 
     def enableSyntheticData(self, enabled: bool) -> Self:
-        """Ask for random data in place of the inputs.
+        """Use random normal data made on the device in place of the inputs.
 
         Args:
-            enabled: Anything true is refused when a model is wrapped.
+            enabled: Anything true turns it on; integer inputs become zeros.
         """
         self._Popart.set("syntheticDataMode", 2 if enabled else 0)
         return self

@@ -154,11 +154,11 @@ class Options(EarlierOptions, DeviceOptions):
         output_mode: OutputMode | None = None,
         output_return_period: int | None = 1,
     ) -> None:
-        """Ask for an intermediate tensor after every run; refused when a model is wrapped.
+        """Keep an intermediate tensor of every call, for `getAnchoredTensor`.
 
         Args:
             short_name: Name to fetch it by.
-            long_name: Its name in the program.
+            long_name: Its name in the program, one of `getTensorNames()`.
             output_mode: Which values to return; None follows the model's mode.
             output_return_period: N of EveryN.
         """
@@ -220,7 +220,7 @@ class Options(EarlierOptions, DeviceOptions):
         return self
 
     def disableModuleNamescope(self) -> Self:
-        """Leave module names out of operator names; the numbers do not change."""
+        """Leave module names out of the names of tensors; the numbers do not change."""
         self._module_namescope_enabled = False
         return self
 

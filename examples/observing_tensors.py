@@ -1,0 +1,59 @@
+"""Watch the gradients of a small network while it trains: a table, and histograms in a PNG file."""
+
+import torch
+from matplotlib.figure import Figure
+
+import poptorch
+
+STEPS, EVERY, LAYERS = 60, 10, ("fc1", "fc2")
+
+
+class Classifier(torch.nn.Module):
+    """Two dense layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = torch.nn.Linear(16, 64)
+        self.fc2 = torch.nn.Linear(64, 4)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor):
+        """Scores, [B, 4], and their loss."""
+        scores = self.fc2(torch.relu(self.fc1(x)))
+        return scores, torch.nn.functional.cross_entropy(scores, labels)
+
+
+def train() -> dict[str, list[torch.Tensor]]:
+    """Gradients of each layer's weight, of every tenth step."""
+    torch.manual_seed(0)
+    opts = poptorch.Options().showCompilationProgressBar(False)
+    for layer in LAYERS:
+        opts.anchorTensor(layer, f"Gradient___{layer}.weight")
+    model = Classifier()
+    training = poptorch.trainingModel(model, opts, poptorch.optim.SGD(model.parameters(), lr=0.2))
+    x = torch.randn(256, 16)
+    seen: dict[str, list[torch.Tensor]] = {layer: [] for layer in LAYERS}
+    print("step   loss   " + "   ".join(f"|gradient of {layer}|" for layer in LAYERS))
+    for step in range(STEPS):
+        _, loss = training(x, x[:, :4].argmax(dim=1))
+        if step % EVERY == 0:
+            for layer, gradients in seen.items():
+                gradients.append(training.getAnchoredTensor(layer))
+            print(f"{step:4}  {loss:.3f}", *(f"{each[-1].norm():19.4f}" for each in seen.values()))
+    return seen
+
+
+def draw(seen: dict[str, list[torch.Tensor]], path: str) -> None:
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    for axes, (layer, gradients) in zip(figure.subplots(1, 2), seen.items(), strict=True):
+        reach = 1.05 * gradients[0].abs().max().item()
+        for index in (0, len(gradients) - 1):
+            values, label = gradients[index].flatten().tolist(), f"step {index * EVERY}"
+            axes.hist(values, bins=40, range=(-reach, reach), alpha=0.6, label=label)
+        axes.set(title=f"Gradient of {layer}.weight", xlabel="value", ylabel="how many")
+        axes.locator_params(axis="x", nbins=5)
+        axes.legend()
+    figure.savefig(path, dpi=100)
+
+
+if __name__ == "__main__":
+    draw(train(), "observing_tensors.png")

@@ -1,0 +1,207 @@
+"""Names for the tensors of a program, so that somebody can ask to see one.
+
+    fc.weight                a parameter or buffer, as forward used it
+    Gradient___fc.weight     its gradient, of one micro-batch, as backward left it
+    Accum___fc.weight        the sum of gradients, after this micro-batch was added
+    UpdatedVar___fc.weight   its value after the program has written it
+    Accl1___fc.weight        state of the optimizer after the update (Accl2___, Accl3___, Step___)
+    encoder/fc1/Gemm:0       a result of forward: modules, kind of operation, which result
+    input0, output0          what goes in and comes out
+
+The prefixes are those that programs for PopART know. Equal names of forward are told apart by
+``/1``, ``/2`` in the order of the program, so a name is unique and the same in every capture.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from abele._torch import OpOverload
+from abele.errors import CaptureError
+from abele.printing import node_phase
+from abele.program import Role, is_getitem, node_argument, output_node, returned_nodes, writes
+
+# What interchange formats call an operator; the others are called by their own name.
+_KINDS = {
+    "addmm": "Gemm",
+    "mm": "MatMul",
+    "bmm": "MatMul",
+    "convolution": "Conv",
+    "_softmax": "Softmax",
+    "_log_softmax": "LogSoftmax",
+    "max_pool2d_with_indices": "MaxPool",
+    "avg_pool2d": "AveragePool",
+    "_native_batch_norm_legit": "BatchNormalization",
+    "_native_batch_norm_legit_no_training": "BatchNormalization",
+    "native_layer_norm": "LayerNormalization",
+    "native_group_norm": "GroupNormalization",
+    "native_dropout": "Dropout",
+    "nll_loss_forward": "Nll",
+    "nll_loss2d_forward": "Nll",
+    "embedding": "Gather",
+    "cat": "Concat",
+    "view": "Reshape",
+    "t": "Transpose",
+    "_to_copy": "Cast",
+}
+_SILENT = {"detach", "alias"}  # they hand on the tensor they get
+_STATE = {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "square_avg": "Accl1", "grad_avg": "Accl3"}
+_STATE |= {"step": "Step"}
+
+
+class Lookup:
+    """Gives the tensors of a capture their names and finds those that are wanted.
+
+    Args:
+        wanted: names of tensors that programs are to return besides their outputs.
+    """
+
+    def __init__(self, wanted: Sequence[str] = ()):
+        self._wanted = tuple(dict.fromkeys(wanted))
+        self._known: dict[str, None] = {}
+        self._gradients: dict[str, torch.Tensor] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that has been given, parameters first."""
+        return tuple(self._known)
+
+    def start(self) -> None:
+        """Forgets the gradients of the program before."""
+        self._gradients = {}
+
+    def note_gradients(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Keeps traced gradients by the names of their parameters."""
+        self._gradients = dict(gradients)
+
+    @property
+    def gradients(self) -> list[torch.Tensor]:
+        """What a traced function has to return behind its outputs, for ``choose`` to find."""
+        return list(self._gradients.values())
+
+    def choose(
+        self, graph: torch.fx.GraphModule, slots: Sequence[tuple[str, Role]]
+    ) -> tuple[str, ...]:
+        """Replaces the gradients that a graph returns by the tensors that are wanted of it.
+
+        Args:
+            graph: returns its outputs and then ``gradients``; changed in place.
+            slots: name and role of each placeholder.
+
+        Returns:
+            The names of the tensors that it now returns behind its outputs.
+        """
+        returned = returned_nodes(graph)
+        count = len(returned) - len(self._gradients)
+        outputs, gradients = returned[:count], returned[count:]
+        by_name = dict(zip(self._gradients, gradients, strict=True))
+        found = dict(_named(graph, slots, outputs, by_name))
+        new = {name: node for name, node in found.items() if name not in self._known}
+        self._known |= dict.fromkeys(new)
+        chosen = [name for name in self._wanted if name in new]
+        output_node(graph).args = ([*outputs, *(new[name] for name in chosen)],)
+        graph.graph.eliminate_dead_code()
+        graph.recompile()
+        return tuple(chosen)
+
+    def check(self) -> None:
+        """Refuses wanted names that no program has.
+
+        Raises:
+            CaptureError: naming them and the nearest names that exist.
+        """
+        for name in self._wanted:
+            if name not in self._known:
+                raise CaptureError(
+                    f"No tensor of the model is named {name!r}. {_near(name, self.names)} "
+                    f"All {len(self.names)} names: getTensorNames() of a wrapper without anchors."
+                )
+
+
+def _near(name: str, names: Sequence[str]) -> str:
+    last = name.rpartition("___")[2].lower()
+    holding = [each for each in names if last and last in each.lower()]
+    near = [*difflib.get_close_matches(name, names, 5, 0.5), *holding]
+    listed = ", ".join(dict.fromkeys(near[:8]))
+    return f"Near it are: {listed}." if near else "None is like it."
+
+
+def _named(
+    graph: torch.fx.GraphModule,
+    slots: Sequence[tuple[str, Role]],
+    outputs: Sequence[torch.fx.Node],
+    gradients: Mapping[str, torch.fx.Node],
+) -> Iterator[tuple[str, torch.fx.Node]]:
+    """Names and nodes, each name once."""
+    taken: set[str] = set()
+    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for name, node in (
+        *_of_slots(graph, list(zip(slots, nodes, strict=True))),
+        *((f"Gradient___{name}", node) for name, node in gradients.items()),
+        *_of_forward(graph),
+        *((f"output{index}", node) for index, node in enumerate(outputs)),
+    ):
+        unique, count = name, 0
+        while unique in taken:
+            count += 1
+            unique = f"{name}/{count}"
+        taken.add(unique)
+        yield unique, node
+
+
+def _of_slots(
+    graph: torch.fx.GraphModule, slots: Sequence[tuple[tuple[str, Role], torch.fx.Node]]
+) -> Iterator[tuple[str, torch.fx.Node]]:
+    written = {
+        node_argument(node, 0): node_argument(node, 1) for node in graph.graph.nodes if writes(node)
+    }
+    states = {name for (name, role), _ in slots if role is Role.OPTIMIZER_STATE}
+    for (name, role), node in slots:
+        if role is Role.ACCUMULATOR:
+            yield f"Accum___{name.removeprefix('accumulator.')}", written.get(node, node)
+        elif role is Role.OPTIMIZER_STATE:
+            yield state_name(name, states), written.get(node, node)
+        else:
+            yield name, node
+    for (name, role), node in slots:
+        if node in written and role in (Role.PARAMETER, Role.BUFFER):
+            yield f"UpdatedVar___{name}", written[node]
+
+
+def state_name(slot: str, all_slots: set[str]) -> str:
+    """``Accl1___fc.weight`` for the slot ``fc.weight.exp_avg``.
+
+    Args:
+        slot: name of an optimizer-state slot.
+        all_slots: the names of all of them: a momentum is second where a square comes first.
+    """
+    parameter, _, key = slot.rpartition(".")
+    if key == "momentum_buffer":
+        return f"Accl{2 if f'{parameter}.square_avg' in all_slots else 1}___{parameter}"
+    return f"{_STATE.get(key, key)}___{parameter}"
+
+
+def _of_forward(graph: torch.fx.GraphModule) -> Iterator[tuple[str, torch.fx.Node]]:
+    for node in graph.graph.nodes:
+        if node.op != "call_function" or node_phase(node) != "forward" or writes(node):
+            continue
+        if not isinstance(node.meta.get("val"), torch.Tensor):
+            continue  # an operation with several results: those that are picked are named
+        source = node_argument(node, 0) if is_getitem(node) else node
+        if isinstance(source.target, OpOverload) and _operator(source) not in _SILENT:
+            index = node.args[1] if is_getitem(node) else 0
+            scope = (node.meta.get("custom") or {}).get("scope")
+            yield f"{f'{scope}/' if scope else ''}{_kind(source)}:{index}", node
+
+
+def _operator(node: torch.fx.Node) -> str:
+    assert isinstance(node.target, OpOverload)
+    return node.target._schema.name.rpartition("::")[2]
+
+
+def _kind(node: torch.fx.Node) -> str:
+    own = _operator(node)
+    return _KINDS.get(own) or "".join(part.capitalize() for part in own.split("_") if part)

@@ -1,0 +1,105 @@
+"""When the parts of a call happened, as programs read them: transfers in, computing, transfers out.
+
+Measured, never modelled. A call hands the rows of all its micro-batches over at once and gets all
+results back at its end, so here a transfer in is what it takes until a micro-batch is ready to be
+computed, and every result is home when the call returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from abele import batching
+from abele.config import StepConfig
+from abele.runtime import clock
+
+#: Kinds of moments, in the order in which they come.
+INPUT, READY, DONE, OUT = KINDS = ("input", "input_complete", "output", "output_complete")
+Counters = dict[str, list[list[float]]]
+
+
+def no_counters() -> Counters:
+    """What there is to see before a call: one tensor of each kind, without transfers."""
+    return no_transfers(1, 1)
+
+
+def no_transfers(inputs: int, outputs: int) -> Counters:
+    """What there is to see of tensors that are not transferred."""
+    counts = {INPUT: inputs, READY: inputs, DONE: outputs, OUT: outputs}
+    return {kind: [[] for _ in range(count)] for kind, count in counts.items()}
+
+
+@dataclass(frozen=True)
+class CallTimes:
+    """The moments of one call.
+
+    Attributes:
+        started: when the call came, in ns of ``time.perf_counter_ns``.
+        marks: before and after each micro-step; see ``abele.runtime.clock``.
+        finished: when the results were on the host.
+        config: the schedule of the call.
+    """
+
+    started: int
+    marks: Sequence[Any]
+    finished: int
+    config: StepConfig
+
+    def micro_steps(self) -> list[tuple[int, int]]:
+        """Beginning and end of each micro-step, in ns."""
+        marks = clock.nanoseconds(self.marks)
+        return list(zip(marks[::2], marks[1::2], strict=True))
+
+    def cycles(self) -> int:
+        """Nanoseconds in which the micro-steps of replica 0 ran."""
+        steps = zip(self.micro_steps(), batching.schedule(self.config), strict=True)
+        return sum(end - begin for (begin, end), step in steps if step.replica == 0)
+
+    def counters(self, inputs: int, outputs: int) -> Counters:
+        """Seconds by kind, tensor and transfer.
+
+        Args:
+            inputs: tensors that go in; each has one transfer per micro-step.
+            outputs: tensors that come out; each has one per micro-step whose rows come out.
+        """
+        steps = self.micro_steps()
+        # Sums leave with the last micro-step of each replica, as final results do.
+        leaving = steps[-batching.parts_out(self.config) :]
+        if batching.parts_out(self.config) != self.config.replicas:
+            kept = zip(steps, batching.schedule(self.config), strict=True)
+            leaving = [step for step, micro in kept if micro.keeps]
+        before = [self.started, *(end for _, end in steps[:-1])]
+        return {
+            INPUT: _seconds(before, inputs),
+            READY: _seconds([begin for begin, _ in steps], inputs),
+            DONE: _seconds([end for _, end in leaving], outputs),
+            OUT: _seconds([max(self.finished, end) for _, end in leaving], outputs),
+        }
+
+
+def _seconds(moments: Sequence[int], tensors: int) -> list[list[float]]:
+    return [[moment / 1e9 for moment in moments] for _ in range(tensors)]
+
+
+def latency(counters: Counters, first: str, last: str) -> tuple[float, float, float]:
+    """Shortest, longest and average time between two kinds of moments, in seconds.
+
+    A step begins with its first transfer in (or when the last one is complete) and ends with its
+    last transfer out. Where fewer steps come out than go in, those that go in are grouped evenly.
+
+    Args:
+        counters: as from ``CallTimes.counters``.
+        first: one of ``KINDS``.
+        last: a later one.
+    """
+    choose = max if first == READY else min
+    starts = [choose(moments) for moments in zip(*counters[first], strict=True)]
+    ends = [max(moments) for moments in zip(*counters[last], strict=True)]
+    if not starts or not ends:
+        return 0.0, 0.0, 0.0
+    size = len(starts) // len(ends)
+    grouped = [min(starts[i * size : (i + 1) * size]) for i in range(len(ends))]
+    spans = [end - start for start, end in zip(grouped, ends, strict=True)]
+    return min(spans), max(spans), sum(spans) / len(spans)

@@ -1,0 +1,89 @@
+"""Settings of the original's backend that mean something here: where a report goes, and how much.
+
+They come from ``options.enableProfiling``, from ``options._Popart.setEngineOptions`` and from the
+environment variable POPLAR_ENGINE_OPTIONS, whose values win.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from poptorch._error import error
+from poptorch.options import Options
+
+ENVIRONMENT = "POPLAR_ENGINE_OPTIONS"
+_REPORT = "autoReport."
+_PARTS = ("GraphProfile", "ExecutionProfile", "LoweredVars", "DebugInfo", "SerializedGraph")
+_RUNS = "executionProfileProgramRunCount"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What to write about one model.
+
+    Attributes:
+        folder: of this model; made on demand.
+        graph: describe programs and memory.
+        runs: of how many calls to write a trace.
+    """
+
+    folder: Path
+    graph: bool
+    runs: int
+
+
+def engine_options(options: Options) -> dict[str, str]:
+    """All settings by name; the environment's win.
+
+    Raises:
+        poptorch.Error: POPLAR_ENGINE_OPTIONS is not a JSON object.
+    """
+    stored: dict[str, str] = options._Popart.options.get("engineOptions", {})
+    text = os.environ.get(ENVIRONMENT)
+    if not text:
+        return dict(stored)
+    try:
+        asked = json.loads(text)
+    except ValueError as problem:
+        raise error(_unreadable(text, str(problem))) from None
+    if not isinstance(asked, dict):
+        raise error(_unreadable(text, "it is no object"))
+    return {**stored, **asked}
+
+
+def _unreadable(text: str, why: str) -> str:
+    return (
+        f"{ENVIRONMENT}={text!r} cannot be read: {why}. Give a JSON object of strings such as "
+        '{"autoReport.all": "true"}, or unset it.'
+    )
+
+
+def report_wanted(options: Options, training: bool) -> Report | None:
+    """What is to be written about a model, or None.
+
+    Raises:
+        poptorch.Error: POPLAR_ENGINE_OPTIONS cannot be read.
+    """
+    found = engine_options(options)
+    everything = _is_true(found.get(f"{_REPORT}all", "false"))
+    wanted = {
+        part for part in _PARTS if _is_true(found.get(f"{_REPORT}output{part}", str(everything)))
+    }
+    if not wanted:
+        return None
+    name = options.model_name if options.exists("model_name") else None
+    folder = Path(found.get(f"{_REPORT}directory", "."))
+    count = found.get(f"{_REPORT}{_RUNS}", "2")
+    if not str(count).isdigit():
+        raise error(f"{_REPORT}{_RUNS} must be a number of runs, found {count!r}.")
+    return Report(
+        folder=folder / (name or ("training" if training else "inference")),
+        graph=bool(wanted - {"ExecutionProfile"}),
+        runs=int(count) if "ExecutionProfile" in wanted else 0,
+    )
+
+
+def _is_true(value: Any) -> bool:
+    return str(value).lower() in ("true", "1", "on", "yes")

@@ -1,0 +1,184 @@
+"""The report of a compiled model: its programs, memory, operators and times, for people and tools.
+
+    FOLDER/report.md               to read
+    FOLDER/report.json             the same for programs
+    FOLDER/programs/NAME.py.txt    each program as Python
+    FOLDER/steps.json              a Chrome trace of the first calls, micro-step by micro-step
+
+Differs from the original: these are text files; its binary profile describes tiles and exchanges,
+which do not exist here.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from abele import batching, summary
+from abele.executable import Executable
+from abele.program import Program, Slot
+from poptorch import _chrome_trace
+from poptorch._compiled import CompiledModel
+from poptorch._engine_options import Report, report_wanted
+from poptorch._logging import logger
+from poptorch.options import Options
+
+_EXPORT = "POPTORCH_EXPORT_PROTO_FILE"
+_BINARY = "POPTORCH_EXPORT_PROTO_AS_BINARY"
+
+
+def write_reports(compiled: CompiledModel, options: Options, seconds: float) -> None:
+    """Writes what options and environment ask for, and arranges for a trace of the first calls.
+
+    Args:
+        compiled: the model, before its first call.
+        options: of its wrapper.
+        seconds: how long compiling took.
+
+    Raises:
+        poptorch.Error: POPLAR_ENGINE_OPTIONS cannot be read.
+        OSError: a file cannot be written.
+    """
+    _export(compiled.session.executable)
+    wanted = report_wanted(options, compiled.config.training)
+    if wanted is None:
+        return
+    if wanted.graph:
+        _write(wanted.folder, description(compiled, seconds), compiled.session.executable)
+    if wanted.runs:
+        _trace_runs(compiled, wanted)
+
+
+def _export(executable: Executable) -> None:
+    path = os.environ.get(_EXPORT)
+    if not path:
+        return
+    if os.environ.get(_BINARY, "0") not in ("", "0"):
+        logger.warning("%s: programs have no binary form here; %s gets text.", _BINARY, path)
+    Path(path).write_text("\n".join(program.text() for program in executable.programs))
+
+
+def description(compiled: CompiledModel, seconds: float) -> dict[str, Any]:
+    """Everything the report says, as JSON values; bytes and seconds."""
+    config, record = compiled.config, compiled.record
+    programs = compiled.session.executable.programs
+    return {
+        "target": record.target,
+        "fallback": record.fallback,
+        "executable": record.executable,
+        "cache": record.cache,
+        "configuration": {
+            "training": config.training,
+            "device_iterations": config.device_iterations,
+            "gradient_accumulation": config.gradient_accumulation,
+            "replicas": config.replicas,
+            "micro_batches_per_call": batching.micro_batches(config),
+        },
+        "seconds": {**record.seconds, "total": seconds},
+        "memory": {
+            "state": summary.state_bytes(programs),
+            "buffer_copies": config.replicas,
+            "peak_intermediate": {p.name: summary.peak_intermediate_bytes(p) for p in programs},
+        },
+        "programs": {program.name: _of_program(program) for program in programs},
+    }
+
+
+def _of_program(program: Program) -> dict[str, Any]:
+    stamps = [{"by": s.by, "seconds": s.seconds, "nodes": s.nodes} for s in program.history]
+    return {
+        "inputs": [_of_slot(slot) for slot in program.inputs],
+        "outputs": [_of_slot(slot) for slot in program.outputs],
+        "operators": summary.operators(program),
+        "history": stamps,
+    }
+
+
+def _of_slot(slot: Slot) -> dict[str, Any]:
+    dtype = str(slot.dtype).removeprefix("torch.")
+    return {"name": slot.name, "role": slot.role, "shape": list(slot.shape), "dtype": dtype}
+
+
+def _write(folder: Path, found: dict[str, Any], executable: Executable) -> None:
+    (folder / "programs").mkdir(parents=True, exist_ok=True)
+    for program in executable.programs:
+        (folder / "programs" / f"{program.name}.py.txt").write_text(program.text())
+    (folder / "report.json").write_text(json.dumps(found, indent=1) + "\n")
+    (folder / "report.md").write_text(_as_markdown(folder.name, found))
+
+
+def _as_markdown(name: str, found: dict[str, Any]) -> str:
+    memory, settings = found["memory"], found["configuration"]
+    rows = [(role.replace("_", " "), size) for role, size in memory["state"].items() if size]
+    rows += [
+        (f"intermediate values of `{program}`, at most", size)
+        for program, size in memory["peak_intermediate"].items()
+    ]
+    took = [(part, f"{seconds:.3f}") for part, seconds in found["seconds"].items()]
+    per_call = (
+        f"One call: {settings['micro_batches_per_call']} micro-batches = "
+        f"{settings['device_iterations']} device iterations x "
+        f"{settings['gradient_accumulation']} accumulated x {settings['replicas']} replicas."
+    )
+    sections = [
+        f"# {name}",
+        f"Target {found['target']}, executable {found['executable'][:12]}, cache "
+        f"{found['cache']}." + (f" Fallback: {found['fallback']}" if found["fallback"] else ""),
+        per_call,
+        "## Memory",
+        _table(("what", "KiB"), [(what, f"{size / 1024:.1f}") for what, size in rows]),
+        "## Compiling",
+        _table(("part", "seconds"), took),
+        *(_operators_text(name, each) for name, each in found["programs"].items()),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _operators_text(name: str, program: dict[str, Any]) -> str:
+    rows = [
+        (phase, f"`{operator}`", count)
+        for phase, counts in program["operators"].items()
+        for operator, count in counts.items()
+    ]
+    title = f"## Program `{name}`: {sum(row[2] for row in rows)} operations"
+    return f"{title}\n\n{_table(('phase', 'operator', 'count'), rows)}"
+
+
+def _table(head: tuple[str, ...], rows: list[tuple]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def _trace_runs(compiled: CompiledModel, wanted: Report) -> None:
+    """Traces the first calls; after them, nothing of this is in the way of a call."""
+    events = [_chrome_trace.process(wanted.folder.name)]
+    left = wanted.runs
+    run = compiled._run
+
+    def traced(flat: list[torch.Tensor], originals: Sequence[torch.Tensor], started: int) -> Any:
+        nonlocal left
+        result = run(flat, originals, started)
+        left -= 1
+        events.extend(_of_call(wanted.runs - left, compiled))
+        wanted.folder.mkdir(parents=True, exist_ok=True)
+        lines = ",\n".join(map(json.dumps, events))
+        (wanted.folder / "steps.json").write_text(f"[\n{lines}\n]\n")
+        if not left:
+            compiled._run = run
+        return result
+
+    compiled._run = traced
+
+
+def _of_call(number: int, compiled: CompiledModel) -> Iterator[_chrome_trace.Event]:
+    times = compiled.times
+    assert times is not None  # the call has just ended
+    yield _chrome_trace.span(f"call {number}", "call", times.started, times.finished, thread=0)
+    steps = zip(times.micro_steps(), batching.schedule(times.config), strict=True)
+    for (begin, end), step in steps:
+        what = "micro-batch and update" if step.updates else "micro-batch"
+        name, row = f"{what} {step.index}", step.replica + 1
+        yield _chrome_trace.span(name, "step", begin, end, thread=row, replica=step.replica)

@@ -1,0 +1,215 @@
+"""Tracing what a program does on the host, when the environment asks for it.
+
+    PVTI_OPTIONS='{"enable": "true", "directory": "traces"}' python train.py
+
+writes ``traces/abele_DATE_PID.json``, which chrome://tracing and ui.perfetto.dev show. Further
+keys: ``channels``, those to write, a list or separated by commas (default all), and ``duration``,
+seconds after which events are dropped (default "0", never). The variable is read when poptorch is
+imported; without it nothing here costs anything. Programs can add channels of their own.
+
+Differs from the original: the file is a Chrome trace, not a database.
+"""
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from poptorch import _chrome_trace
+from poptorch._chrome_trace import TraceFile
+from poptorch._logging import logger
+
+__all__ = ["Channel"]
+
+ENVIRONMENT = "PVTI_OPTIONS"
+_TRUE = ("true", "1", "on", "yes")
+
+
+class Recorder:
+    """Where the events of all channels go: one file per process.
+
+    Args:
+        directory: where the file is made, when the first event comes.
+        channels: the channels that are written; empty for all.
+        duration: seconds after which events are dropped; 0 for never.
+    """
+
+    def __init__(self, directory: str = ".", channels: Any = "", duration: float = 0.0):
+        self._directory = Path(directory)
+        listed = channels.split(",") if isinstance(channels, str) else channels
+        self._channels = {name.strip() for name in listed if name.strip()}
+        self._last = time.perf_counter_ns() + 1e9 * duration if duration else float("inf")
+        self._file: TraceFile | None = None
+        self._pid = 0
+        self._threads: set[int] = set()
+        self._lock = threading.Lock()
+
+    def wants(self, channel: str) -> bool:
+        """Whether a channel is written."""
+        return not self._channels or channel in self._channels
+
+    def add(self, channel: str, name: str, begin: int) -> None:
+        """Writes an event that began at ``begin`` (ns) and ends now."""
+        end = time.perf_counter_ns()
+        if begin > self._last:
+            return
+        thread = threading.get_native_id()
+        with self._lock:
+            file = self._of_this_process()
+            if thread not in self._threads:
+                self._threads.add(thread)
+                row = threading.current_thread().name
+                file.add(_chrome_trace.thread(thread, row, self._pid))
+        span = _chrome_trace.span(name, channel, begin, end, thread=thread, pid=self._pid)
+        file.add(span)
+
+    def _of_this_process(self) -> TraceFile:
+        # A forked worker inherits the file of its parent and must not write to it.
+        if self._file is None or self._pid != os.getpid():
+            self._pid, self._threads = os.getpid(), set()
+            path = self._directory / f"abele_{time.strftime('%Y%m%d_%H%M%S')}_{self._pid}.json"
+            program = Path(sys.argv[0]).name or "python"
+            self._file = TraceFile(path, _chrome_trace.process(program, self._pid))
+        return self._file
+
+    def close(self) -> None:
+        """Ends the file of this process."""
+        if self._file is not None and self._pid == os.getpid():
+            self._file.close()
+
+
+def recorder_from(text: str | None) -> Recorder | None:
+    """What PVTI_OPTIONS asks for; None if it asks for nothing.
+
+    Text that cannot be read turns tracing on with defaults, as in the original, and warns.
+    """
+    if not text:
+        return None
+    try:
+        asked = json.loads(text)
+        if not isinstance(asked, dict):
+            raise ValueError("it is not an object")
+        if str(asked.get("enable", "false")).lower() not in _TRUE:
+            return None
+        return Recorder(
+            str(asked.get("directory", ".")),
+            asked.get("channels", ""),
+            float(asked.get("duration", 0)),
+        )
+    except ValueError as problem:
+        logger.warning(
+            '%s=%r cannot be read (%s); tracing with defaults. Give JSON such as {"enable": "true"'
+            ', "directory": "traces"}, or unset it.',
+            ENVIRONMENT,
+            text,
+            problem,
+        )
+        return Recorder()
+
+
+_recorder = recorder_from(os.environ.get(ENVIRONMENT))
+if _recorder is not None:
+    atexit.register(_recorder.close)
+
+
+class Channel:
+    """A named source of trace events; does nothing unless PVTI_OPTIONS was set at import.
+
+    Args:
+        name: what its events are grouped under.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+        self._recorder = _recorder if _recorder is not None and _recorder.wants(name) else None
+
+    def instrument(self, obj: Any, *methods: str) -> Any:
+        """Makes every call of some methods of an object an event.
+
+        Args:
+            obj: the object; changed in place.
+            methods: names of its methods.
+
+        Returns:
+            The object.
+
+        Raises:
+            AttributeError: the object has no such method.
+        """
+        return self._instrument_as(obj, {name: f"{type(obj).__name__}.{name}" for name in methods})
+
+    def _instrument_as(self, obj: Any, events: dict[str, str]) -> Any:
+        """The same with names of the events chosen."""
+        if self._recorder is not None:
+            for method, event in events.items():
+                setattr(obj, method, self._traced(getattr(obj, method), event))
+        return obj
+
+    def _traced(self, function: Any, event: str) -> Any:
+        @functools.wraps(function)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            with self.tracepoint(event):
+                return function(*args, **kwargs)
+
+        return traced
+
+    def tracepoint(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """A context manager; what happens while it is open is one event."""
+        return contextlib.nullcontext() if self._recorder is None else self._open(name)
+
+    @contextlib.contextmanager
+    def _open(self, name: str) -> Iterator[None]:
+        begin = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            assert self._recorder is not None
+            self._recorder.add(self._name, name, begin)
+
+    def _iterate(self, batches: Iterator[Any], event: str) -> Iterator[Any]:
+        """The same iterator; waiting for each item is an event."""
+        return batches if self._recorder is None else self._traced_items(batches, event)
+
+    def _traced_items(self, batches: Iterator[Any], event: str) -> Iterator[Any]:
+        while True:
+            with self.tracepoint(event):
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+            yield batch
+
+
+TRAINING = Channel("poptorch.trainingModel")
+INFERENCE = Channel("poptorch.inferenceModel")
+DATALOADER = Channel("poptorch.DataLoader")
+
+_EXECUTOR_EVENTS = {
+    "_compile": "modelCompilation",
+    "copyWeightsToHost": "copyWeightsToHost",
+    "copyWeightsToDevice": "copyWeightsToDevice",
+    "setOptimizer": "setOptimizer",
+    "compile": "compile",
+    "destroy": "destroy",
+    "loadExecutable": "loadExecutable",
+    "compileAndExport": "compileAndExport",
+    "save": "saveExecutableToFile",
+}
+
+
+def channel_of(training: bool) -> Channel:
+    """The channel of wrapped models of a kind."""
+    return TRAINING if training else INFERENCE
+
+
+def trace_executor(executor: Any, training: bool) -> None:
+    """Makes the work of a wrapped model events of its channel."""
+    present = {name: event for name, event in _EXECUTOR_EVENTS.items() if name in dir(executor)}
+    channel_of(training)._instrument_as(executor, present)

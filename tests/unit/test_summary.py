@@ -1,0 +1,46 @@
+"""Numbers about a program agree with counting by hand."""
+
+import torch
+
+from abele import summary
+from abele.config import StepConfig
+from models import Affine, Dense
+from runs import captured, rule_for
+
+
+def programs(**config):
+    model = Dense()
+    batch = [torch.randn(2, 6), torch.randn(2, 3)]
+    return captured(model, batch, StepConfig(**config), rule_for(model)).programs
+
+
+def test_state_is_counted_once_however_many_programs_use_it():
+    bytes_of_weights = 4 * (6 * 8 + 8 + 8 * 3 + 3)
+    found = summary.state_bytes(programs(gradient_accumulation=2))
+    assert found["parameter"] == found["optimizer_state"] == found["accumulator"]
+    assert found["parameter"] == bytes_of_weights
+    assert found["buffer"] == found["hyper"] == 0
+
+
+def test_operators_are_counted_by_phase():
+    (step,) = programs()
+    found = summary.operators(step)
+    assert found["forward"]["aten.addmm.default"] == 2
+    assert found["backward"]["aten.tanh_backward.default"] == 1
+    assert list(found) == ["forward", "backward", "update", "program"]
+
+
+def test_the_peak_of_a_chain_is_two_values():
+    (forward,) = captured(Affine(), [torch.randn(5, 3)]).programs
+    assert summary.peak_intermediate_bytes(forward) == 2 * 5 * 3 * 4
+
+
+def test_a_view_keeps_what_it_shows_alive():
+    class Chain(torch.nn.Module):
+        def forward(self, x):
+            seen = torch.sin(x).view(-1)
+            return seen.sum(), torch.cos(x), seen.prod()
+
+    (forward,) = captured(Chain(), [torch.randn(10, 10)]).programs
+    # sin is read by prod at last: it lives beside cos, and so do the two sums.
+    assert summary.peak_intermediate_bytes(forward) == 400 + 4 + 400 + 4
