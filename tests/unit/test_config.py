@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from abele.config import OutputMode, Reduction, StepConfig
+from abele.config import MeanStrategy, OutputMode, Reduction, StepConfig
 
 CHANGED = {
     "training": False,
@@ -13,6 +13,9 @@ CHANGED = {
     "replicas": 2,
     "processes": 2,
     "reduction": Reduction.SUM,
+    "mean_strategy": MeanStrategy.RUNNING,
+    "stochastic_rounding": True,
+    "trap_exceptions": True,
     "broadcast_buffers": False,
     "device_iterations": 2,
     "output_mode": OutputMode.ALL,
