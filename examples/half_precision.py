@@ -1,7 +1,6 @@
 """Trains one network in float32, in half, and in half with stochastic rounding.
 
-An update far below the distance of two halves is lost when rounded to nearest; rounded at random
-it counts on average. Prints a table and draws the curves.
+Updates far below the distance of two halves are lost when rounded to nearest, not at random.
 """
 
 import argparse
@@ -32,13 +31,12 @@ def train(kind: torch.dtype, stochastic: bool, epochs: int) -> list[list[float]]
     torch.manual_seed(1)
     model = Digits(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).to(kind)
     pictures, labels = map(torch.from_numpy, load_digits(return_X_y=True))
-    rows = 16 * (len(labels) // 16)
-    options = poptorch.Options().randomSeed(1).showCompilationProgressBar(False)
-    options.deviceIterations(rows // 16).outputMode(poptorch.OutputMode.All)
+    options = poptorch.Options().randomSeed(1).deviceIterations(112)
+    options.outputMode(poptorch.OutputMode.All).showCompilationProgressBar(False)
     options.Precision.enableStochasticRounding(stochastic)
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.001, loss_scaling=256.0)
     wrapped = poptorch.trainingModel(model, options, optimizer)
-    batch = (pictures[:rows] / 16).to(kind), labels[:rows]
+    batch = (pictures[:1792] / 16).to(kind), labels[:1792]  # 112 batches of 16 rows
     return [[value.mean().item() for value in wrapped(*batch)] for _ in range(epochs)]
 
 
@@ -46,7 +44,7 @@ def main(argv=None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=30)
     epochs = parser.parse_args(argv).epochs
-    axes = (figure := Figure(figsize=(7, 4.5), layout="constrained")).subplots()
+    axes = (figure := Figure(figsize=(7, 4.5))).subplots()
     for style, (name, run) in zip(("-", "-", "--"), RUNS.items(), strict=True):
         curve = train(*run, epochs)
         print(f"{name:11} loss {curve[-1][0]:.4f}  accuracy {100 * curve[-1][1]:.1f} %")

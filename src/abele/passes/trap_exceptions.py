@@ -129,7 +129,7 @@ def _call(
     node = like.graph.call_function(target, (argument,), kwargs)
     # It belongs to the operation it watches; its own value follows from that of its argument.
     node.meta = {key: like.meta[key] for key in ("custom", "stack_trace") if key in like.meta}
-    values = torch.fx.node.map_arg(argument, lambda each: each.meta["val"])
+    values = torch.fx.map_arg(argument, lambda each: each.meta["val"])
     node.meta["val"] = target(values, **kwargs)
     return node
 
