@@ -1,8 +1,8 @@
 """Pure integers: which rows of a batch each micro-step sees, and which rows come out.
 
-One call consumes a tensor viewed as ``[D, GA, R, m, ...]``: device iteration outermost, then
-accumulation step, then replica, then the ``m`` rows of a micro-batch. Outputs use the same order.
-Nothing here knows tensors.
+One call consumes a tensor viewed as ``[D, GA, G, m, ...]``: device iteration outermost, then
+accumulation step, then group of replicas, then the ``m`` rows of a micro-batch. Groups share their
+input; without them each replica is one. Outputs have the order ``[D, GA, R]``. here knows tensors.
 """
 
 from __future__ import annotations
@@ -21,19 +21,22 @@ class MicroStep:
     Attributes:
         index: position in the call, counting from 0 in the order ``[D, GA, R]``.
         replica: which replica's buffers and random stream it uses.
+        piece: which micro-batch of the input it sees, in the order ``[D, GA, G]``.
         updates: the weights change after this micro-step.
         keeps: its outputs leave the call (for ``SUM``: are added to the result).
     """
 
     index: int
     replica: int
+    piece: int
     updates: bool
     keeps: bool
 
 
 def micro_batches(config: StepConfig) -> int:
-    """Micro-batches that one call consumes: device iterations x accumulation x replicas."""
-    return config.device_iterations * config.gradient_accumulation * config.replicas
+    """Micro-batches that one call consumes: device iterations x accumulation x input groups."""
+    groups = config.replicas // config.input_group_size
+    return config.device_iterations * config.gradient_accumulation * groups
 
 
 def micro_batch_size(rows: int, config: StepConfig, name: str = "input") -> int:
@@ -47,10 +50,17 @@ def micro_batch_size(rows: int, config: StepConfig, name: str = "input") -> int:
         raise BatchError(
             f"Invalid batch dimension: {name} has {rows} rows, which is not a multiple of {parts} "
             f"(device iterations {config.device_iterations} x gradient accumulation "
-            f"{config.gradient_accumulation} x replicas {config.replicas}). "
+            f"{config.gradient_accumulation} x {_replicas(config)}). "
             f"Pass {parts} x micro-batch rows, or let the data loader combine batches."
         )
     return rows // parts
+
+
+def _replicas(config: StepConfig) -> str:
+    if config.input_group_size == 1:
+        return f"replicas {config.replicas}"
+    groups = config.replicas // config.input_group_size
+    return f"input groups {groups} of {config.input_group_size} replicas each"
 
 
 def check_output_period(config: StepConfig) -> None:
@@ -71,6 +81,7 @@ def check_output_period(config: StepConfig) -> None:
 def schedule(config: StepConfig) -> Iterator[MicroStep]:
     """Every micro-step of one call, in the order in which it runs."""
     index = 0
+    groups = config.input_groups
     last_iteration = config.device_iterations - 1
     for iteration in range(config.device_iterations):
         for accumulation in range(config.gradient_accumulation):
@@ -83,7 +94,8 @@ def schedule(config: StepConfig) -> Iterator[MicroStep]:
             }[config.output_mode]
             for replica in range(config.replicas):
                 updates = config.training and last and replica == config.replicas - 1
-                yield MicroStep(index, replica, updates, keeps)
+                piece = index // config.replicas * groups.count + groups.group_of(replica)
+                yield MicroStep(index, replica, piece, updates, keeps)
                 index += 1
 
 

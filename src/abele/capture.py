@@ -8,6 +8,7 @@ This file must not know any front-end: ``call`` hides how arguments are passed a
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +16,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch.fx.graph import CodeGen
 
-from abele import _torch, loss_scaling, reduction, rounding, scopes, update_rules
+from abele import (
+    _torch,
+    loss_scaling,
+    reduction,
+    replica_groups,
+    rounding,
+    scopes,
+    update_rules,
+)
 from abele.config import StepConfig
 from abele.control_flow import restore_views
 from abele.diagnose import explain_data_dependence
@@ -127,7 +136,13 @@ class _Capture:
         self.rule = rule or UpdateRule(kind="sgd", groups=())
         self.mode = _torch.static_fakes()
         self.params = [
-            _Named(n, Role.PARAMETER, v, config.training and n in state.trainable)
+            # Forward sees one group's value.
+            _Named(
+                n,
+                Role.PARAMETER,
+                v[0] if n in config.replica_groups else v,
+                config.training and n in state.trainable,
+            )
             for n, v in state.params.items()
         ]
         self.buffers = [_Named(n, Role.BUFFER, v) for n, v in state.buffers.items()]
@@ -149,10 +164,11 @@ class _Capture:
             # The loss is scaled where backward starts; the other hyper-parameters act in apply.
             slots += [item for item in self._hyper_slots() if item.name == "loss_scaling"]
             programs = [self._trace("accumulate", self._accumulate, slots)]
-            updated = [p for p in self.params if p.name in self.updated]
-            slots = updated + self._accumulators(self.updated) + self._update_slots()
-            slots += self._counters()
-            programs.append(self._trace("apply", self._apply, slots))
+            apply = self._per_group()
+            updated = [p for p in apply.params if p.name in apply.updated]
+            slots = updated + apply._accumulators(apply.updated) + apply._update_slots()
+            slots += apply._counters()
+            programs.append(apply._trace("apply", apply._apply, slots))
         self.lookup.check()
         return Captured(
             programs=tuple(programs),
@@ -160,6 +176,23 @@ class _Capture:
             updated=self.updated,
             tensor_names=self.lookup.names,
         )
+
+    def _per_group(self) -> _Capture:
+        """The same capture, with a per-replica parameter's values as parameters of their own."""
+        groups = self.config.replica_groups
+        other = copy.copy(self)
+        other.params = [
+            dataclasses.replace(item, name=name)
+            for item in self.params
+            for name in replica_groups.names_in([item.name], groups)
+        ]
+        other.updated = tuple(replica_groups.names_in(self.updated, groups))
+        expanded = [
+            dataclasses.replace(group, params=tuple(replica_groups.names_in(group.params, groups)))
+            for group in self.rule.groups
+        ]
+        other.rule = dataclasses.replace(self.rule, groups=tuple(expanded))
+        return other
 
     # -- the slots of each program ---------------------------------------------------------
 
@@ -172,11 +205,12 @@ class _Capture:
 
     def _accumulators(self, names: Sequence[str]) -> list[_Named]:
         dtype = self.rule.accumulator_dtype
+        params = self._param_values()
         return [
             _Named(
                 f"accumulator.{name}",
                 Role.ACCUMULATOR,
-                torch.zeros_like(self.state.params[name], dtype=dtype),
+                torch.zeros_like(params[name], dtype=dtype),
             )
             for name in names
         ]
@@ -188,10 +222,13 @@ class _Capture:
         # One tensor each: the same one twice would become the same slot.
         return [_Named(n, Role.COUNTER, torch.zeros((), dtype=torch.float64)) for n in names]
 
+    def _param_values(self) -> dict[str, torch.Tensor]:
+        return {item.name: item.value for item in self.params}
+
     def _update_slots(self) -> list[_Named]:
         named = []
         trainable = set(self._trainable_names())
-        for param, values in self.rule.initial_state(self.state.params).items():
+        for param, values in self.rule.initial_state(self._param_values()).items():
             if param not in trainable:
                 continue
             named += [
@@ -279,7 +316,11 @@ class _Capture:
         counted = values.of(Role.COUNTER).get(reduction.COUNTED)
         with torch.no_grad():
             for name, grad in grads.items():
-                reduction.accumulate(sums[f"accumulator.{name}"], grad, counted, self.write)
+                total = sums[f"accumulator.{name}"]
+                if counted is not None and name in self.config.replica_groups:
+                    reduction.accumulate_share(total, grad, self.config, self.write)
+                else:
+                    reduction.accumulate(total, grad, counted, self.write)
             if counted is not None:
                 counted.add_(1)
         _torch.mark_traced("update")
@@ -300,7 +341,7 @@ class _Capture:
         return []
 
     def _update(self, values: _Values, grads: Mapping[str, torch.Tensor]) -> None:
-        state: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.state.params}
+        state: dict[str, dict[str, torch.Tensor]] = {item.name: {} for item in self.params}
         for name, value in values.of(Role.OPTIMIZER_STATE).items():
             param, key = name.rsplit(".", 1)
             state[param][key] = value

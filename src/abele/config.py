@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 from typing import Any
+
+from abele.replica_groups import Grouping, GroupType
 
 
 class OutputMode(enum.StrEnum):
@@ -54,6 +57,9 @@ class StepConfig:
             backward and by accumulation after the sum.
         stochastic_rounding: updates round half weights, state and accumulators at random.
         trap_exceptions: a step stops at the first operation that makes an infinity or NaN.
+        input_group_size: replicas that receive the same inputs; divides ``replicas``.
+        input_group_type: which replicas those are.
+        replica_groups: parameters that have one value per group of replicas, by name.
         broadcast_buffers: replicas may not write to their buffers; the front-end checks it.
         device_iterations: updates (training) or batches (inference) in one call.
         output_mode: which micro-batches' outputs are returned.
@@ -69,11 +75,20 @@ class StepConfig:
     mean_strategy: MeanStrategy = dataclasses.field(default=MeanStrategy.POST, metadata=_COMPILE)
     stochastic_rounding: bool = dataclasses.field(default=False, metadata=_COMPILE)
     trap_exceptions: bool = dataclasses.field(default=False, metadata=_COMPILE)
-    broadcast_buffers: bool = dataclasses.field(default=True, metadata=_COMPILE)
+    broadcast_buffers: bool = dataclasses.field(default=True, metadata=_RUN)
+    input_group_size: int = dataclasses.field(default=1, metadata=_RUN)
+    input_group_type: GroupType = dataclasses.field(default=GroupType.CONSECUTIVE, metadata=_RUN)
+    # Their number of groups is seen in the slots of the programs; who is in which is a schedule.
+    replica_groups: Mapping[str, Grouping] = dataclasses.field(default_factory=dict, metadata=_RUN)
     device_iterations: int = dataclasses.field(default=1, metadata=_RUN)
     output_mode: OutputMode = dataclasses.field(default=OutputMode.FINAL, metadata=_RUN)
     output_period: int = dataclasses.field(default=1, metadata=_RUN)
     seed: int | None = dataclasses.field(default=None, metadata=_RUN)
+
+    @property
+    def input_groups(self) -> Grouping:
+        """How replicas share inputs."""
+        return Grouping(self.replicas, self.input_group_size, self.input_group_type)
 
     @property
     def micro_batches_per_update(self) -> int:

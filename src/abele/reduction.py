@@ -55,6 +55,24 @@ def accumulate(
     write(total, total.to(wide) * (counted * share) + grad.to(wide) * share)
 
 
+def accumulate_share(
+    total: torch.Tensor, grad: torch.Tensor, config: StepConfig, write: Write
+) -> None:
+    """Adds one gradient's share of the mean, for accumulators that do not see every micro-batch.
+
+    Parameters with one value per group of replicas get gradients of their group only, so that no
+    running mean over all micro-batches could be kept; dividing first overflows as little.
+
+    Args:
+        total: the accumulator, written in place.
+        grad: the gradient, of any floating type.
+        config: says how many gradients make one update.
+        write: rounds the new value into ``total``.
+    """
+    wide = torch.promote_types(total.dtype, torch.float32)
+    write(total, total.to(wide) + grad.to(wide) / config.micro_batches_per_update)
+
+
 def reduced(total: torch.Tensor, config: StepConfig) -> torch.Tensor:
     """The gradient to apply, in the accumulator's type; never the accumulator itself."""
     divisor = 1

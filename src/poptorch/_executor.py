@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import datetime
 import sys
 import time
@@ -13,10 +14,12 @@ from tqdm import tqdm
 from abele.building import BuildRecord
 from abele.errors import TrappedError
 from abele.module_state import ModuleState, parameter_names
+from abele.runtime.session import Session
 from abele.update_rules import UpdateRule
 from poptorch import (
     _not_yet,
     _optimizer,
+    _per_replica,
     _progress,
     _random_state,
     _report,
@@ -32,8 +35,10 @@ from poptorch._errors_of_engine import translated
 from poptorch._logging import logger
 from poptorch._observing import Observing
 from poptorch._optimizer_state import DeviceState
+from poptorch._parameter_proxy import ParameterProxy
 from poptorch._placement import PlacementMember
 from poptorch._printing import module_repr
+from poptorch._sources import Sources
 from poptorch.enums import ConnectionType
 from poptorch.options import Options
 
@@ -45,7 +50,8 @@ class PoplarExecutor(Observing, PlacementMember):
     shapes, types or constants is an error. Attributes that are not found here are the model's.
 
     Attributes:
-        per_replica_params: reserved for parameters that differ between replicas.
+        per_replica_params: parameters that differ between groups of replicas: (group type,
+            replicas per group, retrieval mode) by name; fill it before the first call.
     """
 
     def __init__(
@@ -68,12 +74,12 @@ class PoplarExecutor(Observing, PlacementMember):
         self._attached = False
         self._host_is_stale = False
         self._shared = _weights.shared_by(self._user_model)
-        self._seen_version = self._shared.version
+        self._sources = Sources(self._user_model)
         self._compile_seconds: float | None = None
         self._watch = _optimizer.AttributeWatch(relaxed=options._relax_optimizer_checks)
         self._rule: UpdateRule | None = None
         self._optimizer_state = DeviceState()
-        self.per_replica_params: dict[str, Any] = {}
+        self.per_replica_params: dict[str, tuple] = {}
         if training:
             self._use(optimizer)
             _weights.wrap(self._user_model, self)
@@ -119,7 +125,10 @@ class PoplarExecutor(Observing, PlacementMember):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {attr!r}")
         if attr in _not_yet.EXECUTOR_MEMBERS and not hasattr(self._user_model, attr):
             raise AttributeError(_not_yet.explain(attr))
-        return getattr(self._user_model, attr)
+        value = getattr(self._user_model, attr)
+        if isinstance(value, torch.nn.Parameter):
+            return ParameterProxy(self, attr, value)
+        return value
 
     def isCompiled(self) -> bool:
         """Whether an executable exists."""
@@ -208,15 +217,17 @@ class PoplarExecutor(Observing, PlacementMember):
         if self._training:
             self._wrap_again()
             self._take_loaded_values()
-        trainer = self._shared.trainer
-        if trainer is not None:
-            trainer.copyWeightsToHostIfNeeded()
+        else:
+            self._sources.fetch()
+        groups = _per_replica.groupings(
+            self.per_replica_params, self._module, self._config.replicas
+        )
+        config = dataclasses.replace(self._config, replica_groups=groups)
         with translated:
-            compiled = CompiledModel(self._module, bound, self._config, self._rule, self._options)
+            compiled = CompiledModel(self._module, bound, config, self._rule, self._options)
         self._compiled = compiled
         offline = self._options.connection_type == ConnectionType.Never
         self._optimizer_state.start(None if offline else compiled.session)
-        self._seen_version = self._shared.version
         self._attached = self._options.connection_type == ConnectionType.Always
         self._compile_seconds = time.perf_counter() - started
         _report.write_reports(compiled, self._options, self._compile_seconds)
@@ -240,14 +251,9 @@ class PoplarExecutor(Observing, PlacementMember):
         return self._compiled
 
     def _refresh(self) -> None:
-        """Brings an inference model in step with the wrapper that trains the same module."""
-        if self._shared.version == self._seen_version:
-            return
-        trainer = self._shared.trainer
-        if trainer is not None:
-            trainer.copyWeightsToHostIfNeeded()
-        self.copyWeightsToDevice()
-        self._seen_version = self._shared.version
+        """Brings an inference model in step with the wrappers that train its module or parts."""
+        if self._sources.fetch():
+            self.copyWeightsToDevice()
 
     # -- weights ---------------------------------------------------------------------------
 
@@ -255,10 +261,8 @@ class PoplarExecutor(Observing, PlacementMember):
         """Copies parameters and buffers from the device into the user's module."""
         session = self._get_compiled().session
         self._host_is_stale = False
-        host = ModuleState.of(self._module)
-        for name, value in host.params.items():
-            value.copy_(session.params[name])
-        for name, value in host.buffers.items():
+        _per_replica.copy_parameters_home(session, self._module, self.per_replica_params)
+        for name, value in ModuleState.of(self._module).buffers.items():
             value.copy_(session.buffers[0][name])
 
     def copyNamedBuffersToDevice(self) -> None:
@@ -299,13 +303,18 @@ class PoplarExecutor(Observing, PlacementMember):
         return True
 
     def copyWeightsToDevice(self) -> None:
-        """Copies parameters and buffers of the user's module to the device, as they are."""
+        """Copies parameters and buffers of the user's module to the device, as they are.
+
+        Every replica gets the same buffers.
+        """
         session = self._get_compiled().session
         self._optimizer_state.fetch()
         self._host_is_stale = False
-        host = ModuleState.of(self._module)
-        session.write_params(host.params)
-        session.write_buffers(host.buffers)
+        session.write_buffers(ModuleState.of(self._module).buffers)
+        self._send_parameters(session)
+
+    def _send_parameters(self, session: Session) -> None:
+        session.write_params(ModuleState.of(self._module).params)
         if self._training:
             self._shared.version += 1
 
@@ -402,7 +411,10 @@ class PoplarExecutor(Observing, PlacementMember):
         if self._attached:
             raise error("Device is already attached")
         self._attached = True
-        self.copyWeightsToDevice()
+        session = self._get_compiled().session
+        self._host_is_stale = False
+        _per_replica.copy_buffers_to_replicas(session, self._module)
+        self._send_parameters(session)
 
     def destroy(self) -> None:
         """Brings the weights home, frees executable and device, and unwraps the module."""

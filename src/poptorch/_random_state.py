@@ -1,5 +1,7 @@
 """The state of a wrapper's random numbers as the list of integers that programs keep."""
 
+from typing import Any
+
 import torch
 
 from abele.runtime.session import Session
@@ -7,11 +9,11 @@ from abele.runtime.session import Session
 
 def read(session: Session) -> list[int]:
     """The seed, then the state of each replica's generator, or of torch's own without a seed."""
-    seed = session.config.seed
     states = session.random_state
     if states is None:
-        return [torch.initial_seed(), *_integers(torch.get_rng_state())]
-    numbers = [0 if seed is None else seed]
+        own = _generators(session)
+        return [own.initial_seed(), *_integers(own.get_rng_state())]
+    numbers = [0 if session.seed is None else session.seed]
     for state in states:
         numbers += _integers(state)
     return numbers
@@ -24,7 +26,9 @@ def write(session: Session, numbers: list[int]) -> None:
         ValueError: the state of another number of generators.
     """
     own = session.random_state
-    states = [torch.get_rng_state()] if own is None else own
+    states = [_generators(session).get_rng_state()] if own is None else own
+    if not all(isinstance(number, int) and -(2**63) <= number < 2**63 for number in numbers[1:]):
+        raise ValueError("rng_state must be a list of 64-bit integers, as a wrapper returned it.")
     found = torch.tensor(numbers[1:], dtype=torch.int64).view(torch.uint8)
     sizes = [state.numel() for state in states]
     if found.numel() != sum(sizes):
@@ -33,9 +37,15 @@ def write(session: Session, numbers: list[int]) -> None:
             f"found {len(numbers)}. Use a state that a wrapper with the same options returned."
         )
     if own is None:
-        torch.set_rng_state(found)
+        _generators(session).set_rng_state(found)
     else:
         session.random_state = list(found.split(sizes))
+        session.seed = numbers[0]
+
+
+def _generators(session: Session) -> Any:
+    """The module with the functions of torch's own generator on the session's device."""
+    return torch.cuda if session.device.type == "cuda" else torch
 
 
 def _integers(state: torch.Tensor) -> list[int]:

@@ -6,12 +6,13 @@ from typing import Any
 from abele.config import MeanStrategy, Reduction, StepConfig
 from abele.config import OutputMode as EngineOutputMode
 from abele.loss_scaling import AutomaticScaling
+from abele.replica_groups import GroupType
 from abele.runtime.anchors import Anchor
 from abele.update_rules import UpdateRule
 from poptorch import _engine_options, _option_table
 from poptorch._error import error
 from poptorch._logging import logger
-from poptorch.enums import MeanReductionStrategy, OutputMode, ReductionType
+from poptorch.enums import CommGroupType, MeanReductionStrategy, OutputMode, ReductionType
 from poptorch.options import Options
 
 _OUTPUT_MODES = {
@@ -25,6 +26,10 @@ _STRATEGIES = {
     MeanReductionStrategy.Post: MeanStrategy.POST,
     MeanReductionStrategy.Running: MeanStrategy.RUNNING,
     MeanReductionStrategy.PostAndLoss: MeanStrategy.POST_AND_LOSS,
+}
+_GROUP_TYPES = {
+    CommGroupType.Consecutive: GroupType.CONSECUTIVE,
+    CommGroupType.Orthogonal: GroupType.ORTHOGONAL,
 }
 _SCALING = {
     "bin_edge": "binEdgeLocation",
@@ -49,6 +54,8 @@ def to_config(options: Options, *, training: bool) -> StepConfig:
         stochastic_rounding=training and bool(compiler.get("enableStochasticRounding")),
         trap_exceptions=bool(compiler.get("enableFloatingPointChecks")),
         broadcast_buffers=options.broadcast_buffers,
+        input_group_size=options.input_group_size,
+        input_group_type=_GROUP_TYPES[CommGroupType(options.input_cgt)],
         device_iterations=options.device_iterations,
         output_mode=_OUTPUT_MODES[OutputMode(options.output_mode)],
         output_period=options.output_return_period,

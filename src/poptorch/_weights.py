@@ -26,10 +26,13 @@ class Shared:
 
     Attributes:
         version: counts changes of the weights by whichever wrapper trains the module.
+        around: the records of modules wrapped for training that have had this one as a part,
+            itself included.
     """
 
     def __init__(self):
         self.version = 0
+        self.around: list[Shared] = []
         self._trainer: weakref.ref | None = None
 
     @property
@@ -49,6 +52,30 @@ _shared: "weakref.WeakKeyDictionary[torch.nn.Module, Shared]" = weakref.WeakKeyD
 def shared_by(module: torch.nn.Module) -> Shared:
     """The record of a module's wrappers."""
     return _shared.setdefault(module, Shared())
+
+
+_wrappings = 0
+
+
+def generation() -> int:
+    """A number that changes whenever any module is wrapped for training."""
+    return _wrappings
+
+
+def trainings_of(module: torch.nn.Module) -> list[Shared]:
+    """The records of all wrapped modules that this one has been a part of."""
+    found = _shared.get(module)
+    return [] if found is None else found.around
+
+
+def _note_parts(module: torch.nn.Module, shared: Shared) -> None:
+    """Inference wrappers of parts of a wrapped module, or of what it is part of, look here."""
+    global _wrappings
+    _wrappings += 1
+    for child in module.modules():
+        around = shared_by(child).around
+        if shared not in around:
+            around.append(shared)
 
 
 def _fetch(tensor: Any) -> None:
@@ -212,6 +239,7 @@ def wrap(module: torch.nn.Module, executor: Any) -> None:
             tensor._poptorch_owner = reference
     module.__class__ = _wrapped_class(type(module))
     shared_by(module)._trainer = reference
+    _note_parts(module, shared_by(module))
 
 
 def unwrap(module: torch.nn.Module) -> None:

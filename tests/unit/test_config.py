@@ -6,6 +6,7 @@ import json
 import pytest
 
 from abele.config import MeanStrategy, OutputMode, Reduction, StepConfig
+from abele.replica_groups import Grouping, GroupType
 
 CHANGED = {
     "training": False,
@@ -21,8 +22,20 @@ CHANGED = {
     "output_mode": OutputMode.ALL,
     "output_period": 2,
     "seed": 1,
+    "input_group_size": 2,
+    "input_group_type": GroupType.ORTHOGONAL,
+    "replica_groups": {"weight": Grouping(2)},
 }
-RUN_TIME = {"device_iterations", "output_mode", "output_period", "seed"}
+RUN_TIME = {
+    "device_iterations",
+    "output_mode",
+    "output_period",
+    "seed",
+    "broadcast_buffers",
+    "input_group_size",
+    "input_group_type",
+    "replica_groups",
+}
 
 
 def test_the_table_above_is_complete():

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from abele import batching
+from abele import batching, replica_groups
 from abele.config import OutputMode, StepConfig
 from abele.executable import Executable
 from abele.program import Program, Role
@@ -27,7 +27,8 @@ class Session:
     Args:
         executable: compiled programs: ``forward``, ``step``, or ``accumulate`` and ``apply``.
         config: how one call consumes its batch.
-        params: initial parameters by name; copied to the device.
+        params: initial parameters by name; copied to the device. Those of
+            ``config.replica_groups`` have a leading dimension for groups, also their state.
         buffers: initial buffers by name; copied once per replica.
         optimizer_state: initial state by slot name.
         hyper: initial values of variable hyper-parameters by slot name.
@@ -50,13 +51,20 @@ class Session:
         batching.check_output_period(config)
         self.executable, self.config = executable, config
         self.device = executable.target.device()
-        self.params = self._own(params)
+        self._groups = config.replica_groups
+        self.params = self._own(replica_groups.split(params, self._groups))
         self.buffers = [self._own(buffers) for _ in range(config.replicas)]
         slots = [slot for program in executable.programs for slot in program.inputs]
-        used = {slot.name for slot in slots if slot.role is Role.OPTIMIZER_STATE}
+        used = {
+            name
+            for slot in slots
+            if slot.role is Role.OPTIMIZER_STATE
+            for name in replica_groups.stored_names(slot, self._groups)
+        }
+        state = replica_groups.split_state(optimizer_state or {}, self._groups)
         # Parameters that are frozen have no state in the program, so none is kept.
         self.optimizer_state = self._own(
-            {name: value for name, value in (optimizer_state or {}).items() if name in used}
+            {name: value for name, value in state.items() if name in used}
         )
         self.hyper = {
             name: torch.tensor(value, dtype=torch.float64, device=self.device)
@@ -64,6 +72,7 @@ class Session:
         }
         self.accumulators = self._zeros(Role.ACCUMULATOR)
         self.counters = self._zeros(Role.COUNTER)
+        self.seed = config.seed
         self._random = any(program.uses_random for program in executable.programs)
         self._streams = self._first_streams()
         self._steps = list(batching.schedule(config))
@@ -75,8 +84,24 @@ class Session:
 
     def write_params(self, params: Mapping[str, torch.Tensor]) -> None:
         """Overwrites parameters; names that are missing keep their value."""
-        for name, value in params.items():
+        for name, value in replica_groups.split(params, self._groups).items():
             self.params[name].copy_(value)
+
+    def read_param(self, name: str, *, per_replica: bool = False) -> torch.Tensor:
+        """A parameter's present value.
+
+        Args:
+            name: as in the module.
+            per_replica: for one of ``config.replica_groups``: every replica's value instead of
+                one per group.
+
+        Returns:
+            The session's own tensor; with groups a fresh ``[groups, ...]`` or ``[replicas, ...]``.
+        """
+        grouping = self._groups.get(name)
+        if grouping is None:
+            return self.params[name]
+        return replica_groups.joined(self.params, name, grouping, per_replica=per_replica)
 
     def write_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
         """Overwrites buffers in every replica."""
@@ -85,9 +110,13 @@ class Session:
                 replica[name].copy_(value)
 
     def write_optimizer_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Overwrites optimizer state by slot name."""
-        for name, value in state.items():
+        """Overwrites optimizer state by slot name, with a leading dimension where there are groups."""
+        for name, value in replica_groups.split_state(state, self._groups).items():
             self.optimizer_state[name].copy_(value)
+
+    def read_optimizer_state(self) -> dict[str, torch.Tensor]:
+        """Optimizer state by slot name, with a leading dimension where there are groups."""
+        return replica_groups.joined_state(self.optimizer_state, self._groups)
 
     def set_hyper(self, name: str, value: float) -> None:
         """Changes a variable hyper-parameter; takes effect at the next update."""
@@ -111,10 +140,11 @@ class Session:
 
     def _zeros(self, role: Role) -> dict[str, torch.Tensor]:
         return {
-            slot.name: torch.zeros(slot.shape, dtype=slot.dtype, device=self.device)
+            name: torch.zeros(slot.shape, dtype=slot.dtype, device=self.device)
             for program in self.executable.programs
             for slot in program.inputs
             if slot.role is role
+            for name in replica_groups.stored_names(slot, self._groups)
         }
 
     def _first_streams(self) -> list[torch.Tensor] | None:
@@ -142,6 +172,10 @@ class Session:
         self._input_positions = [
             index for index, slot in enumerate(model.inputs) if slot.role is Role.INPUT
         ]
+        inputs = [model.inputs[index] for index in self._input_positions]
+        shared = self.config.input_group_size > 1
+        self._shared_and_written = [i for i, slot in enumerate(inputs) if shared and slot.mutated]
+        self._first_replicas = set(self.config.input_groups.firsts())
         self._apply_run, self._apply_arguments = None, []
         if "apply" in compiled:
             self._apply_run = trapping(by_name["apply"], compiled["apply"].run)
@@ -161,7 +195,9 @@ class Session:
         }
         absent = torch.empty(0)  # each call puts its batch there
         return [
-            absent if slot.role is Role.INPUT else stores[slot.role][slot.name]
+            absent
+            if slot.role is Role.INPUT
+            else stores[slot.role][replica_groups.replica_name(slot, self._groups, replica)]
             for slot in program.inputs
         ]
 
@@ -188,11 +224,17 @@ class Session:
             batching.micro_batch_size(tensor.shape[0], self.config) if tensor.dim() else 0
             for tensor in batch
         ]
+        # Replicas that share their input each see it as it came; the first one's writes stay.
+        unwritten = {index: batch[index].clone() for index in self._shared_and_written}
         kept: list[list[torch.Tensor]] = []
         for step in self._steps:
+            source = list(batch)
+            if unwritten and step.replica not in self._first_replicas:
+                for index, tensor in unwritten.items():
+                    source[index] = tensor.clone()
             rows = [
-                tensor.narrow(0, step.index * size, size) if tensor.dim() else tensor
-                for tensor, size in zip(batch, sizes, strict=True)
+                tensor.narrow(0, step.piece * size, size) if tensor.dim() else tensor
+                for tensor, size in zip(source, sizes, strict=True)
             ]
             outputs = self._micro_step(step, rows)
             if step.keeps:

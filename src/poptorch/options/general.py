@@ -99,8 +99,9 @@ class Options(EarlierOptions, DeviceOptions):
         """Let groups of replicas receive the same inputs; call after `replicationFactor`.
 
         Args:
-            input_group_size: Replicas per group; more than 1 is refused when a model is wrapped.
-            input_group_type: How groups are formed.
+            input_group_size: Replicas per group.
+            input_group_type: How groups are formed. A batch holds one micro-batch per group, in
+                the order ``[device iterations, accumulation, groups, rows]``.
 
         Raises:
             ValueError: The type is All, or the size does not divide the replication factor.

@@ -1,0 +1,173 @@
+"""Groups of replicas, and parameters that differ from group to group.
+
+A per-replica parameter has one value per group. Outside the session it is one tensor with a
+leading dimension for groups. Inside, each group's value is a tensor of its own, called
+``weight[0]``, ``weight[1]``, ...: the program of a micro-batch takes the one of its replica under
+the plain name, the ``apply`` program takes them all. So an update treats each group's value as a
+parameter of its own, which is what a trust ratio or a count of steps needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from abele.errors import BatchError
+from abele.program import Role, Slot
+
+ACCUMULATOR = "accumulator."  # what stands before a parameter's name in its accumulator's
+
+
+class GroupType(enum.StrEnum):
+    """Which replicas are in one group, with ``c`` groups of ``k`` replicas."""
+
+    CONSECUTIVE = "consecutive"  # {0 .. k-1}, {k .. 2k-1}, ...
+    ORTHOGONAL = "orthogonal"  # {0, c, 2c ..}, {1, c+1, ..}, ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Grouping:
+    """A division of replicas into groups of equal size.
+
+    Attributes:
+        replicas: how many there are.
+        size: replicas in each group; divides ``replicas``.
+        type: which replicas are together.
+
+    Raises:
+        BatchError: the size does not divide the replicas.
+    """
+
+    replicas: int
+    size: int = 1
+    type: GroupType = GroupType.CONSECUTIVE
+
+    def __post_init__(self):
+        if self.size < 1 or self.replicas % self.size:
+            raise BatchError(
+                f"Groups of {self.size} replicas were asked for, but there are {self.replicas} "
+                "replicas. Choose a group size that divides them."
+            )
+
+    @property
+    def count(self) -> int:
+        """Number of groups."""
+        return self.replicas // self.size
+
+    def group_of(self, replica: int) -> int:
+        """The group of a replica."""
+        if self.type is GroupType.ORTHOGONAL:
+            return replica % self.count
+        return replica // self.size
+
+    def firsts(self) -> list[int]:
+        """The lowest replica of each group."""
+        step = 1 if self.type is GroupType.ORTHOGONAL else self.size
+        return [group * step for group in range(self.count)]
+
+
+Groupings = Mapping[str, Grouping]
+
+
+def name_in(name: str, group: int) -> str:
+    """What a group's own tensor is called."""
+    return f"{name}[{group}]"
+
+
+def names_in(names: Sequence[str], groups: Groupings) -> list[str]:
+    """Names with each per-replica parameter's replaced by one per group."""
+    found = []
+    for name in names:
+        grouping = groups.get(name)
+        count = 0 if grouping is None else grouping.count
+        found += [name_in(name, group) for group in range(count)] if grouping else [name]
+    return found
+
+
+def split(values: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
+    """Parameters by name -> one tensor per group for those that have groups.
+
+    Args:
+        values: shape ``[groups, ...]``, or ``[replicas, ...]`` of which each group's first replica
+            counts, for parameters in ``groups``.
+        groups: by name of the parameter.
+    """
+    found = {}
+    for name, value in values.items():
+        found |= {stored: part for stored, part in _parts(name, value, groups.get(name))}
+    return found
+
+
+def _parts(
+    name: str, value: torch.Tensor, grouping: Grouping | None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    if grouping is None:
+        yield name, value
+        return
+    rows = range(grouping.count)
+    if value.shape[0] != grouping.count:
+        rows = grouping.firsts()
+    for group, row in enumerate(rows):
+        yield name_in(name, group), value[row]
+
+
+def split_state(state: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
+    """``split`` for optimizer state by slot name; a count of steps is the same in each group."""
+    if not groups:
+        return dict(state)
+    found = {}
+    for name, value in state.items():
+        param, _, key = name.rpartition(".")
+        grouping = groups.get(param)
+        if grouping is not None and value.dim() == 0:
+            value = value.expand(grouping.count)
+        parts = _parts(param, value, grouping)
+        found |= {f"{stored}.{key}": part for stored, part in parts}
+    return found
+
+
+def joined(
+    stored: Mapping[str, torch.Tensor], name: str, grouping: Grouping, *, per_replica: bool = False
+) -> torch.Tensor:
+    """The groups' own tensors of one parameter as ``[groups, ...]`` or ``[replicas, ...]``."""
+    members = range(grouping.replicas if per_replica else grouping.count)
+    chosen = [grouping.group_of(index) if per_replica else index for index in members]
+    return torch.stack([stored[name_in(name, group)] for group in chosen])
+
+
+def joined_state(stored: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
+    """The inverse of ``split_state``: one tensor ``[groups, ...]`` per slot name."""
+    taken = set()
+    found = {}
+    for name, grouping in groups.items():
+        prefix = f"{name_in(name, 0)}."
+        for key in [slot.removeprefix(prefix) for slot in stored if slot.startswith(prefix)]:
+            own = [f"{stem}.{key}" for stem in names_in([name], groups)]
+            found[f"{name}.{key}"] = torch.stack([stored[slot] for slot in own])
+            taken |= set(own)
+    return {slot: value for slot, value in stored.items() if slot not in taken} | found
+
+
+def stored_names(slot: Slot, groups: Groupings) -> list[str]:
+    """All names under which a session keeps a slot's tensor; the slot's own without groups."""
+    prefix, owner, suffix = _taken_apart(slot)
+    return [f"{prefix}{name}{suffix}" for name in names_in([owner], groups)]
+
+
+def replica_name(slot: Slot, groups: Groupings, replica: int) -> str:
+    """The name of the tensor that one replica's program takes for a slot."""
+    grouping = groups.get(_taken_apart(slot)[1])
+    return slot.name if grouping is None else stored_names(slot, groups)[grouping.group_of(replica)]
+
+
+def _taken_apart(slot: Slot) -> tuple[str, str, str]:
+    """The parameter that a slot belongs to, and what stands before and after its name."""
+    if slot.role is Role.ACCUMULATOR:
+        return ACCUMULATOR, slot.name.removeprefix(ACCUMULATOR), ""
+    if slot.role is Role.OPTIMIZER_STATE:
+        owner, dot, key = slot.name.rpartition(".")
+        return "", owner, dot + key
+    return ("", slot.name, "") if slot.role is Role.PARAMETER else (slot.name, "", "")
