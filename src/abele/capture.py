@@ -136,11 +136,11 @@ class _Capture:
         self.rule = rule or UpdateRule(kind="sgd", groups=())
         self.mode = _torch.static_fakes()
         self.params = [
-            # Forward sees one group's value.
+            # Forward sees one group's value; only its shape matters here.
             _Named(
                 n,
                 Role.PARAMETER,
-                v[0] if n in config.replica_groups else v,
+                torch.empty_like(v[0]) if n in config.replica_groups else v,
                 config.training and n in state.trainable,
             )
             for n, v in state.params.items()
@@ -180,9 +180,12 @@ class _Capture:
     def _per_group(self) -> _Capture:
         """The same capture, with a per-replica parameter's values as parameters of their own."""
         groups = self.config.replica_groups
+        if not groups:
+            return self
         other = copy.copy(self)
         other.params = [
-            dataclasses.replace(item, name=name)
+            # Different tensors, because tracing knows a tensor by its identity.
+            dataclasses.replace(item, name=name, value=torch.empty_like(item.value))
             for item in self.params
             for name in replica_groups.names_in([item.name], groups)
         ]
