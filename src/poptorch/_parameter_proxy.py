@@ -99,52 +99,11 @@ def _plain(value: Any) -> Any:
 
 
 # Python looks operators up on the class, so __getattr__ is not asked for them.
-_BINARY = [
-    "add",
-    "sub",
-    "mul",
-    "matmul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "lshift",
-    "rshift",
-    "and",
-    "or",
-    "xor",
-]
-_UNARY = [
-    "neg",
-    "pos",
-    "abs",
-    "invert",
-    "int",
-    "float",
-    "complex",
-    "bool",
-    "index",
-    "len",
-    "contains",
-    "repr",
-    "str",
-    "format",
-    "array",
-]
-_OTHERS = [
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "getitem",
-    "setitem",
-    "delitem",
-    "rpow",
-    "divmod",
-    "rdivmod",
-]
+_BINARY = "add sub mul matmul truediv floordiv mod pow lshift rshift and or xor".split()
+_UNARY = (
+    "neg pos abs invert int float complex bool index len contains repr str format array".split()
+)
+_OTHERS = "eq ne lt le gt ge getitem setitem delitem rpow divmod rdivmod".split()
 
 
 def _forwarded(name: str) -> Callable:

@@ -53,9 +53,9 @@ def kept(config, values):
         OutputMode.ALL: lambda: values.reshape(-1, *rest),
         OutputMode.SUM: lambda: values.sum((0, 1)),
         OutputMode.FINAL: lambda: values[-1, -1],
-        OutputMode.EVERY_N: lambda: (
-            values[config.output_period - 1 :: config.output_period].reshape(-1, *rest)
-        ),
+        OutputMode.EVERY_N: lambda: values[
+            config.output_period - 1 :: config.output_period
+        ].reshape(-1, *rest),
     }[config.output_mode]()
 
 

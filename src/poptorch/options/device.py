@@ -98,6 +98,10 @@ class DeviceOptions(OptionsDict):
         Args:
             path: The directory, made on demand; None turns caching off.
         """
+        require(
+            path is None or isinstance(path, str | os.PathLike),
+            f"enableExecutableCaching takes a path or None, not {path!r}",
+        )
         self._Popart.set("enableEngineCaching", path is not None)
         if path is None:
             self._Popart.options.pop("cachePath", None)

@@ -31,6 +31,8 @@ class _DistributedOptions(OptionsDict):
             var_num_processes: Variable with the count; 1 if it is not set.
             var_process_id: Variable with the number; 0 if it is not set.
         """
+        for name in (var_num_processes, var_process_id):
+            require(isinstance(name, str), f"setEnvVarNames takes names of variables, not {name!r}")
         return self.configureProcessId(
             int(os.environ.get(var_process_id, "0")), int(os.environ.get(var_num_processes, "1"))
         )

@@ -54,6 +54,7 @@ def apply_json(options: Any, text: str) -> None:
         options: The options object to change.
         text: A JSON object.
     """
+    require(isinstance(text, str | bytes), f"Options in JSON must be a string, not {text!r}")
     entries = json.loads(text)
     require(isinstance(entries, dict), f"Options in JSON must be an object, not {text!r}")
     for path, value in entries.items():

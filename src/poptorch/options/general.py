@@ -164,6 +164,8 @@ class Options(EarlierOptions, DeviceOptions):
             output_return_period: N of EveryN.
         """
         self.checkIsFrozen("anchored_tensors")
+        for name in (short_name, long_name):
+            require(isinstance(name, str), f"anchorTensor takes names of tensors, not {name!r}")
         mode = OutputMode.Default if output_mode is None else output_mode
         require_member("anchorTensor", mode, OutputMode)
         every_n = mode == OutputMode.EveryN
@@ -249,6 +251,10 @@ class Options(EarlierOptions, DeviceOptions):
         Args:
             excludes: Fragments of their paths, replacing the present ones.
         """
+        require(
+            isinstance(excludes, list | tuple) and all(isinstance(part, str) for part in excludes),
+            f"sourceLocationExcludes takes a list of strings, not {excludes!r}",
+        )
         self._source_location_excludes = list(excludes)
         return self
 

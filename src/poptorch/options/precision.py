@@ -100,7 +100,7 @@ class _PrecisionOptions(EarlierPrecision, OptionsDict):
             ValueError: Anything else was given.
         """
         self.checkIsFrozen("partialsTypeMatMuls")
-        if dtype not in _PARTIALS:
+        if not isinstance(dtype, torch.dtype) or dtype not in _PARTIALS:
             raise ValueError(f"setPartialsType takes torch.float or torch.half, not {dtype!r}")
         self._popart.set("partialsTypeMatMuls", _PARTIALS[dtype])
         self._popart.set("convolutionOptions", {"partialsType": _PARTIALS[dtype]})

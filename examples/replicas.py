@@ -1,0 +1,58 @@
+"""Four replicas: inputs that are shared, and weights that are not: python examples/replicas.py.
+
+Groups of replicas can receive the same rows (inputReplicaGrouping), and a parameter can have one
+value per group (replicaGrouping): here four models that differ in nothing but their start are
+trained side by side by one program. Each is the same as if it had been trained alone.
+"""
+
+import sys
+
+import torch
+
+import poptorch
+
+MODELS, ROWS, UPDATES = 4, 16, 50
+
+
+class Line(torch.nn.Module):
+    """Least squares; outside of forward the weight of an ensemble has a leading dimension."""
+
+    def __init__(self, weight: torch.Tensor, share: int = 1):
+        super().__init__()
+        self.weight, self.share = torch.nn.Parameter(weight.clone()), share
+
+    def forward(self, x, y):
+        loss = torch.nn.functional.mse_loss(x @ self.weight, y)
+        # The mean divides by all replicas, also where one of them is a group of its own.
+        return loss, poptorch.identity_loss(loss * self.share, reduction="sum")
+
+
+def train(model: Line, replicas: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Trains by one program; the last loss of each replica."""
+    options = poptorch.Options().replicationFactor(replicas).showCompilationProgressBar(False)
+    options.inputReplicaGrouping(replicas, poptorch.CommGroupType.Consecutive)
+    training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+    if replicas > 1:
+        own = (poptorch.CommGroupType.NoGrouping, 1, poptorch.VariableRetrievalMode.OnePerGroup)
+        training.weight.replicaGrouping(*own)
+    return [training(x, y)[0] for _ in range(UPDATES)][-1].reshape(-1)
+
+
+def main() -> int:
+    torch.manual_seed(0)
+    x, start = torch.randn(ROWS, 3), torch.randn(MODELS, 3, 1)
+    y = x @ torch.tensor([[1.0], [-2.0], [0.5]])
+    together = Line(start, share=MODELS)
+    losses = train(together, MODELS, x, y)
+    print("replica | start norm | loss    | trained alone")
+    for replica, loss in enumerate(losses):
+        alone = Line(start[replica])
+        train(alone, 1, x, y)
+        same = torch.allclose(alone.weight, together.weight[replica], rtol=1e-5)
+        line = f"{replica:7} | {start[replica].norm():10.3f} | {loss:.5f} | "
+        print(line + ("equal" if same else "differs"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
