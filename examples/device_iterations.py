@@ -1,6 +1,6 @@
 """Several steps in one call, and what comes back of them: python examples/device_iterations.py.
 
-A call has a cost of its own. With device iterations one call makes many updates, and the output mode
+A call has a cost of its own. With device iterations one call makes many updates; the output mode
 says which results leave it. The times are those of this machine.
 """
 
@@ -23,6 +23,7 @@ class Regression(torch.nn.Module):
         self.layer = torch.nn.Linear(8, 3)
 
     def forward(self, x, target):
+        """The loss, and the predictions it is the loss of."""
         predicted = self.layer(x)
         return torch.nn.functional.mse_loss(predicted, target), predicted
 

@@ -1,7 +1,7 @@
-"""Eight rows per update in three ways, and the same weights: python examples/gradient_accumulation.py.
+"""Eight rows per update, several ways, equal weights: python examples/gradient_accumulation.py.
 
-Rows at once, rows one after the other (gradient accumulation), or rows side by side (replicas): with
-a loss that is a mean, an update is the same, because gradients are averaged.
+Rows at once, one after the other (gradient accumulation), or side by side (replicas): with a
+loss that is a mean, an update is the same, because gradients are averaged.
 """
 
 import sys
@@ -24,6 +24,7 @@ class Classifier(torch.nn.Module):
         )
 
     def forward(self, x, labels):
+        """The loss of a micro-batch."""
         return torch.nn.functional.cross_entropy(self.layers(x), labels)
 
 

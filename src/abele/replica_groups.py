@@ -97,7 +97,7 @@ def split(values: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, to
     """
     found = {}
     for name, value in values.items():
-        found |= {stored: part for stored, part in _parts(name, value, groups.get(name))}
+        found |= dict(_parts(name, value, groups.get(name)))
     return found
 
 
@@ -142,7 +142,7 @@ def joined_state(stored: Mapping[str, torch.Tensor], groups: Groupings) -> dict[
     """The inverse of ``split_state``: one tensor ``[groups, ...]`` per slot name."""
     taken = set()
     found = {}
-    for name, grouping in groups.items():
+    for name in groups:
         prefix = f"{name_in(name, 0)}."
         for key in [slot.removeprefix(prefix) for slot in stored if slot.startswith(prefix)]:
             own = [f"{stem}.{key}" for stem in names_in([name], groups)]

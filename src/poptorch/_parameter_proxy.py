@@ -99,11 +99,13 @@ def _plain(value: Any) -> Any:
 
 
 # Python looks operators up on the class, so __getattr__ is not asked for them.
-_BINARY = "add sub mul matmul truediv floordiv mod pow lshift rshift and or xor".split()
-_UNARY = (
-    "neg pos abs invert int float complex bool index len contains repr str format array".split()
-)
-_OTHERS = "eq ne lt le gt ge getitem setitem delitem rpow divmod rdivmod".split()
+_NAMES = {
+    "binary": "add sub mul matmul truediv floordiv mod pow lshift rshift and or xor",
+    "unary": "neg pos abs invert int float complex bool index len contains repr str format array",
+    "others": "eq ne lt le gt ge getitem setitem delitem divmod",
+}
+_BINARY = _NAMES["binary"].split()
+_ALL = [*" ".join(_NAMES.values()).split(), *(f"r{name}" for name in (*_BINARY, "divmod"))]
 
 
 def _forwarded(name: str) -> Callable:
@@ -124,8 +126,8 @@ def _in_place(name: str) -> Callable:
     return method
 
 
-for _name in (*_UNARY, *_OTHERS, *_BINARY, *(f"r{name}" for name in _BINARY)):
-    if hasattr(torch.Tensor, f"__{_name}__") and _name != "hash":
+for _name in _ALL:
+    if hasattr(torch.Tensor, f"__{_name}__"):
         setattr(ParameterProxy, f"__{_name}__", _forwarded(f"__{_name}__"))
 for _name in _BINARY:
     if hasattr(torch.Tensor, f"__i{_name}__"):

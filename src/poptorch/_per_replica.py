@@ -1,4 +1,4 @@
-"""Parameters that differ between groups of replicas: what a user asked for, and bringing it home."""
+"""Parameters that differ between groups of replicas: what a user asked for, and their return."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,5 +1,7 @@
 """Batching for any numbers: the integers against numpy, and whole sessions against an oracle."""
 
+import itertools
+
 import numpy
 import pytest
 import torch
@@ -99,7 +101,7 @@ def test_every_replica_is_in_one_group_of_the_size(replicas, size, kind):
     members = [[r for r in range(replicas) if grouping.group_of(r) == g] for g in range(replicas)]
     assert all(len(group) == size for group in members[: grouping.count])
     assert grouping.firsts() == [group[0] for group in members[: grouping.count]]
-    steps = {b - a for group in members for a, b in zip(group, group[1:], strict=False)}
+    steps = {b - a for group in members for a, b in itertools.pairwise(group)}
     assert steps <= ({1} if kind is GroupType.CONSECUTIVE else {grouping.count})
 
 

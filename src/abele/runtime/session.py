@@ -110,7 +110,7 @@ class Session:
                 replica[name].copy_(value)
 
     def write_optimizer_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Overwrites optimizer state by slot name, with a leading dimension where there are groups."""
+        """Overwrites optimizer state by slot name; with groups it has a leading dimension."""
         for name, value in replica_groups.split_state(state, self._groups).items():
             self.optimizer_state[name].copy_(value)
 
