@@ -85,7 +85,6 @@ def test_the_compatibility_page_is_up_to_date():
 @pytest.mark.parametrize(
     "change",
     [
-        lambda o: o.replicationFactor(2).inputReplicaGrouping(2, enums.CommGroupType.Orthogonal),
         lambda o: o._Popart.set("accumulationFactor", 4),
         lambda o: o._Popart.set("accumulationAndReplicationReductionType", 0),
     ],
