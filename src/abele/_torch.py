@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import multiprocessing
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Reversible, Sequence
 from pathlib import Path
@@ -26,7 +27,11 @@ if ".".join(torch.__version__.split(".")[:2]) not in SUPPORTED:
         f"that torch does not promise to keep. Run: pip install torch=={SUPPORTED[-1]}.0"
     )
 
-from torch._ops import OpOverload  # noqa: E402 - the class of every operator
+from torch._ops import (  # noqa: E402 - the classes of all operators
+    HigherOrderOperator,
+    OpOverload,
+    OpOverloadPacket,
+)
 from torch._subclasses.fake_tensor import (  # noqa: E402 - after the check
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -47,16 +52,20 @@ __all__ = [
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
+    "HigherOrderOperator",
     "OpOverload",
+    "OpOverloadPacket",
     "aoti_compile",
     "aoti_load",
     "children_by_name",
     "devices_shown",
     "disable_proxy_modes_tracing",
+    "find_operator",
     "forward_pre_hooks",
     "get_proxy_mode",
     "make_fx",
     "mark_traced",
+    "operator_name",
     "preserve_node_meta",
     "traced_node",
     "traced_nodes",
@@ -200,6 +209,34 @@ def outside_the_trace() -> Iterator[None]:
 
     with disable_proxy_modes_tracing(), unset_fake_temporarily(), torch.no_grad():
         yield
+
+
+_HIGHER_ORDER = "higher_order"
+_OPERATOR_NAME = re.compile(r"(?P<space>\w+)::(?P<name>\w+)(\.(?P<overload>\w+))?", re.ASCII)
+
+
+def operator_name(operator: OpOverload | HigherOrderOperator) -> str:
+    """An operator's qualified name, overload included, as ``find_operator`` takes it."""
+    if isinstance(operator, HigherOrderOperator):
+        return f"{_HIGHER_ORDER}::{operator.name()}"
+    # The schema's own name: ``aten::add``, with an empty overload for the default one.
+    return f"{operator._schema.name}.{operator._overloadname}"
+
+
+def find_operator(qualified: str) -> OpOverload | HigherOrderOperator | None:
+    """The operator of this name if torch knows one; never anything else that torch.ops holds."""
+    match = _OPERATOR_NAME.fullmatch(qualified)
+    if match is None:
+        return None
+    if match["space"] == _HIGHER_ORDER:
+        importlib.import_module("torch._higher_order_ops")  # it registers them
+    space = getattr(torch.ops, match["space"], None)
+    if not isinstance(space, (type(torch.ops.aten), type(torch.ops.higher_order))):
+        return None  # torch.ops has methods, too
+    found = getattr(space, match["name"], None)
+    if isinstance(found, OpOverloadPacket) and match["overload"]:
+        found = getattr(found, match["overload"], None)
+    return found if isinstance(found, OpOverload | HigherOrderOperator) else None
 
 
 @contextlib.contextmanager

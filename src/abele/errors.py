@@ -9,6 +9,7 @@
     |- TrappedError          an operation made an infinity or NaN, and that was to stop the run
     |- ProgramError          a program breaks its own rules (our bug, or a pass's)
     |- HostCallError         a program calls Python code that is missing or changed its results
+    |- SerializationError    something cannot be stored, or what was read means nothing
     |- TargetError           the requested target cannot be used here
     |  `- CompilerError          the target's compiler failed
     `- ExecutableError       an executable file cannot be used
@@ -65,6 +66,10 @@ class ProgramError(AbeleError):
 
 class HostCallError(AbeleError):
     """A function that a program calls on the host is missing, or its results changed shape."""
+
+
+class SerializationError(AbeleError):
+    """Something cannot be written to a file, or what was read does not mean anything."""
 
 
 class TargetError(AbeleError):

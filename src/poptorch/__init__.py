@@ -14,7 +14,6 @@ from poptorch import (  # noqa: E402 - the check comes first
     _environment,
     _geometric,
     _logging,
-    _not_yet,
     _process,
     autocasting,
     enums,
@@ -37,9 +36,11 @@ from poptorch._error import (  # noqa: E402
 from poptorch._executor import PoplarExecutor  # noqa: E402
 from poptorch._geometric import registerGeometricCustomArgParsers  # noqa: E402
 from poptorch._hooks import registerPostCompileHook, registerPreCompileHook  # noqa: E402
+from poptorch._loading import load  # noqa: E402
 from poptorch._logging import logger, setLogLevel  # noqa: E402
 from poptorch._printing import module_repr, print  # noqa: E402
 from poptorch._process import poptorchAtExit  # noqa: E402
+from poptorch._restored import RestoredModule  # noqa: E402
 from poptorch._version import __version__  # noqa: E402
 from poptorch._wrap import inferenceModel, trainingModel  # noqa: E402
 from poptorch.autocasting import autocast  # noqa: E402
@@ -54,8 +55,6 @@ _torch.preload()
 
 
 def __getattr__(name: str) -> object:
-    if name in _not_yet.NAMES:
-        raise AttributeError(_not_yet.explain(f"poptorch.{name}"))
     return _earlier_releases.lookup(name)
 
 

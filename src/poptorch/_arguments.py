@@ -91,19 +91,24 @@ def _value(parameter: inspect.Parameter, given: dict[str, Any]) -> Any:
 
 
 class Recorded:
-    """The arguments of the first call, with which all later ones are compared."""
+    """The arguments of the first call, with which all later ones are compared.
+
+    Attributes:
+        names, positional, keywords, defaulted: as in ``Bound``, with structures for values.
+    """
 
     def __init__(self, bound: Bound):
-        self._names = bound.names
-        self._positional = tuple(map(_structure.record, bound.positional))
-        self._keywords = {k: _structure.record(v) for k, v in bound.keywords.items()}
-        given = self._positional[: len(self._positional) - bound.defaulted]
+        self.names = bound.names
+        self.positional = tuple(map(_structure.record, bound.positional))
+        self.keywords = {k: _structure.record(v) for k, v in bound.keywords.items()}
+        self.defaulted = bound.defaulted
+        given = self.positional[: len(self.positional) - bound.defaulted]
         leaves = tuple(part for part in given if isinstance(part, Leaf))
         #: What a call looks like that brings tensors by position and nothing else.
         constant_defaults = all(
-            isinstance(part, Constant) for part in self._positional[len(given) :]
+            isinstance(part, Constant) for part in self.positional[len(given) :]
         )
-        plain = len(leaves) == len(given) and constant_defaults and not self._keywords
+        plain = len(leaves) == len(given) and constant_defaults and not self.keywords
         self.plain = leaves if plain else None
 
     def check(self, bound: Bound) -> None:
@@ -112,22 +117,22 @@ class Recorded:
         Raises:
             poptorch.Error: naming the first one that differs and how.
         """
-        _structure.check_count(len(self._positional), len(bound.positional))
-        for name, spec, value in zip(self._names, self._positional, bound.positional, strict=True):
+        _structure.check_count(len(self.positional), len(bound.positional))
+        for name, spec, value in zip(self.names, self.positional, bound.positional, strict=True):
             _structure.check_same(spec, _structure.record(value), name)
-        _structure.check_keys(tuple(self._keywords), tuple(bound.keywords), "keyword arguments")
-        for name, spec in self._keywords.items():
+        _structure.check_keys(tuple(self.keywords), tuple(bound.keywords), "keyword arguments")
+        for name, spec in self.keywords.items():
             _structure.check_same(spec, _structure.record(bound.keywords[name]), name)
 
     def tensors(self, bound: Bound) -> Iterator[torch.Tensor]:
         """The tensors of a call, in the order in which programs take them."""
-        for spec, value in zip(self._positional, bound.positional, strict=True):
+        for spec, value in zip(self.positional, bound.positional, strict=True):
             yield from _structure.tensors(value, spec)
-        for name, spec in self._keywords.items():
+        for name, spec in self.keywords.items():
             yield from _structure.tensors(bound.keywords[name], spec)
 
     def rebuild(self, flat: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
         """Arguments and keyword arguments with other tensors in them."""
         values = iter(flat)
-        positional = [_structure.rebuild(spec, values) for spec in self._positional]
-        return positional, {k: _structure.rebuild(s, values) for k, s in self._keywords.items()}
+        positional = [_structure.rebuild(spec, values) for spec in self.positional]
+        return positional, {k: _structure.rebuild(s, values) for k, s in self.keywords.items()}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from abele import batching
-from abele.building import build
+from abele.building import BuildRecord, build
 from abele.cache import ExecutableCache
 from abele.capture import Captured, capture
 from abele.config import StepConfig
@@ -86,9 +86,7 @@ class CompiledModel:
                 self.captured = self._capture(examples, options._module_namescope_enabled)
             self.placement = placed(self.captured.programs, options, training=config.training)
             captured_s = time.perf_counter() - started
-            executable, self.record = build(
-                self.captured.programs,
-                config,
+            executable, self.record = self._build(
                 target=target,
                 cache=_cache(options),
                 log_folder=options.log_dir,
@@ -172,6 +170,9 @@ class CompiledModel:
                     "options.broadcastBuffers(False) to give each replica its own."
                 )
 
+    def _build(self, **settings: Any) -> tuple[Executable, BuildRecord]:
+        return build(self.captured.programs, self.config, **settings)
+
     def _start(self, executable: Executable) -> Session:
         state = ModuleState.of(self.module)
         optimizer_state = {}
@@ -191,6 +192,16 @@ class CompiledModel:
     def _input_slots(self) -> list[Slot]:
         slots = self.captured.programs[0].inputs
         return [slot for slot in slots if slot.role is Role.INPUT]
+
+    @property
+    def recorded(self) -> Recorded:
+        """The arguments it was compiled for."""
+        return self._recorded
+
+    @property
+    def outputs(self) -> _structure.Structure:
+        """What a call returns."""
+        return self._outputs
 
     # -- running ---------------------------------------------------------------------------
 

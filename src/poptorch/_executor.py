@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from abele.module_state import ModuleState, parameter_names
 from abele.runtime.session import Session
 from abele.update_rules import UpdateRule
 from poptorch import (
-    _not_yet,
     _optimizer,
     _per_replica,
     _progress,
@@ -38,12 +38,13 @@ from poptorch._optimizer_state import DeviceState
 from poptorch._parameter_proxy import ParameterProxy
 from poptorch._placement import PlacementMember
 from poptorch._printing import module_repr
+from poptorch._saving import SavingMixin
 from poptorch._sources import Sources
 from poptorch.enums import ConnectionType
 from poptorch.options import Options
 
 
-class PoplarExecutor(Observing, PlacementMember):
+class PoplarExecutor(Observing, PlacementMember, SavingMixin):
     """A wrapped model; made by ``trainingModel`` and ``inferenceModel``.
 
     The first call compiles; from then on there is exactly one executable, and a call with other
@@ -60,7 +61,7 @@ class PoplarExecutor(Observing, PlacementMember):
         options: Options,
         training: bool,
         poptorch_version: str | None,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: torch.optim.Optimizer | UpdateRule | None = None,
         user_model: torch.nn.Module | None = None,
     ):
         del poptorch_version
@@ -81,7 +82,11 @@ class PoplarExecutor(Observing, PlacementMember):
         self._optimizer_state = DeviceState()
         self.per_replica_params: dict[str, tuple] = {}
         if training:
-            self._use(optimizer)
+            # A model that comes out of a file brings the rule of an optimizer that is not there.
+            if isinstance(optimizer, UpdateRule):
+                self._rule = optimizer
+            else:
+                self._use(optimizer)
             _weights.wrap(self._user_model, self)
         profiling.trace_executor(self, training)
 
@@ -123,8 +128,6 @@ class PoplarExecutor(Observing, PlacementMember):
     def __getattr__(self, attr: str) -> Any:
         if attr.startswith("__") or "_user_model" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {attr!r}")
-        if attr in _not_yet.EXECUTOR_MEMBERS and not hasattr(self._user_model, attr):
-            raise AttributeError(_not_yet.explain(attr))
         value = getattr(self._user_model, attr)
         if isinstance(value, torch.nn.Parameter):
             return ParameterProxy(self, attr, value)
@@ -212,7 +215,9 @@ class PoplarExecutor(Observing, PlacementMember):
             self.attachToDevice()
         return compiled
 
-    def _compile(self, bound: Bound) -> CompiledModel:
+    def _compile(
+        self, bound: Bound, make: Callable[..., CompiledModel] = CompiledModel
+    ) -> CompiledModel:
         started = time.perf_counter()
         if self._training:
             self._wrap_again()
@@ -224,7 +229,7 @@ class PoplarExecutor(Observing, PlacementMember):
         )
         config = dataclasses.replace(self._config, replica_groups=groups)
         with translated:
-            compiled = CompiledModel(self._module, bound, config, self._rule, self._options)
+            compiled = make(self._module, bound, config, self._rule, self._options)
         self._compiled = compiled
         offline = self._options.connection_type == ConnectionType.Never
         self._optimizer_state.start(None if offline else compiled.session)

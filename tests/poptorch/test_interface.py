@@ -14,7 +14,6 @@ import torch
 
 import poptorch
 import poptorch.testing
-from poptorch import _not_yet
 
 API = json.loads(Path(__file__).with_name("interface.json").read_text())
 MODULES = ("poptorch", "poptorch.optim", "poptorch.profiling", "poptorch.testing")
@@ -24,13 +23,7 @@ NAMES = [(module, name) for module in MODULES for name in API[module]]
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def missing(module, name):
-    return module == "poptorch" and name in _not_yet.NAMES
-
-
 def found(module, name):
-    if missing(module, name):
-        pytest.skip("announced as not built yet")
     return getattr(importlib.import_module(module), name)
 
 
@@ -67,8 +60,8 @@ def check(function, expected):
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES)
-def test_a_name_exists_or_is_announced(module, name):
-    assert hasattr(importlib.import_module(module), name) != missing(module, name)
+def test_a_name_exists(module, name):
+    assert hasattr(importlib.import_module(module), name)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +91,6 @@ MEMBERS = [
 @pytest.mark.parametrize(("module", "name", "member"), MEMBERS)
 def test_a_member_has_its_parameters(module, name, member):
     cls = found(module, name)
-    if cls is poptorch.PoplarExecutor and member in _not_yet.EXECUTOR_MEMBERS:
-        pytest.skip("announced as not built yet")
     expected = API[module][name]["members"][member]
     entry = inspect.getattr_static(cls, member)
     if expected == "property":
@@ -126,10 +117,3 @@ def test_a_module_wrapped_for_training_gains_its_methods():
 def test_names_that_never_existed_are_not_found():
     with pytest.raises(AttributeError, match="has no attribute 'Dataloader'"):
         _ = poptorch.Dataloader
-
-
-@pytest.mark.skipif(not _not_yet.NAMES, reason="nothing is missing")
-def test_using_a_missing_name_says_so():
-    name = sorted(_not_yet.NAMES)[0]
-    with pytest.raises(AttributeError, match=rf"poptorch\.{name} is part of PopTorch 3\.4 and not"):
-        getattr(poptorch, name)

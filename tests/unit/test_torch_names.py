@@ -307,3 +307,23 @@ def test_distributions_are_checked_again_afterwards():
         torch.distributions.Normal(0.0, torch.tensor(-1.0))
     with pytest.raises(ValueError, match="constraint"):
         torch.distributions.Normal(0.0, torch.tensor(-1.0))
+
+
+def test_operators_are_found_by_the_names_they_have():
+    aten = torch.ops.aten
+    names = {
+        aten.mul.Tensor: "aten::mul.Tensor",
+        aten.clone.default: "aten::clone.default",
+        aten.__and__.Scalar: "aten::__and__.Scalar",
+        torch.ops.higher_order.cond: "higher_order::cond",
+    }
+    for operator, name in names.items():
+        assert isinstance(operator, _torch.OpOverload | _torch.HigherOrderOperator)
+        assert _torch.operator_name(operator) == name
+        assert _torch.find_operator(name) is operator
+    assert isinstance(aten.mul, _torch.OpOverloadPacket)
+
+
+@pytest.mark.parametrize("name", ["aten::mul", "aten::ghost.x", "load_library::x.y", "mul", ""])
+def test_nothing_else_is_found_among_operators(name):
+    assert _torch.find_operator(name) is None

@@ -1,0 +1,200 @@
+"""A file that carries a model: a plain zip of named members, checked when read.
+
+``manifest.json`` says what the file is, what its writer wants said about it, and the size and
+SHA-256 of every other member. Tensors are their raw bytes. Nothing is unpickled, nothing is
+unpacked to disk, nothing is compressed (weights do not shrink, and a small file cannot grow huge).
+The checksums find damage, not malice: a file with compiled code is to be trusted like a program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from abele.errors import CorruptExecutable, SerializationError
+from abele.executable import write_atomically
+from abele.values import decode, encode
+
+FORMAT = 1
+_MANIFEST = "manifest.json"
+
+
+def write(path: Path, kind: str, content: Mapping[str, Any], members: Mapping[str, Any]) -> None:
+    """Writes a container at once or not at all.
+
+    Args:
+        path: the file; folders are made, an older file is replaced.
+        kind: what the file is, checked when it is read.
+        content: JSON values for the manifest.
+        members: bytes, or tensors, by name.
+
+    Raises:
+        OSError: the folder is not writable, or the disk is full; nothing is left behind.
+        SerializationError: a tensor that has no plain data (sparse, fake).
+    """
+    raw = {name: _bytes_of(name, value) for name, value in members.items()}
+    manifest = {
+        "format": FORMAT,
+        "kind": kind,
+        "byte_order": sys.byteorder,
+        "content": content,
+        "members": {
+            name: {"sha256": hashlib.sha256(data).hexdigest(), **_tensor_data(members[name])}
+            for name, data in raw.items()
+        },
+    }
+    text = json.dumps(manifest, indent=1, allow_nan=False)
+
+    def fill(file: Any) -> None:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            archive.writestr(_MANIFEST, text)
+            for name, data in raw.items():
+                with archive.open(name, "w", force_zip64=True) as member:
+                    member.write(data)
+
+    write_atomically(path, fill)
+
+
+def _bytes_of(name: str, value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
+        raise SerializationError(
+            f"Tensor {name} ({value.layout}, {value.dtype}, {value.device}) has no plain data to "
+            "store. Convert it to a dense tensor first."
+        )
+    flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    # As bytes: numpy has no bfloat16. The view keeps the tensor's memory alive and copies nothing.
+    return memoryview(flat.view(torch.uint8).numpy())
+
+
+def _tensor_data(value: Any) -> dict[str, Any]:
+    if not isinstance(value, torch.Tensor):
+        return {}
+    return {"shape": list(value.shape), "dtype": encode(value.dtype)["dtype"]}
+
+
+class Container:
+    """A container that was opened, a context manager; every member is checked when it is read.
+
+    Args:
+        path: the file.
+        kind: what it has to be.
+
+    Attributes:
+        path: the file.
+        content: the JSON values of the manifest.
+        names: its members.
+
+    Raises:
+        CorruptExecutable: the file is damaged or is something else.
+        OSError: there is no such file, or it may not be read.
+    """
+
+    def __init__(self, path: Path, kind: str):
+        self.path = path
+        # Opened first: a file that is missing or unreadable is no damaged file.
+        with contextlib.ExitStack() as opened:
+            file = opened.enter_context(open(path, "rb"))
+            try:
+                self._archive = opened.enter_context(zipfile.ZipFile(file))
+                manifest = json.loads(self._read(_MANIFEST))
+                _check_kind(manifest, kind)
+                self.content: dict[str, Any] = dict(manifest["content"])
+                self._members: dict[str, dict[str, Any]] = dict(manifest["members"])
+                _check_names(self._archive.namelist(), self._members)
+            except Exception as error:  # a damaged zip can fail in many ways
+                raise self._corrupt(error) from error
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._opened.close()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The members, in the order in which they were written."""
+        return tuple(self._members)
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a member.
+
+        Raises:
+            CorruptExecutable: it is missing or altered.
+        """
+        try:
+            data = self._read(name)
+            if hashlib.sha256(data).hexdigest() != self._members[name]["sha256"]:
+                raise zipfile.BadZipFile(f"checksum of {name} does not match")
+        except Exception as error:  # a damaged zip can fail in many ways
+            raise self._corrupt(error) from error
+        return data
+
+    def text(self, name: str) -> str:
+        """A member that is text."""
+        return self.read(name).decode()
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A member that is a tensor, on the host.
+
+        Raises:
+            CorruptExecutable: it is missing, altered or of another size than it says.
+        """
+        data = bytearray(self.read(name))  # writable, as a tensor's memory has to be
+        try:
+            shape = tuple(map(int, self._members[name]["shape"]))
+            dtype = decode({"dtype": self._members[name]["dtype"]})
+            if not data:
+                return torch.empty(shape, dtype=dtype)
+            return torch.frombuffer(data, dtype=dtype).reshape(shape)
+        except (KeyError, TypeError, ValueError, RuntimeError, SerializationError) as error:
+            raise self._corrupt(error) from error
+
+    def tensors(self, prefix: str) -> dict[str, torch.Tensor]:
+        """All tensors whose name starts with ``prefix``, by the rest of their name."""
+        return {
+            name.removeprefix(prefix): self.tensor(name)
+            for name in self._members
+            if name.startswith(prefix)
+        }
+
+    def _read(self, name: str) -> bytes:
+        info = self._archive.getinfo(name)
+        if info.compress_type != zipfile.ZIP_STORED:
+            raise zipfile.BadZipFile(f"{name} is compressed")
+        return self._archive.read(info)
+
+    def _corrupt(self, error: Exception) -> CorruptExecutable:
+        return CorruptExecutable(
+            f"{self.path} is damaged or is no file of this kind ({type(error).__name__}: {error})."
+        )
+
+
+def _check_kind(manifest: Mapping[str, Any], kind: str) -> None:
+    found, number, order = manifest["kind"], manifest["format"], manifest["byte_order"]
+    if (number, found) != (FORMAT, kind):
+        raise ValueError(
+            f"it is {found!r} of format {number!r}, wanted {kind!r} of format {FORMAT}"
+        )
+    if order != sys.byteorder:
+        raise ValueError(f"its tensors are {order}-endian, this machine is {sys.byteorder}-endian")
+
+
+def _check_names(found: Sequence[str], listed: Mapping[str, Any]) -> None:
+    """The zip holds what the manifest lists, once each, and nothing that leads elsewhere."""
+    for name in found:
+        if name.startswith("/") or "\\" in name or ".." in name.split("/"):
+            raise ValueError(f"member {name!r} leads out of the file")
+    if sorted(found) != sorted([_MANIFEST, *listed]):
+        different = sorted(set(found) ^ {_MANIFEST, *listed}) or "some of them twice"
+        raise ValueError(f"its members are not those its manifest lists: {different}")

@@ -1,0 +1,256 @@
+"""Programs as text that can be read again: JSON, with the constants as tensors beside it.
+
+What is written decides everything about a program: operations by their qualified names, arguments,
+the shape and layout of each value, phases and scopes, and the user's source lines. Reading looks
+operations up in ``torch.ops`` and nowhere else. Every name is checked to be an identifier, because
+torch turns a graph into Python source: a name must not be able to smuggle code into it.
+"""
+
+from __future__ import annotations
+
+import json
+import keyword
+import operator
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+import abele.ops  # noqa: F401 - registers the operators of our own
+from abele import _torch
+from abele.errors import AbeleError, SerializationError
+from abele.printing import user_line
+from abele.program import Program, Role, Slot, Stamp
+from abele.values import decode, encode
+
+FORMAT = 1
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_GETITEM = "getitem"
+
+
+def to_text(program: Program) -> tuple[str, dict[str, torch.Tensor]]:
+    """Writes a program down.
+
+    Returns:
+        The text, and the program's constants by name.
+
+    Raises:
+        SerializationError: an operation or argument that cannot be stored; names it.
+    """
+    data = {
+        "format": FORMAT,
+        "name": program.name,
+        "inputs": [_slot_data(slot) for slot in program.inputs],
+        "outputs": [_slot_data(slot) for slot in program.outputs],
+        "history": [[stamp.by, stamp.seconds, stamp.nodes] for stamp in program.history],
+        "graph": _graph_data(program.graph),
+    }
+    # One node per line: a file that is looked at, or compared, should be readable.
+    text = json.dumps(data, allow_nan=False).replace('{"node_name"', '\n{"node_name"')
+    return text, dict(program.graph.state_dict())
+
+
+def from_text(text: str, constants: Mapping[str, torch.Tensor]) -> Program:
+    """The program that ``to_text`` wrote, verified.
+
+    Raises:
+        SerializationError: the text is not of a program, or names an unknown operator.
+        ProgramError: the program breaks a rule.
+    """
+    try:
+        data = json.loads(text)
+        if data["format"] != FORMAT:
+            raise SerializationError(f"Program format {data['format']!r} is not {FORMAT}.")
+        program = Program(
+            name=_identifier(data["name"]),
+            graph=_graph_of(data["graph"], constants),
+            inputs=tuple(_slot_of(each) for each in data["inputs"]),
+            outputs=tuple(_slot_of(each) for each in data["outputs"]),
+            history=tuple(Stamp(by=b, seconds=s, nodes=n) for b, s, n in data["history"]),
+        )
+    except AbeleError:
+        raise
+    except Exception as error:  # a damaged text can be wrong in any way
+        raise SerializationError(
+            f"The text is not of a program ({type(error).__name__}: {error})."
+        ) from error
+    return program.verify()
+
+
+# -- writing ---------------------------------------------------------------------------------
+
+
+def _slot_data(slot: Slot) -> dict[str, Any]:
+    return {
+        "name": slot.name,
+        "role": slot.role.value,
+        "shape": list(slot.shape),
+        "dtype": encode(slot.dtype),
+        "mutated": slot.mutated,
+    }
+
+
+def _graph_data(graph: torch.fx.GraphModule) -> dict[str, Any]:
+    graphs = {}
+    known = graph.state_dict()
+    for node in graph.graph.nodes:
+        if node.op != "get_attr" or node.target in known:
+            continue
+        held = getattr(graph, node.target, None)
+        if not isinstance(held, torch.fx.GraphModule):
+            raise SerializationError(
+                f"Constant {node.target!r} cannot be stored: it is a {type(held).__name__}, "
+                "only tensors and graphs are."
+            )
+        graphs[node.target] = _graph_data(held)
+    return {"nodes": [_node_data(node) for node in graph.graph.nodes], "graphs": graphs}
+
+
+def _node_data(node: torch.fx.Node) -> dict[str, Any]:
+    def reference(value: Any) -> Any:
+        if isinstance(value, torch.fx.Node):
+            return {"node": value.name}
+        raise SerializationError(
+            f"An argument of node {node.name!r} ({node.target}) cannot be stored: {value!r}."
+        )
+
+    data = {
+        "node_name": node.name,
+        "op": node.op,
+        "target": _target_name(node),
+        "args": [encode(argument, reference) for argument in node.args],
+        "kwargs": {key: encode(value, reference) for key, value in node.kwargs.items()},
+        "val": encode(node.meta.get("val"), _layout),
+    }
+    custom, line = node.meta.get("custom"), user_line(node.meta.get("stack_trace"))
+    if custom:
+        data["custom"] = encode(dict(custom))
+    if line:
+        # The name of the file without its folder, which says more about a person than a program.
+        data["line"] = [os.path.basename(line[0]), line[1], line[2]]
+    return data
+
+
+def _target_name(node: torch.fx.Node) -> str:
+    target = node.target
+    if isinstance(target, str):
+        return target
+    if target is operator.getitem:
+        return _GETITEM
+    if isinstance(target, _torch.OpOverload | _torch.HigherOrderOperator):
+        return _torch.operator_name(target)
+    raise SerializationError(
+        f"Node {node.name!r} calls {target!r}, which is not an operator of torch.ops and cannot be "
+        "stored. Register the function with torch.library.custom_op."
+    )
+
+
+def _layout(value: Any) -> dict[str, Any]:
+    """A traced value: what a tensor is without its data."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        raise SerializationError(f"A traced value of type {type(value).__name__} cannot be stored.")
+    shape, stride = list(value.shape), list(value.stride())
+    return {"tensor": [shape, stride, encode(value.dtype), str(value.device)]}
+
+
+# -- reading ---------------------------------------------------------------------------------
+
+
+def _slot_of(data: Mapping[str, Any]) -> Slot:
+    return Slot(
+        name=data["name"],
+        role=Role(data["role"]),
+        shape=tuple(data["shape"]),
+        dtype=decode(data["dtype"]),
+        mutated=data["mutated"],
+    )
+
+
+def _graph_of(
+    data: Mapping[str, Any], constants: Mapping[str, torch.Tensor]
+) -> torch.fx.GraphModule:
+    root = torch.nn.Module()
+    for name, graph in data["graphs"].items():
+        inner = {k.removeprefix(f"{name}."): v for k, v in constants.items() if _within(k, name)}
+        root.add_module(_identifier(name), _graph_of(graph, inner))
+    for name, constant in constants.items():
+        if "." not in name:
+            root.register_buffer(_identifier(name), constant)
+    graph, nodes = torch.fx.Graph(), {}
+    mode = _torch.FakeTensorMode(allow_non_fake_inputs=True)
+    for each in data["nodes"]:
+        nodes[each["node_name"]] = _node_of(graph, each, nodes, mode)
+    return torch.fx.GraphModule(root, graph)
+
+
+def _within(name: str, graph: str) -> bool:
+    return name.startswith(f"{graph}.")
+
+
+def _node_of(
+    graph: torch.fx.Graph,
+    data: Mapping[str, Any],
+    nodes: Mapping[str, torch.fx.Node],
+    mode: _torch.FakeTensorMode,
+) -> torch.fx.Node:
+    references = {"node": nodes.__getitem__}
+    op = data["op"]
+    if op not in ("placeholder", "get_attr", "call_function", "output"):
+        raise SerializationError(f"Unknown kind of node {op!r}.")
+    target = _operator(data["target"]) if op == "call_function" else _identifier(data["target"])
+    node = graph.create_node(
+        op,
+        target,
+        tuple(decode(argument, references) for argument in data["args"]),
+        {_identifier(key): decode(v, references) for key, v in data["kwargs"].items()},
+        name=_identifier(data["node_name"]),
+    )
+
+    def tensor(content: list) -> torch.Tensor:
+        shape, stride, dtype, device = content
+        with mode:
+            return torch.empty_strided(shape, stride, dtype=decode(dtype), device=device)
+
+    value = decode(data["val"], {"tensor": tensor})
+    if value is not None or op != "output":
+        node.meta["val"] = value
+    if "custom" in data:
+        node.meta["custom"] = decode(data["custom"])
+    if "line" in data:
+        file, line, function = data["line"]
+        node.meta["stack_trace"] = f'File "{file}", line {int(line)}, in {function}'
+    return node
+
+
+def _operator(name: str) -> Any:
+    if name == _GETITEM:
+        return operator.getitem
+    found = _torch.find_operator(name)
+    if found is None:
+        raise SerializationError(
+            f"The program calls operator {name!r}, which torch does not know here. Import or load "
+            "the library that registers it, then try again."
+        )
+    return found
+
+
+def _identifier(name: Any) -> str:
+    """``name``, which becomes part of generated source, if it is an identifier."""
+    if not (isinstance(name, str) and _IDENTIFIER.fullmatch(name)) or keyword.iskeyword(name):
+        raise SerializationError(f"{name!r} in the text of a program is not an identifier.")
+    return name
+
+
+def first_difference(found: Program, wanted: Program) -> str | None:
+    """Where two programs differ, in words, or None if they are the same."""
+    if found.fingerprint() == wanted.fingerprint():
+        return None
+    old, new = (each.text(provenance=False).splitlines() for each in (found, wanted))
+    for left, right in zip(old, new, strict=False):
+        if left != right:
+            return f"program {found.name}: {left.strip()!r} there, {right.strip()!r} here"
+    if len(old) != len(new):
+        return f"program {found.name}: {len(old)} lines there, {len(new)} here"
+    return f"program {found.name}: the values of its constants"

@@ -1,0 +1,206 @@
+"""Programs and their compiled code in a container, and making them runnable again elsewhere.
+
+The file carries the programs as captured, so that a machine for which its code was not made can
+compile them again without the model's source. Which of the two happened is said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from abele import executable
+from abele.building import BuildRecord, Progress, build
+from abele.cache import ExecutableCache
+from abele.capture import Captured
+from abele.config import StepConfig
+from abele.container import Container
+from abele.errors import CorruptExecutable, ForeignExecutable, SerializationError
+from abele.executable import Executable
+from abele.program import Program
+from abele.serialization import from_text, to_text
+from abele.targets import Target
+from abele.update_rules import RULES, Group, UpdateRule
+from abele.values import decode, encode
+from abele.warn import warn_user
+
+
+class RecompiledWarning(UserWarning):
+    """The code in a file does not fit this machine and was made again from its programs."""
+
+
+def pack(captured: Captured, made: Executable) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a container needs to hold to restore an executable.
+
+    Args:
+        captured: the programs before any pass, and what capture found beside them.
+        made: the executable built from them.
+
+    Returns:
+        JSON values for its manifest, and its members.
+
+    Raises:
+        SerializationError: a program that cannot be stored; names the operation.
+    """
+    members: dict[str, Any] = {}
+    for program in captured.programs:
+        text, constants = to_text(program)
+        members[f"programs/{program.name}.json"] = text.encode()
+        for name, value in constants.items():
+            members[f"constants/{program.name}/{name}"] = value
+        members[f"code/{program.name}"] = made.compiled[program.name].payload
+    for index, value in captured.constants.items():
+        members[f"outputs/{index}"] = value
+    content = {
+        "programs": [program.name for program in captured.programs],
+        "fingerprints": {program.name: program.fingerprint() for program in captured.programs},
+        "captured": {name: encode(getattr(captured, name)) for name in _plain_fields()},
+        "key_parts": dict(made.key_parts),
+    }
+    return content, members
+
+
+def captured_in(file: Container, content: Mapping[str, Any]) -> Captured:
+    """The programs of a container, as they were captured.
+
+    Raises:
+        CorruptExecutable: a member is damaged, or a program is not the one that was stored.
+        SerializationError: a program calls an operator that is unknown here.
+    """
+    programs = []
+    for name in content["programs"]:
+        text = file.text(f"programs/{name}.json")
+        program = from_text(text, file.tensors(f"constants/{name}/"))
+        if program.fingerprint() != content["fingerprints"][name]:
+            raise CorruptExecutable(f"{file.path}: program {name} is not the one that was stored.")
+        programs.append(program)
+    outputs = {int(index): value for index, value in file.tensors("outputs/").items()}
+    plain = {name: decode(content["captured"][name]) for name in _plain_fields()}
+    return Captured(programs=tuple(programs), constants=outputs, **plain)
+
+
+def _plain_fields() -> list[str]:
+    """What capture found that is neither programs nor tensors."""
+    names = [field.name for field in dataclasses.fields(Captured)]
+    return [name for name in names if name not in ("programs", "constants")]
+
+
+def rule_data(rule: UpdateRule) -> dict[str, Any]:
+    """An update rule as JSON values."""
+
+    def group(value: Any) -> dict[str, Any]:
+        if not isinstance(value, Group):
+            raise SerializationError(f"{value!r} in an update rule cannot be stored.")
+        return {"group": _fields(value, group)}
+
+    return _fields(rule, group)
+
+
+def _fields(value: Any, other: Callable[[Any], Any]) -> dict[str, Any]:
+    names = (field.name for field in dataclasses.fields(value))
+    return {name: encode(getattr(value, name), other) for name in names}
+
+
+def rule_from(data: Mapping[str, Any]) -> UpdateRule:
+    """The update rule that ``rule_data`` wrote.
+
+    Raises:
+        SerializationError: the data is not of a rule that exists.
+    """
+
+    def group(fields: Mapping[str, Any]) -> Group:
+        return Group(**{name: decode(value) for name, value in fields.items()})
+
+    rule = UpdateRule(**{name: decode(value, {"group": group}) for name, value in data.items()})
+    if rule.kind not in RULES:
+        raise SerializationError(f"There is no update rule {rule.kind!r}, only {sorted(RULES)}.")
+    return rule
+
+
+def restore(
+    file: Container,
+    content: Mapping[str, Any],
+    programs: Sequence[Program],
+    config: StepConfig,
+    *,
+    target: Target | None = None,
+    cache: ExecutableCache | None = None,
+    log_folder: str | Path | None = None,
+    progress: Progress = lambda stage, fraction: None,
+) -> tuple[Executable, BuildRecord]:
+    """Makes a container's programs runnable: by its code, or where that does not fit, compiled.
+
+    Warns with RecompiledWarning, saying why, if the code of the file was not used.
+
+    Args:
+        file: the container.
+        content: what ``pack`` returned for its manifest.
+        programs: those of ``captured_in``, or equal ones that were captured here.
+        config: the configuration they were captured with.
+        target, cache, log_folder, progress: as for ``build``; the cache keeps what is compiled.
+
+    Raises:
+        TargetError: nothing here can run or compile the programs.
+    """
+    own = _FileFirst(file, content, cache)
+    made, record = build(
+        programs, config, target=target, cache=own, log_folder=log_folder, progress=progress
+    )
+    different = executable.differences(content["key_parts"], made.key_parts)
+    reason = own.problem or "; ".join(different)
+    if reason:
+        origin = "taken from the cache" if record.cache == "hit" else "made again"
+        warn_user(
+            f"The compiled code in {file.path.name} does not fit here ({reason}). It was {origin} "
+            f"from the programs in the file, for target {record.target!r}.",
+            RecompiledWarning,
+        )
+    return made, record
+
+
+class _FileFirst(ExecutableCache):
+    """Looks into a container before the user's cache; what is compiled goes to that cache."""
+
+    def __init__(
+        self, file: Container, content: Mapping[str, Any], behind: ExecutableCache | None
+    ):
+        super().__init__(file.path.parent)
+        self._file, self._content, self._behind = file, content, behind
+        self.problem = ""
+
+    def load(
+        self, programs: Sequence[Program], parts: Mapping[str, Any], target: Target
+    ) -> Executable | None:
+        """The container's executable if it has these key parts, else that of the cache."""
+        if not executable.differences(self._content["key_parts"], parts):
+            try:
+                return self._restored(programs, parts, target)
+            except (ForeignExecutable, RuntimeError) as error:
+                self.problem = str(error)
+        return self._behind and self._behind.load(programs, parts, target)
+
+    def _restored(
+        self, programs: Sequence[Program], parts: Mapping[str, Any], target: Target
+    ) -> Executable:
+        compiled = {
+            program.name: target.load(program, self._file.read(f"code/{program.name}"))
+            for program in programs
+        }
+        return Executable(
+            key=executable.key_of(parts),
+            key_parts=parts,
+            programs=tuple(programs),
+            compiled=compiled,
+            target=target,
+        )
+
+    def store(self, made: Executable) -> bool:
+        """Keeps what had to be compiled in the user's cache, if there is one."""
+        return self._behind is not None and self._behind.store(made)
+
+    def why_missing(self, parts: Mapping[str, Any]) -> str:
+        """Why the container's code was not used."""
+        different = executable.differences(self._content["key_parts"], parts)
+        return f"{self._file.path} holds other code: {'; '.join(different) or self.problem}"

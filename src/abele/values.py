@@ -1,0 +1,127 @@
+"""Values as JSON and back: what arguments of operations, options and results are made of.
+
+Plain values stay what they are; anything JSON has no word for becomes an object with one key, its
+tag. Reading makes values of the kinds listed here and nothing else: no class, function or module
+is looked up by a name from the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from abele.errors import SerializationError
+
+_PLAIN = (type(None), bool, int, str)
+#: Kinds of torch that are written as the name they have in torch.
+_NAMED = {
+    "dtype": torch.dtype,
+    "layout": torch.layout,
+    "memory_format": torch.memory_format,
+}
+
+
+def encode(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
+    """``value`` as something ``json.dumps`` takes without loss.
+
+    Args:
+        value: numbers, strings, None, torch's dtypes, devices, layouts and memory formats, slices,
+            and lists, tuples, sets and dictionaries of these.
+        other: encodes what is none of that, as an object with one key; it may raise TypeError.
+
+    Raises:
+        SerializationError: a value of another kind; names its type.
+    """
+    if type(value) in _PLAIN:
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {"float": str(value)}
+    for tag, kind in _NAMED.items():
+        if isinstance(value, kind):
+            return {tag: str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    encoded = _container(value, other)
+    if encoded is not None:
+        return encoded
+    if other is not None:
+        return other(value)
+    raise SerializationError(
+        f"A value of type {type(value).__name__} cannot be stored, found {value!r}. What can be: "
+        "numbers, strings, None, dtypes, devices, and containers of these."
+    )
+
+
+def _container(value: Any, other: Callable[[Any], Any] | None) -> Any:
+    if isinstance(value, complex):
+        return {"complex": [encode(value.real), encode(value.imag)]}
+    if isinstance(value, slice):
+        return {"slice": [encode(part, other) for part in (value.start, value.stop, value.step)]}
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return {"tuple": [encode(item, other) for item in value]}
+    if isinstance(value, list):
+        return [encode(item, other) for item in value]
+    if isinstance(value, set | frozenset):
+        tag = "set" if isinstance(value, set) else "frozenset"
+        # Sets iterate in an order that changes from one process to the next.
+        return {tag: sorted((encode(item, other) for item in value), key=str)}
+    if type(value) is dict or isinstance(value, _fx_dict()):
+        return {"dict": [[encode(k, other), encode(v, other)] for k, v in value.items()]}
+    return None
+
+
+def _fx_dict() -> type:
+    return torch.fx.immutable_collections.immutable_dict
+
+
+def decode(data: Any, others: Mapping[str, Callable[[Any], Any]] | None = None) -> Any:
+    """The value that ``encode`` wrote.
+
+    Args:
+        data: what ``json.loads`` returned.
+        others: makes values of the caller's own tags.
+
+    Raises:
+        SerializationError: an unknown tag, or a name torch does not have.
+    """
+    others = others or {}
+    if type(data) in (*_PLAIN, float):
+        return data
+    if isinstance(data, list):
+        return [decode(item, others) for item in data]
+    if not isinstance(data, dict) or len(data) != 1:
+        raise SerializationError(f"Expected an object with one key, found {data!r}.")
+    ((tag, content),) = data.items()
+    if tag in others:
+        return others[tag](content)
+    if tag in _NAMED:
+        return _named(tag, content)
+    if tag == "device":
+        return torch.device(content)
+    if tag == "float":
+        return float(content)
+    if tag == "dict":
+        return {decode(key, others): decode(value, others) for key, value in content}
+    if tag in _FROM_LIST:
+        return _FROM_LIST[tag]([decode(item, others) for item in content])
+    raise SerializationError(f"Unknown kind of value {tag!r}.")
+
+
+_FROM_LIST: dict[str, Callable[[list], Any]] = {
+    "complex": lambda parts: complex(*parts),
+    "slice": lambda parts: slice(*parts),
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+}
+
+
+def _named(tag: str, name: Any) -> Any:
+    # Through the dictionary: a name must not reach any other attribute of torch.
+    value = vars(torch).get(name) if isinstance(name, str) else None
+    if not isinstance(value, _NAMED[tag]):
+        raise SerializationError(f"torch has no {tag} called {name!r}.")
+    return value

@@ -1,0 +1,144 @@
+"""``poptorch.load``: a wrapper out of a file, without the Python source of the model."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from abele.container import Container
+from abele.module_state import ModuleState
+from abele.runtime import state
+from poptorch import _translate, _weights
+from poptorch._error import error
+from poptorch._executor import PoplarExecutor
+from poptorch._restored import module_from
+from poptorch._saved_file import meaning, opened, rule_in, state_in, version_mismatch
+from poptorch._stored_options import options_from
+from poptorch._stored_structure import signature_from
+from poptorch.enums import ConnectionType
+from poptorch.options import Options
+
+
+def load(
+    filename: str | os.PathLike[str],
+    edit_opts_fn: Callable[[Options], None] | None = None,
+    *,
+    model: torch.nn.Module | None = None,
+) -> PoplarExecutor:
+    """Restores a wrapper that ``save`` or ``compileAndExport`` wrote with its model.
+
+    It runs at once, without tracing. A training wrapper goes on exactly where the saved one stood:
+    weights, buffers, optimizer state, step counts and random numbers; for a model without
+    ``randomSeed`` these are torch's own, whose state is set here. Code that does not fit this
+    machine is compiled again from the programs in the file, with a warning. Nothing is unpickled,
+    but compiled code is loaded: load only files you trust.
+
+    Differs from the original: the file holds no Python class and no optimizer object. ``.model`` of
+    the result is a ``RestoredModule`` with parameters and buffers under their names; to change the
+    learning rate, pass ``setOptimizer`` a new optimizer of the same kind over its parameters, or
+    hand in an instance of the class with ``model=``.
+
+    Args:
+        filename: the file.
+        edit_opts_fn: may change the options before they are used, but not so that other programs
+            are needed; the number of device iterations and the output mode may change.
+        model: an instance of the exported class, which gets the weights and becomes ``.model``.
+
+    Returns:
+        A wrapper that is compiled.
+
+    Raises:
+        AssertionError: a damaged file, one of another version, or one without a model.
+        poptorch.Error: options that need other programs, a ``model`` with other tensors, or an
+            operator that is not known here.
+    """
+    with opened(filename) as file:
+        mismatch = version_mismatch(file)
+        if mismatch:
+            raise AssertionError(mismatch)
+        if file.content.get("model") is None:
+            raise AssertionError(
+                f"{filename} is a valid file but was exported with export_model=False. Wrap the "
+                f"model again and call its loadExecutable({str(filename)!r})."
+            )
+        with meaning(filename):
+            options = options_from(file.content["options"])
+        _online(options)
+        if edit_opts_fn is not None:
+            edit_opts_fn(options)
+        return _executor(file, options, model)
+
+
+def _online(options: Options) -> None:
+    """A file that was made for a device that was not there is for one that is."""
+    if options.connection_type == ConnectionType.Never:
+        options.connectionType(ConnectionType.Always)
+        options.deleteIfExists("ipu_version")
+
+
+def _executor(
+    file: Container, options: Options, model: torch.nn.Module | None
+) -> PoplarExecutor:
+    with meaning(file.path):
+        training, rule, values = file.content["training"], rule_in(file), state_in(file)
+        params = _of_kind(values, f"{state.PARAMS}/")
+        buffers = _of_kind(values, f"{state.BUFFERS}/0/")
+    _translate.check_supported(options, training=training)
+    options._freeze()
+    if model is None:
+        with meaning(file.path):
+            signature = signature_from(file.content["signature"])
+            model = module_from(file.content["model"], params, buffers, signature)
+    else:
+        _fill(model, params, buffers)
+    made = PoplarExecutor(model, options, training, None, optimizer=rule, user_model=model)
+    try:
+        made._restore_executable(file, retrace=False)
+        made._restore_state(file)
+    except BaseException:
+        if training:
+            _weights.unwrap(model)
+        raise
+    return made
+
+
+def _of_kind(values: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {
+        name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)
+    }
+
+
+def _fill(
+    model: torch.nn.Module, params: dict[str, torch.Tensor], buffers: dict[str, torch.Tensor]
+) -> None:
+    """Gives the user's own instance the weights of the file."""
+    if not isinstance(model, torch.nn.Module):
+        raise error(f"load(model=...) takes a torch.nn.Module, found a {type(model).__name__}.")
+    if _weights.shared_by(model).wrapped:
+        raise RuntimeError(
+            "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on "
+            "the model, or pass a new instance to load."
+        )
+    host = ModuleState.of(model)
+    for kind, own, found in (
+        ("parameters", host.params, params),
+        ("buffers", host.buffers, buffers),
+    ):
+        _check_same(kind, own, found)
+    with torch.no_grad():
+        for name, value in {**host.params, **host.buffers}.items():
+            value.copy_((params if name in params else buffers)[name])
+
+
+def _check_same(kind: str, own: Any, found: dict[str, torch.Tensor]) -> None:
+    here = {name: (list(value.shape), value.dtype) for name, value in own.items()}
+    there = {name: (list(value.shape), value.dtype) for name, value in found.items()}
+    unlike = [name for name in {**there, **here} if here.get(name) != there.get(name)]
+    if unlike:
+        name = unlike[0]
+        raise error(
+            f"The model passed to load has other {kind} than the file: {', '.join(unlike[:8])}; "
+            f"{name} is {there.get(name, 'missing')} there, {here.get(name, 'missing')} here. Pass "
+            "an instance made like the exported one."
+        )

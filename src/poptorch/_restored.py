@@ -1,0 +1,105 @@
+"""A model that came out of a file: its tensors under their names, without its Python class."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from poptorch._error import error
+
+
+class RestoredModule(torch.nn.Module):
+    """What ``poptorch.load`` finds in a file in place of the user's model.
+
+    A plain tree of modules that holds parameters and buffers under the names they had, so that
+    ``state_dict()``, ``parameters()`` and ``named_buffers()`` work, tied tensors stay tied, and the
+    user's own class takes the state with ``load_state_dict``. It has no ``forward`` of its own: the
+    executor runs the stored program.
+    """
+
+    def __init__(self, kind: str = "Module"):
+        super().__init__()
+        self._restored_kind = kind
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Not available.
+
+        Raises:
+            poptorch.Error: always; says what to do instead.
+        """
+        del args, kwargs
+        raise error(
+            "This model came from a file without its Python class, so only the executor can run "
+            "it. Call what poptorch.load returned, or pass poptorch.load(..., model=YourModel())."
+        )
+
+    def _get_name(self) -> str:
+        return f"{type(self).__name__}:{self._restored_kind}"
+
+
+class _Forward:
+    """``forward`` with the signature of the user's, so that calls are bound as there."""
+
+    def __init__(self, signature: inspect.Signature):
+        self.__signature__ = signature
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return RestoredModule().forward(*args, **kwargs)
+
+
+def module_data(module: torch.nn.Module) -> dict[str, Any]:
+    """The tree of a module as JSON: classes for people, and what is tied to what."""
+    owners: dict[int, str] = {}
+    data: dict[str, Any] = {"modules": [], "parameters": [], "buffers": []}
+    for path, child in module.named_modules(remove_duplicate=False):
+        kind = getattr(child, "_restored_kind", type(child).__name__)
+        data["modules"].append([path, kind, child.training])
+        for name, key, value in _own(path, child, "_parameters"):
+            first = owners.setdefault(id(value), name)
+            data["parameters"].append([path, key, first, value.requires_grad])
+        for name, key, value in _own(path, child, "_buffers"):
+            first = owners.setdefault(id(value), name)
+            persistent = key not in child._non_persistent_buffers_set
+            data["buffers"].append([path, key, first, persistent])
+    return data
+
+
+def _own(path: str, module: torch.nn.Module, kind: str) -> Iterator[tuple[str, str, Any]]:
+    # Through __dict__: wrapped modules intercept attribute reads to fetch weights.
+    for key, value in module.__dict__[kind].items():
+        if value is not None:
+            yield f"{path}.{key}" if path else key, key, value
+
+
+def module_from(
+    data: dict[str, Any],
+    params: dict[str, torch.Tensor],
+    buffers: dict[str, torch.Tensor],
+    signature: inspect.Signature,
+) -> RestoredModule:
+    """The module tree that ``module_data`` described, around these tensors.
+
+    Args:
+        data: what ``module_data`` returned.
+        params: parameters under the first of their names.
+        buffers: buffers likewise.
+        signature: that of the user's ``forward``.
+    """
+    root, *others = data["modules"]
+    tree = {"": RestoredModule(root[1])}
+    for path, kind, _ in others:
+        parent, _, key = path.rpartition(".")
+        tree[path] = RestoredModule(kind)
+        tree[parent].add_module(key, tree[path])
+    trained: dict[str, torch.nn.Parameter] = {}
+    for path, key, first, requires_grad in data["parameters"]:
+        if first not in trained:
+            trained[first] = torch.nn.Parameter(params[first], requires_grad=requires_grad)
+        tree[path].register_parameter(key, trained[first])
+    for path, key, first, persistent in data["buffers"]:
+        tree[path].register_buffer(key, buffers[first], persistent=persistent)
+    for path, _, training in data["modules"]:
+        tree[path].training = training
+    tree[""].forward = _Forward(signature)
+    return tree[""]

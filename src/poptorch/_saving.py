@@ -1,0 +1,228 @@
+"""What an executor does with files: export, save and load its executable."""
+
+import functools
+import inspect
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from abele import container, stored
+from abele.container import Container
+from abele.module_state import ModuleState
+from abele.runtime import state
+from poptorch import _random_state
+from poptorch._error import error
+from poptorch._errors_of_engine import translated
+from poptorch._from_file import FromFile, check_config
+from poptorch._logging import logger
+from poptorch._restored import module_data
+from poptorch._saved_file import (
+    KIND,
+    destination,
+    meaning,
+    opened,
+    state_in,
+    state_members,
+    version_mismatch,
+)
+from poptorch._stored_options import options_data
+from poptorch._stored_structure import (
+    bound_from,
+    recorded_data,
+    signature_data,
+    structure_data,
+)
+from poptorch._version import __version__
+
+if TYPE_CHECKING:
+    from poptorch._executor import PoplarExecutor
+
+    _Base = PoplarExecutor
+else:
+    _Base = object
+
+
+class SavingMixin:
+    """The members of an executor that write and read files."""
+
+    def compileAndExport(
+        self: "PoplarExecutor",
+        filename: str | os.PathLike[str],
+        *args: Any,
+        export_model: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """Compiles for these arguments without running, then saves; works without a device.
+
+        Args:
+            filename: as for ``save``.
+            args: as for the model's forward; every tensor brings the rows of a whole call.
+            export_model: as for ``save``.
+            kwargs: likewise arguments of forward.
+
+        Raises:
+            AssertionError: a component of the path is a file.
+            poptorch.Error: the model cannot be compiled, or not be stored.
+        """
+        destination(filename)  # before compiling, which takes long
+        self.compile(*args, **kwargs)
+        self.save(filename, export_model)
+
+    def save(
+        self: "PoplarExecutor",
+        filename: str | os.PathLike[str],
+        export_model: bool = True,
+        save_rng_state: bool = True,
+    ) -> None:
+        """Writes the executable, and with it the model as it is now, to a file.
+
+        The file appears when it is complete; until then one of that name stays as it is. It holds
+        compiled code: load only files you trust.
+
+        Differs from the original: nothing in the file is pickled. Weights, buffers, optimizer state
+        and the optimizer's values are stored, the Python class of the model and the optimizer
+        object are not. Arguments and results may hold numbers, strings, dtypes and None beside
+        tensors; other Python objects are refused.
+
+        Args:
+            filename: where to; folders are made, in a folder it is ``model.poptorch``.
+            export_model: also what ``poptorch.load`` needs to run it without the model's source;
+                otherwise the file is for ``loadExecutable``.
+            save_rng_state: also the state of the random numbers.
+
+        Raises:
+            AssertionError: a component of the path is a file.
+            poptorch.Error: not compiled, or something that cannot be stored; names it.
+            OSError: the disk is full or the folder not writable; nothing is left behind.
+        """
+        self._get_compiled()
+        path = destination(filename)
+        with translated:
+            content, members = _contents(self, export_model, save_rng_state)
+            container.write(path, KIND, content, members)
+
+    def loadExecutable(self: "PoplarExecutor", filename: str | os.PathLike[str]) -> None:
+        """Takes the compiled code out of a file in place of compiling.
+
+        Forward is traced again with the arguments of the export; it has to give the programs of the
+        file. Weights and random numbers stay those of this wrapper. Code that does not fit this
+        machine is compiled again, with a warning.
+
+        Args:
+            filename: what ``compileAndExport`` or ``save`` wrote, with or without the model.
+
+        Raises:
+            poptorch.Error: compiled already; a damaged file; one of another version; one of another
+                model, options or optimizer, naming what differs.
+        """
+        if self.isCompiled():
+            raise error(
+                "loadExecutable() was called on a wrapper that is compiled already. Call "
+                "destroy() first, or load into a new wrapper."
+            )
+        with opened(filename) as file:
+            mismatch = version_mismatch(file)
+            if mismatch:
+                raise error(mismatch)
+            _check_interface(self, file)
+            self._restore_executable(file, retrace=True)
+
+    def _restore_executable(self: "PoplarExecutor", file: Container, *, retrace: bool) -> None:
+        """Compiles from a file; a call may bring another number of device iterations than there."""
+        with meaning(file.path):
+            rows = self._config.device_iterations / file.content["device_iterations"]
+            bound = bound_from(file.content["arguments"], 1 if retrace else rows)
+        if retrace and rows != 1:
+            raise error(
+                f"{file.path} was exported with deviceIterations "
+                f"{file.content['device_iterations']}, this wrapper has "
+                f"{self._config.device_iterations}. Use the options of the export."
+            )
+        check_config(file, self._config)
+        self._compile(bound, functools.partial(FromFile, file=file, retrace=retrace))
+
+    def _restore_state(self: "PoplarExecutor", file: Container) -> None:
+        """Continues from the state in a file with a model."""
+        session = self._get_compiled().session
+        with translated:
+            state.put(session, state_in(file))
+        numbers = file.content["rng_state"]
+        if numbers is None:
+            return
+        if file.content["device"] == session.device.type:
+            _random_state.write(session, numbers)
+        else:
+            logger.warning(
+                "%s was saved on device type %s: its random numbers do not continue on %s.",
+                file.path,
+                file.content["device"],
+                session.device.type,
+            )
+
+
+def _contents(
+    executor: "PoplarExecutor", export_model: bool, save_rng_state: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    compiled = executor._get_compiled()
+    session = compiled.session
+    described, members = stored.pack(compiled.captured, session.executable)
+    content = {
+        "version": __version__,
+        "training": executor._training,
+        "device": session.device.type,
+        "device_iterations": executor._config.device_iterations,
+        "options": options_data(executor._options),
+        "signature": signature_data(inspect.signature(executor._module.forward)),
+        "arguments": recorded_data(compiled.recorded),
+        "outputs": structure_data(compiled.outputs, "result"),
+        "executable": described,
+        "rng_state": _random_state.read(session) if save_rng_state else None,
+        "model": None,
+    }
+    if export_model:
+        names, tensors = state_members(_present_state(executor))
+        rule = executor._rule
+        content["model"] = {
+            **module_data(executor._module),
+            "state": names,
+            "rule": None if rule is None else stored.rule_data(rule),
+        }
+        members |= tensors
+    return content, members
+
+
+def _present_state(executor: "PoplarExecutor") -> dict[str, torch.Tensor]:
+    """What the next call would start from."""
+    session = executor._get_compiled().session
+    if not executor._training:
+        executor._refresh()
+    present = state.tensors_of(session)
+    if executor.isAttachedToDevice():
+        return present
+    # The device is taken again at the next call, and then gets the weights of the host.
+    host = ModuleState.of(executor._module)
+    for name, value in host.params.items():
+        present[f"{state.PARAMS}/{name}"] = value
+    for replica in range(len(session.buffers)):
+        for name, value in host.buffers.items():
+            present[f"{state.BUFFERS}/{replica}/{name}"] = value
+    return present
+
+
+def _check_interface(executor: "PoplarExecutor", file: Container) -> None:
+    with meaning(file.path):
+        there = [name for name, *_ in file.content["signature"]]
+        training = file.content["training"]
+    if training is not executor._training:
+        kinds = {True: "training", False: "inference"}
+        raise error(
+            f"{file.path} holds a model for {kinds[training]}, this wrapper is for "
+            f"{kinds[executor._training]}. Wrap the model with poptorch.{kinds[training]}Model."
+        )
+    here = list(inspect.signature(executor._module.forward).parameters)
+    if here != there:
+        raise error(
+            f"{file.path} holds the executable of another model: forward takes "
+            f"({', '.join(there)}) there, ({', '.join(here)}) here."
+        )

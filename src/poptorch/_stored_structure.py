@@ -1,0 +1,215 @@
+"""Arguments, results and signatures as JSON: what an exported file says about calls.
+
+Tensors are recorded by shape and type, everything else by value. Classes are never imported: a
+container class is used if the program that loads the file has imported its module itself.
+"""
+
+import collections
+import inspect
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from abele.errors import SerializationError
+from abele.values import decode, encode
+from poptorch import _structure
+from poptorch._arguments import Bound, Recorded
+from poptorch._error import error
+from poptorch._structure import Constant, Custom, Items, Leaf, Structure, Table
+
+_SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple, "Size": torch.Size}
+_TABLES: dict[str, type] = {
+    "dict": dict,
+    "OrderedDict": collections.OrderedDict,
+    "defaultdict": collections.defaultdict,
+}
+_KINDS = {
+    kind.name: kind
+    for kind in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.VAR_POSITIONAL,
+        inspect.Parameter.KEYWORD_ONLY,
+        inspect.Parameter.VAR_KEYWORD,
+    )
+}
+_FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (list, dict, int, float, str, set)}
+
+
+def structure_data(structure: Structure, name: str) -> Any:
+    """A structure as JSON values.
+
+    Raises:
+        poptorch.Error: naming the part that cannot be stored.
+    """
+    if isinstance(structure, Leaf):
+        return {"leaf": [list(structure.shape), encode(structure.dtype)]}
+    if isinstance(structure, Constant):
+        return {"constant": constant_data(structure.value, name)}
+    if isinstance(structure, Custom):
+        raise error(
+            f"{name} is a {structure.kind.__name__}, which a custom parser takes apart. Such types "
+            "cannot be stored in a file. Pass and return tensors in lists, tuples or dictionaries."
+        )
+    if isinstance(structure, Items):
+        parts = [structure_data(p, f"{name}[{i}]") for i, p in enumerate(structure.parts)]
+        return {"items": [_kind_data(structure.kind, _SEQUENCES), parts]}
+    keys = [constant_data(key, f"a key of {name}") for key in structure.keys]
+    labelled = zip(structure.keys, structure.parts, strict=True)
+    parts = [structure_data(part, f"{name}[{key}]") for key, part in labelled]
+    factory = getattr(structure.empty, "default_factory", None)
+    if factory is not None and factory not in _FACTORIES.values():
+        raise error(
+            f"{name} is a defaultdict of {factory!r}, which cannot be stored in a file. Use a dict."
+        )
+    names = [_kind_data(structure.kind, _TABLES), factory and factory.__name__]
+    return {"table": [*names, keys, parts]}
+
+
+def constant_data(value: Any, name: str) -> Any:
+    """A Python constant of a call as JSON.
+
+    Raises:
+        poptorch.Error: it is not of a kind that a file can hold.
+    """
+    try:
+        return encode(value)
+    except SerializationError as problem:
+        raise error(
+            f"{name} is a Python constant that cannot be stored in a file: {problem} "
+            "Make it an attribute of the model instead of an argument or a result."
+        ) from problem
+
+
+def _kind_data(kind: type, known: dict[str, type]) -> Any:
+    if known.get(kind.__name__) is kind:
+        return kind.__name__
+    return [kind.__module__, kind.__qualname__, list(getattr(kind, "_fields", []))]
+
+
+def structure_from(data: Any) -> Structure:
+    """The structure that ``structure_data`` wrote.
+
+    Raises:
+        poptorch.Error: it needs a class that is not imported here.
+    """
+    ((tag, content),) = data.items()
+    if tag == "leaf":
+        return Leaf(torch.Size(content[0]), decode(content[1]))
+    if tag == "constant":
+        return Constant(decode(content))
+    if tag == "items":
+        kind, parts = content
+        return Items(_kind_from(kind, _SEQUENCES, (tuple, list)), _all_from(parts))
+    kind, factory, keys, parts = data["table"]
+    found = _kind_from(kind, _TABLES, (dict,))
+    empty = None
+    if issubclass(found, collections.defaultdict):
+        empty = collections.defaultdict(None if factory is None else _FACTORIES[factory])
+    return Table(found, tuple(map(decode, keys)), _all_from(parts), empty)
+
+
+def _all_from(parts: list) -> tuple[Structure, ...]:
+    return tuple(map(structure_from, parts))
+
+
+def _kind_from(data: Any, known: dict[str, type], bases: tuple[type, ...]) -> type:
+    if isinstance(data, str):
+        return known[data]
+    module, name, fields = data
+    # Looked up, not imported: what a file names is not executed.
+    found = vars(sys.modules.get(module, object)).get(name)
+    if isinstance(found, type) and issubclass(found, bases):
+        if list(getattr(found, "_fields", [])) == fields:
+            return found
+    if fields:
+        # A named tuple says all about itself; its class is made again where it is unknown.
+        return collections.namedtuple(name.rpartition(".")[2], fields)
+    raise error(
+        f"The file's arguments or results are of class {module}.{name}, which is not imported "
+        f"here. Import {module} before loading the file."
+    )
+
+
+# -- calls -----------------------------------------------------------------------------------
+
+
+def recorded_data(recorded: Recorded) -> dict[str, Any]:
+    """The arguments of the first call as JSON values.
+
+    Raises:
+        poptorch.Error: naming the argument that cannot be stored.
+    """
+    named = zip(recorded.names, recorded.positional, strict=True)
+    return {
+        "names": list(recorded.names),
+        "positional": [structure_data(structure, name) for name, structure in named],
+        "keywords": {
+            name: structure_data(structure, name) for name, structure in recorded.keywords.items()
+        },
+        "defaulted": recorded.defaulted,
+    }
+
+
+def bound_from(data: dict[str, Any], rows: float = 1) -> Bound:
+    """A call like the recorded one, with zeros in its tensors.
+
+    Args:
+        data: what ``recorded_data`` wrote.
+        rows: by how many times more rows a call brings now.
+    """
+
+    def example(part: Any) -> Any:
+        structure = structure_from(part)
+        return _structure.rebuild(structure, _zeros(structure, rows))
+
+    return Bound(
+        tuple(data["names"]),
+        tuple(map(example, data["positional"])),
+        {name: example(part) for name, part in data["keywords"].items()},
+        data["defaulted"],
+    )
+
+
+def _zeros(structure: Structure, rows: float) -> Iterator[torch.Tensor]:
+    if isinstance(structure, Leaf):
+        shape = list(structure.shape)
+        shape[:1] = [round(size * rows) for size in shape[:1]]
+        yield torch.zeros(shape, dtype=structure.dtype)
+    elif isinstance(structure, Items | Table):
+        for part in structure.parts:
+            yield from _zeros(part, rows)
+
+
+def signature_data(signature: inspect.Signature) -> list[list[Any]]:
+    """The parameters of ``forward``: name, kind, and the default in a list, if there is one.
+
+    A default that cannot be stored is left out: after loading, that argument has to be passed.
+    """
+    parameters = []
+    for parameter in signature.parameters.values():
+        default = []
+        if parameter.default is not parameter.empty:
+            try:
+                default = [encode(parameter.default)]
+            except SerializationError:
+                default = []
+        parameters.append([parameter.name, parameter.kind.name, default])
+    return parameters
+
+
+def signature_from(data: list[list[Any]]) -> inspect.Signature:
+    """The signature that ``signature_data`` wrote."""
+    parameters, mandatory = [], False
+    for name, kind_name, default in reversed(data):
+        kind = _KINDS[kind_name]
+        by_position = kind in (kind.POSITIONAL_ONLY, kind.POSITIONAL_OR_KEYWORD)
+        # A parameter whose default was left out makes those before it mandatory, too.
+        value = inspect.Parameter.empty
+        if default and not (by_position and mandatory):
+            value = decode(default[0])
+        mandatory |= by_position and not default
+        parameters.append(inspect.Parameter(name, kind, default=value))
+    return inspect.Signature(parameters[::-1])

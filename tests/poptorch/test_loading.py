@@ -1,0 +1,320 @@
+"""``poptorch.load``: the loaded wrapper goes on exactly where the saved one stood."""
+
+import copy
+import inspect
+
+import pytest
+import torch
+
+import poptorch
+from exported import Everything, continued_elsewhere, everything
+from wrapping import inference, options, rows, scorer, sgd, trainer
+
+OPTIMIZERS = {
+    "SGD": lambda m: poptorch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
+    "Adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.01),
+    "AdamW": lambda m: poptorch.optim.AdamW(m.parameters(), lr=0.01, loss_scaling=8.0),
+    "RMSprop": lambda m: torch.optim.RMSprop(m.parameters(), lr=0.01, momentum=0.5, centered=True),
+    "LAMB": lambda m: poptorch.optim.LAMB(m.parameters(), lr=0.01, weight_decay=0.1),
+}
+
+
+def trained(optimizer_of=OPTIMIZERS["AdamW"], calls=3, **settings):
+    """A model after some calls of its training wrapper."""
+    model = everything()
+    wrapped = poptorch.trainingModel(model, options(randomSeed=6, **settings), optimizer_of(model))
+    for seed in range(calls):
+        wrapped(*rows(8, seed))
+    return wrapped
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "deep" / "er" / "model.poptorch"
+
+
+def saved(wrapped, path, **settings):
+    wrapped.save(path, **settings)
+    return poptorch.load(path)
+
+
+def assert_same_state(left, right):
+    assert list(left.state_dict()) == list(right.state_dict())
+    for name, value in left.state_dict().items():
+        assert torch.equal(value, right.state_dict()[name]), name
+        assert value.dtype == right.state_dict()[name].dtype
+
+
+def assert_go_on_alike(left, right, count=8):
+    for seed in (21, 22, 23):
+        for a, b in zip(left(*rows(count, seed)), right(*rows(count, seed)), strict=True):
+            assert torch.equal(a, b)
+    assert_same_state(left, right)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_goes_on_bit_for_bit(name, path):
+    wrapped = trained(OPTIMIZERS[name])
+    found = saved(wrapped, path)
+    assert found.isCompiled()
+    assert found.isAttachedToDevice()
+    assert_same_state(wrapped, found)
+    assert_go_on_alike(wrapped, found)
+
+
+SETTINGS = [
+    {"gradientAccumulation": 2},
+    {"deviceIterations": 2, "outputMode": poptorch.OutputMode.All},
+    {"replicationFactor": 2, "broadcastBuffers": False, "deviceIterations": 2},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["accumulation", "iterations", "replicas"])
+def test_every_way_of_batching_goes_on(settings, path):
+    wrapped = trained(**settings)
+    assert_go_on_alike(wrapped, saved(wrapped, path))
+
+
+def test_a_file_of_a_loaded_model_is_as_good(path):
+    wrapped = trained()
+    second = saved(saved(wrapped, path), path.with_name("second"))
+    assert_go_on_alike(wrapped, second)
+
+
+def test_a_model_that_was_only_compiled_starts_alike(path):
+    model = everything()
+    wrapped = trainer(model, randomSeed=3)
+    wrapped.compileAndExport(str(path), *rows(8))
+    assert_go_on_alike(wrapped, poptorch.load(str(path)))
+
+
+def test_a_new_process_goes_on_without_the_class(path, tmp_path):
+    wrapped = trained()
+    wrapped.save(path)
+    found = continued_elsewhere(path, tmp_path / "weights.pt")
+    assert found["known"] is False
+    assert found["losses"] == [wrapped(*rows(8, seed))[0].item() for seed in (11, 12, 13)]
+    model = everything(9)
+    model.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    assert_same_state(model, wrapped)
+
+
+def test_torchs_own_random_stream_goes_on(path):
+    wrapped = trainer(everything())
+    wrapped(*rows(8))
+    wrapped.save(path)
+    expected = [wrapped(*rows(8, seed))[0] for seed in (1, 2)]
+    torch.manual_seed(99)
+    found = poptorch.load(path)
+    assert [found(*rows(8, seed))[0] for seed in (1, 2)] == expected
+
+
+def test_random_numbers_may_be_left_out(path):
+    wrapped = trained()
+    wrapped.save(path, save_rng_state=False)
+    found = poptorch.load(path)
+    assert found.rng_state != wrapped.rng_state
+    fresh = trained(calls=0)
+    fresh.compile(*rows(8))
+    assert found.rng_state == fresh.rng_state
+
+
+def test_a_detached_model_is_saved_with_the_weights_of_the_host(path):
+    wrapped = trained()
+    wrapped.detachFromDevice()
+    with torch.no_grad():
+        wrapped.model.last[0].bias.fill_(3.0)
+    found = saved(wrapped, path)
+    assert torch.equal(found.model.last.get_parameter("0.bias"), torch.full((3,), 3.0))
+    assert_go_on_alike(wrapped, found)
+
+
+# -- inference -------------------------------------------------------------------------------
+
+
+def test_inference_with_defaults_and_keywords(path):
+    model = everything().eval()
+    wrapped = poptorch.inferenceModel(model, options(deviceIterations=2))
+    expected = wrapped(rows(8)[0])
+    found = saved(wrapped, path)
+    for given in ({"x": rows(8)[0]}, {"x": rows(8)[0], "target": None}):
+        assert torch.equal(found(**given), expected)
+    with pytest.raises(poptorch.Error, match="Type mismatch for target"):
+        found(*rows(8))
+    with pytest.raises(AssertionError, match="'y' is not a valid parameter"):
+        found(rows(8)[0], y=1)
+    assert found.options.output_mode == poptorch.OutputMode.All
+
+
+def test_inference_beside_training_is_saved_in_step(path):
+    model = everything()
+    training = trainer(model)
+    evaluating = poptorch.inferenceModel(model, options())
+    evaluating(rows(8)[0])
+    training(*rows(8))
+    found = saved(evaluating, path)
+    assert_same_state(found, training)
+    evaluating.detachFromDevice()
+    training(*rows(8))
+    assert_same_state(saved(evaluating, path), training)
+
+
+# -- the restored model ----------------------------------------------------------------------
+
+
+def test_the_model_is_a_plain_tree_of_tensors(path):
+    wrapped = trained()
+    model = saved(wrapped, path).model
+    assert isinstance(model, poptorch.RestoredModule)
+    assert "RestoredModule:Everything" in repr(model)
+    assert "RestoredModule:BatchNorm1d" in repr(model)
+    own = wrapped.model
+    for listed in ("named_parameters", "named_buffers", "named_modules"):
+        names = [name for name, _ in getattr(model, listed)()]
+        assert names == [name for name, _ in getattr(own, listed)()]
+    assert model.out.weight is model.fc.weight
+    assert not dict(model.named_parameters())["last.0.bias"].requires_grad
+    assert dict(model.named_buffers())["scale"] == 0.5
+    assert "scale" not in model.state_dict()
+    with pytest.raises(poptorch.Error, match=r"without its Python class.*load\(\.\.\., model="):
+        model(torch.ones(1, 4))
+
+
+def test_the_restored_model_follows_training(path):
+    found = saved(trained(), path)
+    before = found.model.fc.weight.detach().clone()
+    found(*rows(8))
+    assert not torch.equal(found.model.fc.weight, before)
+    model = everything(7)
+    model.load_state_dict(found.model.state_dict())
+    assert torch.equal(model.fc.weight, found.model.fc.weight)
+
+
+def test_the_learning_rate_changes_by_a_new_optimizer(path):
+    wrapped = trained(OPTIMIZERS["SGD"])
+    found = saved(wrapped, path)
+    for each in (wrapped, found):
+        each.setOptimizer(poptorch.optim.SGD(each.model.parameters(), lr=0.5, momentum=0.9))
+    assert_go_on_alike(wrapped, found)
+    with pytest.raises(poptorch.Error, match="not a valid replacement"):
+        found.setOptimizer(torch.optim.Adam(found.model.parameters()))
+
+
+def test_the_users_own_class_can_be_handed_in(path):
+    wrapped = trained()
+    wrapped.save(path)
+    model = everything(8)
+    found = poptorch.load(path, model=model)
+    assert found.model is model
+    assert isinstance(model, Everything)
+    assert_go_on_alike(wrapped, found)
+    with pytest.raises(RuntimeError, match="already been wrapped"):
+        poptorch.load(path, model=model)
+
+
+@pytest.mark.parametrize("model", [scorer(), torch.nn.Linear(4, 3)])
+def test_an_instance_of_another_class_is_refused_by_name(model, path):
+    trained().save(path)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(poptorch.Error, match=r"has other parameters than the file: fc\.weight"):
+        poptorch.load(path, model=model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert type(model).__name__ in ("Scorer", "Linear")
+
+
+# -- options ---------------------------------------------------------------------------------
+
+
+def test_options_come_back_and_can_be_edited(path):
+    wrapped = trained(modelName="it", connectionType=poptorch.ConnectionType.OnDemand)
+    wrapped.save(path)
+    seen = []
+
+    def edit(opts):
+        seen.append(opts.random_seed)
+        opts.modelName("edited")
+
+    found = poptorch.load(path, edit)
+    assert seen == [6]
+    assert found.options.model_name == "edited"
+    assert found.options.connection_type == poptorch.ConnectionType.OnDemand
+    with pytest.raises(AttributeError, match="frozen"):
+        found.options.deviceIterations(3)
+    assert_go_on_alike(wrapped, found)
+
+
+def test_the_number_of_iterations_may_change_without_another_program(path):
+    wrapped = inference(lambda x: x * 2)
+    wrapped(torch.ones(2, 3))
+    wrapped.save(path)
+    found = poptorch.load(path, lambda opts: opts.deviceIterations(3))
+    x = torch.randn(6, 3)
+    assert torch.equal(found(x), x * 2)
+    with pytest.raises(poptorch.Error, match=r"Shape mismatch for arg.*expected \[6, 3\]"):
+        found(torch.ones(2, 3))
+
+
+def test_an_edit_that_needs_another_program_is_refused(path):
+    trained().save(path)
+    with pytest.raises(poptorch.Error, match=r"another model: gradient_accumulation: 1 there, 2"):
+        poptorch.load(path, lambda opts: opts.Training.gradientAccumulation(2))
+
+
+def test_what_was_compiled_offline_runs_where_it_is_loaded(path):
+    opts = options().useOfflineIpuTarget()
+    model = scorer()
+    wrapped = poptorch.trainingModel(model, opts, sgd(model))
+    wrapped.compileAndExport(path, *rows(4))
+    with pytest.raises(AssertionError, match="offline device"):
+        wrapped(*rows(4))
+    found = poptorch.load(path)
+    assert found.options.connection_type == poptorch.ConnectionType.Always
+    assert not found.options.exists("ipu_version")
+    online = trainer(scorer())
+    for a, b in zip(found(*rows(4)), online(*rows(4)), strict=True):
+        assert torch.equal(a, b)
+
+
+# -- refusals --------------------------------------------------------------------------------
+
+
+def test_a_file_of_another_version_is_refused(path, monkeypatch):
+    trained().save(path)
+    monkeypatch.setattr("poptorch._saved_file.__version__", "9.9")
+    with pytest.raises(
+        AssertionError, match=r"Invalid file .*model\.poptorch: PopTorch version mismatch.*9\.9"
+    ):
+        poptorch.load(path)
+
+
+def test_a_file_without_model_says_what_to_do(path):
+    trained().save(path, export_model=False)
+    with pytest.raises(AssertionError, match=r"export_model=False.*loadExecutable\('"):
+        poptorch.load(path)
+
+
+def test_a_damaged_file_is_refused_and_leaves_the_class_alone(path):
+    trained().save(path)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    model = everything()
+    with pytest.raises(AssertionError, match="Invalid file .*checksum|Invalid file .*CRC"):
+        poptorch.load(path, model=model)
+    assert type(model) is Everything
+
+
+@pytest.mark.parametrize("kind", [AssertionError, poptorch.Error])
+def test_something_else_is_an_invalid_file(kind, path, tmp_path):
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(kind, match="Invalid file .*text"):
+        poptorch.load(tmp_path / "text")
+    with pytest.raises(kind, match=r"Invalid file .*No such file or directory\."):
+        poptorch.load(path)
+
+
+def test_the_interface_is_the_originals():
+    parameters = inspect.signature(poptorch.load).parameters
+    assert list(parameters)[:2] == ["filename", "edit_opts_fn"]
+    assert parameters["edit_opts_fn"].default is None
+    assert parameters["model"].kind is inspect.Parameter.KEYWORD_ONLY

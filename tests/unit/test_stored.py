@@ -1,0 +1,149 @@
+"""Executables in a container: used where they fit, made again from their programs elsewhere."""
+
+import warnings
+
+import pytest
+import torch
+
+from abele import ExecutableCache, StepConfig, build, get_target
+from abele.container import Container, write
+from abele.errors import CompilerError, CorruptExecutable, SerializationError
+from abele.runtime import state
+from abele.stored import RecompiledWarning, captured_in, pack, restore, rule_data, rule_from
+from fakes import Failing, Keeping
+from models import MODELS
+from runs import captured, rule_for, started
+
+AFFINE = MODELS["affine"]
+CONFIG = StepConfig(training=False)
+
+
+def stored(path, target, model=AFFINE):
+    found = captured(model.fresh(), model.batch())
+    made, _ = build(found.programs, CONFIG, target=target)
+    content, members = pack(found, made)
+    write(path, "test", content, members)
+    return made
+
+
+def restored(path, target, cache=None):
+    with Container(path, "test") as file:
+        found = captured_in(file, file.content)
+        return restore(file, file.content, found.programs, CONFIG, target=target, cache=cache)
+
+
+def result(made):
+    module, batch = AFFINE.fresh(), AFFINE.batch()
+    return made.compiled["forward"].run([module.scale.detach(), module.shift, *batch])
+
+
+def test_code_that_fits_is_used(tmp_path):
+    there, here = Keeping(isa="avx2"), Keeping(isa="avx2")
+    made = stored(tmp_path / "x", there)
+    found, record = restored(tmp_path / "x", here)
+    assert (found.key, here.compilations, record.cache) == (made.key, 0, "hit")
+    assert torch.equal(result(found)[0], result(made)[0])
+
+
+@pytest.mark.parametrize(
+    "here", [Keeping(isa="avx512"), get_target("reference")], ids=["processor", "target"]
+)
+def test_code_that_does_not_fit_is_made_again_with_one_warning(tmp_path, here):
+    made = stored(tmp_path / "x", Keeping(isa="avx2"))
+    named = r"does not fit here \(target\.isa: avx2 there, .*\). It was made again from the prog"
+    with pytest.warns(RecompiledWarning, match=named) as caught:
+        found, record = restored(tmp_path / "x", here)
+    assert (len(caught), record.target) == (1, here.name)
+    assert torch.equal(result(found)[0], result(made)[0])
+
+
+def test_what_was_made_again_is_kept_in_the_users_cache(tmp_path, isolated_cache):
+    stored(tmp_path / "x", Keeping(isa="avx2"))
+    here = Keeping(isa="avx512")
+    with pytest.warns(RecompiledWarning, match="made again"):
+        restored(tmp_path / "x", here, isolated_cache)
+    with pytest.warns(RecompiledWarning, match="taken from the cache"):
+        restored(tmp_path / "x", here, isolated_cache)
+    assert here.compilations == 1
+    assert isinstance(isolated_cache, ExecutableCache)
+    assert len(list(isolated_cache.folder.iterdir())) == 1
+
+
+def test_code_that_cannot_be_loaded_is_made_again(tmp_path, monkeypatch):
+    stored(tmp_path / "x", Keeping())
+    here = Keeping()
+
+    def fail(program, payload):
+        raise RuntimeError("undefined symbol: f")
+
+    monkeypatch.setattr(here, "load", fail)
+    with pytest.warns(RecompiledWarning, match="undefined symbol: f"):
+        restored(tmp_path / "x", here)
+    assert here.compilations == 1
+
+
+def test_a_compiler_that_fails_is_an_error(tmp_path):
+    stored(tmp_path / "x", Keeping())
+    with pytest.raises(CompilerError, match="could not be compiled"):
+        restored(tmp_path / "x", Failing())
+
+
+def test_a_program_that_was_exchanged_is_corrupt(tmp_path):
+    path = tmp_path / "x"
+    found = captured(AFFINE.fresh(), AFFINE.batch())
+    made, _ = build(found.programs, CONFIG, target=Keeping())
+    content, members = pack(found, made)
+    text = members["programs/forward.json"].replace(b"aten::mul.Tensor", b"aten::div.Tensor")
+    write(path, "test", content, {**members, "programs/forward.json": text})
+    with pytest.raises(CorruptExecutable, match="program forward is not the one that was stored"):
+        restored(path, Keeping())
+
+
+@pytest.mark.parametrize("kind", ["sgd", "rmsprop", "adam", "lamb"])
+def test_a_rule_survives(kind):
+    settings = {"loss_scaling": 8.0, "state_dtypes": {"exp_avg": torch.float16}}
+    rule = rule_for(MODELS["dense"].fresh(), kind, variable=("lr",), settings=settings)
+    assert rule_from(rule_data(rule)) == rule
+
+
+def test_a_rule_that_does_not_exist_is_refused():
+    data = rule_data(rule_for(MODELS["dense"].fresh())) | {"kind": "magic"}
+    with pytest.raises(SerializationError, match="There is no update rule 'magic'"):
+        rule_from(data)
+
+
+def trained(steps):
+    model = MODELS["batch norm and dropout"]
+    module = model.fresh()
+    rule = rule_for(module, "adam", variable=("lr",))
+    config = StepConfig(seed=4, replicas=2, broadcast_buffers=False)
+    session, _ = started(module, model.batch(), rule, config)
+    for batch in model.batches(steps, rows=8):
+        session.step(batch)
+    return session, model
+
+
+def test_the_state_of_a_session_is_everything_it_needs_to_go_on():
+    first, model = trained(3)
+    first.set_hyper("group0.lr", 0.25)
+    second, _ = trained(0)
+    with warnings.catch_warnings(action="error"):
+        state.put(second, {name: value.clone() for name, value in state.tensors_of(first).items()})
+    streams = first.random_state
+    assert streams is not None
+    second.random_state = streams
+    for batch in model.batches(3, rows=8, seed=5):
+        for left, right in zip(first.step(batch), second.step(batch), strict=True):
+            assert torch.equal(left, right)
+    kept = state.tensors_of(second)
+    assert all(torch.equal(kept[name], value) for name, value in state.tensors_of(first).items())
+    assert {name.partition("/")[0] for name in kept} == {"params", "buffers", "optimizer", "hyper"}
+
+
+def test_the_state_of_another_model_is_refused_by_name():
+    session, _ = trained(0)
+    values = state.tensors_of(session)
+    del values["params/conv.weight"]
+    values["params/fc.bias"] = torch.ones(3)
+    with pytest.raises(SerializationError, match=r"params/conv\.weight, params/fc\.bias are"):
+        state.put(session, values)
