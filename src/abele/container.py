@@ -73,7 +73,7 @@ def _bytes_of(name: str, value: Any) -> Any:
         )
     flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     # As bytes: numpy has no bfloat16. The view keeps the tensor's memory alive and copies nothing.
-    return memoryview(flat.view(torch.uint8).numpy())
+    return flat.view(torch.uint8).numpy().data
 
 
 def _tensor_data(value: Any) -> dict[str, Any]:

@@ -139,7 +139,10 @@ def restore(
         content: what ``pack`` returned for its manifest.
         programs: those of ``captured_in``, or equal ones that were captured here.
         config: the configuration they were captured with.
-        target, cache, log_folder, progress: as for ``build``; the cache keeps what is compiled.
+        target: as for ``build``.
+        cache: as for ``build``; keeps what is compiled.
+        log_folder: as for ``build``.
+        progress: as for ``build``.
 
     Raises:
         TargetError: nothing here can run or compile the programs.
@@ -163,9 +166,7 @@ def restore(
 class _FileFirst(ExecutableCache):
     """Looks into a container before the user's cache; what is compiled goes to that cache."""
 
-    def __init__(
-        self, file: Container, content: Mapping[str, Any], behind: ExecutableCache | None
-    ):
+    def __init__(self, file: Container, content: Mapping[str, Any], behind: ExecutableCache | None):
         super().__init__(file.path.parent)
         self._file, self._content, self._behind = file, content, behind
         self.problem = ""

@@ -68,13 +68,10 @@ def _container(value: Any, other: Callable[[Any], Any] | None) -> Any:
         tag = "set" if isinstance(value, set) else "frozenset"
         # Sets iterate in an order that changes from one process to the next.
         return {tag: sorted((encode(item, other) for item in value), key=str)}
-    if type(value) is dict or isinstance(value, _fx_dict()):
-        return {"dict": [[encode(k, other), encode(v, other)] for k, v in value.items()]}
+    if type(value) is dict or isinstance(value, torch.fx.immutable_collections.immutable_dict):
+        items: Mapping[Any, Any] = value
+        return {"dict": [[encode(k, other), encode(v, other)] for k, v in items.items()]}
     return None
-
-
-def _fx_dict() -> type:
-    return torch.fx.immutable_collections.immutable_dict
 
 
 def decode(data: Any, others: Mapping[str, Callable[[Any], Any]] | None = None) -> Any:

@@ -14,6 +14,7 @@ from poptorch._error import error
 from poptorch._executor import PoplarExecutor
 from poptorch._restored import module_from
 from poptorch._saved_file import meaning, opened, rule_in, state_in, version_mismatch
+from poptorch._saving import restore_executable, restore_state
 from poptorch._stored_options import options_from
 from poptorch._stored_structure import signature_from
 from poptorch.enums import ConnectionType
@@ -77,9 +78,7 @@ def _online(options: Options) -> None:
         options.deleteIfExists("ipu_version")
 
 
-def _executor(
-    file: Container, options: Options, model: torch.nn.Module | None
-) -> PoplarExecutor:
+def _executor(file: Container, options: Options, model: torch.nn.Module | None) -> PoplarExecutor:
     with meaning(file.path):
         training, rule, values = file.content["training"], rule_in(file), state_in(file)
         params = _of_kind(values, f"{state.PARAMS}/")
@@ -94,8 +93,8 @@ def _executor(
         _fill(model, params, buffers)
     made = PoplarExecutor(model, options, training, None, optimizer=rule, user_model=model)
     try:
-        made._restore_executable(file, retrace=False)
-        made._restore_state(file)
+        restore_executable(made, file, retrace=False)
+        restore_state(made, file)
     except BaseException:
         if training:
             _weights.unwrap(model)
@@ -105,7 +104,9 @@ def _executor(
 
 def _of_kind(values: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
     return {
-        name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)
+        name.removeprefix(prefix): value
+        for name, value in values.items()
+        if name.startswith(prefix)
     }
 
 

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -38,16 +38,12 @@ from poptorch._version import __version__
 if TYPE_CHECKING:
     from poptorch._executor import PoplarExecutor
 
-    _Base = PoplarExecutor
-else:
-    _Base = object
-
 
 class SavingMixin:
     """The members of an executor that write and read files."""
 
     def compileAndExport(
-        self: "PoplarExecutor",
+        self,
         filename: str | os.PathLike[str],
         *args: Any,
         export_model: bool = True,
@@ -66,11 +62,11 @@ class SavingMixin:
             poptorch.Error: the model cannot be compiled, or not be stored.
         """
         destination(filename)  # before compiling, which takes long
-        self.compile(*args, **kwargs)
+        _executor(self).compile(*args, **kwargs)
         self.save(filename, export_model)
 
     def save(
-        self: "PoplarExecutor",
+        self,
         filename: str | os.PathLike[str],
         export_model: bool = True,
         save_rng_state: bool = True,
@@ -96,13 +92,14 @@ class SavingMixin:
             poptorch.Error: not compiled, or something that cannot be stored; names it.
             OSError: the disk is full or the folder not writable; nothing is left behind.
         """
-        self._get_compiled()
+        executor = _executor(self)
+        executor._get_compiled()
         path = destination(filename)
         with translated:
-            content, members = _contents(self, export_model, save_rng_state)
+            content, members = _contents(executor, export_model, save_rng_state)
             container.write(path, KIND, content, members)
 
-    def loadExecutable(self: "PoplarExecutor", filename: str | os.PathLike[str]) -> None:
+    def loadExecutable(self, filename: str | os.PathLike[str]) -> None:
         """Takes the compiled code out of a file in place of compiling.
 
         Forward is traced again with the arguments of the export; it has to give the programs of the
@@ -116,7 +113,8 @@ class SavingMixin:
             poptorch.Error: compiled already; a damaged file; one of another version; one of another
                 model, options or optimizer, naming what differs.
         """
-        if self.isCompiled():
+        executor = _executor(self)
+        if executor.isCompiled():
             raise error(
                 "loadExecutable() was called on a wrapper that is compiled already. Call "
                 "destroy() first, or load into a new wrapper."
@@ -125,40 +123,53 @@ class SavingMixin:
             mismatch = version_mismatch(file)
             if mismatch:
                 raise error(mismatch)
-            _check_interface(self, file)
-            self._restore_executable(file, retrace=True)
+            _check_interface(executor, file)
+            restore_executable(executor, file, retrace=True)
 
-    def _restore_executable(self: "PoplarExecutor", file: Container, *, retrace: bool) -> None:
-        """Compiles from a file; a call may bring another number of device iterations than there."""
-        with meaning(file.path):
-            rows = self._config.device_iterations / file.content["device_iterations"]
-            bound = bound_from(file.content["arguments"], 1 if retrace else rows)
-        if retrace and rows != 1:
-            raise error(
-                f"{file.path} was exported with deviceIterations "
-                f"{file.content['device_iterations']}, this wrapper has "
-                f"{self._config.device_iterations}. Use the options of the export."
-            )
-        check_config(file, self._config)
-        self._compile(bound, functools.partial(FromFile, file=file, retrace=retrace))
 
-    def _restore_state(self: "PoplarExecutor", file: Container) -> None:
-        """Continues from the state in a file with a model."""
-        session = self._get_compiled().session
-        with translated:
-            state.put(session, state_in(file))
-        numbers = file.content["rng_state"]
-        if numbers is None:
-            return
-        if file.content["device"] == session.device.type:
-            _random_state.write(session, numbers)
-        else:
-            logger.warning(
-                "%s was saved on device type %s: its random numbers do not continue on %s.",
-                file.path,
-                file.content["device"],
-                session.device.type,
-            )
+def _executor(mixin: SavingMixin) -> "PoplarExecutor":
+    return cast("PoplarExecutor", mixin)
+
+
+def restore_executable(executor: "PoplarExecutor", file: Container, *, retrace: bool) -> None:
+    """Compiles from a file.
+
+    Args:
+        executor: not compiled yet.
+        file: the open file.
+        retrace: trace forward again and insist on the programs of the file; otherwise these are
+            used, and a call may bring another number of device iterations than there.
+    """
+    here = executor._config.device_iterations
+    with meaning(file.path):
+        there = file.content["device_iterations"]
+        bound = bound_from(file.content["arguments"], here / there)
+    if retrace and here != there:
+        raise error(
+            f"{file.path} was exported with deviceIterations {there}, this wrapper has {here}. "
+            "Use the options of the export."
+        )
+    check_config(file, executor._config)
+    executor._compile(bound, functools.partial(FromFile, file=file, retrace=retrace))
+
+
+def restore_state(executor: "PoplarExecutor", file: Container) -> None:
+    """Continues from the state in a file with a model."""
+    session = executor._get_compiled().session
+    with translated:
+        state.put(session, state_in(file))
+    numbers = file.content["rng_state"]
+    if numbers is None:
+        return
+    if file.content["device"] == session.device.type:
+        _random_state.write(session, numbers)
+    else:
+        logger.warning(
+            "%s was saved on device type %s: its random numbers do not continue on %s.",
+            file.path,
+            file.content["device"],
+            session.device.type,
+        )
 
 
 def _contents(

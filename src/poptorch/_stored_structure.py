@@ -121,9 +121,8 @@ def _kind_from(data: Any, known: dict[str, type], bases: tuple[type, ...]) -> ty
     module, name, fields = data
     # Looked up, not imported: what a file names is not executed.
     found = vars(sys.modules.get(module, object)).get(name)
-    if isinstance(found, type) and issubclass(found, bases):
-        if list(getattr(found, "_fields", [])) == fields:
-            return found
+    if isinstance(found, type) and _is_like(found, bases, fields):
+        return found
     if fields:
         # A named tuple says all about itself; its class is made again where it is unknown.
         return collections.namedtuple(name.rpartition(".")[2], fields)
@@ -131,6 +130,10 @@ def _kind_from(data: Any, known: dict[str, type], bases: tuple[type, ...]) -> ty
         f"The file's arguments or results are of class {module}.{name}, which is not imported "
         f"here. Import {module} before loading the file."
     )
+
+
+def _is_like(kind: type, bases: tuple[type, ...], fields: list[str]) -> bool:
+    return issubclass(kind, bases) and list(getattr(kind, "_fields", [])) == fields
 
 
 # -- calls -----------------------------------------------------------------------------------

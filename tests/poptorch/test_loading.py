@@ -299,7 +299,7 @@ def test_a_damaged_file_is_refused_and_leaves_the_class_alone(path):
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     model = everything()
-    with pytest.raises(AssertionError, match="Invalid file .*checksum|Invalid file .*CRC"):
+    with pytest.raises(AssertionError, match=r"Invalid file .*checksum|Invalid file .*CRC"):
         poptorch.load(path, model=model)
     assert type(model) is Everything
 
@@ -307,7 +307,7 @@ def test_a_damaged_file_is_refused_and_leaves_the_class_alone(path):
 @pytest.mark.parametrize("kind", [AssertionError, poptorch.Error])
 def test_something_else_is_an_invalid_file(kind, path, tmp_path):
     (tmp_path / "text").write_text("hello")
-    with pytest.raises(kind, match="Invalid file .*text"):
+    with pytest.raises(kind, match=r"Invalid file .*text"):
         poptorch.load(tmp_path / "text")
     with pytest.raises(kind, match=r"Invalid file .*No such file or directory\."):
         poptorch.load(path)

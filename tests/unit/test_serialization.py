@@ -166,7 +166,7 @@ def test_a_call_of_a_python_function_is_refused_by_name():
 def test_an_unknown_operator_is_named_and_nothing_else_is_looked_up(name):
     text, constants = affine_text()
     text = text.replace("aten::mul.Tensor", name)
-    with pytest.raises(SerializationError, match="calls operator .* does not know here. Import"):
+    with pytest.raises(SerializationError, match=r"calls operator .* does not know here. Import"):
         from_text(text, constants)
 
 

@@ -52,7 +52,7 @@ def test_one_and_one_point_zero_and_true_stay_different():
 
 @pytest.mark.parametrize("value", [object(), [torch.nn.Linear], {"a": b"raw"}, torch.ones(1)])
 def test_other_kinds_are_refused_by_name(value):
-    with pytest.raises(SerializationError, match="A value of type .* cannot be stored"):
+    with pytest.raises(SerializationError, match=r"A value of type .* cannot be stored"):
         encode(value)
 
 

@@ -1,0 +1,65 @@
+"""Train a little, export the model to a file, and go on in a new process without its source.
+
+The second process knows the file only: no model class, no optimizer, no tracing. Both processes
+train on the same batches, and the table puts their losses side by side.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+
+import poptorch
+
+
+class Adder(torch.nn.Module):
+    """Learns to sum its inputs, with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = torch.nn.Linear(8, 32), torch.nn.Linear(32, 1)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor):
+        """Scores, [B, 1], and the loss."""
+        scores = self.out(F.dropout(torch.tanh(self.hidden(x)), 0.1))
+        return scores, F.mse_loss(scores, target)
+
+
+def train(model: poptorch.PoplarExecutor, steps: range) -> list[str]:
+    """For each step its loss and the sum of its scores, with all digits."""
+    batches = [torch.randn(16, 8, generator=torch.Generator().manual_seed(n)) for n in steps]
+    results = [model(x, x.sum(1, keepdim=True)) for x in batches]
+    return [f"{loss.item()!r} {scores.double().sum().item()!r}" for scores, loss in results]
+
+
+def main() -> int:
+    """Returns 0 if both processes computed the same bits."""
+    torch.set_num_threads(1)  # several threads may sum in another order
+    if len(sys.argv) == 2:  # the new process
+        print("\n".join(train(poptorch.load(sys.argv[1]), range(5, 10))))
+        return 0
+    options = poptorch.Options().randomSeed(0).showCompilationProgressBar(False)
+    model = Adder()
+    optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.05)
+    training = poptorch.trainingModel(model, options, optimizer)
+    first = train(training, range(5))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "adder.poptorch"
+        training.save(file)
+        command = [sys.executable, __file__, str(file)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    here, there = train(training, range(5, 10)), done.stdout.splitlines()
+    print("step  loss here  loss in the new process  equal outputs")
+    for step, a in enumerate(first):
+        print(f"{step:4}  {float(a.split()[0]):9.6f}")
+    for step, (a, b) in enumerate(zip(here, there, strict=True), start=5):
+        losses = f"{float(a.split()[0]):9.6f}  {float(b.split()[0]):23.6f}"
+        print(f"{step:4}  {losses}  {'yes' if a == b else 'no'}")
+    return 0 if here == there else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
