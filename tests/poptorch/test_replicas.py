@@ -92,8 +92,8 @@ def test_the_message_names_the_groups():
 
 
 def test_one_group_takes_a_scalar():
-    wrapped = inference(lambda x: x + 1, replicationFactor=3, inputReplicaGrouping=(3, CONSECUTIVE))
-    assert wrapped(torch.tensor(1.0)).tolist() == [2.0, 2.0, 2.0]
+    wrapped = inference(lambda x: x + 1, replicationFactor=4, inputReplicaGrouping=(4, CONSECUTIVE))
+    assert wrapped(torch.tensor(1.0)).tolist() == [2.0] * 4
 
 
 def test_a_replica_does_not_see_what_another_wrote_into_their_input():

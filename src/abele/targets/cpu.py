@@ -14,6 +14,7 @@ import torch
 
 from abele import _torch, kernels
 from abele.errors import ForeignExecutable
+from abele.passes.explicit_alpha import explicit_alpha
 from abele.passes.few_channel_convolutions import few_channel_convolutions
 from abele.passes.unpadded_max_pools import unpadded_max_pools
 from abele.program import Program
@@ -25,7 +26,7 @@ class Cpu(Target):
     """AOTInductor's C++ code, called without Python in between."""
 
     name = "cpu"
-    passes = (few_channel_convolutions, unpadded_max_pools)
+    passes = (explicit_alpha, few_channel_convolutions, unpadded_max_pools)
     cacheable = True
 
     def device(self) -> torch.device:

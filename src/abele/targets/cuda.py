@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from abele.errors import ForeignExecutable
+from abele.passes.explicit_alpha import explicit_alpha
 from abele.passes.on_device import on_device
 from abele.program import Program
 from abele.targets import _aoti
@@ -27,7 +28,7 @@ class Cuda(Target):
         def to_gpu(program: Program) -> Program:
             return on_device(program, self.device())
 
-        return (to_gpu,)
+        return (to_gpu, explicit_alpha)
 
     def unavailable(self) -> str | None:
         """Needs a CUDA build of torch and a GPU."""
