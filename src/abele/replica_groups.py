@@ -138,6 +138,13 @@ def joined(
     return torch.stack([stored[name_in(name, group)] for group in chosen])
 
 
+def joined_all(stored: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
+    """The inverse of ``split``: parameters by name, ``[groups, ...]`` for those in ``groups``."""
+    inside = set(names_in(list(groups), groups))
+    found = {name: value for name, value in stored.items() if name not in inside}
+    return found | {name: joined(stored, name, groups[name]) for name in groups}
+
+
 def joined_state(stored: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
     """The inverse of ``split_state``: one tensor ``[groups, ...]`` per slot name."""
     taken = set()

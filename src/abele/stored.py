@@ -19,12 +19,16 @@ from abele.config import StepConfig
 from abele.container import Container
 from abele.errors import CorruptExecutable, ForeignExecutable, SerializationError
 from abele.executable import Executable
+from abele.loss_scaling import AutomaticScaling
 from abele.program import Program
 from abele.serialization import from_text, to_text
 from abele.targets import Target
 from abele.update_rules import RULES, Group, UpdateRule
 from abele.values import decode, encode
 from abele.warn import warn_user
+
+# What an update rule is made of, by the tag under which it is written.
+_PARTS: dict[str, type] = {"group": Group, "automatic_scaling": AutomaticScaling}
 
 
 class RecompiledWarning(UserWarning):
@@ -90,12 +94,13 @@ def _plain_fields() -> list[str]:
 def rule_data(rule: UpdateRule) -> dict[str, Any]:
     """An update rule as JSON values."""
 
-    def group(value: Any) -> dict[str, Any]:
-        if not isinstance(value, Group):
-            raise SerializationError(f"{value!r} in an update rule cannot be stored.")
-        return {"group": _fields(value, group)}
+    def part(value: Any) -> dict[str, Any]:
+        for tag, kind in _PARTS.items():
+            if isinstance(value, kind):
+                return {tag: _fields(value, part)}
+        raise SerializationError(f"{value!r} in an update rule cannot be stored.")
 
-    return _fields(rule, group)
+    return _fields(rule, part)
 
 
 def _fields(value: Any, other: Callable[[Any], Any]) -> dict[str, Any]:
@@ -110,10 +115,11 @@ def rule_from(data: Mapping[str, Any]) -> UpdateRule:
         SerializationError: the data is not of a rule that exists.
     """
 
-    def group(fields: Mapping[str, Any]) -> Group:
-        return Group(**{name: decode(value) for name, value in fields.items()})
+    def maker(kind: type) -> Callable[[Mapping[str, Any]], Any]:
+        return lambda fields: kind(**{name: decode(value) for name, value in fields.items()})
 
-    rule = UpdateRule(**{name: decode(value, {"group": group}) for name, value in data.items()})
+    makers = {tag: maker(kind) for tag, kind in _PARTS.items()}
+    rule = UpdateRule(**{name: decode(value, makers) for name, value in data.items()})
     if rule.kind not in RULES:
         raise SerializationError(f"There is no update rule {rule.kind!r}, only {sorted(RULES)}.")
     return rule

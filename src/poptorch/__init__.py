@@ -36,7 +36,7 @@ from poptorch._error import (  # noqa: E402
 from poptorch._executor import PoplarExecutor  # noqa: E402
 from poptorch._geometric import registerGeometricCustomArgParsers  # noqa: E402
 from poptorch._hooks import registerPostCompileHook, registerPreCompileHook  # noqa: E402
-from poptorch._loading import load  # noqa: E402
+from poptorch._loading import importPoptorchMetadataFromFile, load  # noqa: E402
 from poptorch._logging import logger, setLogLevel  # noqa: E402
 from poptorch._printing import module_repr, print  # noqa: E402
 from poptorch._process import poptorchAtExit  # noqa: E402

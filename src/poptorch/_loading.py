@@ -13,7 +13,7 @@ from poptorch import _translate, _weights
 from poptorch._error import error
 from poptorch._executor import PoplarExecutor
 from poptorch._restored import module_from
-from poptorch._saved_file import meaning, opened, rule_in, state_in, version_mismatch
+from poptorch._saved_file import InvalidFile, meaning, opened, rule_in, state_in, version_mismatch
 from poptorch._saving import restore_executable, restore_state
 from poptorch._stored_options import options_from
 from poptorch._stored_structure import signature_from
@@ -71,6 +71,34 @@ def load(
         return _executor(file, options, model)
 
 
+def importPoptorchMetadataFromFile(filename: str | os.PathLike[str]) -> dict[str, Any]:
+    """Tells what an exported file holds, without loading it.
+
+    Differs from the original: a dictionary comes back in place of pickled bytes.
+
+    Args:
+        filename: what ``save`` or ``compileAndExport`` wrote.
+
+    Returns:
+        ``version``, ``training``, ``has_model``, ``device`` and the names of the ``programs``.
+
+    Raises:
+        poptorch.Error: the file holds no such metadata.
+    """
+    try:
+        with opened(filename) as file, meaning(filename):
+            content = file.content
+            return {
+                "version": content["version"],
+                "training": content["training"],
+                "has_model": content["model"] is not None,
+                "device": content["device"],
+                "programs": list(content["executable"]["programs"]),
+            }
+    except InvalidFile as problem:
+        raise error(f"No PopTorch metadata could be read: {problem.message}") from problem
+
+
 def _online(options: Options) -> None:
     """A file that was made for a device that was not there is for one that is."""
     if options.connection_type == ConnectionType.Never:
@@ -81,8 +109,9 @@ def _online(options: Options) -> None:
 def _executor(file: Container, options: Options, model: torch.nn.Module | None) -> PoplarExecutor:
     with meaning(file.path):
         training, rule, values = file.content["training"], rule_in(file), state_in(file)
-        params = _of_kind(values, f"{state.PARAMS}/")
-        buffers = _of_kind(values, f"{state.BUFFERS}/0/")
+        params = state.of_kind(values, state.PARAMS)
+        buffers = state.of_kind(values, f"{state.BUFFERS}/0")
+        groups = {name: tuple(entry) for name, entry in file.content["per_replica_params"].items()}
     _translate.check_supported(options, training=training)
     options._freeze()
     if model is None:
@@ -92,6 +121,7 @@ def _executor(file: Container, options: Options, model: torch.nn.Module | None) 
     else:
         _fill(model, params, buffers)
     made = PoplarExecutor(model, options, training, None, optimizer=rule, user_model=model)
+    made.per_replica_params.update(groups)
     try:
         restore_executable(made, file, retrace=False)
         restore_state(made, file)
@@ -100,14 +130,6 @@ def _executor(file: Container, options: Options, model: torch.nn.Module | None) 
             _weights.unwrap(model)
         raise
     return made
-
-
-def _of_kind(values: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    return {
-        name.removeprefix(prefix): value
-        for name, value in values.items()
-        if name.startswith(prefix)
-    }
 
 
 def _fill(

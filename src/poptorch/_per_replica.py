@@ -129,13 +129,17 @@ def copy_buffers_to_replicas(session: Session, module: torch.nn.Module) -> None:
     Taking a device again must continue as if it had never been given up, and the host has but one
     replica's buffers.
     """
+    session.write_buffers(changed_buffers(session, module))
+
+
+def changed_buffers(session: Session, module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The host's buffers that are not those of replica 0, by name."""
     present = session.buffers[0]
-    changed = {
+    return {
         name: value
         for name, value in ModuleState.of(module).buffers.items()
         if not _same_bits(value, present[name].to(value.device))
     }
-    session.write_buffers(changed)
 
 
 def _same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:

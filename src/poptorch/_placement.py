@@ -108,14 +108,16 @@ def _operators(program: Program) -> Iterator[torch.fx.Node]:
 
 
 def _placement_of(node: torch.fx.Node) -> Placement:
-    placement = node.meta["custom"].get(BLOCK, _BEFORE)
-    if isinstance(placement, Placement):
-        return placement
+    mark = node.meta["custom"].get(BLOCK)
+    if mark is None:
+        return _BEFORE
+    if isinstance(mark, tuple):
+        return Placement(*mark)
     line = user_line(node.meta.get("stack_trace"))
     where = f" at {line[0]}:{line[1]}" if line else ""
     raise error(
         f"No active Block, all the ops must belong to a Block: {node.target}{where} comes after "
-        f"block {placement!r} was left. Move it inside, or begin another block for it."
+        f"block {mark!r} was left. Move it inside, or begin another block for it."
     )
 
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from abele import container, stored
+from abele import container, replica_groups, stored
 from abele.container import Container
 from abele.module_state import ModuleState
 from abele.runtime import state
-from poptorch import _random_state
+from poptorch import _per_replica, _random_state
 from poptorch._error import error
 from poptorch._errors_of_engine import translated
 from poptorch._from_file import FromFile, check_config
@@ -188,6 +188,10 @@ def _contents(
         "arguments": recorded_data(compiled.recorded),
         "outputs": structure_data(compiled.outputs, "result"),
         "executable": described,
+        "per_replica_params": {
+            name: [int(kind), int(size), int(mode)]
+            for name, (kind, size, mode) in executor.per_replica_params.items()
+        },
         "rng_state": _random_state.read(session) if save_rng_state else None,
         "model": None,
     }
@@ -211,12 +215,13 @@ def _present_state(executor: "PoplarExecutor") -> dict[str, torch.Tensor]:
     present = state.tensors_of(session)
     if executor.isAttachedToDevice():
         return present
-    # The device is taken again at the next call, and then gets the weights of the host.
-    host = ModuleState.of(executor._module)
-    for name, value in host.params.items():
+    # The device is taken again at the next call, and then gets what the host has changed.
+    groups = session.config.replica_groups
+    host = replica_groups.split(ModuleState.of(executor._module).params, groups)
+    for name, value in replica_groups.joined_all(host, groups).items():
         present[f"{state.PARAMS}/{name}"] = value
-    for replica in range(len(session.buffers)):
-        for name, value in host.buffers.items():
+    for name, value in _per_replica.changed_buffers(session, executor._module).items():
+        for replica in range(len(session.buffers)):
             present[f"{state.BUFFERS}/{replica}/{name}"] = value
     return present
 

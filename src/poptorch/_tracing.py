@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import dataclasses
 from collections.abc import Iterator
 
 from abele import scopes
@@ -10,7 +11,8 @@ from poptorch._logging import logger
 from poptorch.options import Options
 from poptorch.options.execution import Placement, _IExecutionStrategy
 
-#: Mark of the operators of a block, a ``Placement``; after a block was left, its name.
+#: Mark of the operators of a block, a ``Placement`` as a tuple, so that programs with it can be
+#: written to a file; after a block was left, its name.
 BLOCK = "block"
 
 # What programs write into autoRecomputation to have every stage's activations computed again.
@@ -76,7 +78,7 @@ class Tracing:
             placed.phase,
             placed.ipu,
         )
-        scopes.mark(BLOCK, placed)
+        scopes.mark(BLOCK, dataclasses.astuple(placed))
         if self.options._Popart.options.get("autoRecomputation") in _RECOMPUTES_STAGES:
             scopes.mark("segment", placed.stage)
         return placed
@@ -89,7 +91,8 @@ class Tracing:
         """Ends the innermost entered block; operators then belong to the one around it, if any."""
         left = self._scopes.pop()
         logger.debug("Leaving block id=%s", left.block)
-        scopes.mark(BLOCK, self._scopes[-1] if self._scopes else left.block)
+        around = self._scopes[-1] if self._scopes else None
+        scopes.mark(BLOCK, dataclasses.astuple(around) if around else left.block)
 
 
 def current() -> Tracing | None:

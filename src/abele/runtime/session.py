@@ -103,6 +103,10 @@ class Session:
             return self.params[name]
         return replica_groups.joined(self.params, name, grouping, per_replica=per_replica)
 
+    def read_params(self) -> dict[str, torch.Tensor]:
+        """All parameters by name, with a leading dimension where there are groups."""
+        return replica_groups.joined_all(self.params, self._groups)
+
     def write_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
         """Overwrites buffers in every replica."""
         for replica in self.buffers:

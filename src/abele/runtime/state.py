@@ -10,19 +10,25 @@ from abele.errors import SerializationError
 from abele.runtime.session import Session
 
 PARAMS, BUFFERS = "params", "buffers"
+_OPTIMIZER, _HYPER, _COUNTER = "optimizer", "hyper", "counter"
 
 
 def tensors_of(session: Session) -> dict[str, torch.Tensor]:
-    """The session's own tensors (not copies) by ``kind/name``; buffers by ``buffers/R/name``.
+    """The session's state by ``kind/name``; buffers by ``buffers/R/name``.
 
+    Parameters that have groups, and their optimizer state, have a leading dimension for them.
     Accumulators are not among them: between calls they are zero. Random streams are not either,
     see ``Session.random_state``.
     """
-    named = {f"{PARAMS}/{name}": value for name, value in session.params.items()}
+    kinds = {
+        PARAMS: session.read_params(),
+        _OPTIMIZER: session.read_optimizer_state(),
+        _HYPER: session.hyper,
+        _COUNTER: session.counters,
+    }
     for replica, buffers in enumerate(session.buffers):
-        named |= {f"{BUFFERS}/{replica}/{name}": value for name, value in buffers.items()}
-    named |= {f"optimizer/{name}": value for name, value in session.optimizer_state.items()}
-    return named | {f"hyper/{name}": value for name, value in session.hyper.items()}
+        kinds[f"{BUFFERS}/{replica}"] = buffers
+    return {f"{kind}/{name}": value for kind, held in kinds.items() for name, value in held.items()}
 
 
 def put(session: Session, values: Mapping[str, torch.Tensor]) -> None:
@@ -39,5 +45,21 @@ def put(session: Session, values: Mapping[str, torch.Tensor]) -> None:
             f"The stored state does not fit this model: {', '.join(sorted(unlike)[:8])} are "
             "missing on one side or have another shape."
         )
-    for name, value in own.items():
-        value.copy_(values[name])
+    session.write_params(of_kind(values, PARAMS))
+    session.write_optimizer_state(of_kind(values, _OPTIMIZER))
+    held = {_HYPER: session.hyper, _COUNTER: session.counters}
+    for replica, buffers in enumerate(session.buffers):
+        held[f"{BUFFERS}/{replica}"] = buffers
+    for kind, tensors in held.items():
+        for name, value in of_kind(values, kind).items():
+            tensors[name].copy_(value)
+
+
+def of_kind(values: Mapping[str, torch.Tensor], kind: str) -> dict[str, torch.Tensor]:
+    """The tensors of one kind by their own names."""
+    prefix = f"{kind}/"
+    return {
+        name.removeprefix(prefix): value
+        for name, value in values.items()
+        if name.startswith(prefix)
+    }
