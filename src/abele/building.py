@@ -22,6 +22,10 @@ from abele.program import Program
 from abele.targets import ENVIRONMENT, Target, get_target, requested
 from abele.warn import warn_user
 
+# What takes the place of a target that cannot compile.
+_SLOWER = {"cuda": "cpu"}
+_LAST = "reference"  # interprets, so it needs no compiler
+
 Progress = Callable[[str, float], None]
 
 
@@ -100,17 +104,17 @@ def build(
     record = BuildRecord(forced=target is not None)
     if target is None:
         target, record.forced = choose_target()
-    try:
-        return _build_for(target, programs, config, cache, record, progress), record
-    except TargetError as error:
-        record.log = _write_log(error, log_folder)
-        if record.forced:
-            where = f" The compiler's output is in {record.log}." if record.log else ""
-            raise type(error)(f"{error}{where}", *_log_of(error)) from None
-        record.fallback = str(error)
-    _warn_fallback(record)
-    reference = get_target("reference")
-    return _build_for(reference, programs, config, None, record, progress), record
+    while True:
+        try:
+            return _build_for(target, programs, config, cache, record, progress), record
+        except TargetError as error:
+            record.log = _write_log(error, log_folder)
+            if record.forced or target.name == _LAST:
+                where = f" The compiler's output is in {record.log}." if record.log else ""
+                raise type(error)(f"{error}{where}", *_log_of(error)) from None
+            failed, target = target, get_target(_SLOWER.get(target.name, _LAST))
+            record.fallback = str(error)
+            _warn_fallback(failed, target, record)
 
 
 def _build_for(
@@ -189,10 +193,10 @@ def _write_log(error: TargetError, folder: str | Path | None) -> str | None:
     return file.name
 
 
-def _warn_fallback(record: BuildRecord) -> None:
+def _warn_fallback(failed: Target, target: Target, record: BuildRecord) -> None:
     where = f" The compiler's output is in {record.log}." if record.log else ""
     warn_user(
-        f"Running on the slower 'reference' target. {record.fallback}{where} "
-        f"Set {ENVIRONMENT}=cpu to make this an error.",
+        f"Running on the slower {target.name!r} target. {record.fallback}{where} "
+        f"Set {ENVIRONMENT}={failed.name} to make this an error.",
         FallbackWarning,
     )

@@ -57,12 +57,30 @@ def test_no_compiler_falls_back_with_one_warning(programs, monkeypatch):
     (warning,) = caught
     assert str(warning.message) == (
         "Running on the slower 'reference' target. Target 'refusing' cannot compile: there is no "
-        "compiler here. Install one. Set ABELE_TARGET=cpu to make this an error."
+        "compiler here. Install one. Set ABELE_TARGET=refusing to make this an error."
     )
     assert warning.filename == __file__
     assert (record.target, record.forced) == ("reference", False)
     assert record.fallback.startswith("Target 'refusing' cannot compile")
     assert made.target.name == "reference"
+
+
+def test_a_gpu_without_a_compiler_falls_back_to_the_processor(programs, monkeypatch):
+    class Gpu(Refusing):
+        name = "cuda"
+
+    known = {"cpu": Keeping(), "reference": get_target("reference")}
+    module = importlib.import_module("abele.building")
+    monkeypatch.setattr(module, "get_target", known.__getitem__)
+    prefer(monkeypatch, Gpu())
+    with pytest.warns(FallbackWarning, match=r"the slower 'keeping' target\. Target 'cuda' cannot"):
+        made, record = build(programs, CONFIG)
+    assert (made.target.name, record.target) == ("keeping", "keeping")
+    known["cpu"] = Refusing()
+    with pytest.warns(FallbackWarning) as caught:
+        made, record = build(programs, CONFIG)
+    assert len(caught) == 2
+    assert made.target.name == record.target == "reference"
 
 
 def test_no_compiler_for_a_forced_target_is_an_error(programs):
