@@ -6,11 +6,18 @@ python scripts/gen_compatibility.py --check   exit 1 if the page is not up to da
 
 import argparse
 import enum
+import functools
+import importlib
+import inspect
+import json
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "compatibility.md"
+TESTS = ROOT / "tests"
 
 HEAD = """\
 <!-- Written by scripts/gen_compatibility.py from src/poptorch/_option_table.py; do not edit. -->
@@ -23,7 +30,27 @@ Every option of PopTorch 3.4 can be set. What a value other than the default lea
 - **no effect**: accepted, and the results are the same without it.
 - **rejected**: wrapping a model fails, because the results would not be what was asked for.
 
-*When* tells whether a change needs a new program (compile) or not (run)."""
+*When* tells whether a change needs a new program (compile) or not (run). *Test* is the file that
+says most about the option; `test_option_table.py` covers every row of the table."""
+
+FUNCTIONS_HEAD = """
+## Functions and classes
+
+Every public name of PopTorch 3.4 exists, with its parameters and defaults
+(`tests/poptorch/test_interface.py`). *no effect* means accepted, checked, and without influence on
+results. A note says where behaviour differs."""
+
+# Accepted and checked; placement, memory and naming change no result here.
+NO_EFFECT = {
+    "set_available_memory",
+    "set_overlap_for_input",
+    "set_overlap_for_output",
+    "Attribute",
+    "MultiConv",
+    "TensorLocationSettings",
+    "nop",
+    "registerGeometricCustomArgParsers",
+}
 
 
 def _type_text(row) -> str:
@@ -60,8 +87,64 @@ def _line(row) -> str:
         row.when,
         row.status.value,
         row.note,
+        _test_of(row.name if row.setter in ("set", "") else row.setter),
     )
     return "| " + " | ".join(cells) + " |"
+
+
+@functools.cache
+def _tests() -> dict[str, str]:
+    """Text of every test file by its name."""
+    paths = sorted(TESTS.glob("*/test_*.py"))
+    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+
+
+def _test_of(name: str) -> str:
+    """A link to the test file that says most about a name."""
+    path = "tests/poptorch/test_option_table.py"
+    # As a member of the package or of an object first: ``print`` alone is in every file.
+    for before in (r"poptorch\.", r"\.", r"\b"):
+        word = re.compile(rf"{before}{re.escape(name)}\b")
+        counts = {path: len(word.findall(text)) for path, text in _tests().items()}
+        best = max(counts, key=counts.__getitem__)
+        if counts[best]:
+            path = best
+            break
+    return f"[{Path(path).stem}](../{path})"
+
+
+def _functions() -> Iterator[str]:
+    facts = json.loads((TESTS / "poptorch/interface.json").read_text(encoding="utf-8"))
+    yield FUNCTIONS_HEAD
+    yield "\n| name | status | note | test |"
+    yield "|---|---|---|---|"
+    for module in ("poptorch", "poptorch.optim", "poptorch.profiling", "poptorch.testing"):
+        for name, entry in facts[module].items():
+            if entry["kind"] in ("function", "class"):
+                yield _function_line(module, name)
+    for name in facts["poptorch"]["PoplarExecutor"]["members"]:
+        if not name.startswith("_"):
+            yield _function_line("poptorch.PoplarExecutor", name)
+
+
+def _function_line(owner: str, name: str) -> str:
+    module, _, cls = owner.partition(".Pop")
+    holder = importlib.import_module(module)
+    holder = getattr(holder, f"Pop{cls}") if cls else holder
+    status = "no effect" if name in NO_EFFECT else "honoured"
+    shown = f"{owner.removeprefix('poptorch.')}.{name}" if owner != "poptorch" else name
+    cells = (f"`{shown}`", status, _differs(getattr(holder, name)), _test_of(name))
+    return "| " + " | ".join(cells) + " |"
+
+
+def _differs(item: object) -> str:
+    """What the docstring says on differences, on one line."""
+    found = re.search(
+        r"Differs from (?:the original|torch): (.*?)(?:\n\s*\n|\Z)",
+        inspect.getdoc(item) or "",
+        re.S,
+    )
+    return " ".join(found[1].split()) if found else ""
 
 
 def page() -> str:
@@ -71,9 +154,12 @@ def page() -> str:
     parts = [HEAD]
     for namespace in _option_table.NAMESPACES:
         rows = [row for row in _option_table.TABLE if row.namespace == namespace]
-        parts.append(f"\n## {namespace}\n\n| option | type | default | when | status | note |")
-        parts.append("|---|---|---|---|---|---|")
+        parts.append(
+            f"\n## {namespace}\n\n| option | type | default | when | status | note | test |"
+        )
+        parts.append("|---|---|---|---|---|---|---|")
         parts.extend(_line(row) for row in rows)
+    parts.extend(_functions())
     parts.append(_environment())
     return "\n".join(parts) + "\n"
 
