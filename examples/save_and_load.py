@@ -21,8 +21,7 @@ class Adder(torch.nn.Module):
         super().__init__()
         self.hidden, self.out = torch.nn.Linear(8, 32), torch.nn.Linear(32, 1)
 
-    def forward(self, x: torch.Tensor, target: torch.Tensor):
-        """Scores, [B, 1], and the loss."""
+    def forward(self, x, target):  # noqa: D102
         scores = self.out(F.dropout(torch.tanh(self.hidden(x)), 0.1))
         return scores, F.mse_loss(scores, target)
 
@@ -40,15 +39,15 @@ def main() -> int:
     if len(sys.argv) == 2:  # the new process
         print("\n".join(train(poptorch.load(sys.argv[1]), range(5, 10))))
         return 0
-    options, model = poptorch.Options().randomSeed(0).showCompilationProgressBar(False), Adder()
+    options, model = poptorch.Options().randomSeed(0), Adder()
     optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.05)
     training = poptorch.trainingModel(model, options, optimizer)
     train(training, range(5))
     with tempfile.TemporaryDirectory() as folder:
         training.save(Path(folder) / "adder.poptorch")
         command = [sys.executable, __file__, f"{folder}/adder.poptorch"]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    here, there = train(training, range(5, 10)), done.stdout.splitlines()
+        printed = subprocess.check_output(command, text=True)
+    here, there = train(training, range(5, 10)), printed.splitlines()
     print("step  loss here  loss in the new process  equal outputs")
     for step, (a, b) in enumerate(zip(here, there, strict=True), start=5):
         losses = f"{float(a.split()[0]):9.6f}  {float(b.split()[0]):23.6f}"
