@@ -11,6 +11,7 @@ import importlib
 import multiprocessing
 import re
 import shlex
+import threading
 from collections.abc import Callable, Iterator, Mapping, Reversible, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,10 @@ __all__ = [
     "track_tensor_tree",
     "unchecked_distributions",
 ]
+
+#: Held while anything is traced or compiled: torch keeps the tracer, and this package the attributes
+#: it exchanges below, once per process. Re-entrant, because a thread that compiles may trace.
+TRACING = threading.RLock()
 
 # Fake tensors carry shapes and dtypes without data; export and Inductor trace with them too.
 # make_fx is the only public-ish way to see forward, backward and update as one graph.
@@ -147,7 +152,13 @@ def devices_shown(
     Their class has a property of its own, which no function mode gets to see.
     """
     own: Any = vars(FakeTensor)["device"]
-    shown: Any = property(lambda self: show(self, own.fget(self)))
+    here = threading.get_ident()
+
+    def device(tensor: torch.Tensor) -> torch.device:
+        found = own.fget(tensor)
+        return show(tensor, found) if threading.get_ident() == here else found
+
+    shown: Any = property(device)
     FakeTensor.device = shown
     try:
         yield
@@ -183,11 +194,12 @@ def causal_masks_asked_of(
     from torch.nn.modules import transformer
 
     original = transformer._detect_is_causal_mask
+    here = threading.get_ident()
 
     def detect(
         mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None
     ) -> bool:
-        if is_causal is not None or mask is None:
+        if is_causal is not None or mask is None or threading.get_ident() != here:
             return original(mask, is_causal, size)
         known = value_of(mask)
         if known is None:

@@ -96,6 +96,9 @@ def capture(
 ) -> Captured:
     """Captures one micro-batch of ``module`` as static programs.
 
+    One capture at a time: others wait in their threads. A thread that runs other modules meanwhile
+    is not disturbed; ``module`` itself must not run elsewhere, since it holds tensors without data.
+
     Args:
         call: runs forward on flat inputs and returns its flat tensor outputs.
         module: holds the parameters and buffers that ``call`` uses.
@@ -113,7 +116,8 @@ def capture(
     """
     names = {child: path for path, child in module.named_modules()} if name_modules else {}
     lookup = Lookup(anchors)
-    return _Capture(call, ModuleState.of(module), inputs, config, rule, names, lookup).run()
+    with _torch.TRACING:
+        return _Capture(call, ModuleState.of(module), inputs, config, rule, names, lookup).run()
 
 
 class _Capture:

@@ -67,14 +67,18 @@ def recording(module_names: Mapping[torch.nn.Module, str] | None = None) -> Iter
 def _module_scopes(recorder: _Recorder, names: Mapping[torch.nn.Module, str]) -> Iterator[None]:
     outer: list[list[str]] = []
 
+    def here() -> bool:
+        """Whether this is the thread that captures: the hooks are those of the whole process."""
+        return _active.get() is recorder
+
     def enter(module: torch.nn.Module, args: Any) -> None:
-        if names.get(module):
+        if here() and names.get(module):
             recorder.flush()
             outer.append(recorder.path)
             recorder.path = names[module].split(".")
 
     def leave(module: torch.nn.Module, args: Any, result: Any) -> None:
-        if names.get(module) and outer:
+        if here() and names.get(module) and outer:
             recorder.flush()
             recorder.path = outer.pop()
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from abele.ops.host_call import HostCalls, described, host_call
+from poptorch import _tracing
 from poptorch._error import error
 from poptorch._logging import logger
 
@@ -200,6 +201,7 @@ def _on_the_host(function: Callable[[], None]) -> None:
     raised: list[BaseException] = []
 
     def run() -> None:
+        _tracing.refuse_compiling_from_now_on()
         try:
             function()
         except BaseException as failure:  # noqa: BLE001 - raised again below

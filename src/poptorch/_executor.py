@@ -218,6 +218,7 @@ class PoplarExecutor(Observing, PlacementMember, SavingMixin):
     def _compile(
         self, bound: Bound, make: Callable[..., CompiledModel] = CompiledModel
     ) -> CompiledModel:
+        _tracing.refuse_compiling_inside_capture()
         started = time.perf_counter()
         if self._training:
             self._wrap_again()

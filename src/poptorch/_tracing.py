@@ -95,6 +95,24 @@ class Tracing:
         scopes.mark(BLOCK, dataclasses.astuple(around) if around else left.block)
 
 
+# A capture waits for this thread: it may run what is compiled, but not compile.
+_waited_for: contextvars.ContextVar[bool] = contextvars.ContextVar("waited_for", default=False)
+
+
+def refuse_compiling_from_now_on() -> None:
+    """Has every compilation in this thread refused, because a capture waits for the thread."""
+    _waited_for.set(True)
+
+
+def refuse_compiling_inside_capture() -> None:
+    """Raises poptorch.Error in a thread for which a capture waits."""
+    if _waited_for.get():
+        raise error(
+            "A poptorch.CPU called a wrapped model that is not compiled, while the model around it "
+            "is captured. Compile the inner one before: wrapped.compile(...)."
+        )
+
+
 def current() -> Tracing | None:
     """The capture under way, or None outside of one."""
     return _active.get()

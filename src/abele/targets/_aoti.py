@@ -31,7 +31,7 @@ def compile_program(
     with tempfile.TemporaryDirectory(prefix="abele-") as folder:
         path = os.path.join(folder, "program.pt2")
         try:
-            with warnings.catch_warnings():
+            with _torch.TRACING, warnings.catch_warnings():
                 # Deprecations inside torch's own compiler are no news to our users.
                 warnings.simplefilter("ignore")
                 _torch.aoti_compile(program.graph, inputs, path, options)
