@@ -74,8 +74,8 @@ __all__ = [
     "unchecked_distributions",
 ]
 
-#: Held while anything is traced or compiled: torch keeps the tracer, and this package the attributes
-#: it exchanges below, once per process. Re-entrant, because a thread that compiles may trace.
+#: Held while anything is traced or compiled: the tracer of torch, and the attributes exchanged
+#: below, exist once per process. Re-entrant, because a thread that compiles may trace.
 TRACING = threading.RLock()
 
 # Fake tensors carry shapes and dtypes without data; export and Inductor trace with them too.

@@ -114,6 +114,17 @@ def _parts(
         yield name_in(name, group), value[row]
 
 
+def joined_params(stored: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
+    """The inverse of ``split``, with ``[groups, ...]`` for parameters in ``groups``."""
+    owners = {own: name for name in groups for own in names_in([name], groups)}
+    found = {}
+    for own, value in stored.items():
+        name = owners.get(own, own)
+        if name not in found:
+            found[name] = value if name == own else joined(stored, name, groups[name])
+    return found
+
+
 def split_state(state: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
     """``split`` for optimizer state by slot name; a count of steps is the same in each group."""
     if not groups:

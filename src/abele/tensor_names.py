@@ -15,7 +15,7 @@ The prefixes are those that programs for PopART know. Equal names of forward are
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
@@ -48,7 +48,7 @@ _KINDS = {
     "_to_copy": "Cast",
 }
 _SILENT = {"detach", "alias"}  # they hand on the tensor they get
-_STATE = {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "square_avg": "Accl1", "grad_avg": "Accl3"}
+_STATE = {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "square_avg": "Accl1", "grad_avg": "Accl2"}
 _STATE |= {"step": "Step"}
 
 
@@ -171,16 +171,16 @@ def _of_slots(
             yield f"UpdatedVar___{name}", written[node]
 
 
-def state_name(slot: str, all_slots: set[str]) -> str:
+def state_name(slot: str, all_slots: Collection[str]) -> str:
     """``Accl1___fc.weight`` for the slot ``fc.weight.exp_avg``.
 
     Args:
         slot: name of an optimizer-state slot.
-        all_slots: the names of all of them: a momentum is second where a square comes first.
+        all_slots: the names of all of them: a momentum is third where a square comes first.
     """
     parameter, _, key = slot.rpartition(".")
     if key == "momentum_buffer":
-        return f"Accl{2 if f'{parameter}.square_avg' in all_slots else 1}___{parameter}"
+        return f"Accl{3 if f'{parameter}.square_avg' in all_slots else 1}___{parameter}"
     return f"{_STATE.get(key, key)}___{parameter}"
 
 

@@ -246,7 +246,11 @@ class CompiledModel:
             flat = originals = self._synthetic
         if self._written_inputs:
             self._refuse_shared_inputs(flat)
-        outputs = self._step(flat)
+        if self._host_calls.functions:
+            with self._host_calls.in_use():
+                outputs = self.session.step(flat)
+        else:
+            outputs = self.session.step(flat)
         for index in self._written_inputs:
             if flat[index].data_ptr() != originals[index].data_ptr():
                 with torch.no_grad():
@@ -254,6 +258,12 @@ class CompiledModel:
         result = _structure.rebuild(self._outputs, self._results(outputs))
         self._moments = (started, self.session.marks, time.perf_counter_ns())
         return result
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether the latest run came to an error after it had begun."""
+        marks = self.session.marks
+        return bool(marks) and (self._moments is None or marks is not self._moments[1])
 
     @property
     def times(self) -> CallTimes | None:
@@ -276,12 +286,6 @@ class CompiledModel:
         """The values that an anchored tensor had in the last call, on the host."""
         value = self.session.anchored(name)
         return None if value is None else to_host(value)
-
-    def _step(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
-        if not self._host_calls.functions:
-            return self.session.step(flat)
-        with self._host_calls.in_use():
-            return self.session.step(flat)
 
     def _refuse_shared_inputs(self, flat: list[torch.Tensor]) -> None:
         """A program writes to its inputs one by one, so a written one must not be passed twice."""

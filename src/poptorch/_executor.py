@@ -13,7 +13,6 @@ import torch
 from tqdm import tqdm
 
 from abele.building import BuildRecord
-from abele.errors import TrappedError
 from abele.module_state import ModuleState, parameter_names
 from abele.runtime.session import Session
 from abele.update_rules import UpdateRule
@@ -190,16 +189,17 @@ class PoplarExecutor(Observing, PlacementMember, SavingMixin):
         with translated:
             try:
                 result = compiled.run_plain(args) if plain else compiled.run(bound)
-            except TrappedError:
-                self._weights_changed()  # by the updates before the one that was stopped
+            except BaseException:
+                if self._training and compiled.was_stopped:  # after some updates, perhaps
+                    self._weights_changed()
                 raise
-        self._weights_changed()
+        if self._training:
+            self._weights_changed()
         return result
 
     def _weights_changed(self) -> None:
-        if self._training:
-            self._host_is_stale = self._optimizer_state.stale = True
-            self._shared.version += 1
+        self._host_is_stale = self._optimizer_state.stale = True
+        self._shared.version += 1
 
     def _made_ready(self, bound: Bound) -> CompiledModel:
         """Compiles if that has not been done, and takes the device."""
@@ -356,7 +356,12 @@ class PoplarExecutor(Observing, PlacementMember, SavingMixin):
             self._use(self._optimizer_state.optimizer)
 
     def _send_loaded_state(self) -> None:
-        self._take_loaded_values()
+        if self._optimizer_state.reread:
+            self._take_loaded_values()
+            rule = self._rule
+            if rule is not None and rule.automatic_scaling is not None:
+                # The device has moved on from the scale that the rule has been told.
+                self._get_compiled().session.set_hyper("loss_scaling", rule.loss_scaling)
         self._optimizer_state.write()
 
     def _rule_of(self, optimizer: Any) -> UpdateRule:

@@ -6,6 +6,7 @@ wrapper's session and the optimizer object; both directions of copying happen he
 somebody asks (reading) or at the next run (writing).
 """
 
+import dataclasses
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,18 +14,12 @@ from typing import Any
 import torch
 
 from abele.runtime.session import Session
+from abele.tensor_names import state_name
 from abele.update_rules import Group, UpdateRule
 from poptorch import optim
 from poptorch._error import error
 from poptorch._logging import logger
 
-_MOMENTS = {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "step": "Step"}
-_STATE_NAMES: Mapping[str, Mapping[str, str]] = {
-    "sgd": {"momentum_buffer": "Accl1"},
-    "adam": _MOMENTS,
-    "lamb": _MOMENTS,
-    "rmsprop": {"square_avg": "Accl1", "grad_avg": "Accl2", "momentum_buffer": "Accl3"},
-}
 _ACCUMULATOR = "Accum___"
 
 _COMMON = {"lr": "learningRate", "weight_decay": "weightDecay"}
@@ -107,13 +102,13 @@ class DeviceState:
         if optimizer is None or session is None or rule is None:
             return
         if self.stale:
-            fetched = {
-                name: value.to("cpu", copy=True) for name, value in _named(session, rule).items()
-            }
+            fetched = {name: value.to("cpu", copy=True) for name, value in _named(session).items()}
             # What waits to be written is newer than what the device holds.
             waiting = (optimizer._ipu_state or {}) if self.pending else {}
             optimizer._ipu_state = {**fetched, **waiting}
             self.stale = False
+        if rule.automatic_scaling is not None:
+            rule = dataclasses.replace(rule, loss_scaling=session.hyper["loss_scaling"].item())
         optimizer._ipu_param = values_of(rule)
 
     # -- host to device --------------------------------------------------------------------
@@ -126,10 +121,10 @@ class DeviceState:
         Raises:
             poptorch.Error: an entry has another shape than the device's.
         """
-        optimizer, session, rule = self._optimizer, self._session, self._rule
-        if optimizer is None or session is None or rule is None:
+        optimizer, session = self._optimizer, self._session
+        if optimizer is None or session is None:
             return
-        slots = _named(session, rule)
+        slots = _named(session)
         found = optimizer._ipu_state or {}
         # Gradient accumulators are zero between calls: without a slot there is nothing to lose.
         unknown = [n for n in found if n not in slots and not n.startswith(_ACCUMULATOR)]
@@ -141,28 +136,37 @@ class DeviceState:
             )
         known = {name: value for name, value in found.items() if name in slots}
         for name, value in known.items():
-            if value.shape != slots[name].shape:
-                raise error(
-                    f"The optimizer state dictionary has {name} with shape {list(value.shape)}, "
-                    f"the model needs {list(slots[name].shape)}. Load a dictionary that was saved "
-                    "with this model."
-                )
-        for name, value in known.items():
-            slots[name].copy_(value)
+            _check_shape(name, value, slots[name])
+        held = session.read_optimizer_state()
+        names = {slot: state_name(slot, held) for slot in held}
+        session.write_optimizer_state(
+            {slot: known[name] for slot, name in names.items() if name in known}
+        )
+        session.write_accumulators(
+            {
+                name.removeprefix(_ACCUMULATOR): value
+                for name, value in known.items()
+                if name.startswith(_ACCUMULATOR)
+            }
+        )
         self.pending = False
         optimizer._host_is_newer = False
 
 
-def _named(session: Session, rule: UpdateRule) -> dict[str, torch.Tensor]:
+def _named(session: Session) -> dict[str, torch.Tensor]:
     """The device's state tensors by the names of a state dictionary."""
-    names = _STATE_NAMES[rule.kind]
-    found = {}
-    for slot, value in session.optimizer_state.items():
-        param, key = slot.rsplit(".", 1)
-        found[f"{names[key]}___{param}"] = value
-    for slot, value in session.accumulators.items():
-        found[_ACCUMULATOR + slot.removeprefix("accumulator.")] = value
-    return found
+    held = session.read_optimizer_state()
+    found = {state_name(slot, held): value for slot, value in held.items()}
+    sums = session.read_accumulators()
+    return found | {f"{_ACCUMULATOR}{param}": value for param, value in sums.items()}
+
+
+def _check_shape(name: str, value: torch.Tensor, slot: torch.Tensor) -> None:
+    if value.shape != slot.shape:
+        raise error(
+            f"The optimizer state dictionary has {name} with shape {list(value.shape)}, the model "
+            f"needs {list(slot.shape)}. Load a dictionary that was saved with this model."
+        )
 
 
 def values_of(rule: UpdateRule) -> dict[str, torch.Tensor]:

@@ -6,6 +6,24 @@ integers, and JSON files spell them `EnumName.Member`. Nothing here knows about 
 
 import enum
 
+__all__ = [
+    "AutoStage",
+    "CommGroupType",
+    "ConnectionType",
+    "DataLoaderMode",
+    "HalfFloatCastingBehavior",
+    "Liveness",
+    "MatMulSerializationMode",
+    "MeanReductionStrategy",
+    "MultiConvPlanType",
+    "OutputMode",
+    "OverlapMode",
+    "ReductionType",
+    "SharingStrategy",
+    "SyncPattern",
+    "VariableRetrievalMode",
+]
+
 
 class OutputMode(enum.IntEnum):
     """Which of a call's results come back to the host."""

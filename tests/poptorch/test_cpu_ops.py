@@ -231,3 +231,35 @@ def test_a_new_process_finds_the_callable_of_a_cached_executable(tmp_path):
         said.append(json.loads(done.stdout.splitlines()[-1]))
     assert said[0] == ["miss", "cpu", [10.0, 8.0], "too large"]
     assert said[1] == ["hit", *said[0][1:]]
+
+
+@pytest.mark.parametrize("trapped", [False, True])
+def test_call_that_host_code_stops_keeps_its_updates_and_leaves_no_sums(trapped):
+    failing = []
+
+    def on_host(x):
+        if failing and failing.pop():
+            raise ValueError("no more")
+        return x
+
+    def wrapped_with(function):
+        model = scorer()
+        stage = poptorch.CPU(function, "stage")
+        model.register_forward_pre_hook(lambda module, args: (stage(args[0]), args[1]))
+        settings = options(deviceIterations=2, gradientAccumulation=2)
+        settings.Precision.enableFloatingPointExceptions(trapped)
+        return poptorch.trainingModel(model, settings, sgd(model))
+
+    stopped, plain = wrapped_with(on_host), wrapped_with(lambda x: x)
+    first, second = rows(8), rows(8, seed=2)
+    stopped.compile(*first)
+    failing[:] = [True, False, False, False]  # in the second half of the second update
+    with pytest.raises(ValueError, match="no more"):
+        stopped(*first)
+    # Two of four micro-batches were an update.
+    half = poptorch.trainingModel(model := scorer(), options(gradientAccumulation=2), sgd(model))
+    half(first[0][:4], first[1][:4])
+    assert torch.equal(weights(stopped.model), weights(model))
+    plain.load_state_dict(model.state_dict())
+    assert torch.equal(stopped(*second)[0], plain(*second)[0])
+    assert torch.equal(weights(stopped.model), weights(plain.model))

@@ -235,3 +235,33 @@ def test_the_compiled_program_trains_each_group_alike(monkeypatch):
         assert wrapped.target == target
         results.append(model.weight.detach().clone())
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+
+
+def test_optimizer_state_has_one_entry_per_parameter_with_a_dimension_for_groups():
+    model = Dense(R)
+    optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.01)
+    wrapped = poptorch.trainingModel(
+        model, options(replicationFactor=R, gradientAccumulation=2), optimizer
+    )
+    wrapped.weight.replicaGrouping(CommGroupType.NoGrouping, 0, ONE)
+    batches = [data(4 * R, seed) for seed in range(3)]
+    wrapped(*batches[0])
+    saved = copy.deepcopy(optimizer.state_dict())
+    before = copy.deepcopy(model.state_dict())
+    shapes = {name: tuple(value.shape) for name, value in saved["ipu_state"].items()}
+    assert not any("[" in name for name in shapes)
+    assert shapes["Accl1___weight"] == shapes["Accum___weight"] == (R, 3, 4)
+    assert shapes["Step___weight"] == (R,)
+    assert shapes["Accl1___bias"] == (3,)
+    assert len({value.sum().item() for value in saved["ipu_state"]["Accl1___weight"]}) == R
+
+    wrapped(*batches[1])
+    expected = copy.deepcopy(model.state_dict()), optimizer.state_dict()["ipu_state"]
+    wrapped(*batches[2])
+    wrapped.load_state_dict(before)
+    optimizer.load_state_dict(saved)
+    wrapped(*batches[1])
+    found = model.state_dict(), optimizer.state_dict()["ipu_state"]
+    for left, right in zip(expected, found, strict=True):
+        assert left.keys() == right.keys()
+        assert all(torch.equal(left[name], right[name]) for name in left)

@@ -175,6 +175,23 @@ def test_the_scale_moves_and_a_constant_one_becomes_variable():
     assert scale(wrapped) == 128.0
 
 
+def test_a_saved_optimizer_holds_the_scale_of_the_device():
+    wrapped, _, optimizer = scaling(lambda m: sgd(m, loss_scaling=8.0))
+    batch = [value.half() for value in rows(4)]
+    wrapped(*batch)
+    saved = optimizer.state_dict()
+    assert saved["ipu_param"]["lossScaling_FLOAT"] == scale(wrapped) == 16.0
+    for _ in range(2):  # the second time the optimizer's own number is 16 already
+        wrapped(*batch)
+        optimizer.load_state_dict(saved)
+        wrapped(*batch)
+        assert scale(wrapped) == 32.0
+    again, _, other = scaling(lambda m: sgd(m, loss_scaling=8.0))
+    other.load_state_dict(saved)
+    again(*batch)
+    assert scale(again) == 32.0
+
+
 def test_training_recovers_from_an_overflowing_scale():
     wrapped, model, _ = scaling(lambda m: sgd(m, loss_scaling=2.0**15))
     batch = [value.half() * 30 for value in rows(4)]

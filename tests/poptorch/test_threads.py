@@ -45,7 +45,7 @@ def started(function):
     def run():
         try:
             found.append(function())
-        except Exception as problem:
+        except Exception as problem:  # noqa: BLE001 - raised by finished
             found.append(problem)
 
     thread = threading.Thread(target=run)
@@ -114,7 +114,7 @@ def test_module_of_a_capture_that_runs_elsewhere_opens_no_scope():
         def forward(self, x):
             begun.append(started(lambda: self.elsewhere(torch.ones(1))))
             assert entered.wait(10)
-            result = self.inner(x) + 1
+            result = self.inner(self.inner(x) + 1)
             captured.set()
             finished(*begun[0])
             return result

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from abele import batching, replica_groups
+from abele import batching, reduction, replica_groups
 from abele.config import OutputMode, StepConfig
 from abele.executable import Executable
 from abele.program import Program, Role
@@ -122,6 +122,17 @@ class Session:
         """Optimizer state by slot name, with a leading dimension where there are groups."""
         return replica_groups.joined_state(self.optimizer_state, self._groups)
 
+    def read_accumulators(self) -> dict[str, torch.Tensor]:
+        """Sums of gradients by parameter, likewise; zero between calls."""
+        skip = len(replica_groups.ACCUMULATOR)
+        sums = {name[skip:]: value for name, value in self.accumulators.items()}
+        return replica_groups.joined_params(sums, self._groups)
+
+    def write_accumulators(self, sums: Mapping[str, torch.Tensor]) -> None:
+        """Overwrites sums of gradients by parameter; with groups they have a leading dimension."""
+        for name, value in replica_groups.split(sums, self._groups).items():
+            self.accumulators[f"{replica_groups.ACCUMULATOR}{name}"].copy_(value)
+
     def set_hyper(self, name: str, value: float) -> None:
         """Changes a variable hyper-parameter; takes effect at the next update."""
         self.hyper[name].fill_(value)
@@ -184,7 +195,9 @@ class Session:
         if "apply" in compiled:
             self._apply_run = trapping(by_name["apply"], compiled["apply"].run)
             self._apply_arguments = self._arguments(by_name["apply"], 0)
-        self._rollback = Rollback(self._written) if self.config.trap_exceptions else None
+        trapped = self.config.trap_exceptions
+        self._rollback = Rollback(self._written) if trapped else None
+        self._micro_step = self._undone_if_stopped if trapped else self._run_micro_step
         apply = by_name.get("apply")
         self._anchors = AnchorStore(anchors, model, apply, self.config) if anchors else None
 
@@ -216,6 +229,7 @@ class Session:
 
         Raises:
             BatchError: the rows do not divide into micro-batches.
+            Exception: of a host call; what was summed since the last update is dropped.
             TrappedError: an operation made an infinity or NaN, and the configuration traps them;
                 state is as after the last complete update.
         """
@@ -224,6 +238,19 @@ class Session:
             self._anchors.begin()
         if len(self._steps) == 1:
             return self._micro_step(self._steps[0], batch)
+        try:
+            return self._micro_steps(batch)
+        except BaseException:
+            self._drop_unfinished_sums()
+            raise
+
+    def _drop_unfinished_sums(self) -> None:
+        """The next call starts with its first micro-batch, so nothing may be left of this one."""
+        counted = self.counters.get(reduction.COUNTED)
+        for total in (*self.accumulators.values(), *([] if counted is None else [counted])):
+            total.zero_()
+
+    def _micro_steps(self, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         sizes = [
             batching.micro_batch_size(tensor.shape[0], self.config) if tensor.dim() else 0
             for tensor in batch
@@ -250,11 +277,10 @@ class Session:
         stores += (self.accumulators, self.counters)
         return [tensor for store in stores for tensor in store.values()]
 
-    def _micro_step(
+    def _undone_if_stopped(
         self, step: batching.MicroStep, rows: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        if self._rollback is None:
-            return self._run_micro_step(step, rows)
+        assert self._rollback is not None
         return self._rollback.around(
             lambda: self._run_micro_step(step, rows),
             complete=step.updates or not self.config.training,

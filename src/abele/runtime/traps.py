@@ -96,7 +96,7 @@ class Rollback:
             self._held = [(tensor, tensor.clone()) for tensor in self._tensors()]
         try:
             outputs = micro_step()
-        except TrappedError:
+        except BaseException:
             for tensor, before in self._held:
                 tensor.copy_(before)
             complete = True
