@@ -17,7 +17,8 @@ def for_loop(
     """Applies a function to its own results a fixed number of times.
 
     In a wrapped model the body is traced once and runs in a loop of the program, which therefore
-    does not grow with ``count``. Outside it is a loop of Python.
+    does not grow with ``count``. Prints and host calls of a body happen each time if its results
+    depend on theirs, and are left out if not. Outside it is a loop of Python.
 
     Args:
         count: how often.

@@ -24,7 +24,8 @@ class CPU:
     It may do what a program cannot: branch on values, print, use other libraries. It runs once per
     micro-batch and replica, and once with zeros while the program is captured, which tells the
     shapes and types of its results; those must be the same every time. No gradient flows through
-    it: when training, its results are constants. Outside of a wrapper it is simply called.
+    it: when training, its results are constants. A call whose results nothing reads is left out,
+    like a print. Outside of a wrapper it is simply called.
 
     Differs from the original: also works when training; arguments that are not tensors are passed
     on as they were at capture.

@@ -49,7 +49,8 @@ class Observing:
             ``UpdatedVar___NAME``) comes once per device iteration and replica.
 
         Raises:
-            AssertionError: the model has not run, or nothing was anchored under this name.
+            AssertionError: the model has not run, its last call failed, or nothing was anchored
+                under this name.
         """
         value = None if self._compiled is None else self._compiled.anchored(short_name)
         if value is None:

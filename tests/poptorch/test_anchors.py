@@ -213,3 +213,28 @@ def test_integers_come_back_as_the_device_has_them():
     wrapped = poptorch.inferenceModel(Calls(lambda self, x: x.argmax(1) + 0), opts)
     wrapped(torch.randn(2, 3))
     assert wrapped.getAnchoredTensor("i").dtype is torch.int32
+
+
+def test_call_that_failed_has_no_values():
+    failing = []
+
+    def on_host(x):
+        if failing and failing.pop():
+            raise ValueError("no more")
+        return x
+
+    stage = poptorch.CPU(on_host, "stage")
+    made = options(deviceIterations=2)
+    made.anchorTensor("sum", "Add:0")
+    wrapped = poptorch.inferenceModel(Calls(lambda self, x: stage(x + 1)), made)
+    wrapped(torch.zeros(2))
+    assert torch.equal(wrapped.getAnchoredTensor("sum"), torch.ones(2))
+    counters = wrapped.getPerfCounters()
+    failing[:] = [True, False]
+    with pytest.raises(ValueError, match="no more"):
+        wrapped(torch.zeros(2))
+    with pytest.raises(AssertionError, match="No tensor with name sum found"):
+        wrapped.getAnchoredTensor("sum")
+    assert wrapped.getPerfCounters() == counters, "times are those of the last complete call"
+    wrapped(torch.zeros(2))
+    assert torch.equal(wrapped.getAnchoredTensor("sum"), torch.ones(2))

@@ -89,7 +89,9 @@ def test_eager_code_of_another_thread_neither_sees_nor_disturbs_a_capture():
         loss.backward()
         fake = _torch.FakeTensorMode().from_tensor(torch.ones(1))
         where = poptorch.isRunningOnIpu(), scopes.current("block"), fake.device.type
-        return out.detach(), module.first.weight.grad, where
+        gradient = module.first.weight.grad
+        assert gradient is not None
+        return out.detach(), gradient, where
 
     expected = eager()
     model = trained(lambda: seen.append(finished(*started(eager))))

@@ -57,9 +57,11 @@ class AnchorStore:
         self._of_model = _positions(anchors, model)
         self._of_apply = {} if apply is None else _positions(anchors, apply)
         self._kept: dict[str, list[torch.Tensor]] = {}
+        self._last, self._complete = max(step.index for step in batching.schedule(config)), False
 
     def begin(self) -> None:
         """Forgets the call before."""
+        self._complete = False
         self._kept = {name: [] for name in self._configs}
 
     def take(
@@ -78,11 +80,12 @@ class AnchorStore:
         for name, position in self._of_apply.items():
             if applied is not None and self._keeps[name][index]:
                 self._kept[name] += [applied[position]] * self._replicas
+        self._complete = index == self._last
         return outputs[: self._outputs]
 
     def kept(self, name: str) -> tuple[list[torch.Tensor], StepConfig] | None:
-        """The values of the last call and how they combine; ``None`` if there are none."""
-        values = self._kept.get(name)
+        """The values of the last call and how they combine; ``None`` if it did not end."""
+        values = self._kept.get(name) if self._complete else None
         return (values, self._configs[name]) if values else None
 
 
