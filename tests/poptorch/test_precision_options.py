@@ -11,6 +11,8 @@ from abele.config import MeanStrategy
 from poptorch import MeanReductionStrategy
 from wrapping import Calls, options, rows, scorer, trainer, weights
 
+INF = float("inf")
+
 
 def adam(model, **settings):
     return poptorch.optim.Adam(model.parameters(), lr=0.1, **settings)
@@ -133,6 +135,24 @@ def test_updates_before_the_stop_reach_the_host():
     once(x[:1], divisor[:1])
     assert not torch.equal(weights(model), before)
     assert torch.equal(weights(model), weights(reference))
+
+
+def test_a_loop_or_branch_is_watched_as_one_operation():
+    def watching(forward):
+        made = options()
+        made.Precision.enableFloatingPointExceptions(True)
+        return poptorch.inferenceModel(Calls(lambda self, x: forward(x)), made)
+
+    x = torch.ones(2)
+    logs = watching(lambda x: poptorch.for_loop(3, torch.log, [x])[0])
+    with pytest.raises(poptorch.RecoverableError, match=r"while_loop.*NaN from operands without"):
+        logs(x)
+    hidden = watching(lambda x: poptorch.for_loop(2, lambda v: v.masked_fill(v > 0, -INF), [x])[0])
+    assert torch.equal(hidden(x), torch.tensor([-INF, -INF])), "a constant infinity is meant"
+    taken = watching(lambda x: poptorch.cond(x.sum() > 0, torch.log, [x * 0], torch.exp, [x])[0])
+    with pytest.raises(poptorch.RecoverableError, match="infinity from finite operands"):
+        taken(x)
+    assert torch.equal(taken(-x), torch.exp(-x))
 
 
 def test_off_returns_the_infinity():

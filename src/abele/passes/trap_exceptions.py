@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from abele._torch import OpOverload
+from abele._torch import HigherOrderOperator, OpOverload
 from abele.passes._edit import editable, finished
 from abele.printing import node_phase, user_line
 from abele.program import (
@@ -25,6 +25,7 @@ from abele.program import (
     Program,
     Role,
     Slot,
+    all_nodes,
     is_getitem,
     is_view,
     node_argument,
@@ -74,9 +75,11 @@ class _Magnitudes:
         source = node_argument(node, 0) if is_getitem(node) else node
         if is_getitem(node) and is_view(source):
             return None
-        constants = list(_constants((source.args, source.kwargs)))
+        # A loop or branch is watched as one operation.
+        inside = [(inner.args, inner.kwargs) for inner in _inner_nodes(source)]
+        constants = list(_constants([source.args, source.kwargs, inside]))
         undefined = "empty" in str(source.target) or any(map(math.isnan, constants))
-        if undefined or not isinstance(source.target, OpOverload):
+        if undefined or not isinstance(source.target, OpOverload | HigherOrderOperator):
             return None
         custom = source.meta.get("custom") or {}
         found = user_line(source.meta.get("stack_trace"))
@@ -140,6 +143,15 @@ def _base(node: torch.fx.Node) -> torch.fx.Node:
         if not is_view(source):
             return node
         node = node_argument(source, 0)
+
+
+def _inner_nodes(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """The operations of the graphs that ``node`` is given."""
+    owner = node.graph.owning_module
+    for argument in node.all_input_nodes:
+        graph = getattr(owner, str(argument.target), None) if argument.op == "get_attr" else None
+        if isinstance(graph, torch.fx.GraphModule):
+            yield from all_nodes(graph)
 
 
 def _is_floating(value: Any) -> bool:
