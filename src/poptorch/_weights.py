@@ -102,6 +102,13 @@ class _Fetching(torch.Tensor):
         with without_torch_function():
             return func(*args, **(kwargs or {}))
 
+    def __repr__(self, **kwargs: Any) -> str:
+        return _of_own_class(plain_tensor(self), self).__repr__(**kwargs)
+
+    def __format__(self, format_spec: str) -> str:
+        # Torch formats the value of a 0-d tensor, but of a subclass only its text.
+        return format(_of_own_class(plain_tensor(self), self), format_spec)
+
     def __reduce_ex__(self, proto: Any) -> Any:
         return _of_own_class(plain_tensor(self), self).__reduce_ex__(proto)
 

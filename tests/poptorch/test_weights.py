@@ -63,7 +63,16 @@ def test_comparing_and_printing_read_too():
     _, model, expected = _trained()
     assert torch.equal(model.fc.weight, expected)
     _, model, expected = _trained()
-    assert str(expected)[8:30] in str(model.fc.weight)
+    assert str(model.fc.weight) == str(torch.nn.Parameter(expected))
+
+
+def test_values_in_text_are_written_as_in_pytorch():
+    model = scorer()
+    model.register_buffer("scale", torch.tensor(0.25))
+    _ = trainer(model)
+    assert f"{model.scale:.1f} {model.scale}" == "0.2 0.25"
+    assert repr(model.scale) == "tensor(0.2500)"
+    assert f"{model.fc.bias}" == f"{scorer().fc.bias}"
 
 
 def test_a_parameter_of_the_model_itself_is_current():
