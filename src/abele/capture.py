@@ -32,16 +32,13 @@ from abele.errors import CaptureError
 from abele.losses import LossFinder
 from abele.module_state import ModuleState, substituted
 from abele.origins import backward_origins
+from abele.ownership import own_constants, own_outputs
 from abele.portable import portable_functions
 from abele.program import (
     Program,
     Role,
     Slot,
     Stamp,
-    is_getitem,
-    is_view,
-    node_argument,
-    output_node,
     returned_nodes,
     writes,
 )
@@ -176,7 +173,7 @@ class _Capture:
         self.lookup.check()
         return Captured(
             programs=tuple(programs),
-            constants=self.constants,
+            constants={i: value.detach().clone() for i, value in self.constants.items()},
             updated=self.updated,
             tensor_names=self.lookup.names,
         )
@@ -403,7 +400,8 @@ class _Capture:
             )(*leaves)
             graph = _pure(traced, [leaf.detach() for leaf in leaves])
         anchors = self.lookup.choose(graph, [(item.name, item.role) for item in named])
-        _own_outputs(graph)
+        own_constants(graph)
+        own_outputs(graph)
         return _as_program(name, graph, named, anchors, time.perf_counter() - started)
 
 
@@ -457,35 +455,6 @@ def _pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.f
     restore_views(pure)
     pure.recompile()
     return pure
-
-
-def _own_outputs(graph: torch.fx.GraphModule) -> None:
-    """Clones outputs that share memory with an input, a constant or an earlier output."""
-    returned = returned_nodes(graph)
-    taken: set[torch.fx.Node] = set()
-    for index, node in enumerate(returned):
-        base = _base(node)
-        if base.op in ("placeholder", "get_attr") or base in taken:
-            with graph.graph.inserting_before(_first_write(graph)):
-                copy = graph.graph.call_function(aten.clone.default, (node,))
-            copy.meta = dict(node.meta)
-            returned[index] = copy
-        taken.add(base)
-    output_node(graph).args = (returned,)
-    graph.recompile()
-
-
-def _base(node: torch.fx.Node) -> torch.fx.Node:
-    """The node whose memory a value lives in: itself, unless it is a view."""
-    while True:
-        source = node_argument(node, 0) if is_getitem(node) else node
-        if not is_view(source):
-            return node
-        node = node_argument(source, 0)
-
-
-def _first_write(graph: torch.fx.GraphModule) -> torch.fx.Node:
-    return next(node for node in graph.graph.nodes if writes(node) or node.op == "output")
 
 
 def _as_program(

@@ -142,7 +142,7 @@ def test_a_returned_constant_is_kept_by_position():
     given = torch.ones(2)
     found = captured(Any(lambda m, x: (x + 1, given, x + 2)), (X,))
     assert list(found.constants) == [1]
-    assert found.constants[1] is given
+    assert torch.equal(found.constants[1], given)
     assert len(found.programs[0].outputs) == 2
 
 
@@ -216,6 +216,18 @@ def test_capture_draws_no_random_numbers_and_leaves_gradients_alone():
     captured(module, model.batch(), None, rule_for(module))
     torch.testing.assert_close(torch.get_rng_state(), before, rtol=0, atol=0)
     assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_a_program_keeps_the_constants_it_was_captured_with():
+    hidden, returned = nn.Parameter(torch.full((3,), 3.0)), torch.full((2,), 5.0)
+    config = StepConfig(training=False)
+    module = Any(lambda m, x: x)
+    made = capture(lambda inputs: [inputs[0] * hidden, returned], module, (X,), config)
+    hidden.data.zero_()
+    returned.zero_()
+    (program,) = made.programs
+    assert [value.tolist() for value in program.graph.state_dict().values()] == [[3.0] * 3]
+    assert {i: value.tolist() for i, value in made.constants.items()} == {1: [5.0, 5.0]}
 
 
 # -- refusals ------------------------------------------------------------------------------

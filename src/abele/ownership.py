@@ -1,0 +1,61 @@
+"""What a captured program holds and returns is its own: nobody else's memory is part of it."""
+
+from __future__ import annotations
+
+import torch
+
+from abele.program import (
+    is_getitem,
+    is_view,
+    node_argument,
+    output_node,
+    returned_nodes,
+    writes,
+)
+
+aten = torch.ops.aten
+
+
+def own_constants(graph: torch.fx.GraphModule) -> None:
+    """Copies the tensors that forward used without owning them.
+
+    The caller may write into them later, and a program computes with what they held when it was
+    captured, on every target.
+    """
+    for module in graph.modules():
+        held = [
+            *module.named_parameters(recurse=False, remove_duplicate=False),
+            *module.named_buffers(recurse=False, remove_duplicate=False),
+        ]
+        for name, value in held:
+            delattr(module, name)
+            module.register_buffer(name, value.detach().clone())
+
+
+def own_outputs(graph: torch.fx.GraphModule) -> None:
+    """Clones outputs that share memory with an input, a constant or an earlier output."""
+    returned = returned_nodes(graph)
+    taken: set[torch.fx.Node] = set()
+    for index, node in enumerate(returned):
+        base = _base(node)
+        if base.op in ("placeholder", "get_attr") or base in taken:
+            with graph.graph.inserting_before(_first_write(graph)):
+                copy = graph.graph.call_function(aten.clone.default, (node,))
+            copy.meta = dict(node.meta)
+            returned[index] = copy
+        taken.add(base)
+    output_node(graph).args = (returned,)
+    graph.recompile()
+
+
+def _base(node: torch.fx.Node) -> torch.fx.Node:
+    """The node whose memory a value lives in: itself, unless it is a view."""
+    while True:
+        source = node_argument(node, 0) if is_getitem(node) else node
+        if not is_view(source):
+            return node
+        node = node_argument(source, 0)
+
+
+def _first_write(graph: torch.fx.GraphModule) -> torch.fx.Node:
+    return next(node for node in graph.graph.nodes if writes(node) or node.op == "output")
