@@ -132,6 +132,15 @@ class PoplarExecutor(Observing, PlacementMember, SavingMixin):
             return ParameterProxy(self, attr, value)
         return value
 
+    def __deepcopy__(self, memo: dict) -> "PoplarExecutor":
+        """A wrapper of a copy of the model, not compiled yet; what the optimizer gathered stays."""
+        model = copy.deepcopy(self._user_model, memo)
+        options = copy.deepcopy(self._options, memo)
+        options._freeze()
+        made = PoplarExecutor(model, options, self._training, None, self._rule, model)
+        made.per_replica_params = copy.deepcopy(self.per_replica_params, memo)
+        return made
+
     def isCompiled(self) -> bool:
         """Whether an executable exists."""
         return self._compiled is not None

@@ -130,6 +130,16 @@ def test_23_04_a_batch_that_all_replicas_share_trains_like_one():
     torch.testing.assert_close(weights(model), weights(plain))
 
 
+@pytest.mark.parametrize("process", [0, 1])
+def test_23_04_a_process_evaluates_the_rows_that_it_is_given(process):
+    opts = options(deviceIterations=2, replicationFactor=2)
+    opts.Distributed.configureProcessId(process, 2)
+    x, target = rows(8, process)
+    loss, scores = poptorch.inferenceModel(scorer(), opts)(x, target)
+    assert loss.shape == (4,)
+    torch.testing.assert_close(scores, scorer()(x, target)[1].detach())
+
+
 class Chain(nn.Module):
     """Four blocks on four devices."""
 

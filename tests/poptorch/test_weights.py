@@ -134,6 +134,25 @@ def test_a_deep_copy_is_plain_and_trains_by_itself():
     assert wrapped.isCompiled()
 
 
+@pytest.mark.parametrize("updates", [0, 2])
+def test_a_deep_copy_of_a_wrapper_wraps_a_copy_of_its_model(updates):
+    wrapped, model, expected = _trained(updates)
+    other = copy.deepcopy(wrapped)
+    assert other.model is not model
+    assert not other.isCompiled()
+    assert torch.equal(other.model.fc.weight, expected)
+    other(*rows(4))
+    assert torch.equal(model.fc.weight, expected)
+    wrapped(*rows(4))
+    assert torch.equal(other.model.fc.weight, model.fc.weight)
+    evaluating = poptorch.inferenceModel(model, options(deviceIterations=2))
+    before = evaluating(*rows(4))[1]
+    separate = copy.deepcopy(evaluating)
+    wrapped(*rows(4))
+    assert torch.equal(separate(*rows(4))[1], before)
+    assert not torch.equal(evaluating(*rows(4))[1], before)
+
+
 def test_deep_copies_and_files_keep_tied_and_frozen_parameters():
     model = torch.nn.Module()
     model.a, model.b = torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False)
