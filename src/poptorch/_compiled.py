@@ -63,6 +63,7 @@ class CompiledModel:
         target: Target | None = None,
     ):
         batching.check_output_period(config)
+        options._Popart.check_keys()
         self.config, self.module, self.rule = config, module, rule
         self.device = _HOST
         self.anchors = _translate.anchors(options)

@@ -8,6 +8,8 @@
 Mistakes in option values are AssertionError, ValueError or AttributeError, as in the original.
 """
 
+from collections.abc import Sequence
+
 _PYTHON_ERROR = "poptorch_py_error"
 
 
@@ -18,18 +20,30 @@ class Error(Exception):
         message: What went wrong, without the type.
         type: Which layer raised it.
         location: Source position; empty for errors raised from Python.
+        contexts: What was being done, innermost first; shown below the message.
     """
 
-    def __init__(self, message: str, type: str = _PYTHON_ERROR, location: str = ""):
-        # All three go to Exception so that pickling between processes rebuilds the same error.
-        super().__init__(message, type, location)
+    def __init__(
+        self,
+        message: str,
+        type: str = _PYTHON_ERROR,
+        location: str = "",
+        contexts: Sequence[str] = (),
+    ):
+        # All of them go to Exception so that pickling between processes rebuilds the same error.
+        super().__init__(message, type, location, contexts)
         self.message = message
         self.type = type
         self.location = location
+        self.contexts = contexts
 
     def __str__(self) -> str:
         where = f"In {self.location}: " if self.location else ""
-        return f"{where}'{self.type}': {self.message}"
+        lines = [f"{where}'{self.type}': {self.message}"]
+        if self.contexts:
+            lines.append("Error raised in:")
+            lines += [f"  [{index}] {context}" for index, context in enumerate(self.contexts)]
+        return "\n".join(lines)
 
 
 class RecoverableError(Error):
@@ -40,6 +54,7 @@ class RecoverableError(Error):
         recovery_action: IPU_RESET, PARTITION_RESET, LINK_RESET or FULL_RESET.
         type: Which layer raised it.
         location: Source position, or empty.
+        contexts: As for ``Error``.
     """
 
     def __init__(
@@ -48,9 +63,10 @@ class RecoverableError(Error):
         recovery_action: str,
         type: str = _PYTHON_ERROR,
         location: str = "",
+        contexts: Sequence[str] = (),
     ):
-        super().__init__(message, type, location)
-        self.args = (message, recovery_action, type, location)
+        super().__init__(message, type, location, contexts)
+        self.args = (message, recovery_action, type, location, contexts)
         self.recovery_action = recovery_action
 
 

@@ -1,13 +1,31 @@
 """The engine's errors under the classes that PopTorch programs catch."""
 
+from pathlib import Path
 from types import TracebackType
 
-from abele.errors import AbeleError, BatchError, TrappedError
+from abele.errors import AbeleError, BatchError, CompilerError, TargetError, TrappedError
 from poptorch._error import RecoverableError, error
+from poptorch._logging import logger
+
+#: Where errors go that would fill the screen, in the folder that ``options.logDir`` names.
+ERROR_LOG = "poptorch_error.log"
+_MOST_LINES = 80
+_SHOWN = 10
 
 
-class _Translated:
-    """Context manager; a class, because a generator costs a microsecond at every call."""
+class Translated:
+    """Raises what the engine raises inside as what programs catch.
+
+    A batch mistake is an AssertionError, a trapped operation a RecoverableError and every other
+    engine error a poptorch.Error. A context manager to be kept and entered again; no generator,
+    which would cost a microsecond at every call.
+
+    Args:
+        folder: for ``poptorch_error.log``, which gets errors of more than 80 lines.
+    """
+
+    def __init__(self, folder: str):
+        self._folder = folder
 
     def __enter__(self) -> None:
         return None
@@ -15,15 +33,37 @@ class _Translated:
     def __exit__(
         self, kind: type | None, found: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not isinstance(found, AbeleError):
+            return
+        text = shortened(str(found), self._folder)
         if isinstance(found, BatchError):
-            raise AssertionError(str(found)) from found
+            raise AssertionError(text) from found
         if isinstance(found, TrappedError):
             action, layer = "IPU_RESET", "poplar_recoverable_runtime_error"
-            raise RecoverableError(str(found), action, layer, found.line) from found
-        if isinstance(found, AbeleError):
-            raise error(str(found)) from found
+            raise RecoverableError(text, action, layer, found.line) from found
+        if isinstance(found, TargetError) and not isinstance(found, CompilerError):
+            raise error(f"Failed to acquire a device: {text}") from found
+        raise error(text) from found
 
 
-#: Raises a batch mistake as AssertionError, a trapped operation as RecoverableError and every
-#: other engine error as poptorch.Error.
-translated = _Translated()
+def shortened(text: str, folder: str) -> str:
+    """A message as it is, or the beginning of a long one that says where the rest is.
+
+    Args:
+        text: the message; more than 80 lines are written to ``poptorch_error.log``.
+        folder: the folder of that file; made if it does not exist.
+
+    Returns:
+        The whole text also where the file cannot be written: no error may hide another.
+    """
+    lines = text.splitlines()
+    if len(lines) <= _MOST_LINES:
+        return text
+    path = Path(folder) / ERROR_LOG
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as problem:
+        logger.warning("The error cannot be written to %s: %s", path, problem)
+        return text
+    return "\n".join([*lines[:_SHOWN], f"({len(lines)} lines; the whole error is in {path})"])

@@ -30,7 +30,7 @@ from poptorch import (
 from poptorch._arguments import Binder, Bound
 from poptorch._compiled import CompiledModel
 from poptorch._error import error
-from poptorch._errors_of_engine import translated
+from poptorch._errors_of_engine import Translated
 from poptorch._logging import logger
 from poptorch._observing import Observing
 from poptorch._optimizer_state import DeviceState
@@ -66,6 +66,7 @@ class PoplarExecutor(Observing, PlacementMember, SavingMixin):
         del poptorch_version
         self._user_model = model if user_model is None else user_model
         self._options, self._training = options, training
+        self._translated = Translated(options.log_dir)
         # Attributes that forward sets on self land on this copy, not on the user's object.
         self._module = copy.copy(model)
         self._binder = Binder(self._module.forward)
@@ -195,7 +196,7 @@ class PoplarExecutor(Observing, PlacementMember, SavingMixin):
             self._refresh()
         elif self._optimizer_state.pending or self._optimizer_state.reread:
             self._send_loaded_state()
-        with translated:
+        with self._translated:
             try:
                 result = compiled.run_plain(args) if plain else compiled.run(bound)
             except BaseException:
@@ -238,7 +239,7 @@ class PoplarExecutor(Observing, PlacementMember, SavingMixin):
             self.per_replica_params, self._module, self._config.replicas
         )
         config = dataclasses.replace(self._config, replica_groups=groups)
-        with translated:
+        with self._translated:
             compiled = make(self._module, bound, config, self._rule, self._options)
         self._compiled = compiled
         offline = self._options.connection_type == ConnectionType.Never

@@ -13,7 +13,6 @@ from abele.module_state import ModuleState
 from abele.runtime import state
 from poptorch import _per_replica, _random_state
 from poptorch._error import error
-from poptorch._errors_of_engine import translated
 from poptorch._from_file import FromFile, check_config
 from poptorch._logging import logger
 from poptorch._restored import module_data
@@ -95,7 +94,7 @@ class SavingMixin:
         executor = _executor(self)
         executor._get_compiled()
         path = destination(filename)
-        with translated:
+        with executor._translated:
             content, members = _contents(executor, export_model, save_rng_state)
             container.write(path, KIND, content, members)
 
@@ -156,7 +155,7 @@ def restore_executable(executor: "PoplarExecutor", file: Container, *, retrace: 
 def restore_state(executor: "PoplarExecutor", file: Container) -> None:
     """Continues from the state in a file with a model."""
     session = executor._get_compiled().session
-    with translated:
+    with executor._translated:
         state.put(session, state_in(file))
     numbers = file.content["rng_state"]
     if numbers is None:

@@ -33,7 +33,6 @@ class TestErrorType(enum.IntEnum):
     PoplarLinkError = 7
 
 
-_HERE = f"{Path(__file__).name}:_throwTestError"
 _TYPES = {
     TestErrorType.Poptorch: "poptorch_cpp_error",
     TestErrorType.Popart: "popart_exception",
@@ -56,11 +55,13 @@ def _throwTestError(kind: TestErrorType) -> None:
     """
     kind = TestErrorType(kind)
     message = f"A failure of kind {kind.name} was asked for"
+    here = f"{Path(__file__).name}:{_throwTestError.__code__.co_firstlineno}"
+    contexts = (_throwTestError.__name__,)
     if kind is TestErrorType.PoplarRecoverableFullReset:
-        raise RecoverableError(message, "FULL_RESET", _TYPES[kind], _HERE)
+        raise RecoverableError(message, "FULL_RESET", _TYPES[kind], here, contexts)
     if kind is TestErrorType.PoplarUnrecoverable:
-        raise UnrecoverableError(message, _TYPES[kind], _HERE)
-    raise Error(message, _TYPES[kind], _HERE)
+        raise UnrecoverableError(message, _TYPES[kind], here, contexts)
+    raise Error(message, _TYPES[kind], here, contexts)
 
 
 def isAlreadyRegistered(value: object) -> bool:
