@@ -332,4 +332,13 @@ class CompiledModel:
 def _cache(options: Options) -> ExecutableCache | None:
     path = options._Popart.options.get("cachePath")
     enabled = options._Popart.options.get("enableEngineCaching")
-    return ExecutableCache(path) if path and enabled else None
+    if path and enabled:
+        return ExecutableCache(path)
+    processes = options.Distributed.numProcesses
+    if processes > 1:
+        logger.warning(
+            "%d processes compile the same model, each for itself. Call "
+            "options.enableExecutableCaching(folder) to let one compile for all.",
+            processes,
+        )
+    return None

@@ -1,0 +1,202 @@
+"""The warnings that users of the original look for in its log, by the number of its list.
+
+Where a warning is about something that does not exist here, its test asserts what happens instead.
+"""
+
+import importlib
+import logging
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+
+import poptorch
+from poptorch import optim
+from wrapping import Calls, inference, options, rows, scorer, trainer
+
+sys.path.append(str(Path(__file__).parent))
+data = importlib.import_module("datasets_for_tests")
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+X = torch.arange(12.0).reshape(4, 3)
+
+
+@pytest.fixture
+def warned(caplog):
+    """A function: how many warnings hold these words; and no further warnings are there."""
+    caplog.set_level(logging.WARNING, "poptorch::python")
+
+    def count(words):
+        found = [r.getMessage() for r in caplog.records if r.name == "poptorch::python"]
+        assert all(re.search(words, message) for message in found), found
+        assert all(record.levelno == logging.WARNING for record in caplog.records)
+        return len(found)
+
+    return count
+
+
+def test_w01_compile_on_a_compiled_executor(warned):
+    wrapped = inference(lambda x: x + 1)
+    wrapped.compile(X)
+    executable = wrapped.executable_hash
+    assert warned("") == 0
+    wrapped.compile(X[:2])
+    assert warned(r"Call to compile\(\) ignored") == 1
+    assert wrapped.executable_hash == executable
+    assert torch.equal(wrapped(X), X + 1)  # it is for the first arguments still
+
+
+def test_w02_an_input_requires_grad(warned):
+    wrapped = inference(lambda x: x + 1)
+    wrapped.compile(X.clone().requires_grad_())
+    assert warned("requires_grad=True; it is detached") == 1
+    assert not wrapped(X).requires_grad
+
+
+def test_w03_an_input_is_not_contiguous(warned):
+    wrapped = inference(lambda x: x * 2)
+    for _ in range(3):
+        assert torch.equal(wrapped(X.T), X.T * 2)
+    assert warned("non-contiguous input") == 1
+
+
+def test_w04_an_input_is_a_dict(warned):
+    wrapped = inference(lambda x: x["b"] - x["a"])
+    for _ in range(2):
+        assert torch.equal(wrapped({"a": X, "b": 2 * X}), X)
+    assert warned("[Dd]ict.* partially supported") == 1
+
+
+def test_w05_a_factory_without_device(warned):
+    wrapped = inference(lambda x: x + torch.ones(3) + torch.zeros(3, device=x.device))
+    for _ in range(2):
+        assert torch.equal(wrapped(X), X + 1)
+    assert warned(r"No device set in torch\.ones\(\): forcing to IPU") == 1
+
+
+@pytest.mark.parametrize("relaxed", [False, True])
+def test_w06_unexpected_optimizer_attributes(warned, relaxed):
+    model = scorer()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    wrapped = trainer(model, optimizer, relaxOptimizerAttributesChecks=relaxed)
+    optimizer.step_size = 3
+    optimizer.param_groups[0]["initial_lr"] = 0.1
+    for _ in range(2):
+        wrapped.setOptimizer(optimizer)
+    words = "Ignoring unexpected optimizer (attribute step_size|group 0 attribute initial_lr)"
+    assert warned(words) == (0 if relaxed else 2)
+
+
+@pytest.mark.parametrize("combined", [False, True])
+def test_w07_velocity_scaling_with_separate_accumulators(warned, combined):
+    model = scorer()
+    given = {"momentum": 0.9, "velocity_scaling": 2.0, "use_combined_accum": combined}
+    wrapped = trainer(model, optim.SGD(model.parameters(), lr=0.1, **given))
+    wrapped(*rows(4))
+    assert warned("velocity_scaling is ignored") == (0 if combined else 1)
+
+
+def test_w08_a_subclass_of_an_optimizer(warned):
+    class Mine(torch.optim.SGD):
+        def step(self, closure=None):
+            raise AssertionError("never called")
+
+    model = scorer()
+    trainer(model, Mine(model.parameters(), lr=0.1))(*rows(4))
+    assert warned("Mine is a subclass of SGD: its Python code does not run") == 1
+
+
+@pytest.mark.parametrize(("size", "count"), [(7, 1), (8, 0)])
+def test_w09_a_dataset_that_does_not_divide(warned, size, count):
+    poptorch.DataLoader(
+        options(deviceIterations=2), data.Range(size), batch_size=2, drop_last=False
+    )
+    assert warned(f"{size} elements are not divisible by 4, and drop_last is False") == count
+
+
+@pytest.mark.parametrize("given", [{}, {"worker_init_fn": id}])
+def test_w10_an_iterable_dataset_is_repeated(warned, given):
+    poptorch.DataLoader(options(), data.Stream(8), batch_size=2, num_workers=2, **given)
+    assert warned("repeated by each of the 2 workers") == (0 if given else 1)
+
+
+@pytest.mark.parametrize(("processes", "cached"), [(1, False), (2, False), (2, True)])
+def test_w11_several_processes_without_a_cache(warned, tmp_path, processes, cached):
+    chosen = options()
+    chosen.Distributed.configureProcessId(0, processes)
+    if cached:
+        chosen.enableExecutableCaching(str(tmp_path))
+    wrapped = poptorch.inferenceModel(Calls(lambda self, x: x + 1), chosen)
+    for _ in range(2):
+        wrapped(X)
+    expected = processes > 1 and not cached
+    assert warned("2 processes compile .* options.enableExecutableCaching") == int(expected)
+
+
+def test_w12_the_environment_overrides_profiling(warned, monkeypatch, tmp_path):
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", f'{{"autoReport.directory": "{tmp_path}"}}')
+    options().enableProfiling("elsewhere")
+    assert warned("POPLAR_ENGINE_OPTIONS overrides autoReport.directory") == 1
+
+
+def test_w13_the_number_of_ipus_is_rounded_up(warned):
+    wrapped = inference(lambda x: x + 1, replicationFactor=3, autoRoundNumIPUs=True)
+    assert torch.equal(wrapped(X[:3]), X[:3] + 1)
+    assert warned("Number of IPUs rounded up from 3 to 4") == 1
+
+
+def test_w14_a_model_is_saved_to_a_folder(warned, tmp_path):
+    wrapped = inference(lambda x: x + 1)
+    wrapped(X)
+    wrapped.save(str(tmp_path))
+    assert (tmp_path / "model.poptorch").is_file()
+    assert warned(r"save\(\): .* is a directory") == 1
+
+
+@pytest.mark.parametrize(
+    ("act", "name"),
+    [
+        (lambda o: o.Precision.halfFloatCasting("anything"), "Precision.halfFloatCasting"),
+        (
+            lambda o: o.Precision.runningStatisticsAlwaysFloat(True),
+            "Precision.runningStatisticsAlwaysFloat",
+        ),
+        (lambda o: o.Jit.traceModel(False), "Jit.traceModel"),
+    ],
+)
+def test_w15_deprecated_options(warned, act, name):
+    act(poptorch.Options())
+    assert warned(f"{name} is deprecated") == 1
+
+
+@pytest.mark.compiler
+def test_w16_caching_works_with_the_simulator_chosen(warned, tmp_path, monkeypatch):
+    """The original warns that it does not; here the same program runs, so it is cached."""
+    monkeypatch.setenv("ABELE_TARGET", "cpu")
+    hits = []
+    for _ in range(2):
+        chosen = options(useIpuModel=True, enableExecutableCaching=str(tmp_path))
+        wrapped = poptorch.inferenceModel(Calls(lambda self, x: x + 1), chosen)
+        assert torch.equal(wrapped(X), X + 1)
+        hits.append(wrapped.build_record.cache)
+    assert hits == ["miss", "hit"]
+    assert warned("") == 0
+
+
+def test_w17_rrelu_is_torchs_with_its_noise(warned):
+    """The original ignores the noise and says so; here slopes are drawn, and fixed in eval."""
+    x = -torch.ones(1000)
+    found = -inference(lambda x: F.rrelu(x, 0.1, 0.3, training=True), randomSeed=1)(x)
+    assert 0.1 <= found.min() < 0.11
+    assert 0.29 < found.max() <= 0.3
+    eval_mode = inference(lambda x: F.rrelu(x, 0.1, 0.3))(x)
+    assert torch.equal(eval_mode, F.rrelu(x, 0.1, 0.3))
+    assert warned("") == 0
+
+
+def test_all_seventeen_are_here():
+    found = [int(match[1]) for name in globals() if (match := re.match(r"test_w(\d\d)_", name))]
+    assert found == list(range(1, 18))
