@@ -5,11 +5,14 @@ python scripts/gen_reference.py --check    exits 1 if they are stale
 """
 
 import argparse
+import ast
 import enum
 import importlib
 import inspect
+import itertools
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,20 +22,25 @@ sys.path.insert(0, str(ROOT / "src"))
 FOLDER = ROOT / "docs" / "reference"
 NOTE = "<!-- Written by scripts/gen_reference.py from the docstrings; do not edit. -->"
 
-# Page: its title, and sections of names, each "module:attribute" or a whole module.
+# Page: its title, and sections of names, each "module:attribute" or a name of the package.
 PAGES: dict[str, tuple[str, dict[str, list[str]]]] = {
     "wrapping": (
         "Wrapping a model",
         {
             "Functions": ["trainingModel", "inferenceModel", "load", "identity_loss"],
-            "The wrapped model": ["PoplarExecutor"],
-            "Custom argument types": ["ICustomArgParser", "registerCustomArgParser"],
+            "The wrapped model": ["PoplarExecutor", "_parameter_proxy:ParameterProxy"],
+            "A model out of a file": ["RestoredModule", "importPoptorchMetadataFromFile"],
+            "Custom argument types": [
+                "ICustomArgParser",
+                "registerCustomArgParser",
+                "registerGeometricCustomArgParsers",
+            ],
             "Hooks": ["registerPreCompileHook", "registerPostCompileHook"],
-            "Errors": ["Error", "RecoverableError", "UnrecoverableError"],
+            "Errors": ["Error", "RecoverableError", "UnrecoverableError", "createPoptorchError"],
         },
     ),
     "options": (
-        "Options",
+        "All options",
         {
             "The root": ["Options"],
             "Namespaces": [
@@ -44,6 +52,7 @@ PAGES: dict[str, tuple[str, dict[str, list[str]]]] = {
                 "options.jit:_JitOptions",
                 "options.popart:_PopartOptions",
             ],
+            "What all of them can": ["OptionsDict"],
             "Execution strategies": [
                 "PipelinedExecution",
                 "ShardedExecution",
@@ -59,29 +68,48 @@ PAGES: dict[str, tuple[str, dict[str, list[str]]]] = {
     "optim": (
         "Optimizers",
         {
-            "poptorch.optim": [
-                f"optim:{name}"
-                for name in ("SGD", "Adam", "AdamW", "RMSprop", "LAMB", "VariableAttributes")
-            ]
-            + ["optim:Optimizer"]
+            "Classes": ["optim:SGD", "optim:Adam", "optim:AdamW", "optim:RMSprop", "optim:LAMB"],
+            "What all of them can": ["optim:Optimizer", "optim:VariableAttributes"],
         },
     ),
     "data": ("Loading data", {"Loaders": ["DataLoader", "AsynchronousDataAccessor"]}),
     "enums": ("Enumerations", {}),
     "tools": (
-        "Logging, profiling, testing",
+        "Logging, printing, profiling, testing",
         {
             "Logging": ["setLogLevel", "poptorchAtExit"],
+            "Printing": ["module_repr", "print"],
             "Devices": ["ipuHardwareIsAvailable", "ipuHardwareVersion"],
             "poptorch.profiling": ["profiling:Channel"],
             "poptorch.testing": ["testing:allclose"],
-            "poptorch.poptorch_core": ["poptorch_core:isAlreadyRegistered"],
+            "poptorch.poptorch_core": [
+                "poptorch_core:isAlreadyRegistered",
+                "poptorch_core:TestErrorType",
+            ],
             "Earlier releases": ["autocast", "autocasting:Policy"],
         },
     ),
 }
+# What users call a class whose own name is private.
+SHOWN = {
+    "options.training:_TrainingOptions": "poptorch.Options.Training",
+    "options.precision:_PrecisionOptions": "poptorch.Options.Precision",
+    "options.distributed:_DistributedOptions": "poptorch.Options.Distributed",
+    "options.locations:_TensorLocationOptions": "poptorch.Options.TensorLocations",
+    "options.jit:_JitOptions": "poptorch.Options.Jit",
+    "options.popart:_PopartOptions": "poptorch.Options._Popart",
+    "_parameter_proxy:ParameterProxy": "poptorch.PoplarExecutor.PARAMETER",
+}
+# Public names that are neither class nor function.
+VALUES = {
+    "__version__": "The version as text: the interface's, then this package's.",
+    "logger": "The logger of this package, called `poptorch::python`.",
+}
+MODULES = ("enums", "ops", "optim", "options", "poptorch_core", "profiling", "testing")
 _FIELD = re.compile(r"^\s*(\*{0,2}[\w, .*]+):\s+(.*)$")
 _SECTION = re.compile(r"^(Args|Returns|Raises|Yields|Attributes):\s*$")
+_OF_FIELDS = ("Args", "Raises", "Attributes")
+_WIDTH = 80  # of a call that fits into a heading
 
 
 def main() -> int:
@@ -90,8 +118,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only compare; exit 1 if stale")
     options = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
-    wanted = {FOLDER / f"{name}.md": page(name) for name in PAGES}
-    wanted[FOLDER / "README.md"] = contents()
+    wanted = pages()
     stale = [path for path, text in wanted.items() if not same(path, text)]
     stale += sorted(set(FOLDER.glob("*.md")) - set(wanted))
     if options.check:
@@ -106,6 +133,11 @@ def main() -> int:
     return 0
 
 
+def pages() -> dict[Path, str]:
+    """The text of every file of the folder."""
+    return {FOLDER / "README.md": contents()} | {FOLDER / f"{n}.md": page(n) for n in PAGES}
+
+
 def same(path: Path, text: str) -> bool:
     """Whether a file holds this text."""
     return path.is_file() and path.read_text(encoding="utf-8") == text
@@ -114,12 +146,33 @@ def same(path: Path, text: str) -> bool:
 def contents() -> str:
     """The page that lists the others."""
     lines = [NOTE, "", "# API reference", ""]
-    lines.append("What each option and variable does: [compatibility](../compatibility.md).")
-    lines.append("")
+    lines.append("Every public name, from its signature and docstring. What each option and")
+    lines.append("environment variable does, as one table: [compatibility](../compatibility.md).")
     for name, (title, _) in PAGES.items():
-        found = ", ".join(f"`{entry[0].rpartition('.')[2]}`" for entry in entries(name))
-        lines.append(f"- [{title}]({name}.md): {found}")
+        lines += ["", f"## [{title}]({name}.md)", ""]
+        for section, names in sections(name).items():
+            shown = [short(find(entry)[0]) for entry in names]
+            links = ", ".join(f"[`{each}`]({name}.md#{_anchor(each)})" for each in shown)
+            lines.append(f"- {section}: {links}" if len(sections(name)) > 1 else links)
+    lines += ["", "## Values", ""]
+    lines += [f"- `poptorch.{name}`: {text}" for name, text in VALUES.items()]
+    lines += ["", "## Modules", ""]
+    for name in MODULES:
+        text = inspect.getdoc(importlib.import_module(f"poptorch.{name}")) or ""
+        lines.append(f"- `poptorch.{name}`: {_inline(text.splitlines()[0])}")
+    lines.append("")
+    lines.append("`poptorch.testing` needs an import of its own; the others come with `poptorch`.")
     return "\n".join(lines) + "\n"
+
+
+def short(shown: str) -> str:
+    """The name without the package."""
+    return shown.removeprefix("poptorch.")
+
+
+def _anchor(text: str) -> str:
+    # How GitHub names headings.
+    return re.sub(r"[^\w-]", "", text.lower())
 
 
 def sections(name: str) -> dict[str, list[str]]:
@@ -127,10 +180,11 @@ def sections(name: str) -> dict[str, list[str]]:
     if name == "enums":
         kinds = vars(importlib.import_module("poptorch.enums"))
         chosen = [k for k, v in kinds.items() if inspect.isclass(v) and issubclass(v, enum.Enum)]
-        return {"poptorch.enums": sorted(chosen)}
+        return {"Alphabetically": sorted(chosen)}
     if name == "ops":
         module = importlib.import_module("poptorch.ops")
-        return {"poptorch.ops": sorted(module.__all__, key=str.lower)}
+        elsewhere = {"identity_loss"}
+        return {"Alphabetically": sorted(set(module.__all__) - elsewhere, key=str.lower)}
     return PAGES[name][1]
 
 
@@ -146,43 +200,113 @@ def find(entry: str) -> tuple[str, object]:
     module, _, attribute = entry.rpartition(":")
     owner = importlib.import_module(f"poptorch.{module}" if module else "poptorch")
     shown = f"poptorch.{module}.{attribute}" if module else f"poptorch.{attribute}"
-    return shown.replace("options.options", "options"), getattr(owner, attribute)
+    return SHOWN.get(entry, shown), getattr(owner, attribute)
 
 
 def page(name: str) -> str:
     """The text of one page."""
+    chosen = sections(name)
     parts = [NOTE, "", f"# {PAGES[name][0]}"]
-    for section, names in sections(name).items():
-        parts += ["", f"## {section}"]
+    documented = {item: shown for shown, item in entries(name) if inspect.isclass(item)}
+    for section, names in chosen.items():
+        parts += ["", f"## {section}"] if len(chosen) > 1 else []
         for entry in names:
-            parts += ["", *describe(*find(entry), level=3)]
+            parts += ["", *describe(*find(entry), documented, _is_private(entry))]
     return "\n".join(parts) + "\n"
 
 
-def describe(shown: str, item: object, level: int) -> Iterator[str]:
+def _is_private(entry: str) -> bool:
+    # Nobody calls the constructor of what is reached through something else.
+    return entry in SHOWN
+
+
+def describe(
+    shown: str, item: object, documented: dict[object, str], private: bool
+) -> Iterator[str]:
     """Heading, signature and text of one object, then its members."""
-    short = shown.rpartition(".")[2]
-    yield f"{'#' * level} `{short}`"
+    yield f"### `{short(shown)}`"
     if inspect.isclass(item) and issubclass(item, enum.Enum):
-        yield from ("", *text_of(item), "", "| member | value |", "|---|---|")
-        yield from (f"| `{member.name}` | `{member.value!r}` |" for member in item)
+        yield from ("", *text_of(item), "", *_members_of_enum(item))
         return
-    if not isinstance(item, property):
+    if not private:
         yield from ("", "```python", *signature(shown, item), "```")
-    yield from ("", *text_of(item))
-    if inspect.isclass(item):
-        for name, member in members(item):
-            yield from ("", *describe(name, member, level + 1))
+    text = text_of(item)
+    if private and "**Parameters**" in text:
+        text = text[: text.index("**Parameters**") - 1]
+    yield from ("", *text)
+    if not inspect.isclass(item):
+        return
+    known = [base for base in item.__mro__[1:] if base in documented]
+    if known:
+        base = short(documented[known[0]])
+        yield from ("", f"Also has the members of [`{base}`](#{_anchor(base)}).")
+    hidden = {base for each in known for base in each.__mro__}
+    for name, member in members(item, hidden):
+        yield from ("", *describe_member(shown, name, member))
 
 
-def members(cls: type) -> Iterator[tuple[str, object]]:
+def describe_member(owner: str, name: str, item: object) -> Iterator[str]:
+    """Heading with the call, text, and for an option what becomes of it."""
+    call = name
+    if isinstance(item, property):
+        yield f"#### `{name}`"
+    else:
+        call = "\n".join(signature(name, item))
+        fits = len(call) <= _WIDTH and "\n" not in call
+        yield f"#### `{call if fits else name}`"
+        if not fits:
+            yield from ("", "```python", *call.splitlines(), "```")
+    text = text_of(item)
+    if isinstance(item, property):
+        text[:1] = [f"*Property.* {line}" for line in text[:1]]
+    yield from ("", *text)
+    found = status(owner, name)
+    if found:
+        yield from ("", f"*{found}*")
+
+
+def status(owner: str, setter: str) -> str:
+    """What the option table says of a setter; nothing for other members."""
+    table = importlib.import_module("poptorch._option_table")
+    namespace = owner.rpartition(".")[2]
+    found = [row for row in table.TABLE if (row.namespace, row.setter) == (namespace, setter)]
+    if not found or namespace == "_Popart":
+        return ""
+    if all(row.status is table.Status.NO_EFFECT for row in found):
+        return "No effect."
+    if all(row.type == "method" for row in found):
+        return ""
+    part = "Part" if any(row.when == "compile" for row in found) else "Not part"
+    return f"Honoured. {part} of what is compiled."
+
+
+def _members_of_enum(kind: type[enum.Enum]) -> Iterator[str]:
+    meanings = _meanings(kind)
+    yield from ("| member | value | meaning |", "|---|---|---|")
+    for member in kind:
+        yield f"| `{member.name}` | `{member.value!r}` | {meanings.get(member.name, '')} |"
+
+
+def _meanings(kind: type[enum.Enum]) -> dict[str, str]:
+    """The text below each member; Python drops it, the source has it."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body
+    pairs = itertools.pairwise(body)
+    return {
+        node.targets[0].id: _inline(" ".join(text.value.value.split()))
+        for node, text in pairs
+        if isinstance(node, ast.Assign) and isinstance(text, ast.Expr)
+    }
+
+
+def members(cls: type, hidden: set[type]) -> Iterator[tuple[str, object]]:
     """Public members that this package defines, in the order of definition."""
     seen = set()
     for base in cls.__mro__:
-        if base.__module__.split(".")[0] != "poptorch":
+        if base.__module__.split(".")[0] != "poptorch" or base in hidden:
             continue
         for name, raw in vars(base).items():
-            if name.startswith("_") or name in seen:
+            called = name == "__call__" and raw.__doc__
+            if (name.startswith("_") and not called) or name in seen:
                 continue
             seen.add(name)
             if isinstance(raw, property):
@@ -209,22 +333,32 @@ def _plain(text: str) -> str:
     return re.sub(r"<([\w.]+): [^>]*>", r"\1", text)
 
 
+def _inline(text: str) -> str:
+    """One line of prose as Markdown."""
+    text = re.sub(r"``([^`]+)``", r"`\1`", text)
+    text = re.sub(r"^Differs from the (\w+):", r"**Differs from the \1:**", text)
+    return re.sub(r"::$", ":", text)
+
+
 def text_of(item: object) -> list[str]:
     """A docstring as Markdown: fields become lists."""
     # A class without a docstring of its own would show its base's.
     own = not inspect.isclass(item) or "__doc__" in vars(item)
     text = (inspect.getdoc(item) or "") if own else ""
     lines: list[str] = []
-    field_indent = None
+    section = None
     for line in text.splitlines():
         head = _SECTION.match(line)
         if head:
-            lines += [f"**{head[1]}**", ""]
-            field_indent = 4
+            section = head[1]
+            lines += [f"**{'Parameters' if section == 'Args' else section}**", ""]
             continue
-        if field_indent is not None and line and not line.startswith(" "):
-            field_indent = None
-        lines.append(_field(line) if field_indent is not None else line)
+        if section and line and not line.startswith(" "):
+            section = None
+        if section in _OF_FIELDS:
+            lines.append(_field(_inline(line)))
+        else:
+            lines.append(_inline(line.removeprefix("    ") if section else line))
     return lines
 
 

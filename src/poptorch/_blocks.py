@@ -172,6 +172,9 @@ def BlockFunction(user_id: str | None = None, ipu_id: int | None = None) -> Call
 def removeBlocks(module: torch.nn.Module) -> None:
     """Undoes ``BeginBlock`` for a module and everything in it.
 
+    Args:
+        module: the module; changed in place.
+
     Raises:
         AssertionError: it is not a module.
     """

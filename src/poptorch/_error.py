@@ -71,7 +71,16 @@ class RecoverableError(Error):
 
 
 class UnrecoverableError(Error):
-    """A device failure that no reset repairs."""
+    """A device failure that no reset repairs.
+
+    Args:
+        message: What went wrong, without the type.
+        type: Which layer raised it.
+        location: Source position, or empty.
+
+    Differs from the original: raised only by ``poptorch_core``'s test errors; failures of a CPU or
+    GPU come as torch reports them.
+    """
 
 
 def error(message: str) -> Error:

@@ -118,7 +118,13 @@ class PoplarExecutor(Observing, PlacementMember, SavingMixin):
         return None if self._compiled is None else self._compiled.record
 
     def program_text(self) -> str:
-        """The compiled programs as Python, with shapes, types and source lines."""
+        """The compiled programs as Python, with shapes, types and source lines.
+
+        An addition of this project.
+
+        Raises:
+            poptorch.Error: not compiled.
+        """
         programs = self._get_compiled().session.executable.programs
         return "\n".join(program.text() for program in programs)
 
@@ -165,7 +171,16 @@ class PoplarExecutor(Observing, PlacementMember, SavingMixin):
     # -- compiling and running -------------------------------------------------------------
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compiles for these arguments without running; weights do not change."""
+        """Compiles for these arguments without running; weights do not change.
+
+        Args:
+            args: as for the model's forward; every tensor brings the rows of a whole call.
+            kwargs: likewise.
+
+        Raises:
+            AssertionError: the rows do not divide, or arguments do not fit forward.
+            poptorch.Error: the model cannot be compiled.
+        """
         if self.isCompiled():
             logger.warning("Call to compile() ignored: the model is already compiled.")
             return
@@ -274,7 +289,11 @@ class PoplarExecutor(Observing, PlacementMember, SavingMixin):
     # -- weights ---------------------------------------------------------------------------
 
     def copyWeightsToHost(self) -> None:
-        """Copies parameters and buffers from the device into the user's module."""
+        """Copies parameters and buffers from the device into the user's module.
+
+        Raises:
+            poptorch.Error: not compiled.
+        """
         session = self._get_compiled().session
         self._host_is_stale = False
         _per_replica.copy_parameters_home(session, self._module, self.per_replica_params)
@@ -304,7 +323,11 @@ class PoplarExecutor(Observing, PlacementMember, SavingMixin):
         session.write_buffers({name: host[name] for name in names})
 
     def copyWeightsToHostIfNeeded(self) -> bool:
-        """Does so if the device has newer ones; returns whether it did."""
+        """Copies weights to the host if the device has newer ones.
+
+        Returns:
+            Whether it did; False if nothing is compiled.
+        """
         if not self._host_is_stale or self._compiled is None:
             return False
         # Cleared first: the copy itself touches the wrapped tensors.
@@ -322,6 +345,9 @@ class PoplarExecutor(Observing, PlacementMember, SavingMixin):
         """Copies parameters and buffers of the user's module to the device, as they are.
 
         Every replica gets the same buffers.
+
+        Raises:
+            poptorch.Error: not compiled.
         """
         session = self._get_compiled().session
         self._optimizer_state.fetch()
@@ -335,7 +361,18 @@ class PoplarExecutor(Observing, PlacementMember, SavingMixin):
             self._shared.version += 1
 
     def load_state_dict(self, state_dict: dict[str, torch.Tensor], strict: bool = True) -> Any:
-        """Loads into the user's module, then sends the weights to the device if attached."""
+        """Loads into the user's module, then sends the weights to the device if attached.
+
+        Args:
+            state_dict: tensors by name, as the module's own method takes them.
+            strict: whether names must match exactly.
+
+        Returns:
+            What the module's method returns: missing and unexpected names.
+
+        Raises:
+            RuntimeError: names or shapes that do not match.
+        """
         result = self._user_model.load_state_dict(state_dict, strict)
         if self.isAttachedToDevice():
             self.copyWeightsToDevice()
@@ -343,6 +380,10 @@ class PoplarExecutor(Observing, PlacementMember, SavingMixin):
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Sends the optimizer's present values to the device; call it after every change.
+
+        Args:
+            optimizer: the one in use, or another of the same class and number of groups, whose
+                state it brings along.
 
         Raises:
             poptorch.Error: a value that was compiled in has changed.

@@ -90,6 +90,9 @@ class HostState:
     def set_state_dict(self, state: dict[str, Any]) -> None:
         """Takes ``ipu_state`` and ``ipu_param`` for the device; groups stay as they are.
 
+        Args:
+            state: a dictionary with both keys, as ``get_state_dict`` returns it.
+
         Raises:
             RuntimeError: the dictionary is empty or lacks these keys.
         """

@@ -133,7 +133,7 @@ _OFF = (False, 0)
 # A table reads best as a table: one option per entry, its note on the next line.
 # fmt: off
 _ROOT = (
-    Row("device_iterations", "Options", "deviceIterations", int, 1, _COUNT, "compile", _HON,
+    Row("device_iterations", "Options", "deviceIterations", int, 1, _COUNT, "run", _HON,
         "steps per call"),
     Row("replication_factor", "Options", "replicationFactor", int, 1, _COUNT, "compile", _HON,
         "replicas are computed on one device, with the same numbers"),
@@ -142,10 +142,10 @@ _ROOT = (
     Row("input_cgt", "Options", "inputReplicaGrouping", CommGroupType, CommGroupType.Consecutive,
         tuple(CommGroupType), "run", _HON, "which replicas share inputs"),
     Row("broadcast_buffers", "Options", "broadcastBuffers", bool, True, None, "run", _HON,
-        "False keeps the buffers of each replica apart"),
+        "True refuses a forward that writes to them in several replicas; False keeps them apart"),
     Row("output_mode", "Options", "outputMode", int, OutputMode.Default, tuple(OutputMode),
-        "compile", _HON, "which micro-batches' results come back"),
-    Row("output_return_period", "Options", "outputMode", int, 1, None, "compile", _HON,
+        "run", _HON, "which micro-batches' results come back"),
+    Row("output_return_period", "Options", "outputMode", int, 1, None, "run", _HON,
         "N of OutputMode.EveryN"),
     Row("_execution_strategy", "Options", "setExecutionStrategy", "execution strategy", _pipelined,
         None, "compile", _HON, "blocks are placed and checked by it; one device runs all, with the "

@@ -29,7 +29,10 @@ class VariableAttributes:
         self._allowed = list(allowed_attributes)
 
     def isConstant(self, attr: str) -> bool:
-        """Whether ``attr`` is compiled in.
+        """Whether an attribute is compiled in.
+
+        Args:
+            attr: its name.
 
         Raises:
             AssertionError: the optimizer has no such attribute.
@@ -38,12 +41,26 @@ class VariableAttributes:
         return attr not in self._variable
 
     def markAsConstant(self, attr: str) -> None:
-        """Compiles ``attr`` in; raises AssertionError for an unknown name."""
+        """Compiles an attribute in: changing it afterwards is an error.
+
+        Args:
+            attr: its name.
+
+        Raises:
+            AssertionError: the optimizer has no such attribute.
+        """
         self._check(attr)
         self._variable = [name for name in self._variable if name != attr]
 
     def markAsVariable(self, attr: str) -> None:
-        """Lets ``attr`` change after compilation; raises AssertionError for an unknown name."""
+        """Lets an attribute change after compilation.
+
+        Args:
+            attr: its name.
+
+        Raises:
+            AssertionError: the optimizer has no such attribute.
+        """
         self._check(attr)
         if attr not in self._variable:
             self._variable.append(attr)
@@ -169,8 +186,9 @@ class Adam(_Moments, torch.optim.Adam):
         amsgrad: must be unset or False (ValueError otherwise).
         foreach, maximize, capturable, differentiable, fused: accepted and ignored.
         loss_scaling: factor on the loss in backward, divided out before the update.
-        accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type:
-            torch.float32 or torch.float16.
+        accum_type: of gradient accumulators, torch.float32 or torch.float16.
+        first_order_momentum_accum_type: of the first state tensor, likewise.
+        second_order_momentum_accum_type: of the second state tensor, likewise.
         max_grad_norm: global norm to which gradients are clipped.
     """
 
@@ -213,8 +231,9 @@ class AdamW(_Moments, torch.optim.AdamW):
         maximize, foreach, capturable, differentiable, fused: accepted and ignored.
         loss_scaling: factor on the loss in backward, divided out before the update.
         bias_correction: kept; the corrected form runs either way, as in the original.
-        accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type:
-            torch.float32 or torch.float16.
+        accum_type: of gradient accumulators, torch.float32 or torch.float16.
+        first_order_momentum_accum_type: of the first state tensor, likewise.
+        second_order_momentum_accum_type: of the second state tensor, likewise.
         max_grad_norm: global norm to which gradients are clipped.
     """
 
@@ -257,8 +276,9 @@ class RMSprop(_Moments, torch.optim.RMSprop):
         params, lr, alpha, eps, weight_decay, momentum, centered: as in torch.
         foreach, maximize, differentiable: accepted and ignored.
         loss_scaling: factor on the loss in backward, divided out before the update.
-        accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type:
-            torch.float32 or torch.float16.
+        accum_type: of gradient accumulators, torch.float32 or torch.float16.
+        first_order_momentum_accum_type: of the first state tensor, likewise.
+        second_order_momentum_accum_type: of the second state tensor, likewise.
         use_tf_variant: epsilon inside the root and squares that start at one.
     """
 
@@ -302,8 +322,9 @@ class LAMB(_Moments, torch.optim.Optimizer):
         bias_correction: default True.
         loss_scaling: factor on the loss in backward, divided out before the update.
         max_weight_norm: upper limit of the weight norm in the trust ratio; default 65500.
-        accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type:
-            torch.float32 or torch.float16.
+        accum_type: of gradient accumulators, torch.float32 or torch.float16.
+        first_order_momentum_accum_type: of the first state tensor, likewise.
+        second_order_momentum_accum_type: of the second state tensor, likewise.
     """
 
     def __init__(
@@ -344,7 +365,14 @@ class LAMB(_Moments, torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """One update on the host, by the same rule as inside a wrapped model."""
+        """One update on the host, by the same rule as inside a wrapped model.
+
+        Args:
+            closure: computes the loss again, with gradients, before the update; optional.
+
+        Returns:
+            What the closure returned, or None.
+        """
         from poptorch._optimizer import host_step
 
         loss = None

@@ -65,5 +65,9 @@ def _throwTestError(kind: TestErrorType) -> None:
 
 
 def isAlreadyRegistered(value: object) -> bool:
-    """Whether a custom argument parser is known for the type of ``value``."""
+    """Whether a custom argument parser is known for the type of ``value``.
+
+    Args:
+        value: any object.
+    """
     return _custom_types.parser_for(value) is not None

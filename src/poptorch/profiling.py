@@ -161,7 +161,11 @@ class Channel:
         return traced
 
     def tracepoint(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """A context manager; what happens while it is open is one event."""
+        """A context manager; what happens while it is open is one event.
+
+        Args:
+            name: what the event is called.
+        """
         return contextlib.nullcontext() if self._recorder is None else self._open(name)
 
     @contextlib.contextmanager

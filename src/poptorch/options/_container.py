@@ -74,6 +74,9 @@ class OptionsDict(Freezable):
     def set(self, **kwargs: Any) -> None:
         """Change values that exist.
 
+        Args:
+            **kwargs: New values by name.
+
         Raises:
             AssertionError: A name is unknown, or a value has the wrong type or is not legal.
         """
@@ -81,21 +84,39 @@ class OptionsDict(Freezable):
         self._store_all(kwargs)
 
     def createOrSet(self, **kwargs: Any) -> None:
-        """Change values, creating those that do not exist."""
+        """Change values, creating those that do not exist.
+
+        Args:
+            **kwargs: Values by name.
+
+        Raises:
+            AssertionError: A value has the wrong type or is not legal.
+        """
         self._check(kwargs, create=True)
         self._store_all(kwargs)
 
     def exists(self, option: str) -> bool:
-        """Tell whether a value of this name exists."""
+        """Tell whether a value exists.
+
+        Args:
+            option: Its name.
+        """
         return option in self._values
 
     def deleteIfExists(self, option: str) -> None:
-        """Remove a value; nothing happens if there is none."""
+        """Remove a value; nothing happens if there is none.
+
+        Args:
+            option: Its name.
+        """
         self.checkIsFrozen(option)
         self._values.pop(option, None)
 
     def update(self, other: dict[str, Any]) -> dict[str, Any]:
-        """Add all values to the dictionary `other` and return it.
+        """Add all values to a dictionary and return it.
+
+        Args:
+            other: The dictionary; enumeration members are added as integers.
 
         Raises:
             AssertionError: Some names are in both.
@@ -110,6 +131,14 @@ class OptionsDict(Freezable):
         return self.update({})
 
     def __call__(self, option: str) -> Any:
+        """Return a value, as reading the attribute of its name does.
+
+        Args:
+            option: Its name.
+
+        Raises:
+            AttributeError: There is no such value.
+        """
         return getattr(self, option)
 
     def __getattr__(self, option: str) -> Any:

@@ -25,10 +25,15 @@ class DeviceOptions(OptionsDict):
         return self._namespaces["_Popart"]
 
     def setAvailableMemoryProportion(self, available_memory_proportion: dict[str, float]) -> Self:
-        """Advise on scratch memory; no effect here.
+        """Advise on scratch memory.
+
+        Differs from the original: no effect; what an operator needs is allocated.
 
         Args:
             available_memory_proportion: Fractions from 0 to 1 by "IPU0", "IPU1", ...
+
+        Raises:
+            AssertionError: Another key, or a fraction outside of 0 to 1.
         """
         for name, share in available_memory_proportion.items():
             index = name.removeprefix("IPU") if isinstance(name, str) else ""
@@ -43,7 +48,9 @@ class DeviceOptions(OptionsDict):
         return self._with(available_memory_proportion=dict(available_memory_proportion))
 
     def useIpuModel(self, use_model: bool) -> Self:
-        """Choose the original's simulator, which takes any number of devices.
+        """Choose the original's simulator, whose device counts need no power of two.
+
+        Differs from the original: nothing is simulated; the same program runs either way.
 
         Args:
             use_model: Takes precedence over POPTORCH_IPU_MODEL and POPTORCH_SMALL_IPU_MODEL.
@@ -51,7 +58,9 @@ class DeviceOptions(OptionsDict):
         return self._create(use_model=use_model)
 
     def useIpuId(self, ipu_id: int) -> Self:
-        """Pick a device of the original by number; no effect here.
+        """Pick a device of the original by number.
+
+        Differs from the original: no effect; there is no IPU to pick.
 
         Args:
             ipu_id: Its number.
@@ -59,36 +68,50 @@ class DeviceOptions(OptionsDict):
         return self._create(ipu_id=ipu_id)
 
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> Self:
-        """Compile without running.
+        """Compile without running: sets the connection type to Never.
+
+        Differs from the original: compiles for the present target, not for absent hardware.
 
         Args:
-            ipu_version: Generation of the original hardware; no effect here.
+            ipu_version: Generation of the original hardware; stored only.
         """
         return self._create(ipu_version=ipu_version).connectionType(ConnectionType.Never)
 
     def connectionType(self, connection_type: ConnectionType) -> Self:
         """Choose when a wrapper takes a device.
 
+        Differs from the original: there is always a device to take, so that OnDemand only delays
+        sending the weights.
+
         Args:
             connection_type: Never makes wrappers that only compile.
+
+        Raises:
+            AssertionError: Not a ConnectionType.
         """
         require_member("connectionType", connection_type, ConnectionType)
         return self._with(connection_type=connection_type)
 
     def syncPattern(self, sync_pattern: SyncPattern) -> Self:
-        """Choose how devices wait for each other; no effect here.
+        """Choose how devices wait for each other.
+
+        Differs from the original: no effect; there is one device.
 
         Args:
             sync_pattern: The pattern.
+
+        Raises:
+            AssertionError: Not a SyncPattern.
         """
         require_member("syncPattern", sync_pattern, SyncPattern)
         return self._with(sync_pattern=sync_pattern)
 
     def autoRoundNumIPUs(self, auto_round_num_ipus: bool = True) -> Self:
-        """Allow device counts that are no power of two.
+        """Allow models whose blocks and replicas need no power of two of devices.
 
         Args:
-            auto_round_num_ipus: Whether to round up.
+            auto_round_num_ipus: Whether to round up, with a warning; otherwise such a model is an
+                error when it is compiled.
         """
         return self._with(auto_round_num_ipus=auto_round_num_ipus)
 
@@ -133,6 +156,8 @@ class DeviceOptions(OptionsDict):
     def logCycleCount(self, log_cycle_count: bool) -> Self:
         """Let `cycleCount()` tell how long a call took.
 
+        Differs from the original: a cycle is a nanosecond.
+
         Args:
             log_cycle_count: Whether it may be asked.
         """
@@ -140,10 +165,12 @@ class DeviceOptions(OptionsDict):
         return self
 
     def enableStableNorm(self, enabled: bool) -> Self:
-        """Ask for normalisations that compute the variance stably, which they always do here.
+        """Ask for normalisations that compute the variance stably.
+
+        Differs from the original: no effect; they always do.
 
         Args:
-            enabled: No effect.
+            enabled: Stored only.
         """
         self._Popart.set("enableStableNorm", enabled)
         return self
@@ -152,7 +179,8 @@ class DeviceOptions(OptionsDict):
         """Use random normal data made on the device in place of the inputs.
 
         Args:
-            enabled: Anything true turns it on; integer inputs become zeros.
+            enabled: Anything true turns it on; integer inputs become zeros. For zeros everywhere
+                (1) or uniform numbers (3) set ``syntheticDataMode`` of ``_Popart``.
         """
         self._Popart.set("syntheticDataMode", 2 if enabled else 0)
         return self
@@ -161,7 +189,7 @@ class DeviceOptions(OptionsDict):
         """Name the buffers that `copyNamedBuffersToDevice` sends.
 
         Args:
-            buffers: Their names; a list that is not empty is refused when a model is wrapped.
+            buffers: Their names; one that the model lacks is an error when they are sent.
         """
         self._Popart.set("updatableNamedBuffers", buffers)
         return self

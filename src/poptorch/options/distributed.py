@@ -12,7 +12,11 @@ from poptorch.options._container import OptionsDict, require
 
 
 class _DistributedOptions(OptionsDict):
-    """Process count and process number."""
+    """Process count and process number, at first those of an MPI job.
+
+    Differs from the original: a data loader divides its data by them, but training in more than one
+    process is refused, because processes exchange no gradients yet.
+    """
 
     _store = "Distributed"
 
@@ -43,6 +47,9 @@ class _DistributedOptions(OptionsDict):
         Args:
             process_id: From 0 to `num_processes` - 1.
             num_processes: 1 or more.
+
+        Raises:
+            AssertionError: Numbers out of range.
         """
         values = {"distributed_process_id": process_id, "num_distributed_processes": num_processes}
         self._check(values, create=False)

@@ -54,7 +54,7 @@ class Options(EarlierOptions, DeviceOptions):
 
     @property
     def TensorLocations(self) -> _TensorLocationOptions:
-        """Where tensors are kept; no effect here."""
+        """Where tensors are kept; checked and stored, without effect."""
         return self._namespaces["TensorLocations"]
 
     @property
@@ -78,10 +78,13 @@ class Options(EarlierOptions, DeviceOptions):
         return self._namespaces["Training"]
 
     def deviceIterations(self, device_iterations: int) -> Self:
-        """Set how many steps one call runs.
+        """Set how many steps one call runs: weight updates of training, batches of inference.
 
         Args:
             device_iterations: 1 or more.
+
+        Raises:
+            AssertionError: Not an integer, or less than 1.
         """
         return self._with(device_iterations=device_iterations)
 
@@ -92,6 +95,9 @@ class Options(EarlierOptions, DeviceOptions):
 
         Args:
             replication_factor: 1 or more.
+
+        Raises:
+            AssertionError: Not an integer, or less than 1.
         """
         return self._with(replication_factor=replication_factor)
 
@@ -120,10 +126,12 @@ class Options(EarlierOptions, DeviceOptions):
         return self._with(**values)
 
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
-        """Choose whether replicas start from the same buffers.
+        """Choose whether replicas may change their buffers.
 
         Args:
-            broadcast_buffers: False keeps the buffers of each replica apart.
+            broadcast_buffers: True makes a forward that writes to a buffer in several replicas an
+                error when the model is compiled, statistics of batch norm excepted. False gives
+                each replica buffers of its own; the host reads those of replica 0.
         """
         return self._with(broadcast_buffers=broadcast_buffers)
 
@@ -131,8 +139,11 @@ class Options(EarlierOptions, DeviceOptions):
         """Choose which results of a call come back.
 
         Args:
-            output_mode: The choice.
+            output_mode: The choice; Default is Final for training and All for inference.
             output_return_period: N of EveryN, 1 or more; ignored for the other modes.
+
+        Raises:
+            AssertionError: Not an OutputMode, or EveryN without a positive period.
         """
         require_member("outputMode", output_mode, OutputMode)
         period = output_return_period
@@ -162,6 +173,11 @@ class Options(EarlierOptions, DeviceOptions):
             long_name: Its name in the program, one of `getTensorNames()`.
             output_mode: Which values to return; None follows the model's mode.
             output_return_period: N of EveryN.
+
+        Raises:
+            AssertionError: Names that are no strings, not an OutputMode, or EveryN without a
+                positive period. A name that the program does not have is an error when the model
+                is compiled.
         """
         self.checkIsFrozen("anchored_tensors")
         for name in (short_name, long_name):
@@ -177,8 +193,13 @@ class Options(EarlierOptions, DeviceOptions):
     def setExecutionStrategy(self, strategy: _IExecutionStrategy) -> Self:
         """Choose how blocks map to stages and phases; the numbers do not depend on it.
 
+        Differs from the original: one device runs all stages; a strategy only places and checks.
+
         Args:
-            strategy: A pipelined, sharded or phased execution.
+            strategy: A pipelined, sharded or phased execution; pipelined if nothing is said.
+
+        Raises:
+            AssertionError: Not an execution strategy.
         """
         require(
             isinstance(strategy, _IExecutionStrategy),
@@ -192,6 +213,9 @@ class Options(EarlierOptions, DeviceOptions):
 
         Args:
             random_seed: The seed.
+
+        Raises:
+            AssertionError: Not an integer.
         """
         self.createOrSet(random_seed=random_seed)
         torch.manual_seed(random_seed)
@@ -206,7 +230,9 @@ class Options(EarlierOptions, DeviceOptions):
         return self._with(log_dir=log_dir)
 
     def maxRepeatLogs(self, max_lines: int | None) -> Self:
-        """Limit how often the same message is logged; no effect here.
+        """Limit how often the same message is logged.
+
+        Differs from the original: no effect; no message is suppressed.
 
         Args:
             max_lines: The limit, or None for none.
@@ -250,6 +276,9 @@ class Options(EarlierOptions, DeviceOptions):
 
         Args:
             excludes: Fragments of their paths, replacing the present ones.
+
+        Raises:
+            AssertionError: Not a list of strings.
         """
         require(
             isinstance(excludes, list | tuple) and all(isinstance(part, str) for part in excludes),
@@ -274,7 +303,7 @@ class Options(EarlierOptions, DeviceOptions):
             filepath: Path of the file.
 
         Raises:
-            ConfigFileError: The file is not valid Python.
+            ConfigFileError: The file is not valid Python; names the line.
         """
         files.load_file(self, filepath)
         return self
@@ -283,13 +312,14 @@ class Options(EarlierOptions, DeviceOptions):
         """Call the setters that a JSON object names.
 
         Args:
-            string: For example '{"Training.gradientAccumulation": 4}'.
+            string: For example ``{"Training.gradientAccumulation": 4}``. A list is spread over the
+                setter's arguments; a text such as ``OutputMode.All`` means that member.
         """
         files.apply_json(self, string)
         return self
 
     def toDict(self) -> dict[str, Any]:
-        """Return all values in one flat dictionary, without those of `_Popart`.
+        """Return all values in one flat dictionary, without those of ``_Popart``.
 
         Raises:
             AssertionError: No output mode was chosen yet.

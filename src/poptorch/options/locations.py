@@ -11,7 +11,10 @@ from poptorch.options._container import OptionsDict, require
 
 
 class TensorLocationSettings(OptionsDict):
-    """Where one kind of tensor is kept and how it is divided; every setter chains."""
+    """Where one kind of tensor is kept and how it is divided; every setter chains.
+
+    Differs from the original: settings are checked and stored, and have no effect.
+    """
 
     _store = "TensorLocationSettings"
 
@@ -75,7 +78,10 @@ class TensorLocationSettings(OptionsDict):
 
 
 class _TensorLocationOptions(OptionsDict):
-    """Settings for each kind of tensor."""
+    """Settings for each kind of tensor.
+
+    Differs from the original: they are checked and stored, and have no effect.
+    """
 
     _store = "TensorLocations"
 

@@ -33,6 +33,9 @@ class _PopartOptions(Freezable):
     def setEngineOptions(self, engine_options: dict[str, str]) -> Self:
         """Store settings of the original's backend, replacing earlier ones.
 
+        Differs from the original: ``autoReport.*`` choose the report of ``enableProfiling``; the
+        others have no effect.
+
         Args:
             engine_options: Values by name, all of them strings.
         """
@@ -41,9 +44,14 @@ class _PopartOptions(Freezable):
     def setPatterns(self, patterns: dict[str, bool], level: int = 2) -> Self:
         """Choose the graph rewrites of the original's compiler.
 
+        Differs from the original: no effect; that compiler is not here.
+
         Args:
             patterns: Switches by name, applied on top of the level.
             level: 0 (none) to 3 (all).
+
+        Raises:
+            AssertionError: An argument of another type.
         """
         require(isinstance(level, int), f"level must be an int, not {level!r}")
         require(isinstance(patterns, dict), f"patterns must be a dict, not {patterns!r}")

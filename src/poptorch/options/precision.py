@@ -89,7 +89,9 @@ class _PrecisionOptions(EarlierPrecision, OptionsDict):
         return self
 
     def setPartialsType(self, dtype: torch.dtype) -> Self:
-        """Choose the type of partial sums in matrix products and convolutions; no effect here.
+        """Choose the type of partial sums in matrix products and convolutions.
+
+        Differs from the original: no effect; sums are kept in float32 or better.
 
         Replaces all convolution options, those of `Training.setConvolutionDithering` included.
 

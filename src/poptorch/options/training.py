@@ -26,6 +26,9 @@ class _TrainingOptions(EarlierTraining, OptionsDict):
 
         Args:
             gradient_accumulation: 1 or more; must be 1 for inference.
+
+        Raises:
+            AssertionError: Not an integer, or less than 1.
         """
         self.set(gradient_accumulation=gradient_accumulation)
         return self
@@ -81,7 +84,9 @@ class _TrainingOptions(EarlierTraining, OptionsDict):
         return self
 
     def setConvolutionDithering(self, enabled: bool) -> Self:
-        """Spread convolutions over an IPU's tiles; no effect here.
+        """Spread convolutions over an IPU's tiles.
+
+        Differs from the original: no effect; there are no tiles.
 
         Replaces all convolution options, those of `Precision.setPartialsType` included.
 
