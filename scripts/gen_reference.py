@@ -329,8 +329,8 @@ def signature(shown: str, item: object) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Defaults as one writes them: an enumeration's member without its value."""
-    return re.sub(r"<([\w.]+): [^>]*>", r"\1", text)
+    """Defaults as this project writes them: members by name, double quotes."""
+    return re.sub(r"'([^'\"]*)'", r'"\1"', re.sub(r"<([\w.]+): [^>]*>", r"\1", text))
 
 
 def _inline(text: str) -> str:

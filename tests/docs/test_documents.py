@@ -1,4 +1,4 @@
-"""The documents' code runs: quickstart block by block, README's program, the tour."""
+"""The documents' code runs: pages block by block, README's program, the tour."""
 
 import re
 import subprocess
@@ -36,6 +36,15 @@ def test_quickstart(tmp_path):
     done = run(blocks("docs/quickstart.md"), tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("reference ")
+
+
+@pytest.mark.parametrize("name", ["saving", "half_precision", "observing"])
+def test_a_document_of_blocks(name, tmp_path):
+    page = (ROOT / "docs" / f"{name}.md").read_text()
+    assert len(page.splitlines()) < 120
+    assert "Every block on this page is run by the tests" in page
+    done = run(blocks(f"docs/{name}.md"), tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_readme_program_is_what_it_prints(tmp_path):
