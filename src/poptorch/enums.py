@@ -29,13 +29,13 @@ class OutputMode(enum.IntEnum):
     """Which of a call's results come back to the host."""
 
     Final = 0
-    """Only those of the last micro-batch."""
+    """Only those of the last micro-batch of each replica."""
     EveryN = 1
-    """Those of every N-th micro-batch."""
+    """Those of every N-th device iteration, with all its accumulation steps."""
     All = 2
     """Those of every micro-batch, concatenated."""
     Sum = 3
-    """The sum over all micro-batches."""
+    """The sum over all micro-batches of each replica; nothing is summed over replicas."""
     Default = 4
     """Not chosen yet: training wrappers take Final, inference wrappers All."""
 
@@ -63,8 +63,11 @@ class ReductionType(enum.IntEnum):
     """How gradients of several micro-batches and replicas become one."""
 
     Sum = 0
+    """Added up."""
     Mean = 1
+    """Averaged."""
     NoReduction = 2
+    """Not combined; the setter of `Training` refuses it."""
 
 
 class MeanReductionStrategy(enum.IntEnum):
@@ -93,43 +96,61 @@ class SharingStrategy(enum.IntEnum):
     """How an asynchronous worker hands its tensors over."""
 
     SharedMemory = 0
+    """The worker is spawned, and the data set pickled to it."""
     FileSystem = 1
+    """Spawned too; the data set goes through a temporary file."""
     Fork = 2
+    """The worker is forked, so that the data set need not pickle."""
     ForkServer = 3
+    """Forked by a clean process; the data set has to pickle."""
 
 
 class HalfFloatCastingBehavior(enum.IntEnum):
     """Result type of half and float operands; deprecated, torch's promotion always applies."""
 
     FloatDowncastToHalf = 0
+    """Half was to win."""
     HalfUpcastToFloat = 1
+    """Float was to win."""
     Default = 2
+    """The original's choice."""
 
 
 class MatMulSerializationMode(enum.Enum):
     """The dimension along which `serializedMatMul` cuts a product into pieces."""
 
     InputChannels = "input_channels"
+    """Rows of the left operand."""
     ReducingDim = "reducing_dim"
+    """The dimension that is summed over; slices are added up."""
     OutputChannels = "output_channels"
+    """Columns of the right operand."""
     Disabled = "none"
+    """One product."""
 
 
 class Liveness(enum.IntEnum):
     """How long phased execution keeps tensors in device memory."""
 
     AlwaysLive = 0
+    """Never moved away."""
     OffChipAfterFwd = 1
+    """Until the forward pass ends."""
     OffChipAfterFwdNoOverlap = 2
+    """Likewise, with transfers between phases."""
     OffChipAfterEachPhase = 3
+    """Until their phase ends."""
 
 
 class OverlapMode(enum.Enum):
     """Which loop a host transfer may overlap with."""
 
     NoOverlap = "no_overlap"
+    """With none."""
     OverlapAccumulationLoop = "overlap_accumulation_loop"
+    """With the micro-batches of one update."""
     OverlapDeviceIterationLoop = "overlap_device_iteration_loop"
+    """With the device iterations of one call."""
 
 
 class AutoStage(enum.IntEnum):
@@ -165,4 +186,6 @@ class VariableRetrievalMode(enum.IntEnum):
     """Which copies of a per-replica variable the host reads back; there is no value 1."""
 
     OnePerGroup = 0
+    """One per group, that of its first replica."""
     AllReplicas = 2
+    """One per replica."""
