@@ -1,6 +1,5 @@
 """``poptorch.load``: a wrapper out of a file, without the Python source of the model."""
 
-import json
 import os
 from collections.abc import Callable
 from typing import Any

@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import json
 
 import pytest
 import torch
@@ -312,15 +311,6 @@ def test_something_else_is_an_invalid_file(kind, path, tmp_path):
         poptorch.load(tmp_path / "text")
     with pytest.raises(kind, match=r"Invalid file .*No such file or directory\."):
         poptorch.load(path)
-
-
-def test_metadata_can_be_read_without_loading(path, tmp_path):
-    trained().save(path)
-    found = json.loads(poptorch.importPoptorchMetadataFromFile(path))
-    assert found["version"] == poptorch.__version__
-    (tmp_path / "text").write_text("hello")
-    with pytest.raises(poptorch.Error, match=r"Invalid file .*text"):
-        poptorch.importPoptorchMetadataFromFile(tmp_path / "text")
 
 
 def test_the_interface_is_the_originals():
