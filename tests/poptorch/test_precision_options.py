@@ -144,12 +144,22 @@ def test_a_loop_or_branch_is_watched_as_one_operation():
         return poptorch.inferenceModel(Calls(lambda self, x: forward(x)), made)
 
     x = torch.ones(2)
-    logs = watching(lambda x: poptorch.for_loop(3, torch.log, [x])[0])
+
+    def log(v):
+        return [v.log()]
+
+    def exp(v):
+        return [v.exp()]
+
+    def masked(v):
+        return [v.masked_fill(v > 0, -INF)]
+
+    logs = watching(lambda x: poptorch.for_loop(3, log, [x])[0])
     with pytest.raises(poptorch.RecoverableError, match=r"while_loop.*NaN from operands without"):
         logs(x)
-    hidden = watching(lambda x: poptorch.for_loop(2, lambda v: v.masked_fill(v > 0, -INF), [x])[0])
+    hidden = watching(lambda x: poptorch.for_loop(2, masked, [x])[0])
     assert torch.equal(hidden(x), torch.tensor([-INF, -INF])), "a constant infinity is meant"
-    taken = watching(lambda x: poptorch.cond(x.sum() > 0, torch.log, [x * 0], torch.exp, [x])[0])
+    taken = watching(lambda x: poptorch.cond(x.sum() > 0, log, [x * 0], exp, [x])[0])
     with pytest.raises(poptorch.RecoverableError, match="infinity from finite operands"):
         taken(x)
     assert torch.equal(taken(-x), torch.exp(-x))
