@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
-from torch.fx.graph import CodeGen
 
 from abele import (
     _torch,
@@ -23,30 +21,22 @@ from abele import (
     replica_groups,
     rounding,
     scopes,
+    tracing,
     update_rules,
 )
 from abele.config import StepConfig
-from abele.control_flow import restore_views
 from abele.diagnose import explain_data_dependence
 from abele.errors import CaptureError
 from abele.losses import LossFinder
 from abele.module_state import ModuleState, substituted
 from abele.origins import backward_origins
-from abele.ownership import own_constants, own_outputs
 from abele.portable import portable_functions
-from abele.program import (
-    Program,
-    Role,
-    Slot,
-    Stamp,
-    returned_nodes,
-    writes,
-)
+from abele.program import Program, Role
 from abele.tensor_names import Lookup
+from abele.tracing import Named, Values
 from abele.update_rules import UpdateRule
 
 Call = Callable[[list[torch.Tensor]], list[torch.Tensor]]
-aten = torch.ops.aten
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,16 +59,6 @@ class Captured:
     def by_name(self) -> dict[str, Program]:
         """The programs under their names."""
         return {program.name: program for program in self.programs}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Named:
-    """A tensor that becomes an input slot."""
-
-    name: str
-    role: Role
-    value: torch.Tensor
-    requires_grad: bool = False
 
 
 def capture(
@@ -138,7 +118,7 @@ class _Capture:
         self.mode = _torch.static_fakes()
         self.params = [
             # Forward sees one group's value; only its shape matters here.
-            _Named(
+            Named(
                 n,
                 Role.PARAMETER,
                 torch.empty_like(v[0]) if n in config.replica_groups else v,
@@ -146,8 +126,8 @@ class _Capture:
             )
             for n, v in state.params.items()
         ]
-        self.buffers = [_Named(n, Role.BUFFER, v) for n, v in state.buffers.items()]
-        self.inputs = [_Named(f"input{i}", Role.INPUT, v) for i, v in enumerate(inputs)]
+        self.buffers = [Named(n, Role.BUFFER, v) for n, v in state.buffers.items()]
+        self.inputs = [Named(f"input{i}", Role.INPUT, v) for i, v in enumerate(inputs)]
         self.constants: dict[int, torch.Tensor] = {}
         self.updated: tuple[str, ...] = ()
         self.watched, self.largest_scale = 0, 1.0  # for an automatic loss scale
@@ -200,18 +180,18 @@ class _Capture:
 
     # -- the slots of each program ---------------------------------------------------------
 
-    def _model_slots(self) -> list[_Named]:
+    def _model_slots(self) -> list[Named]:
         return self.params + self.buffers + self.inputs
 
     def _trainable_names(self) -> list[str]:
         grouped = {name for group in self.rule.groups for name in group.params}
         return [p.name for p in self.params if p.requires_grad and p.name in grouped]
 
-    def _accumulators(self, names: Sequence[str]) -> list[_Named]:
+    def _accumulators(self, names: Sequence[str]) -> list[Named]:
         dtype = self.rule.accumulator_dtype
         params = self._param_values()
         return [
-            _Named(
+            Named(
                 f"accumulator.{name}",
                 Role.ACCUMULATOR,
                 torch.zeros_like(params[name], dtype=dtype),
@@ -219,46 +199,46 @@ class _Capture:
             for name in names
         ]
 
-    def _counters(self) -> list[_Named]:
+    def _counters(self) -> list[Named]:
         names = [reduction.COUNTED] if reduction.runs_as_mean(self.config) else []
         if self.rule.automatic_scaling is not None:
             names += loss_scaling.COUNTERS
         # One tensor each: the same one twice would become the same slot.
-        return [_Named(n, Role.COUNTER, torch.zeros((), dtype=torch.float64)) for n in names]
+        return [Named(n, Role.COUNTER, torch.zeros((), dtype=torch.float64)) for n in names]
 
     def _param_values(self) -> dict[str, torch.Tensor]:
         return {item.name: item.value for item in self.params}
 
-    def _update_slots(self) -> list[_Named]:
+    def _update_slots(self) -> list[Named]:
         named = []
         trainable = set(self._trainable_names())
         for param, values in self.rule.initial_state(self._param_values()).items():
             if param not in trainable:
                 continue
             named += [
-                _Named(f"{param}.{key}", Role.OPTIMIZER_STATE, value)
+                Named(f"{param}.{key}", Role.OPTIMIZER_STATE, value)
                 for key, value in values.items()
             ]
         return named + self._hyper_slots()
 
-    def _hyper_slots(self) -> list[_Named]:
+    def _hyper_slots(self) -> list[Named]:
         return [
-            _Named(name, Role.HYPER, torch.tensor(value, dtype=torch.float64))
+            Named(name, Role.HYPER, torch.tensor(value, dtype=torch.float64))
             for name, value in self.rule.hyper().items()
         ]
 
     # -- what is traced --------------------------------------------------------------------
 
-    def _forward(self, values: _Values) -> list[torch.Tensor]:
+    def _forward(self, values: Values) -> list[torch.Tensor]:
         with torch.no_grad(), self._substituted(values):
             outputs = self._call_model(values)
         _torch.mark_traced("forward")
         return outputs
 
-    def _substituted(self, values: _Values) -> contextlib.AbstractContextManager[None]:
+    def _substituted(self, values: Values) -> contextlib.AbstractContextManager[None]:
         return substituted(self.state, values.of(Role.PARAMETER), values.of(Role.BUFFER))
 
-    def _call_model(self, values: _Values) -> list[torch.Tensor]:
+    def _call_model(self, values: Values) -> list[torch.Tensor]:
         with (
             explain_data_dependence(),
             scopes.recording(self.module_names),
@@ -273,7 +253,7 @@ class _Capture:
                 traced.append(output.detach())
         return traced
 
-    def _gradients(self, values: _Values) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    def _gradients(self, values: Values) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
         # Open until backward is done: activation checkpointing runs parts of forward again there.
         origins = backward_origins(wanted=self.config.trap_exceptions)
         with torch.enable_grad(), self._substituted(values), origins as following:
@@ -288,7 +268,7 @@ class _Capture:
         _torch.mark_traced("backward")
         return outputs, found
 
-    def _backward(self, loss: torch.Tensor, values: _Values) -> dict[str, torch.Tensor]:
+    def _backward(self, loss: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
         names = self._trainable_names()
         params = values.of(Role.PARAMETER)
         grads: Sequence[torch.Tensor | None] = [None] * len(names)
@@ -300,20 +280,20 @@ class _Capture:
             grads = torch.autograd.grad(loss, leaves, seed, allow_unused=True)
         return {n: g.detach() for n, g in zip(names, grads, strict=True) if g is not None}
 
-    def _loss_scale(self, values: _Values) -> float | torch.Tensor:
+    def _loss_scale(self, values: Values) -> float | torch.Tensor:
         scale: float | torch.Tensor = self.rule.loss_scaling
         if self.rule.loss_scaling_variable:
             scale = values.of(Role.HYPER)["loss_scaling"]
         divisor = reduction.loss_divisor(self.config)
         return scale / divisor if divisor > 1 else scale
 
-    def _step(self, values: _Values) -> list[torch.Tensor]:
+    def _step(self, values: Values) -> list[torch.Tensor]:
         outputs, grads = self._gradients(values)
         self._count_saturated(values, grads)
         self._update(values, grads)
         return outputs
 
-    def _accumulate(self, values: _Values) -> list[torch.Tensor]:
+    def _accumulate(self, values: Values) -> list[torch.Tensor]:
         outputs, grads = self._gradients(values)
         self._count_saturated(values, grads)
         sums = values.of(Role.ACCUMULATOR)
@@ -330,7 +310,7 @@ class _Capture:
         _torch.mark_traced("update")
         return outputs
 
-    def _apply(self, values: _Values) -> list[torch.Tensor]:
+    def _apply(self, values: Values) -> list[torch.Tensor]:
         sums = values.of(Role.ACCUMULATOR)
         grads = {
             name: reduction.reduced(sums[f"accumulator.{name}"], self.config)
@@ -344,7 +324,7 @@ class _Capture:
         _torch.mark_traced("update")
         return []
 
-    def _update(self, values: _Values, grads: Mapping[str, torch.Tensor]) -> None:
+    def _update(self, values: Values, grads: Mapping[str, torch.Tensor]) -> None:
         state: dict[str, dict[str, torch.Tensor]] = {item.name: {} for item in self.params}
         for name, value in values.of(Role.OPTIMIZER_STATE).items():
             param, key = name.rsplit(".", 1)
@@ -354,7 +334,7 @@ class _Capture:
             update_rules.apply(self.rule, params, grads, state, hyper, self.write)
         _torch.mark_traced("update")
 
-    def _count_saturated(self, values: _Values, grads: Mapping[str, torch.Tensor]) -> None:
+    def _count_saturated(self, values: Values, grads: Mapping[str, torch.Tensor]) -> None:
         settings, counters = self.rule.automatic_scaling, values.of(Role.COUNTER)
         if settings is not None:
             saturated = counters[loss_scaling.SATURATED]
@@ -362,9 +342,7 @@ class _Capture:
             self.watched = loss_scaling.elements(grads.values())
 
     @contextlib.contextmanager
-    def _following_scale(
-        self, values: _Values, grads: Mapping[str, torch.Tensor]
-    ) -> Iterator[None]:
+    def _following_scale(self, values: Values, grads: Mapping[str, torch.Tensor]) -> Iterator[None]:
         """With an automatic loss scale: unsound updates are undone, then the scale moves."""
         settings = self.rule.automatic_scaling
         if settings is None or not self.watched:
@@ -382,112 +360,5 @@ class _Capture:
 
     # -- tracing ---------------------------------------------------------------------------
 
-    def _trace(self, name: str, body: Callable, named: list[_Named]) -> Program:
-        started = time.perf_counter()
-        fakes = [self.mode.from_tensor(item.value) for item in named]
-
-        def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            self.lookup.start()
-            return [*body(_Values(named, tensors)), *self.lookup.gradients]
-
-        with self.mode, _portable_operators():
-            leaves = [
-                fake.requires_grad_() if item.requires_grad else fake
-                for item, fake in zip(named, fakes, strict=True)
-            ]
-            traced = _torch.make_fx(
-                function, decomposition_table=_HIDDEN_WRITES, record_stack_traces=True
-            )(*leaves)
-            graph = _pure(traced, [leaf.detach() for leaf in leaves])
-        anchors = self.lookup.choose(graph, [(item.name, item.role) for item in named])
-        own_constants(graph)
-        own_outputs(graph)
-        return _as_program(name, graph, named, anchors, time.perf_counter() - started)
-
-
-class _Values:
-    """The traced tensors of one call, by role and name."""
-
-    def __init__(self, named: Sequence[_Named], tensors: Sequence[torch.Tensor]):
-        self._by_role: dict[Role, dict[str, torch.Tensor]] = {role: {} for role in Role}
-        for item, tensor in zip(named, tensors, strict=True):
-            self._by_role[item.role][item.name] = tensor
-
-    def of(self, role: Role) -> dict[str, torch.Tensor]:
-        return self._by_role[role]
-
-
-def _batch_norm(x, weight, bias, mean, var, training, momentum, eps):
-    """``native_batch_norm`` writes its statistics without saying so; these variants say it."""
-    if mean is None or var is None:
-        return aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
-    if not training:
-        return aten._native_batch_norm_legit_no_training.default(
-            x, weight, bias, mean, var, momentum, eps
-        )
-    return aten._native_batch_norm_legit.default(
-        x, weight, bias, mean, var, training, momentum, eps
-    )
-
-
-_HIDDEN_WRITES = {aten.native_batch_norm.default: _batch_norm}
-
-
-@contextlib.contextmanager
-def _portable_operators() -> Iterator[None]:
-    """Keeps vendor kernels out of the program where the portable operator says more.
-
-    Their batch norms hide writes like the native one, and their LSTM cannot be traced without
-    data. Convolutions are not concerned: which library runs them is decided when they run.
-    """
-    with torch.backends.cudnn.flags(enabled=False), _torch.without_onednn():
-        yield
-
-
-def _pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
-    """Re-traces a graph so that only final ``copy_`` nodes write, and only into inputs."""
-    run = torch.fx.Interpreter(graph).run
-    functional = torch.func.functionalize(run, remove="mutations")
-    with torch.no_grad(), _torch.preserve_node_meta():
-        pure = _torch.make_fx(functional)(*fakes)
-    pure.graph.set_codegen(CodeGen())
-    pure.graph.eliminate_dead_code()
-    restore_views(pure)
-    pure.recompile()
-    return pure
-
-
-def _as_program(
-    name: str,
-    graph: torch.fx.GraphModule,
-    named: Sequence[_Named],
-    anchors: Sequence[str],
-    seconds: float,
-) -> Program:
-    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    written = {node.args[0] for node in graph.graph.nodes if writes(node)}
-    inputs = tuple(
-        Slot(
-            name=item.name,
-            role=item.role,
-            shape=tuple(item.value.shape),
-            dtype=item.value.dtype,
-            mutated=node in written,
-        )
-        for item, node in zip(named, nodes, strict=True)
-    )
-    returned = returned_nodes(graph)
-    roles = [(f"output{index}", Role.OUTPUT) for index in range(len(returned) - len(anchors))]
-    roles += [(anchor, Role.ANCHOR) for anchor in anchors]
-    outputs = tuple(
-        Slot(
-            name=slot,
-            role=role,
-            shape=tuple(node.meta["val"].shape),
-            dtype=node.meta["val"].dtype,
-        )
-        for (slot, role), node in zip(roles, returned, strict=True)
-    )
-    stamp = Stamp(by="capture", seconds=seconds, nodes=len(graph.graph.nodes))
-    program = Program(name=name, graph=graph, inputs=inputs, outputs=outputs, history=(stamp,))
-    return program.verify()
+    def _trace(self, name: str, body: Callable, named: list[Named]) -> Program:
+        return tracing.trace(name, body, named, self.mode, self.lookup)

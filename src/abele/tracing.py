@@ -1,0 +1,167 @@
+"""Tracing: a function of tensors with names and roles -> a program.
+
+The function may write to its tensors in place and return them; the program writes with final
+``copy_`` only, and what it returns shares no memory with its inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch.fx.graph import CodeGen
+
+from abele import _torch
+from abele.control_flow import restore_views
+from abele.ownership import own_constants, own_outputs
+from abele.program import Program, Role, Slot, Stamp, returned_nodes, writes
+from abele.tensor_names import Lookup
+
+aten = torch.ops.aten
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """A tensor that becomes an input slot.
+
+    Attributes:
+        name: of the slot.
+        role: of the slot.
+        value: has its shape and dtype.
+        requires_grad: the function differentiates by it.
+    """
+
+    name: str
+    role: Role
+    value: torch.Tensor
+    requires_grad: bool = False
+
+
+class Values:
+    """The traced tensors of one call, by role and name."""
+
+    def __init__(self, named: Sequence[Named], tensors: Sequence[torch.Tensor]):
+        self._by_role: dict[Role, dict[str, torch.Tensor]] = {role: {} for role in Role}
+        for item, tensor in zip(named, tensors, strict=True):
+            self._by_role[item.role][item.name] = tensor
+
+    def of(self, role: Role) -> dict[str, torch.Tensor]:
+        """The tensors of a role by name."""
+        return self._by_role[role]
+
+
+def trace(
+    name: str,
+    body: Callable[[Values], list[torch.Tensor]],
+    named: Sequence[Named],
+    mode: _torch.FakeTensorMode,
+    lookup: Lookup,
+) -> Program:
+    """Runs ``body`` once, on tensors without data.
+
+    Args:
+        name: of the program.
+        body: what the program computes; returns its outputs.
+        named: the input slots, in order; only shapes and dtypes of the values are used.
+        mode: makes the tensors.
+        lookup: chooses which other tensors the program returns behind its outputs.
+    """
+    started = time.perf_counter()
+    fakes = [mode.from_tensor(item.value) for item in named]
+
+    def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        lookup.start()
+        return [*body(Values(named, tensors)), *lookup.gradients]
+
+    with mode, _portable_operators():
+        leaves = [
+            fake.requires_grad_() if item.requires_grad else fake
+            for item, fake in zip(named, fakes, strict=True)
+        ]
+        traced = _torch.make_fx(
+            function, decomposition_table=_HIDDEN_WRITES, record_stack_traces=True
+        )(*leaves)
+        graph = _pure(traced, [leaf.detach() for leaf in leaves])
+    anchors = lookup.choose(graph, [(item.name, item.role) for item in named])
+    own_constants(graph)
+    own_outputs(graph)
+    return _as_program(name, graph, named, anchors, time.perf_counter() - started)
+
+
+def _batch_norm(x, weight, bias, mean, var, training, momentum, eps):
+    """``native_batch_norm`` writes its statistics without saying so; these variants say it."""
+    if mean is None or var is None:
+        return aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
+    if not training:
+        return aten._native_batch_norm_legit_no_training.default(
+            x, weight, bias, mean, var, momentum, eps
+        )
+    return aten._native_batch_norm_legit.default(
+        x, weight, bias, mean, var, training, momentum, eps
+    )
+
+
+_HIDDEN_WRITES = {aten.native_batch_norm.default: _batch_norm}
+
+
+@contextlib.contextmanager
+def _portable_operators() -> Iterator[None]:
+    """Keeps vendor kernels out of the program where the portable operator says more.
+
+    Their batch norms hide writes like the native one, and their LSTM cannot be traced without
+    data. Convolutions are not concerned: which library runs them is decided when they run.
+    """
+    with torch.backends.cudnn.flags(enabled=False), _torch.without_onednn():
+        yield
+
+
+def _pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+    """Re-traces a graph so that only final ``copy_`` nodes write, and only into inputs."""
+    run = torch.fx.Interpreter(graph).run
+    functional = torch.func.functionalize(run, remove="mutations")
+    with torch.no_grad(), _torch.preserve_node_meta():
+        pure = _torch.make_fx(functional)(*fakes)
+    pure.graph.set_codegen(CodeGen())
+    pure.graph.eliminate_dead_code()
+    restore_views(pure)
+    pure.recompile()
+    return pure
+
+
+def _as_program(
+    name: str,
+    graph: torch.fx.GraphModule,
+    named: Sequence[Named],
+    anchors: Sequence[str],
+    seconds: float,
+) -> Program:
+    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    written = {node.args[0] for node in graph.graph.nodes if writes(node)}
+    inputs = tuple(
+        Slot(
+            name=item.name,
+            role=item.role,
+            shape=tuple(item.value.shape),
+            dtype=item.value.dtype,
+            mutated=node in written,
+        )
+        for item, node in zip(named, nodes, strict=True)
+    )
+    returned = returned_nodes(graph)
+    roles = [(f"output{index}", Role.OUTPUT) for index in range(len(returned) - len(anchors))]
+    roles += [(anchor, Role.ANCHOR) for anchor in anchors]
+    outputs = tuple(
+        Slot(
+            name=slot,
+            role=role,
+            shape=tuple(node.meta["val"].shape),
+            dtype=node.meta["val"].dtype,
+        )
+        for (slot, role), node in zip(roles, returned, strict=True)
+    )
+    stamp = Stamp(by="capture", seconds=seconds, nodes=len(graph.graph.nodes))
+    program = Program(name=name, graph=graph, inputs=inputs, outputs=outputs, history=(stamp,))
+    return program.verify()
