@@ -31,6 +31,7 @@ from abele.losses import LossFinder
 from abele.module_state import ModuleState, substituted
 from abele.origins import backward_origins
 from abele.portable import portable_functions
+from abele.printing import hide_frames
 from abele.program import Program, Role
 from abele.tensor_names import Lookup
 from abele.tracing import Named, Values
@@ -69,6 +70,7 @@ def capture(
     rule: UpdateRule | None = None,
     *,
     name_modules: bool = True,
+    hidden_paths: Sequence[str] = (),
     anchors: Sequence[str] = (),
 ) -> Captured:
     """Captures one micro-batch of ``module`` as static programs.
@@ -83,6 +85,7 @@ def capture(
         config: decides between one whole step and accumulate + apply.
         rule: the optimizer; needed for training.
         name_modules: nodes remember the path of the module that made them.
+        hidden_paths: fragments of paths of files that are never named as the user's line.
         anchors: names of tensors that programs return behind their outputs.
 
     Raises:
@@ -93,8 +96,12 @@ def capture(
     """
     names = {child: path for path, child in module.named_modules()} if name_modules else {}
     lookup = Lookup(anchors)
+    state = ModuleState.of(module)
     with _torch.TRACING:
-        return _Capture(call, ModuleState.of(module), inputs, config, rule, names, lookup).run()
+        captured = _Capture(call, state, inputs, config, rule, names, lookup).run()
+    for program in captured.programs:
+        hide_frames(program, hidden_paths)
+    return captured
 
 
 class _Capture:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ _DTYPES = {
     torch.bool: "b8",
 }
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)')
+_WHOLE_FRAME = re.compile(r' *File "[^"]+", line .*\n(?: {4}.*\n?)*')
 # Whole paths: a user's project may well live in a folder called abele or torch.
 _HERE = Path(__file__).parent
 _FOLDERS = (Path(torch.__file__).parent, _HERE, _HERE.parent / "poptorch")
@@ -56,6 +58,25 @@ def user_line(stack_trace: str | None) -> tuple[str, int, str] | None:
         if not is_library(match["file"]):
             return match["file"], int(match["line"]), match["function"]
     return None
+
+
+def hide_frames(program: Program, fragments: Sequence[str]) -> None:
+    """Forgets stack frames of files whose path holds one of ``fragments``.
+
+    The line that is named as the user's is then one further out.
+    """
+    if not fragments:
+        return
+    for node in program.graph.graph.nodes:
+        trace = node.meta.get("stack_trace")
+        if trace:
+            frames = [frame for frame in _WHOLE_FRAME.findall(trace) if not _has(frame, fragments)]
+            node.meta["stack_trace"] = "".join(frames)
+
+
+def _has(frame: str, fragments: Sequence[str]) -> bool:
+    match = _FRAME.search(frame)
+    return match is not None and any(fragment in match["file"] for fragment in fragments)
 
 
 def type_text(value: Any) -> str:

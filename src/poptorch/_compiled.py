@@ -67,6 +67,7 @@ class CompiledModel:
         self.config, self.module, self.rule = config, module, rule
         self.device = _HOST
         self.anchors = _translate.anchors(options)
+        self._hidden_paths = _translate.hidden_paths(options)
         self._moments: tuple[int, list[Any], int] | None = None
         own = {value.dtype for value in ModuleState.of(module).params.values()}
         self._demoted = {kind: to for kind, to in _DEMOTED.items() if kind not in own}
@@ -122,6 +123,7 @@ class CompiledModel:
                 self.config,
                 self.rule,
                 name_modules=name_modules,
+                hidden_paths=self._hidden_paths,
                 anchors=[anchor.tensor for anchor in self.anchors],
             )
         if self.config.replicas > 1 and self.config.broadcast_buffers:

@@ -124,3 +124,14 @@ def check_supported(options: Options, *, training: bool) -> None:
         if row.name not in _reported:
             _reported.add(row.name)
             logger.warning("Option %s(%r) has no effect here: %s.", row.setter, value, row.note)
+
+
+def hidden_paths(options: Options) -> list[str]:
+    """Fragments of paths that the user keeps out of messages.
+
+    The default ones stand for torch and this package, which are told by their whole paths: a user's
+    project may well live in a folder of such a name.
+    """
+    row = _option_table.find("Options", "_source_location_excludes")
+    usual = row.fresh() if row is not None else []
+    return [path for path in options._source_location_excludes if path not in usual]
