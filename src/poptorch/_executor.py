@@ -37,13 +37,14 @@ from poptorch._optimizer_state import DeviceState
 from poptorch._parameter_proxy import ParameterProxy
 from poptorch._placement import PlacementMember
 from poptorch._printing import module_repr
+from poptorch._published_names import PublishedNames
 from poptorch._saving import SavingMixin
 from poptorch._sources import Sources
 from poptorch.enums import ConnectionType
 from poptorch.options import Options
 
 
-class PoplarExecutor(Observing, PlacementMember, SavingMixin):
+class PoplarExecutor(Observing, PlacementMember, PublishedNames, SavingMixin):
     """A wrapped model; made by ``trainingModel`` and ``inferenceModel``.
 
     The first call compiles; from then on there is exactly one executable, and a call with other

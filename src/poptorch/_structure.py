@@ -109,6 +109,15 @@ def tensors(value: Any, like: Structure) -> Iterator[torch.Tensor]:
             yield from tensors(item, part)
 
 
+def leaves(structure: Structure) -> Iterator[Leaf]:
+    """What is recorded of each tensor of a structure, in order."""
+    if isinstance(structure, Leaf):
+        yield structure
+    elif not isinstance(structure, Constant):
+        for part in structure.parts:
+            yield from leaves(part)
+
+
 def rebuild(like: Structure, values: Iterator[Any]) -> Any:
     """The recorded structure with other tensors in it."""
     if isinstance(like, Leaf):

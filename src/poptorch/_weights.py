@@ -28,10 +28,12 @@ class Shared:
         version: counts changes of the weights by whichever wrapper trains the module.
         around: the records of modules wrapped for training that have had this one as a part,
             itself included.
+        unwrapped_from: the executor that trains the module while it is unwrapped for a time.
     """
 
     def __init__(self):
         self.version = 0
+        self.unwrapped_from: weakref.ref | None = None
         self.around: list[Shared] = []
         self._trainer: weakref.ref | None = None
 
@@ -263,3 +265,26 @@ def unwrap(module: torch.nn.Module) -> None:
                 object.__setattr__(tensor, "__class__", cls)
     original: type[torch.nn.Module] = object.__getattribute__(module, "_poptorch_original")
     module.__class__ = original
+
+
+def unwrapModelIfNecessary(model: torch.nn.Module) -> None:
+    """Makes a module that is wrapped for training plain for a time; its weights come home first.
+
+    Does nothing if the module is not wrapped. Until ``rewrapModelIfNecessary`` its weights are
+    those of this moment, whatever its executor trains meanwhile.
+    """
+    shared = shared_by(model)
+    if not shared.wrapped:
+        return
+    _fetch_for(model)
+    shared.unwrapped_from = shared._trainer
+    unwrap(model)
+
+
+def rewrapModelIfNecessary(model: torch.nn.Module) -> None:
+    """Undoes ``unwrapModelIfNecessary``, if the executor is still there and none came after it."""
+    shared = shared_by(model)
+    reference, shared.unwrapped_from = shared.unwrapped_from, None
+    executor = None if reference is None else reference()
+    if executor is not None and not shared.wrapped:
+        wrap(model, executor)
