@@ -82,6 +82,14 @@ class Row:
     home: str = ""
     neutral: tuple = ()
 
+    def call(self, value: Any) -> str:
+        """The call of a program that leads to this value; of `_Popart.set` with the key."""
+        if self.setter == "set":
+            return f"{self.namespace}.set({self.name!r}, {value!r})"
+        if self.name == "convolutionOptions" and "partialsType" in value:
+            return f"setPartialsType, stored as {value!r},"
+        return f"{self.setter}({value!r})"
+
     @property
     def store(self) -> str:
         """The namespace whose dictionary holds the value."""

@@ -113,7 +113,7 @@ def check_supported(options: Options, *, training: bool) -> None:
     _engine_options.report_wanted(options, training)  # refuses what it cannot read
     refused = _option_table.unsupported(options)
     if refused:
-        lines = [f"{row.setter}({value!r}): {row.note}" for row, value in refused]
+        lines = [f"{row.call(value)}: {row.note}" for row, value in refused]
         raise error(f"Options that cannot be honoured yet: {'; '.join(lines)}.")
     if training and options.Distributed.numProcesses > 1:
         raise error(
@@ -123,7 +123,7 @@ def check_supported(options: Options, *, training: bool) -> None:
     for row, value in _option_table.without_effect(options):
         if row.name not in _reported:
             _reported.add(row.name)
-            logger.warning("Option %s(%r) has no effect here: %s.", row.setter, value, row.note)
+            logger.warning("Option %s has no effect here: %s.", row.call(value), row.note)
 
 
 def hidden_paths(options: Options) -> list[str]:

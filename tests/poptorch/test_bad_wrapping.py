@@ -69,7 +69,7 @@ def test_an_optimizer_of_another_kind_is_refused():
 def test_options_that_cannot_be_honoured_are_named_when_wrapping():
     chosen = options()
     chosen._Popart.set("accumulationFactor", 4)
-    with pytest.raises(poptorch.Error, match=r"set\(4\): set Training.gradientAccumulation"):
+    with pytest.raises(poptorch.Error, match=r"_Popart\.set\('accumulationFactor', 4\): set Train"):
         poptorch.inferenceModel(scorer(), chosen)
 
 
@@ -78,6 +78,17 @@ def test_options_without_effect_are_reported_once(caplog, monkeypatch):
     for _ in range(2):
         poptorch.inferenceModel(scorer(), options(enableStableNorm=True))
     assert caplog.text.count("has no effect here") == 1
+
+
+def test_the_report_names_what_the_program_called(caplog, monkeypatch):
+    monkeypatch.setattr("poptorch._translate._reported", set())
+    chosen = options()
+    chosen._Popart.set("outlineThreshold", 10.0)
+    chosen.Precision.setPartialsType(torch.float16)
+    poptorch.inferenceModel(scorer(), chosen)
+    assert "Option _Popart.set('outlineThreshold', 10.0) has no effect here" in caplog.text
+    assert "setPartialsType" in caplog.text
+    assert "Dithering" not in caplog.text
 
 
 def test_a_distribution_of_the_same_name_is_refused(monkeypatch):
