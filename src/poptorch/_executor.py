@@ -29,6 +29,7 @@ from poptorch import (
 )
 from poptorch._arguments import Binder, Bound
 from poptorch._compiled import CompiledModel
+from poptorch._copying import Copying
 from poptorch._error import error
 from poptorch._errors_of_engine import Translated
 from poptorch._logging import logger
@@ -44,7 +45,7 @@ from poptorch.enums import ConnectionType
 from poptorch.options import Options
 
 
-class PoplarExecutor(Observing, PlacementMember, PublishedNames, SavingMixin):
+class PoplarExecutor(Copying, Observing, PlacementMember, PublishedNames, SavingMixin):
     """A wrapped model; made by ``trainingModel`` and ``inferenceModel``.
 
     The first call compiles; from then on there is exactly one executable, and a call with other
@@ -139,15 +140,6 @@ class PoplarExecutor(Observing, PlacementMember, PublishedNames, SavingMixin):
         if isinstance(value, torch.nn.Parameter):
             return ParameterProxy(self, attr, value)
         return value
-
-    def __deepcopy__(self, memo: dict) -> "PoplarExecutor":
-        """A wrapper of a copy of the model, not compiled yet; what the optimizer gathered stays."""
-        model = copy.deepcopy(self._user_model, memo)
-        options = copy.deepcopy(self._options, memo)
-        options._freeze()
-        made = PoplarExecutor(model, options, self._training, None, self._rule, model)
-        made.per_replica_params = copy.deepcopy(self.per_replica_params, memo)
-        return made
 
     def isCompiled(self) -> bool:
         """Whether an executable exists."""
