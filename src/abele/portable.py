@@ -18,6 +18,17 @@ from abele.program import writes
 _REDUCTIONS = ("none", "mean", "sum")  # by the numbers that operators use
 
 
+# Losses whose kernels take the numbers of classes as int64 only.
+_OF_CLASSES = (F.nll_loss, F.cross_entropy)
+
+
+def _with_wide_classes(
+    func: Callable, scores: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    """Results of wrapped models are int32, and are targets of others."""
+    return func(scores, target.long() if target.dtype == torch.int32 else target, *args, **kwargs)
+
+
 class _PortableFunctions(TorchFunctionMode):
     def __init__(self, training: bool):
         super().__init__()
@@ -26,6 +37,8 @@ class _PortableFunctions(TorchFunctionMode):
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
         if func is F.ctc_loss or func is torch.ctc_loss:
             return self._ctc_loss(*args, **(kwargs or {}))
+        if func in _OF_CLASSES:
+            return _with_wide_classes(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def _ctc_loss(
@@ -54,7 +67,8 @@ class _PortableFunctions(TorchFunctionMode):
 def portable_functions(*, training: bool) -> Iterator[None]:
     """While open, torch's functions are captured that look at the values of their arguments.
 
-    These are ``ctc_loss``, and the layers of transformers that ask whether a mask is causal.
+    These are ``ctc_loss``, and the layers of transformers that ask whether a mask is causal; and
+    losses take classes as int32.
     """
     with _PortableFunctions(training), _torch.causal_masks_asked_of(constant_value):
         yield

@@ -6,16 +6,16 @@ The function may write to its tensors in place and return them; the program writ
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.fx.graph import CodeGen
 
 from abele import _torch
 from abele.control_flow import restore_views
+from abele.decompositions import PORTABLE_OPERATORS, portable_kernels
 from abele.ownership import own_constants, own_outputs
 from abele.program import Program, Role, Slot, Stamp, returned_nodes, writes
 from abele.tensor_names import Lookup
@@ -76,46 +76,19 @@ def trace(
         lookup.start()
         return [*body(Values(named, tensors)), *lookup.gradients]
 
-    with mode, _portable_operators():
+    with mode, portable_kernels():
         leaves = [
             fake.requires_grad_() if item.requires_grad else fake
             for item, fake in zip(named, fakes, strict=True)
         ]
         traced = _torch.make_fx(
-            function, decomposition_table=_HIDDEN_WRITES, record_stack_traces=True
+            function, decomposition_table=PORTABLE_OPERATORS, record_stack_traces=True
         )(*leaves)
         graph = _pure(traced, [leaf.detach() for leaf in leaves])
     anchors = lookup.choose(graph, [(item.name, item.role) for item in named])
     own_constants(graph)
     own_outputs(graph)
     return _as_program(name, graph, named, anchors, time.perf_counter() - started)
-
-
-def _batch_norm(x, weight, bias, mean, var, training, momentum, eps):
-    """``native_batch_norm`` writes its statistics without saying so; these variants say it."""
-    if mean is None or var is None:
-        return aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
-    if not training:
-        return aten._native_batch_norm_legit_no_training.default(
-            x, weight, bias, mean, var, momentum, eps
-        )
-    return aten._native_batch_norm_legit.default(
-        x, weight, bias, mean, var, training, momentum, eps
-    )
-
-
-_HIDDEN_WRITES = {aten.native_batch_norm.default: _batch_norm}
-
-
-@contextlib.contextmanager
-def _portable_operators() -> Iterator[None]:
-    """Keeps vendor kernels out of the program where the portable operator says more.
-
-    Their batch norms hide writes like the native one, and their LSTM cannot be traced without
-    data. Convolutions are not concerned: which library runs them is decided when they run.
-    """
-    with torch.backends.cudnn.flags(enabled=False), _torch.without_onednn():
-        yield
 
 
 def _pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx.GraphModule:

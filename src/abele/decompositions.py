@@ -1,0 +1,66 @@
+"""Operators that cannot stay in a program as forward calls them, and what is traced instead.
+
+Each replacement gives the bits of the operator it stands for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from abele import _torch
+
+aten = torch.ops.aten
+
+
+def _batch_norm(x, weight, bias, mean, var, training, momentum, eps):
+    """``native_batch_norm`` writes its statistics without saying so; these variants say it."""
+    if mean is None or var is None:
+        return aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
+    if not training:
+        return aten._native_batch_norm_legit_no_training.default(
+            x, weight, bias, mean, var, momentum, eps
+        )
+    return aten._native_batch_norm_legit.default(
+        x, weight, bias, mean, var, training, momentum, eps
+    )
+
+
+def _random_from(x, low, high, generator=None):
+    """The overload's name is a keyword of Python, so a printed program could not be read back."""
+    if high is None or generator is not None:
+        return NotImplemented
+    numbers = torch.randint(low, high, x.shape, dtype=x.dtype, device=x.device)
+    return x.copy_(numbers)
+
+
+def _cross_entropy_of_logits(x, target, weight=None, pos_weight=None, reduction=1):
+    """Retracing would rewrite it with exp and log, whose last bits are not those of the kernel."""
+    log_sigmoid = torch.nn.functional.logsigmoid(x)
+    if pos_weight is not None:
+        log_sigmoid = ((pos_weight - 1) * target + 1) * log_sigmoid
+    loss = (1 - target) * x - log_sigmoid
+    if weight is not None:
+        loss = loss * weight
+    return {0: loss.clone, 1: loss.mean, 2: loss.sum}[reduction]()
+
+
+PORTABLE_OPERATORS: dict[Any, Callable] = {
+    aten.native_batch_norm.default: _batch_norm,
+    getattr(aten.random_, "from"): _random_from,
+    aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_logits,
+}
+
+
+@contextlib.contextmanager
+def portable_kernels() -> Iterator[None]:
+    """Keeps vendor kernels out of the program where the portable operator says more.
+
+    Their batch norms hide writes like the native one, and their LSTM cannot be traced without
+    data. Convolutions are not concerned: which library runs them is decided when they run.
+    """
+    with torch.backends.cudnn.flags(enabled=False), _torch.without_onednn():
+        yield
