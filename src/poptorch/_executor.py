@@ -13,8 +13,7 @@ import torch
 from tqdm import tqdm
 
 from abele.building import BuildRecord
-from abele.module_state import ModuleState, parameter_names
-from abele.runtime.session import Session
+from abele.module_state import parameter_names
 from abele.update_rules import UpdateRule
 from poptorch import (
     _optimizer,
@@ -41,11 +40,14 @@ from poptorch._printing import module_repr
 from poptorch._published_names import PublishedNames
 from poptorch._saving import SavingMixin
 from poptorch._sources import Sources
+from poptorch._weight_copies import WeightCopies
 from poptorch.enums import ConnectionType
 from poptorch.options import Options
 
 
-class PoplarExecutor(Copying, Observing, PlacementMember, PublishedNames, SavingMixin):
+class PoplarExecutor(
+    Copying, Observing, PlacementMember, PublishedNames, SavingMixin, WeightCopies
+):
     """A wrapped model; made by ``trainingModel`` and ``inferenceModel``.
 
     The first call compiles; from then on there is exactly one executable, and a call with other
@@ -279,97 +281,7 @@ class PoplarExecutor(Copying, Observing, PlacementMember, PublishedNames, Saving
         if self._sources.fetch():
             self.copyWeightsToDevice()
 
-    # -- weights ---------------------------------------------------------------------------
-
-    def copyWeightsToHost(self) -> None:
-        """Copies parameters and buffers from the device into the user's module.
-
-        Raises:
-            poptorch.Error: not compiled.
-        """
-        session = self._get_compiled().session
-        self._host_is_stale = False
-        _per_replica.copy_parameters_home(session, self._module, self.per_replica_params)
-        for name, value in ModuleState.of(self._module).buffers.items():
-            value.copy_(session.buffers[0][name])
-
-    def copyNamedBuffersToDevice(self) -> None:
-        """Copies the buffers named by ``options.updatableNamedBuffers`` to the device.
-
-        Raises:
-            poptorch.Error: not compiled, no buffers were named, or the model has none so named.
-        """
-        session = self._get_compiled().session
-        names = self._options._Popart.options.get("updatableNamedBuffers")
-        if not names:
-            raise error(
-                "No named buffers marked as updatable. Name them with "
-                "options.updatableNamedBuffers([...]), or call copyWeightsToDevice()."
-            )
-        host = ModuleState.of(self._module).buffers
-        unknown = [name for name in names if name not in host]
-        if unknown:
-            raise error(
-                f"options.updatableNamedBuffers names {unknown}, the model's buffers are "
-                f"{sorted(host)}."
-            )
-        session.write_buffers({name: host[name] for name in names})
-
-    def copyWeightsToHostIfNeeded(self) -> bool:
-        """Copies weights to the host if the device has newer ones.
-
-        Returns:
-            Whether it did; False if nothing is compiled.
-        """
-        if not self._host_is_stale or self._compiled is None:
-            return False
-        # Cleared first: the copy itself touches the wrapped tensors.
-        self._host_is_stale = False
-        try:
-            self.copyWeightsToHost()
-        except BaseException:
-            self._host_is_stale = (
-                True  # nothing has come home for certain: the next read tries again
-            )
-            raise
-        return True
-
-    def copyWeightsToDevice(self) -> None:
-        """Copies parameters and buffers of the user's module to the device, as they are.
-
-        Every replica gets the same buffers.
-
-        Raises:
-            poptorch.Error: not compiled.
-        """
-        session = self._get_compiled().session
-        self._optimizer_state.fetch()
-        self._host_is_stale = False
-        session.write_buffers(ModuleState.of(self._module).buffers)
-        self._send_parameters(session)
-
-    def _send_parameters(self, session: Session) -> None:
-        session.write_params(ModuleState.of(self._module).params)
-        if self._training:
-            self._shared.version += 1
-
-    def load_state_dict(self, state_dict: dict[str, torch.Tensor], strict: bool = True) -> Any:
-        """Loads into the user's module, then sends the weights to the device if attached.
-
-        Args:
-            state_dict: tensors by name, as the module's own method takes them.
-            strict: whether names must match exactly.
-
-        Returns:
-            What the module's method returns: missing and unexpected names.
-
-        Raises:
-            RuntimeError: names or shapes that do not match.
-        """
-        result = self._user_model.load_state_dict(state_dict, strict)
-        if self.isAttachedToDevice():
-            self.copyWeightsToDevice()
-        return result
+    # -- the optimizer ---------------------------------------------------------------------
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Sends the optimizer's present values to the device; call it after every change.
