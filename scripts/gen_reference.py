@@ -22,7 +22,8 @@ sys.path.insert(0, str(ROOT / "src"))
 FOLDER = ROOT / "docs" / "reference"
 NOTE = "<!-- Written by scripts/gen_reference.py from the docstrings; do not edit. -->"
 
-# Page: its title, and sections of names, each "module:attribute" or a name of the package.
+# Page: its title, and sections of names, each "module:attribute" or a name of the package. Modules
+# are those of poptorch, unless the name begins with popdist.
 PAGES: dict[str, tuple[str, dict[str, list[str]]]] = {
     "wrapping": (
         "Wrapping a model",
@@ -87,6 +88,28 @@ PAGES: dict[str, tuple[str, dict[str, list[str]]]] = {
                 "poptorch_core:TestErrorType",
             ],
             "Earlier releases": ["autocast", "autocasting:Policy"],
+        },
+    ),
+    "popdist": (
+        "Programs for poprun",
+        {
+            "Who am I": [
+                "popdist:isPopdistEnvSet",
+                "popdist:getInstanceIndex",
+                "popdist:getNumInstances",
+                "popdist:getLocalInstanceIndex",
+            ],
+            "Replicas and devices": [
+                "popdist:getNumTotalReplicas",
+                "popdist:getNumLocalReplicas",
+                "popdist:getReplicaIndexOffset",
+                "popdist:getNumIpusPerReplica",
+                "popdist:checkNumIpusPerReplica",
+                "popdist:getDeviceId",
+            ],
+            "Acting": ["popdist:init", "popdist:execute_on_instances"],
+            "Options": ["popdist.poptorch:Options"],
+            "Errors": ["popdist:Error"],
         },
     ),
 }
@@ -198,9 +221,10 @@ def entries(name: str) -> Iterator[tuple[str, object]]:
 def find(entry: str) -> tuple[str, object]:
     """The object behind ``module:attribute`` or the name of a public object."""
     module, _, attribute = entry.rpartition(":")
-    owner = importlib.import_module(f"poptorch.{module}" if module else "poptorch")
-    shown = f"poptorch.{module}.{attribute}" if module else f"poptorch.{attribute}"
-    return SHOWN.get(entry, shown), getattr(owner, attribute)
+    if module.split(".")[0] != "popdist":
+        module = f"poptorch.{module}" if module else "poptorch"
+    owner = importlib.import_module(module)
+    return SHOWN.get(entry, f"{module}.{attribute}"), getattr(owner, attribute)
 
 
 def page(name: str) -> str:
@@ -267,6 +291,8 @@ def describe_member(owner: str, name: str, item: object) -> Iterator[str]:
 
 def status(owner: str, setter: str) -> str:
     """What the option table says of a setter; nothing for other members."""
+    if owner.startswith("popdist"):
+        return ""
     table = importlib.import_module("poptorch._option_table")
     namespace = owner.rpartition(".")[2]
     found = [row for row in table.TABLE if (row.namespace, row.setter) == (namespace, setter)]
@@ -299,10 +325,11 @@ def _meanings(kind: type[enum.Enum]) -> dict[str, str]:
 
 
 def members(cls: type, hidden: set[type]) -> Iterator[tuple[str, object]]:
-    """Public members that this package defines, in the order of definition."""
+    """Public members that the class's own package defines, in the order of definition."""
+    package = cls.__module__.split(".")[0]
     seen = set()
     for base in cls.__mro__:
-        if base.__module__.split(".")[0] != "poptorch" or base in hidden:
+        if base.__module__.split(".")[0] != package or base in hidden:
             continue
         for name, raw in vars(base).items():
             called = name == "__call__" and raw.__doc__

@@ -115,10 +115,14 @@ def check_supported(options: Options, *, training: bool) -> None:
     if refused:
         lines = [f"{row.call(value)}: {row.note}" for row, value in refused]
         raise error(f"Options that cannot be honoured yet: {'; '.join(lines)}.")
-    if training and options.Distributed.numProcesses > 1:
+    processes = options.Distributed.numProcesses
+    if training and processes > 1:
+        replicas = processes * options.replication_factor
         raise error(
-            f"Training with {options.Distributed.numProcesses} processes was asked for, but "
-            "processes do not exchange gradients yet. Call options.Distributed.disable()."
+            f"Training with {processes} processes was asked for, but processes do not exchange "
+            "gradients yet. Start one process and give it all replicas: poptorch.Options()"
+            f".replicationFactor({replicas}). Processes that should train by themselves call "
+            "Distributed.disable() of their poptorch.Options."
         )
     for row, value in _option_table.without_effect(options):
         if row.name not in _reported:

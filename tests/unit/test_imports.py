@@ -12,7 +12,9 @@ FRONT_ENDS = {"popart", "poptorch", "popdist", "sambaflow", "cosmictagger"}
 FORBIDDEN = {
     "abele": FRONT_ENDS | {"examples", "benchmarks", "tests"},
     "popart": (FRONT_ENDS - {"popart"}) | {"abele", "torch", "examples", "benchmarks", "tests"},
-    "poptorch": {"sambaflow", "cosmictagger", "examples", "benchmarks", "tests"},
+    "popdist": (FRONT_ENDS - {"popdist", "poptorch"})
+    | {"abele", "examples", "benchmarks", "tests"},
+    "poptorch": {"popdist", "sambaflow", "cosmictagger", "examples", "benchmarks", "tests"},
 }
 FILES = sorted(SOURCE.rglob("*.py"))
 IDS = [str(path.relative_to(SOURCE)) for path in FILES]
@@ -87,7 +89,11 @@ def test_the_search_itself(code, found):
 @pytest.mark.parametrize(
     ("package", "compiler"),
     # poptorch preloads torch._dynamo, which needs settings of Inductor but not Inductor itself.
-    [("abele", "torch._inductor"), ("poptorch", "torch._inductor.compile_fx")],
+    [
+        ("abele", "torch._inductor"),
+        ("popdist", "torch"),
+        ("poptorch", "torch._inductor.compile_fx"),
+    ],
 )
 def test_importing_loads_neither_the_compiler_nor_a_higher_layer(package, compiler):
     code = f"import sys, {package}; print(*sys.modules)"

@@ -22,7 +22,7 @@ class _DistributedOptions(OptionsDict):
 
     def __init__(self) -> None:
         super().__init__(**_option_table.defaults(self._store))
-        self.setEnvVarNames("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+        self._place_by("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
 
     def disable(self) -> Self:
         """Act as the only process, whatever the environment says."""
@@ -37,9 +37,7 @@ class _DistributedOptions(OptionsDict):
         """
         for name in (var_num_processes, var_process_id):
             require(isinstance(name, str), f"setEnvVarNames takes names of variables, not {name!r}")
-        return self.configureProcessId(
-            int(os.environ.get(var_process_id, "0")), int(os.environ.get(var_num_processes, "1"))
-        )
+        return self._place_by(var_num_processes, var_process_id)
 
     def configureProcessId(self, process_id: int, num_processes: int) -> Self:
         """Set the process number and count.
@@ -51,15 +49,7 @@ class _DistributedOptions(OptionsDict):
         Raises:
             AssertionError: Numbers out of range.
         """
-        values = {"distributed_process_id": process_id, "num_distributed_processes": num_processes}
-        self._check(values, create=False)
-        require(
-            process_id < num_processes,
-            f"Invalid process id {process_id} of {num_processes} processes: ids count from 0; "
-            "the arguments are configureProcessId(process_id, num_processes)",
-        )
-        self._store_all(values)
-        return self
+        return self._place(process_id, num_processes)
 
     @property
     def processId(self) -> int:
@@ -70,3 +60,21 @@ class _DistributedOptions(OptionsDict):
     def numProcesses(self) -> int:
         """Number of processes."""
         return self.num_distributed_processes
+
+    # Apart from the setters, because a subclass may refuse those.
+
+    def _place_by(self, var_num_processes: str, var_process_id: str) -> Self:
+        return self._place(
+            int(os.environ.get(var_process_id, "0")), int(os.environ.get(var_num_processes, "1"))
+        )
+
+    def _place(self, process_id: int, num_processes: int) -> Self:
+        values = {"distributed_process_id": process_id, "num_distributed_processes": num_processes}
+        self._check(values, create=False)
+        require(
+            process_id < num_processes,
+            f"Invalid process id {process_id} of {num_processes} processes: ids count from 0; "
+            "the arguments are configureProcessId(process_id, num_processes)",
+        )
+        self._store_all(values)
+        return self

@@ -38,12 +38,13 @@ class Options(EarlierOptions, DeviceOptions):
     """
 
     _store = "Options"
+    _distributed_kind = _DistributedOptions  # programs started by poprun have another
 
     def __init__(self) -> None:
         super().__init__(**_option_table.defaults(self._store))
         popart = _PopartOptions()
         self._namespaces.update(
-            Distributed=_DistributedOptions(),
+            Distributed=self._distributed_kind(),
             Jit=_JitOptions(),
             Precision=_PrecisionOptions(popart),
             TensorLocations=_TensorLocationOptions(),

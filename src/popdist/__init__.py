@@ -1,0 +1,37 @@
+"""Was this program started by poprun, and which part of the run is it?
+
+Programs ask that once and go on either way. Here is what is true of one process; several processes
+do not work together yet, and what would need them raises `popdist.Error`. Importing this package
+does not load torch; `popdist.poptorch` has the options of PopTorch programs.
+"""
+
+from popdist._environment import (
+    checkNumIpusPerReplica,
+    getDeviceId,
+    getInstanceIndex,
+    getLocalInstanceIndex,
+    getNumInstances,
+    getNumIpusPerReplica,
+    getNumLocalReplicas,
+    getNumTotalReplicas,
+    getReplicaIndexOffset,
+    isPopdistEnvSet,
+)
+from popdist._error import Error
+from popdist._instances import execute_on_instances, init
+
+__all__ = [
+    "Error",
+    "checkNumIpusPerReplica",
+    "execute_on_instances",
+    "getDeviceId",
+    "getInstanceIndex",
+    "getLocalInstanceIndex",
+    "getNumInstances",
+    "getNumIpusPerReplica",
+    "getNumLocalReplicas",
+    "getNumTotalReplicas",
+    "getReplicaIndexOffset",
+    "init",
+    "isPopdistEnvSet",
+]

@@ -1,0 +1,180 @@
+"""The share of a run that poprun gives to one instance, read from environment variables.
+
+An instance is a process; a replica is a copy of the model inside of one. poprun describes replicas
+in ``POPDIST_*``; Open MPI, which it starts instances with, numbers these in ``OMPI_COMM_WORLD_*``.
+Every function reads the environment when it is called. Without poprun a program is the only
+instance and has one replica; under plain ``mpirun`` each of its processes is an instance.
+"""
+
+import os
+
+from popdist._error import Error
+
+TOTAL = "POPDIST_NUM_TOTAL_REPLICAS"
+LOCAL = "POPDIST_NUM_LOCAL_REPLICAS"
+IPUS = "POPDIST_NUM_IPUS_PER_REPLICA"
+OFFSET = "POPDIST_REPLICA_INDEX_OFFSET"
+UNIFORM = "POPDIST_UNIFORM_REPLICAS_PER_INSTANCE"
+LOCAL_INSTANCE = "POPDIST_LOCAL_INSTANCE_INDEX"
+OF_POPRUN = (TOTAL, LOCAL, IPUS, OFFSET, UNIFORM, LOCAL_INSTANCE)
+MPI_SIZE, MPI_RANK = "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"
+MPI_LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"
+
+
+def isPopdistEnvSet() -> bool:
+    """Tell whether poprun started this process: whether any of its variables is set."""
+    return any(name in os.environ for name in OF_POPRUN)
+
+
+def getNumInstances() -> int:
+    """Return the number of instances; 1 without poprun.
+
+    Raises:
+        popdist.Error: The environment does not tell it.
+    """
+    if MPI_SIZE in os.environ:
+        return _read(MPI_SIZE, least=1)
+    if not isPopdistEnvSet():
+        return 1
+    total, local = getNumTotalReplicas(), getNumLocalReplicas()
+    if not _is_uniform() or total % local:
+        raise Error(
+            f"The number of instances cannot be told: {MPI_SIZE} is not set, and {TOTAL}={total} "
+            f"is not a multiple of {LOCAL}={local} on every instance. Set {MPI_SIZE}."
+        )
+    return total // local
+
+
+def getInstanceIndex() -> int:
+    """Return the number of this instance, from 0; 0 without poprun.
+
+    Raises:
+        popdist.Error: The environment does not tell it, or it is not below the number of instances.
+    """
+    count = getNumInstances()
+    if MPI_RANK in os.environ:
+        index = _read(MPI_RANK)
+    elif isPopdistEnvSet() and count > 1:
+        index = getReplicaIndexOffset() // getNumLocalReplicas()
+    else:
+        index = 0
+    if index >= count:
+        raise Error(
+            f"This process would be instance {index} of {count}, but instances count from 0. "
+            f"Look at {MPI_RANK}, {MPI_SIZE} and {OFFSET}."
+        )
+    return index
+
+
+def getLocalInstanceIndex() -> int:
+    """Return the number of this instance among those of its host, from 0; 0 without poprun.
+
+    Raises:
+        popdist.Error: The variable is missing or holds no number.
+    """
+    if not isPopdistEnvSet() and MPI_LOCAL_RANK in os.environ:
+        return _read(MPI_LOCAL_RANK)
+    return _of_poprun(LOCAL_INSTANCE, alone=0)
+
+
+def getNumTotalReplicas() -> int:
+    """Return the number of replicas of all instances; 1 without poprun.
+
+    Raises:
+        popdist.Error: The variable is missing or holds no number.
+    """
+    return _read(TOTAL, least=1) if isPopdistEnvSet() else getNumInstances()
+
+
+def getNumLocalReplicas() -> int:
+    """Return the number of replicas of this instance; 1 without poprun.
+
+    Raises:
+        popdist.Error: The variable is missing or holds no number.
+    """
+    return _of_poprun(LOCAL, alone=1, least=1)
+
+
+def getReplicaIndexOffset() -> int:
+    """Return the number of this instance's first replica among all; 0 without poprun.
+
+    Raises:
+        popdist.Error: The variable is missing or holds no number.
+    """
+    return _read(OFFSET) if isPopdistEnvSet() else getInstanceIndex()
+
+
+def getNumIpusPerReplica() -> int:
+    """Return how many IPUs poprun was told that a replica has; 1 without poprun.
+
+    Raises:
+        popdist.Error: The variable is missing or holds no number.
+    """
+    return _of_poprun(IPUS, alone=1, least=1)
+
+
+def checkNumIpusPerReplica(ipus_per_replica: int) -> bool:
+    """Tell whether a replica has this many IPUs.
+
+    Args:
+        ipus_per_replica: What the program's model needs.
+
+    Raises:
+        popdist.Error: The variable is missing or holds no number.
+    """
+    return ipus_per_replica == getNumIpusPerReplica()
+
+
+def getDeviceId(ipus_per_replica: int = 0) -> int:
+    """Return the number of the device of this instance among those of its host.
+
+    Differs from the original: instances share what there is, so this is the number of the instance
+    on its host, whatever its replicas need.
+
+    Args:
+        ipus_per_replica: What a replica needs; 0 means as poprun was told.
+
+    Raises:
+        popdist.Error: A negative number, or the environment does not tell the instance.
+    """
+    if ipus_per_replica < 0:
+        raise Error(f"getDeviceId takes a number of IPUs, or 0, not {ipus_per_replica}")
+    return getLocalInstanceIndex()
+
+
+def check() -> None:
+    """Compare the counts that come from different variables.
+
+    Raises:
+        popdist.Error: They contradict each other.
+    """
+    count, _ = getNumInstances(), getInstanceIndex()
+    if not isPopdistEnvSet() or not _is_uniform():
+        return
+    total, local = getNumTotalReplicas(), getNumLocalReplicas()
+    if total != count * local:
+        raise Error(
+            f"{TOTAL}={total}, but {count} instances with {LOCAL}={local} replicas each make "
+            f"{count * local}. Start the program anew, or unset what an earlier run left."
+        )
+
+
+def _is_uniform() -> bool:
+    return os.environ.get(UNIFORM, "1") != "0"
+
+
+def _of_poprun(name: str, *, alone: int, least: int = 0) -> int:
+    return _read(name, least) if isPopdistEnvSet() else alone
+
+
+def _read(name: str, least: int = 0) -> int:
+    text = os.environ.get(name)
+    if text is None:
+        present = ", ".join(other for other in OF_POPRUN if other in os.environ)
+        raise Error(
+            f"{name} is not set, although {present} is. poprun sets all of them; unset them to run "
+            "the program by itself."
+        )
+    if not text.strip().isdecimal() or int(text) < least:
+        raise Error(f"{name}={text!r} should be an integer, {least} or more")
+    return int(text)

@@ -1,0 +1,81 @@
+"""The options of a PopTorch program that poprun started."""
+
+from typing import Any, NoReturn
+
+import popdist
+import poptorch
+from popdist import _environment
+from poptorch.options import _DistributedOptions
+
+__all__ = ["Options"]
+
+
+class _PopdistDistributedOptions(_DistributedOptions):
+    """Process count and number, which are those of the instances and cannot be changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._place(popdist.getInstanceIndex(), popdist.getNumInstances())
+
+    def disable(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not here: poprun decides."""
+        _block("Distributed.disable")
+
+    def setEnvVarNames(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not here: poprun decides."""
+        _block("Distributed.setEnvVarNames")
+
+    def configureProcessId(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not here: poprun decides."""
+        _block("Distributed.configureProcessId")
+
+
+class Options(poptorch.Options):
+    """`poptorch.Options` with replicas, process count and process number as poprun was told.
+
+    Without poprun: one process with one replica. Everything else is set as ever.
+
+    Differs from the original: no device is picked, because there is no IPU to pick, and training in
+    more than one process is refused where the model is wrapped.
+
+    Args:
+        ipus_per_replica: How many IPUs a copy of the model has; poprun's number if None. Stored
+            only: the model's blocks say what it really uses.
+
+    Raises:
+        AssertionError: `ipus_per_replica` is not an integer, or less than 1.
+        popdist.Error: The environment is not one of poprun, or contradicts itself.
+    """
+
+    _distributed_kind = _PopdistDistributedOptions
+
+    def __init__(self, ipus_per_replica: int | None = None) -> None:
+        _environment.check()
+        super().__init__()
+        if ipus_per_replica is None:
+            ipus_per_replica = popdist.getNumIpusPerReplica()
+        if isinstance(ipus_per_replica, bool) or not isinstance(ipus_per_replica, int):
+            raise AssertionError(f"ipus_per_replica is a number of IPUs, not {ipus_per_replica!r}")
+        if ipus_per_replica < 1:
+            raise AssertionError(f"Invalid ipus_per_replica {ipus_per_replica}: it is 1 or more")
+        self.createOrSet(ipus_per_replica=ipus_per_replica)
+
+    def useIpuId(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not here: poprun decides."""
+        _block("useIpuId")
+
+    def replicationFactor(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not here: poprun decides."""
+        _block("replicationFactor")
+
+    def _apply_environment(self) -> None:
+        # First, because settings of POPTORCH_DEFAULT_OPTIONS may build on it.
+        self.set(replication_factor=popdist.getNumLocalReplicas())
+        super()._apply_environment()
+
+
+def _block(setter: str) -> NoReturn:
+    raise popdist.Error(
+        f"Cannot call `{setter}` with popdist.poptorch.Options: poprun decides it. A program that "
+        "decides it by itself uses poptorch.Options."
+    )
