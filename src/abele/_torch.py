@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import multiprocessing
 import re
 import shlex
@@ -341,6 +342,24 @@ def options_for_kernels(library: Path, declarations: Mapping[OpOverload, str]) -
 def without_torch_function() -> contextlib.AbstractContextManager[None]:
     """While open, tensor subclasses compute like plain tensors and return plain tensors."""
     return torch._C.DisableTorchFunctionSubclass()
+
+
+@contextlib.contextmanager
+def without_log_of_fakes() -> Iterator[None]:
+    """While open, torch does not log an operator's refusal of its arguments with a traceback.
+
+    The exception says the same to whoever called the operator, and names the line.
+    """
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def is_no_exception(record: logging.LogRecord) -> bool:
+        return not record.exc_info
+
+    log.addFilter(is_no_exception)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_no_exception)
 
 
 def preload() -> None:

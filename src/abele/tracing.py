@@ -76,7 +76,7 @@ def trace(
         lookup.start()
         return [*body(Values(named, tensors)), *lookup.gradients]
 
-    with mode, portable_kernels():
+    with mode, portable_kernels(), _torch.without_log_of_fakes():
         leaves = [
             fake.requires_grad_() if item.requires_grad else fake
             for item, fake in zip(named, fakes, strict=True)

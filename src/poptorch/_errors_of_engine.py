@@ -6,6 +6,7 @@ from types import TracebackType
 from abele.errors import AbeleError, BatchError, CompilerError, TargetError, TrappedError
 from poptorch._error import RecoverableError, error
 from poptorch._logging import logger
+from poptorch._user_frames import note_hidden_frames, show_user_frames
 
 #: Where errors go that would fill the screen, in the folder that ``options.logDir`` names.
 ERROR_LOG = "poptorch_error.log"
@@ -17,8 +18,8 @@ class Translated:
     """Raises what the engine raises inside as what programs catch.
 
     A batch mistake is an AssertionError, a trapped operation a RecoverableError and every other
-    engine error a poptorch.Error. A context manager to be kept and entered again; no generator,
-    which would cost a microsecond at every call.
+    engine error a poptorch.Error. Tracebacks are shortened to the user's frames. A context manager
+    to be kept and entered again; no generator, which would cost a microsecond at every call.
 
     Args:
         folder: for ``poptorch_error.log``, which gets errors of more than 80 lines.
@@ -33,17 +34,26 @@ class Translated:
     def __exit__(
         self, kind: type | None, found: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not isinstance(found, AbeleError):
+        if not isinstance(found, Exception):
             return
+        hidden = show_user_frames(found)
+        told = self._told(found) if isinstance(found, AbeleError) else found
+        if hidden:
+            note_hidden_frames(told)
+        if told is not found:
+            raise told from found
+
+    def _told(self, found: AbeleError) -> Exception:
+        """The engine's error as programs catch it."""
         text = shortened(str(found), self._folder)
         if isinstance(found, BatchError):
-            raise AssertionError(text) from found
+            return AssertionError(text)
         if isinstance(found, TrappedError):
             action, layer = "IPU_RESET", "poplar_recoverable_runtime_error"
-            raise RecoverableError(text, action, layer, found.line) from found
+            return RecoverableError(text, action, layer, found.line)
         if isinstance(found, TargetError) and not isinstance(found, CompilerError):
-            raise error(f"Failed to acquire a device: {text}") from found
-        raise error(text) from found
+            return error(f"Failed to acquire a device: {text}")
+        return error(text)
 
 
 def shortened(text: str, folder: str) -> str:

@@ -6,6 +6,7 @@ When this file fails after torch moved, ``_torch.py`` is the place to change.
 import ast
 import importlib
 import inspect
+import logging
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,24 @@ def test_reading_a_fake_value_raises():
         fake.sum().item()
     with pytest.raises(_torch.DynamicOutputShapeException, match="nonzero"):
         fake.nonzero()
+
+
+def test_the_log_of_fakes_can_be_silent():
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log.addHandler(handler)
+    fake = _torch.FakeTensorMode().from_tensor(torch.ones(2, 3))
+    try:
+        with _torch.without_log_of_fakes(), pytest.raises(RuntimeError, match="reduction dim"):
+            fake @ fake
+        assert not records
+        with pytest.raises(RuntimeError, match="reduction dim"):
+            fake @ fake
+        assert "failed while attempting to run meta" in records[0].getMessage()
+    finally:
+        log.removeHandler(handler)
 
 
 def test_one_trace_sees_forward_and_backward():
