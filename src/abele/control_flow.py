@@ -80,7 +80,7 @@ def loop(
         CaptureError: the body changes a tensor of its surroundings in place.
     """
     carried = [tensor.clone() for tensor in inputs]
-    counter = torch.zeros((), dtype=torch.int64)
+    counter = torch.zeros((), dtype=torch.int64, device="cpu")
     with scopes.nodes_to_be_moved():
         outlined = _outline(body, carried)
         check(outlined.fakes)

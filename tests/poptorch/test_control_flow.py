@@ -261,3 +261,9 @@ def test_training_is_refused():
             poptorch.Error, match=rf"poptorch\.{name}\(\) is only supported in inference\."
         ):
             trainer(Trained(function))(X)
+
+
+def test_a_loop_does_not_warn_of_tensors_that_it_makes_itself(caplog):
+    wrapped = inference(lambda x: poptorch.for_loop(2, lambda y: y * 2, [x])[0])
+    assert wrapped(torch.ones(2)).tolist() == [4, 4]
+    assert "No device set" not in caplog.text
