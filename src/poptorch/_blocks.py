@@ -4,8 +4,9 @@ They act while a model is captured and do nothing otherwise, so an annotated mod
 host and keeps its parameter names.
 """
 
+import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
@@ -24,13 +25,16 @@ class Block(torch.nn.Module):
 
     Args:
         user_id: name for the execution strategy; by default ``0``, ``1``, ... at every entry.
-        ipu_id: number of the device, unless the stage says otherwise.
+        ipu_id: number of the device, from 0, unless the stage says otherwise.
+
+    Raises:
+        AssertionError: ``ipu_id`` is no such number.
     """
 
     def __init__(self, user_id: str | None = None, ipu_id: int | None = None):
         super().__init__()
         self._user_id = user_id
-        self._ipu_id = ipu_id
+        self._ipu_id = _number(ipu_id)
 
     @staticmethod
     def useAutoId() -> None:
@@ -49,7 +53,8 @@ class Block(torch.nn.Module):
         """
         tracing = current()
         if tracing is not None:
-            tracing.begin(tracing.next_name() if user_id is None else str(user_id), ipu_id)
+            name = tracing.next_name() if user_id is None else str(user_id)
+            tracing.begin(name, _number(ipu_id))
 
     def __enter__(self) -> None:
         tracing = current()
@@ -71,7 +76,7 @@ class _Beginning:
     """Begins a block; one without a name takes one at its first use and keeps it."""
 
     def __init__(self, user_id: str | None, ipu_id: int | None):
-        self.user_id, self.ipu_id = user_id, ipu_id
+        self.user_id, self.ipu_id = user_id, _number(ipu_id)
         self._named_here = False
 
     def begin(self) -> None:
@@ -133,6 +138,7 @@ def BeginBlock(
 
     Raises:
         poptorch.Error: the module begins a block already, or cannot be called.
+        AssertionError: ``ipu_id`` is no number of a device.
     """
     if not isinstance(layer_to_call, torch.nn.Module):
         if not callable(layer_to_call):
@@ -185,6 +191,14 @@ def removeBlocks(module: torch.nn.Module) -> None:
     for child in module.modules():
         for key, _ in _hooks_of(child):
             del _torch.forward_pre_hooks(child)[key]
+
+
+def _number(ipu_id: int | None) -> int | None:
+    if ipu_id is None:
+        return None
+    right = isinstance(ipu_id, SupportsIndex) and operator.index(ipu_id) >= 0
+    require(right, f"ipu_id is the number of a device, from 0, not {ipu_id!r}")
+    return operator.index(ipu_id)
 
 
 def _hooks_of(module: torch.nn.Module) -> list[tuple[int, _Beginning]]:

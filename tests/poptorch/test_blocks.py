@@ -288,6 +288,17 @@ def test_a_block_unknown_to_the_strategy():
         compiled(annotated(), poptorch.PipelinedExecution("one"))
 
 
+@pytest.mark.parametrize("wrong", [-1, "0", 1.5])
+def test_devices_are_numbers_from_zero(wrong):
+    for asked in (
+        lambda: poptorch.Block("a", ipu_id=wrong),
+        lambda: poptorch.BeginBlock(torch.nn.Linear(2, 2), "a", ipu_id=wrong),
+        lambda: poptorch.BeginBlock(torch.relu, "a", ipu_id=wrong),
+    ):
+        with pytest.raises(AssertionError, match="ipu_id is the number of a device, from 0, not"):
+            asked()
+
+
 @pytest.mark.parametrize("strategy", [poptorch.PipelinedExecution(), poptorch.ShardedExecution()])
 def test_same_as_ipu_needs_a_device(strategy):
     with pytest.raises(AssertionError, match="no IPU was specified for Block 'two'"):
