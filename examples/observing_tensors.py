@@ -1,5 +1,7 @@
 """Watch the gradients of a small network while it trains: a table, and histograms in a PNG file."""
 
+from pathlib import Path
+
 import torch
 from matplotlib.figure import Figure
 
@@ -56,4 +58,5 @@ def draw(seen: dict[str, list[torch.Tensor]], path: str) -> None:
 
 
 if __name__ == "__main__":
-    draw(train(), "observing_tensors.png")
+    Path("out").mkdir(exist_ok=True)
+    draw(train(), "out/observing_tensors.png")

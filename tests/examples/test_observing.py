@@ -26,6 +26,6 @@ def test_the_table_shows_smaller_gradients_and_the_picture_is_written(tmp_path):
     assert [row[0] for row in table] == [0, 10, 20, 30, 40, 50]
     assert table[-1][1] < table[0][1]
     assert all(0 < row[2] < 1 and 0 < row[3] < 1 for row in table)
-    picture = (tmp_path / "observing_tensors.png").read_bytes()
+    picture = (tmp_path / "out" / "observing_tensors.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > 10_000
