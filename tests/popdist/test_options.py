@@ -82,7 +82,7 @@ def test_copies_keep_class_and_values(poprun, monkeypatch, copied):
         assert numbers(found) == (3, 1, 2)
         assert (found.ipus_per_replica, found.device_iterations) == (4, 5)
         assert repr(found) == repr(original)
-        with pytest.raises(popdist.Error, match="Cannot call `Distributed.disable`"):
+        with pytest.raises(popdist.Error, match=r"Cannot call `Distributed.disable`"):
             found.Distributed.disable()
 
 

@@ -97,6 +97,7 @@ def test_each_call_warns_and_others_do_not(caplog):
 def test_distributions_do_not_look_at_values():
     # torch's compiler, once used in a process, turns the checks off for good.
     torch.distributions.Distribution.set_default_validate_args(True)
+
     def forward(x):
         return torch.distributions.Normal(x, x.abs() + 1).log_prob(x)
 
