@@ -11,15 +11,14 @@ STEPS, EVERY, LAYERS = 60, 10, ("fc1", "fc2")
 
 
 class Classifier(torch.nn.Module):
-    """Two dense layers."""
+    """Two dense layers; scores, [B, 4], and their loss."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fc1 = torch.nn.Linear(16, 64)
         self.fc2 = torch.nn.Linear(64, 4)
 
-    def forward(self, x: torch.Tensor, labels: torch.Tensor):
-        """Scores, [B, 4], and their loss."""
+    def forward(self, x, labels):
         scores = self.fc2(torch.relu(self.fc1(x)))
         return scores, torch.nn.functional.cross_entropy(scores, labels)
 
@@ -32,8 +31,7 @@ def train() -> dict[str, list[torch.Tensor]]:
         opts.anchorTensor(layer, f"Gradient___{layer}.weight")
     model = Classifier()
     training = poptorch.trainingModel(model, opts, poptorch.optim.SGD(model.parameters(), lr=0.2))
-    x = torch.randn(256, 16)
-    seen: dict[str, list[torch.Tensor]] = {layer: [] for layer in LAYERS}
+    x, seen = torch.randn(256, 16), {layer: [] for layer in LAYERS}
     print("step   loss   " + "   ".join(f"|gradient of {layer}|" for layer in LAYERS))
     for step in range(STEPS):
         _, loss = training(x, x[:, :4].argmax(dim=1))
@@ -45,6 +43,7 @@ def train() -> dict[str, list[torch.Tensor]]:
 
 
 def draw(seen: dict[str, list[torch.Tensor]], path: str) -> None:
+    Path(path).parent.mkdir(exist_ok=True)
     figure = Figure(figsize=(9, 4), layout="constrained")
     for axes, (layer, gradients) in zip(figure.subplots(1, 2), seen.items(), strict=True):
         reach = 1.05 * gradients[0].abs().max().item()
@@ -58,5 +57,4 @@ def draw(seen: dict[str, list[torch.Tensor]], path: str) -> None:
 
 
 if __name__ == "__main__":
-    Path("out").mkdir(exist_ok=True)
     draw(train(), "out/observing_tensors.png")

@@ -22,6 +22,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite tests/golden from what is printed now"
     )
+    parser.addoption(
+        "--thorough", action="store_true", help="also run what looks a second time, compiled"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out compiled tests that are marked thorough, minutes of them, unless asked for."""
+    if config.getoption("--thorough"):
+        return
+    marks = ("compiler", "thorough")
+    left_out = [item for item in items if all(map(item.get_closest_marker, marks))]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -54,7 +54,9 @@ def _on(target, monkeypatch):
 
 @pytest.mark.usefixtures("_on")
 @pytest.mark.filterwarnings("ignore")  # deprecations inside of torch's compiler
-@pytest.mark.parametrize("function", [flow, slices, decoder, clouds])
+@pytest.mark.parametrize(
+    "function", [flow, slices, decoder, pytest.param(clouds, marks=pytest.mark.thorough)]
+)
 def test_computes_what_the_host_does(function):
     wrapped = inference(function)
     for scale, count in ((1.0, 2), (-1.0, 1)):

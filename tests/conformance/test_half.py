@@ -111,7 +111,11 @@ def test_float_statistics_in_a_half_model():
     assert_same_bits(found, expected)
 
 
-@pytest.mark.parametrize("float_statistics", [False, True], ids=["half norm", "float norm"])
+@pytest.mark.parametrize(
+    "float_statistics",
+    [pytest.param(False, marks=pytest.mark.thorough), True],
+    ids=["half norm", "float norm"],
+)
 def test_compiled_is_close_to_the_reference(target, float_statistics):
     if target.name == "reference":
         pytest.skip("the reference is what the others are compared with")

@@ -15,7 +15,14 @@ OPTIMIZERS = {
     "adam": lambda params: torch.optim.Adam(params, lr=0.001),
 }
 TRAINED = [name for name in MODELS if name not in ("dense", "affine")]
-COMPILED = [("introduction", "adam"), *((name, "sgd") for name in TRAINED)]
+ALWAYS = ("batch norm and dropout", "embedding and layer norm")
+COMPILED = [
+    ("introduction", "adam"),
+    *(
+        pytest.param((name, "sgd"), marks=[] if name in ALWAYS else pytest.mark.thorough)
+        for name in TRAINED
+    ),
+]
 
 
 def eager(name, kind):

@@ -82,6 +82,7 @@ def test_a_missing_extra_is_named():
     assert result.stderr == "matplotlib is missing here: pip install abele[demo]\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("target", ["reference", pytest.param("cpu", marks=pytest.mark.compiler)])
 def test_the_porting_pair_agrees(target, tmp_path, capsys, monkeypatch):
     if get_target(target).cannot_compile():

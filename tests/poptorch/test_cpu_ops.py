@@ -203,6 +203,7 @@ except LookupError as failure:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.compiler
 def test_a_new_process_finds_the_callable_of_a_cached_executable(tmp_path):
     said = []

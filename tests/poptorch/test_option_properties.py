@@ -63,7 +63,7 @@ def calls(draw):
     return index, name, draw(st.lists(VALUES, min_size=needed, max_size=max(len(known), needed)))
 
 
-@examples(400)
+@examples(200)
 @given(st.lists(calls(), min_size=1, max_size=6))
 def test_setters_raise_the_documented_errors_only(sequence):
     options = poptorch.Options()
@@ -103,7 +103,7 @@ def test_assigning_raises_the_documented_errors_only(data):
         assert repr(options) == before
 
 
-@examples(150)
+@examples(75)
 @given(st.lists(calls(), max_size=4))
 def test_wrapping_with_any_options_raises_the_documented_errors_only(sequence):
     options = poptorch.Options()

@@ -219,6 +219,7 @@ def test_grouping_after_the_first_run_is_too_late():
         wrapped.weight.replicaGrouping(CommGroupType.Consecutive, 2, ONE)
 
 
+@pytest.mark.thorough
 @pytest.mark.compiler
 def test_the_compiled_program_trains_each_group_alike(monkeypatch):
     results = []

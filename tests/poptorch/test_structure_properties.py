@@ -103,7 +103,7 @@ def mutated(draw, value):
 pytestmark = pytest.mark.filterwarnings("ignore:Output expected to be on the IPU")
 
 
-@examples(120)
+@examples(60)
 @given(st.data())
 def test_structures_go_round_and_differences_are_named(data):
     first = data.draw(STRUCTURES)
@@ -119,7 +119,7 @@ def test_structures_go_round_and_differences_are_named(data):
     assert same(wrapped(first), first)
 
 
-@examples(60)
+@examples(30)
 @given(st.data())
 def test_arguments_may_be_any_number_by_position_and_by_name(data):
     positional = data.draw(st.lists(STRUCTURES, max_size=3))
@@ -136,7 +136,7 @@ def test_arguments_may_be_any_number_by_position_and_by_name(data):
             wrapped(*later, **named)
 
 
-@examples(60)
+@examples(30)
 @given(st.lists(STRUCTURES, max_size=4), st.dictionaries(st.sampled_from("xyzw"), STRUCTURES))
 def test_what_a_signature_does_not_take_is_a_named_error(positional, keywords):
     wrapped = inference(lambda *args, **kwargs: None)

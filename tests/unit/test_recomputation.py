@@ -203,6 +203,7 @@ def grown(target, rows, *arguments):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks need Linux")
 @pytest.mark.parametrize("name", ["reference", pytest.param("cpu", marks=pytest.mark.compiler)])
 def test_the_process_takes_less_memory(name):

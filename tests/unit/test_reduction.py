@@ -52,6 +52,7 @@ def test_a_sum_is_none_of_their_business(strategy):
     assert moved(strategy, [1.0, 2.0, 4.0, 9.0], **config) == 16.0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_half_sums_overflow_and_half_means_do_not(strategy, target):
     grads = [30000.0, 40000.0, 20000.0, 10000.0]

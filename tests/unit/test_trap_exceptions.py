@@ -170,6 +170,7 @@ def test_backward_names_the_line_of_forward():
     assert line == "root = scaled.sqrt()"
 
 
+@pytest.mark.thorough
 def test_an_overflowing_update_is_named(target):
     big = torch.full((1, 3), 1e30)
     session = training(lambda m, x: plain_loss(m.weight * x, "mean"), big, "adam", target)
