@@ -19,6 +19,7 @@ class Classifier(torch.nn.Module):
         self.fc2 = torch.nn.Linear(64, 4)
 
     def forward(self, x, labels):
+        """Scores and loss."""
         scores = self.fc2(torch.relu(self.fc1(x)))
         return scores, torch.nn.functional.cross_entropy(scores, labels)
 
@@ -26,7 +27,7 @@ class Classifier(torch.nn.Module):
 def train() -> dict[str, list[torch.Tensor]]:
     """Gradients of each layer's weight, of every tenth step."""
     torch.manual_seed(0)
-    opts = poptorch.Options().showCompilationProgressBar(False)
+    opts = poptorch.Options()
     for layer in LAYERS:
         opts.anchorTensor(layer, f"Gradient___{layer}.weight")
     model = Classifier()
@@ -44,14 +45,14 @@ def train() -> dict[str, list[torch.Tensor]]:
 
 def draw(seen: dict[str, list[torch.Tensor]], path: str) -> None:
     Path(path).parent.mkdir(exist_ok=True)
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = Figure(figsize=(11, 4), layout="constrained")
     for axes, (layer, gradients) in zip(figure.subplots(1, 2), seen.items(), strict=True):
         reach = 1.05 * gradients[0].abs().max().item()
-        for index in (0, len(gradients) - 1):
-            values, label = gradients[index].flatten().tolist(), f"step {index * EVERY}"
-            axes.hist(values, bins=40, range=(-reach, reach), alpha=0.6, label=label)
+        for name, each in (("first step", gradients[0]), ("last", gradients[-1])):
+            axes.hist(
+                each.flatten().tolist(), bins=40, range=(-reach, reach), alpha=0.6, label=name
+            )
         axes.set(title=f"Gradient of {layer}.weight", xlabel="value", ylabel="how many")
-        axes.locator_params(axis="x", nbins=5)
         axes.legend()
     figure.savefig(path, dpi=100)
 
