@@ -11,7 +11,7 @@ STEPS, EVERY, LAYERS = 60, 10, ("fc1", "fc2")
 
 
 class Classifier(torch.nn.Module):
-    """Two dense layers; scores, [B, 4], and their loss."""
+    """Two dense layers for four classes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,9 +19,8 @@ class Classifier(torch.nn.Module):
         self.fc2 = torch.nn.Linear(64, 4)
 
     def forward(self, x, labels):
-        """Scores and loss."""
-        scores = self.fc2(torch.relu(self.fc1(x)))
-        return scores, torch.nn.functional.cross_entropy(scores, labels)
+        """Cross entropy of the scores, [B, 4]."""
+        return torch.nn.functional.cross_entropy(self.fc2(self.fc1(x).relu()), labels)
 
 
 def train() -> dict[str, list[torch.Tensor]]:
@@ -35,7 +34,7 @@ def train() -> dict[str, list[torch.Tensor]]:
     x, seen = torch.randn(256, 16), {layer: [] for layer in LAYERS}
     print("step   loss   " + "   ".join(f"|gradient of {layer}|" for layer in LAYERS))
     for step in range(STEPS):
-        _, loss = training(x, x[:, :4].argmax(dim=1))
+        loss = training(x, x[:, :4].argmax(dim=1))
         if step % EVERY == 0:
             for layer, gradients in seen.items():
                 gradients.append(training.getAnchoredTensor(layer))
@@ -48,13 +47,12 @@ def draw(seen: dict[str, list[torch.Tensor]], path: str) -> None:
     figure = Figure(figsize=(11, 4), layout="constrained")
     for axes, (layer, gradients) in zip(figure.subplots(1, 2), seen.items(), strict=True):
         reach = 1.05 * gradients[0].abs().max().item()
-        for name, each in (("first step", gradients[0]), ("last", gradients[-1])):
-            axes.hist(
-                each.flatten().tolist(), bins=40, range=(-reach, reach), alpha=0.6, label=name
-            )
+        style = {"bins": 40, "range": (-reach, reach), "alpha": 0.6}
+        for name, values in (("first step", gradients[0]), ("last", gradients[-1])):
+            axes.hist(values.flatten().tolist(), label=name, **style)
         axes.set(title=f"Gradient of {layer}.weight", xlabel="value", ylabel="how many")
         axes.legend()
-    figure.savefig(path, dpi=100)
+    figure.savefig(path)
 
 
 if __name__ == "__main__":
