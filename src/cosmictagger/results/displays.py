@@ -15,7 +15,6 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch, Rectangle
 from numpy.typing import NDArray
 
@@ -28,6 +27,9 @@ PLANE_NAMES = ("plane 0 · induction", "plane 1 · induction", "plane 2 · colle
 SCORE_MAP = LinearSegmentedColormap.from_list(
     "neutrino_score", ["#d4dbe3", "#E69F00", "#D55E00", "#4a1200"]
 )
+# Fixed: finding a layout that fits would take as long as the drawing.
+_GRID = {"left": 0.07, "right": 0.925, "bottom": 0.1, "top": 0.93, "wspace": 0.05, "hspace": 0.12}
+_BAR = (0.945, 0.2, 0.012, 0.62)
 _INSET = 0.38  # of a panel's width and height
 _PANEL_PIXELS = 400  # across; finer images are thinned, keeping what matters most
 
@@ -49,9 +51,8 @@ def save(event: EventRecord, path: Path) -> Path:
 
 def draw(event: EventRecord) -> Figure:
     """An event as a figure of three rows (planes) by three columns."""
-    layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.05, wspace=0.02, hspace=0.02)
-    figure = Figure(figsize=(15, 10.6), layout=layout, facecolor="white")
-    axes = figure.subplots(PLANES, 3, sharex=True, sharey=True)
+    figure = Figure(figsize=(15, 10.6), facecolor="white")
+    axes = figure.subplots(PLANES, 3, sharex=True, sharey=True, gridspec_kw=_GRID)
     views = [event.plane(index) for index in range(PLANES)]
     for index, (row, view) in enumerate(zip(axes, views, strict=True)):
         _draw_plane(row, view, event, index)
@@ -59,8 +60,8 @@ def draw(event: EventRecord) -> Figure:
         panel.set_title(name, fontsize=13, fontweight="bold", loc="left")
     for panel in axes[-1]:
         panel.set_xlabel("wire [pixel]", fontsize=10)
-    figure.suptitle(_title(event), fontsize=15, fontweight="bold")
-    _legend(figure, axes, event)
+    figure.suptitle(_title(event), fontsize=15, fontweight="bold", y=0.985)
+    _legend(figure, event)
     return figure
 
 
@@ -261,13 +262,12 @@ def _inset(
         va="top",
         fontsize=8,
         color="#333333",
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1},
     )
 
 
-def _legend(figure: Figure, axes: Any, event: EventRecord) -> None:
-    bar = figure.colorbar(
-        ScalarMappable(cmap=SCORE_MAP), ax=axes[:, 2].tolist(), pad=0.02, shrink=0.85, aspect=40
-    )
+def _legend(figure: Figure, event: EventRecord) -> None:
+    bar = figure.colorbar(ScalarMappable(cmap=SCORE_MAP), cax=figure.add_axes(_BAR))
     bar.set_label("probability of neutrino", fontsize=10)
     bar.ax.tick_params(labelsize=9)
     patches: list[Any] = [
@@ -279,7 +279,7 @@ def _legend(figure: Figure, axes: Any, event: EventRecord) -> None:
     cell = "each drawn as it is" if factor == 1 else f"run in cells of {factor} x {factor}"
     figure.legend(
         handles=patches,
-        loc="outside lower center",
+        loc="lower center",
         ncols=len(patches),
         frameon=False,
         fontsize=10,
