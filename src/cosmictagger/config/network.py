@@ -17,8 +17,8 @@ from cosmictagger.errors import ConfigError
 class ConvMode(enum.Enum):
     """Whether planes are images that share weights, or slices of one volume."""
 
-    conv_2D = 0
-    conv_3D = 1
+    conv_2D = 0  # noqa: N815  the original spells it so
+    conv_3D = 1  # noqa: N815
 
 
 class Norm(enum.Enum):

@@ -136,26 +136,17 @@ class ResidualBlock(nn.Module):
         return self.activation(self.convolution_2(self.convolution_1(x)) + x)
 
 
-class BlockSeries(nn.Module):
-    """A number of blocks, residual or not as the network says, of ``edge`` x ``edge`` pixels."""
-
-    def __init__(
-        self, network: Network, dimensions: Dimensions, count: int, channels: int, edge: int = 3
-    ):
-        super().__init__()
-        kernel = dimensions.extent(edge)
-        self.blocks = nn.Sequential(
-            *(
-                ResidualBlock(network, dimensions, channels, kernel)
-                if network.residual
-                else Block(network, dimensions, channels, channels, kernel)
-                for _ in range(count)
-            )
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Keeps the shape."""
-        return self.blocks(x)
+def repeated(
+    network: Network, dimensions: Dimensions, count: int, channels: int, edge: int = 3
+) -> list[nn.Module]:
+    """Blocks of ``edge`` x ``edge`` pixels that keep the shape, residual if the network says so."""
+    kernel = dimensions.extent(edge)
+    return [
+        ResidualBlock(network, dimensions, channels, kernel)
+        if network.residual
+        else Block(network, dimensions, channels, channels, kernel)
+        for _ in range(count)
+    ]
 
 
 class PoolingDown(nn.Module):

@@ -12,12 +12,24 @@ import torch
 from torch import Tensor, nn
 
 from cosmictagger.config.network import Network
-from cosmictagger.models.blocks import IMAGES, Block, BlockSeries, connection, down, up
+from cosmictagger.models.blocks import IMAGES, Block, connection, down, repeated, up
 
 PLANES = 3
 CLASSES = 3
 
 Planes = tuple[Tensor, ...]
+
+
+class BlockSeries(nn.Module):
+    """A number of blocks, one after the other."""
+
+    def __init__(self, network: Network, count: int, channels: int, edge: int = 3):
+        super().__init__()
+        self.blocks = nn.Sequential(*repeated(network, IMAGES, count, channels, edge))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, channels, h, w]``; keeps the shape."""
+        return self.blocks(x)
 
 
 class SharedDeepest(nn.Module):
@@ -28,7 +40,7 @@ class SharedDeepest(nn.Module):
         wide, narrow = channels, network.bottleneck_deepest
         self.bottleneck = Block(network, IMAGES, wide, narrow, (1, 1))
         self.blocks = BlockSeries(
-            network, IMAGES, network.blocks_deepest_layer, narrow, network.filter_size_deepest
+            network, network.blocks_deepest_layer, narrow, network.filter_size_deepest
         )
         self.unbottleneck = Block(network, IMAGES, narrow, wide, (1, 1))
 
@@ -48,6 +60,22 @@ class SeparateDeepest(SharedDeepest):
         return tuple(self._through(plane) for plane in planes)
 
 
+class Bottom(nn.Module):
+    """Below the last level; a module of its own because the original's names have it."""
+
+    def __init__(self, network: Network, channels: int):
+        super().__init__()
+        self.main_module = (
+            SeparateDeepest(network, channels)
+            if network.block_concat
+            else SharedDeepest(network, PLANES * channels)
+        )
+
+    def forward(self, planes: Planes) -> Planes:
+        """Three of ``[B, C, h, w]``; keeps the shapes."""
+        return self.main_module(planes)
+
+
 class Level(nn.Module):
     """One size on the way down and on the way up, with everything smaller inside."""
 
@@ -55,11 +83,11 @@ class Level(nn.Module):
         super().__init__()
         here, below = network.filters(level), network.filters(level + 1)
         count = network.blocks_per_layer
-        self.down_blocks = BlockSeries(network, IMAGES, count, here)
+        self.down_blocks = BlockSeries(network, count, here)
         self.downsample = down(network, IMAGES, here, below)
         self.main_module = _below(network, level + 1)
         self.upsample = up(network, IMAGES, below, here)
-        self.up_blocks = BlockSeries(network, IMAGES, count, here)
+        self.up_blocks = BlockSeries(network, count, here)
         self.connection = connection(network, IMAGES, here)
 
     def forward(self, planes: Planes) -> Planes:
@@ -80,8 +108,8 @@ class UResNet(nn.Module):
         filters = network.n_initial_filters
         self.initial_convolution = Block(network, IMAGES, 1, filters, (5, 5))
         self.net_core = _below(network, 0)
-        self.final_layer = BlockSeries(network, IMAGES, network.blocks_final, filters)
-        self.bottleneck = nn.Conv2d(filters, CLASSES, kernel_size=1)
+        self.final_layer = BlockSeries(network, network.blocks_final, filters)
+        self.bottleneck = nn.Conv2d(filters, CLASSES, kernel_size=1, bias=network.bias)
         self.apply(_initialise)
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -103,10 +131,7 @@ def _below(network: Network, level: int) -> nn.Module:
     """What a level has inside: the next one, or the smallest size."""
     if level < network.depth:
         return Level(network, level)
-    channels = network.filters(level)
-    if network.block_concat:
-        return SeparateDeepest(network, channels)
-    return SharedDeepest(network, PLANES * channels)
+    return Bottom(network, network.filters(level))
 
 
 def _initialise(module: nn.Module) -> None:

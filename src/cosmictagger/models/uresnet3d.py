@@ -6,11 +6,19 @@ normalisation sees all planes at once, which is where it differs most from ``ure
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from torch import Tensor, nn
 
 from cosmictagger.config.network import Network
-from cosmictagger.models.blocks import VOLUMES, Block, BlockSeries, connection, down, up
+from cosmictagger.models.blocks import VOLUMES, Block, connection, down, repeated, up
 from cosmictagger.models.uresnet import CLASSES, PLANES
+
+
+def series(network: Network, count: int, channels: int, edge: int = 3) -> nn.Sequential:
+    """A number of blocks, one after the other, under the names the original gives them."""
+    blocks = repeated(network, VOLUMES, count, channels, edge)
+    return nn.Sequential(OrderedDict((f"block_{i}", block) for i, block in enumerate(blocks)))
 
 
 class Deepest3D(nn.Module):
@@ -19,15 +27,27 @@ class Deepest3D(nn.Module):
     def __init__(self, network: Network, channels: int):
         super().__init__()
         narrow, across = network.bottleneck_deepest, (PLANES, 1, 1)
-        self.bottleneck = Block(network, VOLUMES, channels, narrow, across)
-        self.blocks = BlockSeries(
-            network, VOLUMES, network.blocks_deepest_layer, narrow, network.filter_size_deepest
+        self.merger = Block(network, VOLUMES, channels, narrow, across)
+        self.blocks = series(
+            network, network.blocks_deepest_layer, narrow, network.filter_size_deepest
         )
-        self.unbottleneck = Block(network, VOLUMES, narrow, channels, across)
+        self.splitter = Block(network, VOLUMES, narrow, channels, across)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, C, 3, h, w]``; keeps the shape."""
-        return self.unbottleneck(self.blocks(self.bottleneck(x)))
+        return self.splitter(self.blocks(self.merger(x)))
+
+
+class Bottom3D(nn.Module):
+    """Below the last level; a module of its own because the original's names have it."""
+
+    def __init__(self, network: Network, channels: int):
+        super().__init__()
+        self.main_module = Deepest3D(network, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, C, 3, h, w]``; keeps the shape."""
+        return self.main_module(x)
 
 
 class Level3D(nn.Module):
@@ -37,11 +57,11 @@ class Level3D(nn.Module):
         super().__init__()
         here, below = network.filters(level), network.filters(level + 1)
         count = network.blocks_per_layer
-        self.down_blocks = BlockSeries(network, VOLUMES, count, here)
+        self.down_blocks = series(network, count, here)
         self.downsample = down(network, VOLUMES, here, below)
         self.main_module = _below(network, level + 1)
         self.upsample = up(network, VOLUMES, below, here)
-        self.up_blocks = BlockSeries(network, VOLUMES, count, here)
+        self.up_blocks = series(network, count, here)
         self.connection = connection(network, VOLUMES, here)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,8 +79,8 @@ class UResNet3D(nn.Module):
         filters = network.n_initial_filters
         self.initial_convolution = Block(network, VOLUMES, 1, filters, VOLUMES.extent(5))
         self.net_core = _below(network, 0)
-        self.final_layer = BlockSeries(network, VOLUMES, network.blocks_final, filters)
-        self.bottleneck = nn.Conv3d(filters, CLASSES, kernel_size=1)
+        self.final_layer = series(network, network.blocks_final, filters)
+        self.bottleneck = nn.Conv3d(filters, CLASSES, kernel_size=1, bias=network.bias)
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Scores of the classes for each pixel.
@@ -80,4 +100,4 @@ def _below(network: Network, level: int) -> nn.Module:
     """What a level has inside: the next one, or the smallest size."""
     if level < network.depth:
         return Level3D(network, level)
-    return Deepest3D(network, network.filters(level))
+    return Bottom3D(network, network.filters(level))
