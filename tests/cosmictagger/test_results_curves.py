@@ -39,8 +39,8 @@ def test_a_resumed_run_overrides_the_steps_it_repeats(tmp_path):
 
 def test_a_line_that_a_killed_run_left_unfinished_is_left_out(tmp_path):
     path = tmp_path / "train_metrics.csv"
-    path.write_text("step,loss,Average/mIoU\n0,5,0.1\n1,4")
-    assert curves.read(path)["step"].tolist() == [0]
+    path.write_text("step,loss,Average/mIoU\n0,5,0.1\n1,4\n1,4,0.2\n2,3.")
+    assert curves.read(path)["step"].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_line_that_a_killed_run_left_unfinished_is_left_out(tmp_path):
         ("time,loss\n0,1\n", "must start with 'step'"),
         ("", "must start with 'step'"),
         ("step,loss\n0,big\n1,2\n", "line 2: could not convert"),
-        ("step,loss\n0\n1,2\n", "line 2: 1 cells, but the header has 2"),
+        ("step,loss\n0,1,2\n", "line 2: 3 cells, but the header has 2"),
     ],
 )
 def test_other_files_are_refused(tmp_path, text, message):

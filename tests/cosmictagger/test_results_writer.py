@@ -84,6 +84,15 @@ def test_everything_is_written(tmp_path):
         assert wanted in page
 
 
+def test_the_proof_may_come_at_the_end(tmp_path):
+    steps = []
+    with ResultsWriter(tmp_path, SIZE, 1, lambda: {"evaluation_steps": len(steps)}) as results:
+        events = batch((0,))
+        results.add(events, logits(events), rows(events))
+        steps += [1, 2, 3]
+    assert "<td>evaluation steps</td><td><code>3</code>" in results.files.report.read_text()
+
+
 def test_write_takes_a_whole_pass(tmp_path):
     passes = ((events, logits(events), rows(events)) for events in (batch((0,)), batch((1,))))
     files = write(tmp_path, passes, size=SIZE, downsample=1, proof={"mode": "CPU"}, displays=0)

@@ -3,7 +3,7 @@
 `ResultsWriter` takes the pass batch by batch and never holds more than the batch at hand and a few
 events for the displays, so its memory does not grow with the file::
 
-    with ResultsWriter(output_dir, (1280, 2048), downsample=1, proof=backend.proof()) as results:
+    with ResultsWriter(output_dir, (1280, 2048), downsample=1, proof=backend.proof) as results:
         for batch in loader:
             step = backend.evaluate_step(batch)
             results.add(batch, step.logits, metrics.per_event(step.logits, batch.label))

@@ -43,18 +43,18 @@ def read(path: Path) -> Curves:
     A resumed run may have repeated steps after its last checkpoint: the last line of a step counts.
 
     Raises:
-        DataError: the file has no column ``step``, a cell is no number, or a line is too short
-            (but for the last one, which a killed process may have left unfinished).
+        DataError: the file has no column ``step``, a cell is no number, or a line is too long. A
+            line that is too short is what a killed run left unfinished; it does not count.
     """
     with path.open(newline="", encoding="utf-8") as file:
         lines = list(csv.reader(file))
     if not lines or not lines[0] or lines[0][0] != "step":
         raise DataError(f"{path}: not a metrics file; its first line must start with 'step'.")
     header, *body = lines
-    if body and len(body[-1]) < len(header):
-        body = body[:-1]
     rows: dict[float, list[float]] = {}
     for number, line in enumerate(body, start=2):
+        if len(line) < len(header):
+            continue
         try:
             values = [float(cell) if cell else np.nan for cell in line]
         except ValueError as error:

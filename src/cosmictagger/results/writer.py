@@ -53,8 +53,9 @@ class ResultsWriter:
             ``train_metrics.csv`` and ``test_metrics.csv``.
         size: height and width of the images in the file, in pixels, before downsampling.
         downsample: exponent k of the run; scores have the size ``(H / 2**k, W / 2**k)``.
-        proof: what proves where the pass ran (a `cosmictagger.backends.Proof`, any other dataclass,
-            or a mapping of names to values); the report shows each field.
+        proof: what proves where the pass ran: a `cosmictagger.backends.Proof`, any other dataclass
+            or a mapping of names to values, or a function that gives one. A function is called at
+            the end, when the executable is known and the steps are counted.
         displays: how many events to draw, half of them the worst by mIoU and half the best. Without
             labels the first ones.
         settings: more that the report shall name: the events, the weights, the network.
@@ -84,7 +85,7 @@ class ResultsWriter:
         self.tally = Tally()
         self._downsample = downsample
         self._size = dense_size(size, downsample)
-        self._proof = _fields(proof)
+        self._proof = proof if callable(proof) else _fields(proof)
         self._settings = {
             **(settings or {}),
             "image size": f"{size[0]} x {size[1]}, downsample {downsample} "
@@ -148,7 +149,7 @@ class ResultsWriter:
         by_entry = {row.entry: row for row in self.tally.rows}
         content = report.Content(
             title="CosmicTagger: report of an inference pass",
-            proof=self._proof,
+            proof=_fields(self._proof() if callable(self._proof) else self._proof),
             settings=self._settings,
             tally=self.tally,
             displays=[(by_entry[entry], path) for entry, path in pictures.items()],
@@ -188,7 +189,7 @@ class ResultsWriter:
                 f"{self._downsample}."
             )
         if (metrics is None) != (batch.label is None) or (metrics and len(metrics) < events):
-            found = "none" if metrics is None else f"{len(metrics)}"
+            found = "none" if metrics is None else str(len(metrics))
             raise DataError(
                 f"Metrics come with labels, one row per event: {events} events "
                 f"{'without' if batch.label is None else 'with'} labels, rows of metrics: {found}."
