@@ -3,14 +3,16 @@
 import math
 from html.parser import HTMLParser
 
-import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
 pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
 
+from cosmictagger.metrics import KEYS
+from cosmictagger.physics_metrics import Neutrino
 from cosmictagger.results import report
-from cosmictagger.results.tally import METRICS, Neutrino, Row, Tally, as_csv, neutrino_of
+from cosmictagger.results.tally import Row, Tally, as_csv
 
 VOID = {"meta", "img", "br", "link", "input"}
 PIXEL = bytes.fromhex(
@@ -44,8 +46,7 @@ class Page(HTMLParser):
 
 
 def metrics(value):
-    keys = ["Average", "plane0", "plane1", "plane2"]
-    return {f"{where}/{name}": value for where in keys for name in METRICS}
+    return dict.fromkeys(KEYS, value)
 
 
 @pytest.fixture
@@ -54,7 +55,9 @@ def tally():
     for entry, value in enumerate((0.96, 0.98, 0.97)):
         neutrino = Neutrino(0.4 + entry, "nu_mu", "CC")
         tally.rows.append(Row(entry, (1, 2, entry), metrics(value), neutrino))
-    tally.count(0, np.array([[0, 1], [2, 2]]), np.array([[0, 1], [2, 1]]))
+    label, predicted = torch.zeros(2, 3, 2, 2, dtype=torch.int64)
+    label[0], predicted[0] = torch.tensor([[0, 1], [2, 2]]), torch.tensor([[0, 1], [2, 1]])
+    tally.count(predicted, label)
     return tally
 
 
@@ -124,7 +127,7 @@ def test_without_labels_the_page_says_so():
 def test_confusion_counts_pixels_by_true_class(tally):
     assert tally.confusion[0].tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
     text = Page(report.page(content(tally))).text
-    assert "50.00 %" in text
+    assert "50.00 %" in text  # of the neutrino pixels were taken for cosmic
 
 
 def test_means_leave_out_events_without_the_metric():
@@ -133,34 +136,15 @@ def test_means_leave_out_events_without_the_metric():
     assert math.isnan(tally.mean("b")[0])
 
 
-def test_bins_have_mean_and_standard_error():
-    key = "Average/Neutrino_IoU"
+def test_events_are_binned_by_what_their_neutrino_was():
     rows = [
-        Row(i, (0, 0, i), {key: value}, Neutrino(energy, "nu_e", current))
-        for i, (value, energy, current) in enumerate(
-            [(0.2, 0.5, "CC"), (0.6, 0.9, "NC"), (1.0, 7.0, "NC")]
-        )
+        Row(0, (0, 0, 0), {"Average/Neutrino_IoU": 0.25}, Neutrino(0.7, "nu_e", "NC")),
+        Row(1, (0, 0, 1), {}, Neutrino(0.7, "nu_e", "NC")),
+        Row(2, (0, 0, 2), {"Average/Neutrino_IoU": 0.5}),
     ]
-    tally = Tally([*rows, Row(3, (0, 0, 3), {key: 0.1})])
-    low, high = tally.by_energy()
-    assert (low.name, low.events) == ("0.5 to 1 GeV", 2)
-    assert low.mean == pytest.approx(0.4)
-    assert low.error == pytest.approx(0.2)
-    assert (high.name, high.events) == ("above 3 GeV", 1)
-    assert math.isnan(high.error)
-    assert [(each.name, each.events) for each in tally.by_interaction()] == [
-        ("nu_e CC", 1),
-        ("nu_e NC", 2),
-    ]
-
-
-def test_the_neutrino_is_found_among_the_particles():
-    fields = [("pdg", "i4"), ("energy_init", "f8"), ("current_type", "i2")]
-    table = np.array([(13, 0.5, -1), (-14, 1.25, 1), (12, 3.0, 0)], fields)
-    assert neutrino_of(table) == Neutrino(1.25, "anti nu_mu", "NC")
-    assert neutrino_of(table[:1]) is None
-    assert neutrino_of(None) is None
-    assert neutrino_of(table[["pdg", "energy_init"]]) == Neutrino(1.25, "anti nu_mu", "unknown")
+    (energy,), (kind,) = Tally(rows).by_energy(), Tally(rows).by_interaction()
+    assert (energy.name, energy.events, energy.mean) == ("0.5 to 1 GeV", 1, 0.25)
+    assert (kind.name, kind.events) == ("nu_e NC", 1)
 
 
 def test_the_table_of_events_as_csv(tally):

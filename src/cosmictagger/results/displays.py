@@ -19,7 +19,8 @@ from matplotlib.patches import Patch, Rectangle
 from numpy.typing import NDArray
 
 from cosmictagger.atomic import replacing
-from cosmictagger.results.events import NEUTRINO, PLANES, EventRecord, PlaneView
+from cosmictagger.metrics import NEUTRINO, PLANES
+from cosmictagger.results.events import EventRecord, PlaneView
 
 CLASS_NAMES = ("background", "cosmic", "neutrino")
 CLASS_COLORS = ("#8c8c8c", "#0072B2", "#D55E00")

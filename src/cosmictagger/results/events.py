@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-PLANES = 3
-COSMIC, NEUTRINO = 1, 2
-
 
 @dataclass(frozen=True)
 class PlaneView:

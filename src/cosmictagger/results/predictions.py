@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from cosmictagger.data.larcv import EventFile, Plane
 from cosmictagger.data.writer import Event, EventWriter
 from cosmictagger.errors import DataError
-from cosmictagger.results.events import COSMIC, NEUTRINO, PLANES
+from cosmictagger.metrics import CLASSES, COSMIC, NEUTRINO, PLANES
 
 COSMIC_PRODUCER = "cosmic_prediction"
 NEUTRINO_PRODUCER = "neutrino_prediction"
@@ -137,12 +137,12 @@ def read_scores(file: EventFile, event: int) -> NDArray[np.float32]:
         event: its position in the file.
     """
     height, width = file.image_size
-    scores = np.zeros((PLANES, 3, width, height), np.float32)
+    scores = np.zeros((PLANES, CLASSES, width, height), np.float32)
     for producer, number in ((COSMIC_PRODUCER, COSMIC), (NEUTRINO_PRODUCER, NEUTRINO)):
         for plane, (ids, values) in enumerate(file.sparse(producer, event)):
             scores[plane, number].reshape(-1)[ids.astype(np.int64)] = values
     for plane, (ids, _) in enumerate(file.sparse(COSMIC_PRODUCER, event)):
         pixel = ids.astype(np.int64)
-        flat = scores[plane].reshape(3, -1)
+        flat = scores[plane].reshape(CLASSES, -1)
         flat[0, pixel] = 1 - flat[COSMIC, pixel] - flat[NEUTRINO, pixel]
     return np.ascontiguousarray(scores.swapaxes(2, 3))

@@ -10,10 +10,11 @@ from html import escape
 from pathlib import Path
 
 from cosmictagger.atomic import write_text
+from cosmictagger.metrics import NAMES, PLANES
+from cosmictagger.physics_metrics import Bin
 from cosmictagger.results.displays import CLASS_NAMES, PLANE_NAMES
-from cosmictagger.results.events import PLANES
 from cosmictagger.results.page import STYLE
-from cosmictagger.results.tally import METRICS, Bin, Row, Tally
+from cosmictagger.results.tally import Row, Tally
 
 _TARGETS = {
     "Total_Accuracy": ("Total accuracy", 0.999),
@@ -136,10 +137,10 @@ def _target_table(tally: Tally) -> str:
 def _plane_table(tally: Tally) -> str:
     rows = [
         [escape(PLANE_NAMES[plane])]
-        + [_percent(tally.mean(f"plane{plane}/{key}")[0]) for key in METRICS]
+        + [_percent(tally.mean(f"plane{plane}/{key}")[0]) for key in NAMES]
         for plane in range(PLANES)
     ]
-    heads = ["plane", *(_TARGETS[key][0] for key in METRICS)]
+    heads = ["plane", *(_TARGETS[key][0] for key in NAMES)]
     return _table(heads, rows, numbers=set(range(1, 6)))
 
 

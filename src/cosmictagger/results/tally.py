@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
-from cosmictagger.results.events import PLANES
-
-CLASSES = 3
-METRICS = ("Total_Accuracy", "Cosmic_IoU", "Neutrino_IoU", "Non_Bkg_Accuracy", "mIoU")
-_ENERGIES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf"))  # GeV
-
-
-@dataclass(frozen=True)
-class Neutrino:
-    """The neutrino of an event, as the simulation made it.
-
-    Attributes:
-        energy: GeV.
-        flavour: like ``"nu_mu"`` or ``"anti nu_e"``.
-        current: ``"CC"``, ``"NC"`` or ``"unknown"``.
-    """
-
-    energy: float
-    flavour: str
-    current: str
+from cosmictagger import metrics, physics_metrics
+from cosmictagger.metrics import CLASSES, PLANES
+from cosmictagger.physics_metrics import Bin, Neutrino
 
 
 @dataclass(frozen=True)
@@ -41,16 +24,6 @@ class Row:
     event_id: tuple[int, int, int]
     metrics: Mapping[str, float]
     neutrino: Neutrino | None = None
-
-
-@dataclass(frozen=True)
-class Bin:
-    """A group of events: how many, and the mean of a metric with its standard error."""
-
-    name: str
-    events: int
-    mean: float
-    error: float
 
 
 @dataclass
@@ -66,10 +39,9 @@ class Tally:
         default_factory=lambda: np.zeros((PLANES, CLASSES, CLASSES), np.int64)
     )
 
-    def count(self, plane: int, label: NDArray, prediction: NDArray) -> None:
-        """Adds the pixels of one plane."""
-        pair = label.astype(np.int64).reshape(-1) * CLASSES + prediction.reshape(-1)
-        self.confusion[plane] += np.bincount(pair, minlength=CLASSES**2).reshape(CLASSES, CLASSES)
+    def count(self, prediction: Tensor, label: Tensor) -> None:
+        """Adds the pixels of one event; both are int64 ``[plane, H, W]``."""
+        self.confusion += metrics.counts(prediction[None], label[None])[0]
 
     def mean(self, key: str) -> tuple[float, int]:
         """Mean of a metric over the events where it is a number, and how many these are."""
@@ -83,50 +55,14 @@ class Tally:
 
     def by_energy(self, metric: str = "Average/Neutrino_IoU") -> list[Bin]:
         """A metric by the neutrino's energy; empty bins are left out."""
-        bins = []
-        for low, high in itertools.pairwise(_ENERGIES):
-            name = f"{low:g} to {high:g} GeV" if np.isfinite(high) else f"above {low:g} GeV"
-            bins += self._bin(name, metric, lambda nu, a=low, b=high: a <= nu.energy < b)
-        return bins
+        return physics_metrics.by_energy(self._valued(metric))
 
     def by_interaction(self, metric: str = "Average/Neutrino_IoU") -> list[Bin]:
         """A metric by flavour and current of the neutrino."""
-        kinds = {(row.neutrino.flavour, row.neutrino.current) for row in self.rows if row.neutrino}
-        bins = []
-        for kind in sorted(kinds):
-            bins += self._bin(
-                " ".join(kind), metric, lambda nu, k=kind: (nu.flavour, nu.current) == k
-            )
-        return bins
+        return physics_metrics.by_interaction(self._valued(metric))
 
-    def _bin(self, name: str, metric: str, member: Callable[[Neutrino], bool]) -> list[Bin]:
-        rows = [row for row in self.rows if row.neutrino is not None and member(row.neutrino)]
-        values = np.array([row.metrics.get(metric, np.nan) for row in rows], np.float64)
-        values = values[np.isfinite(values)]
-        if not len(values):
-            return []
-        error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
-        return [Bin(name, len(values), float(values.mean()), float(error))]
-
-
-def neutrino_of(particles: NDArray | None) -> Neutrino | None:
-    """The first neutrino of a particle table with an energy; None without table or neutrino.
-
-    Args:
-        particles: structured, with the fields ``pdg`` and ``energy_init`` (GeV), and
-            ``current_type`` (0 charged, 1 neutral, as GENIE counts them) if known.
-    """
-    if particles is None or not {"pdg", "energy_init"} <= set(particles.dtype.names or ()):
-        return None
-    flavours = {12: "nu_e", 14: "nu_mu", 16: "nu_tau"}
-    for particle in particles:
-        code = int(particle["pdg"])
-        if abs(code) in flavours:
-            known = "current_type" in (particles.dtype.names or ())
-            current = {0: "CC", 1: "NC"}.get(int(particle["current_type"]) if known else -1)
-            flavour = ("anti " if code < 0 else "") + flavours[abs(code)]
-            return Neutrino(float(particle["energy_init"]), flavour, current or "unknown")
-    return None
+    def _valued(self, metric: str) -> list[tuple[Neutrino | None, float]]:
+        return [(row.neutrino, row.metrics.get(metric, np.nan)) for row in self.rows]
 
 
 def as_csv(rows: Sequence[Row], keys: Iterable[str]) -> str:

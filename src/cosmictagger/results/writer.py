@@ -16,10 +16,12 @@ from tqdm import tqdm
 from cosmictagger.atomic import write_text
 from cosmictagger.data.dense import dense_size
 from cosmictagger.errors import DataError
+from cosmictagger.metrics import CLASSES, PLANES
+from cosmictagger.physics_metrics import neutrino_of
 from cosmictagger.results import curves, displays, report
-from cosmictagger.results.events import PLANES, EventRecord, sparse_plane
+from cosmictagger.results.events import EventRecord, sparse_plane
 from cosmictagger.results.predictions import PredictionWriter, Scores, scores_of
-from cosmictagger.results.tally import Row, Tally, as_csv, neutrino_of
+from cosmictagger.results.tally import Row, Tally, as_csv
 
 if TYPE_CHECKING:
     from cosmictagger.data.loader import Batch
@@ -179,7 +181,7 @@ class ResultsWriter:
         events = len(batch.entries)
         shapes = [tuple(plane.shape) for plane in logits]
         fits = len(shapes) == PLANES and all(
-            len(shape) == 4 and shape[0] >= events and shape[1:] == (3, *self._size)
+            len(shape) == 4 and shape[0] >= events and shape[1:] == (CLASSES, *self._size)
             for shape in shapes
         )
         if not fits:
@@ -206,8 +208,8 @@ class ResultsWriter:
     ) -> None:
         """Counts an event, and keeps its pixels if it may be drawn."""
         if label is not None:
-            for plane, each in enumerate(scores):
-                self.tally.count(plane, label[plane], each.prediction)
+            predicted = np.stack([each.prediction for each in scores]).astype(np.int64)
+            self.tally.count(torch.from_numpy(predicted), torch.from_numpy(label))
         elif len(self._kept) >= self._most:
             return
         planes = tuple(
