@@ -27,13 +27,15 @@ class Real:
     Attributes:
         name: set by data=.
         synthetic: set by data=.
-        downsample: power of two by which images shrink: 0 is 1280 x 2048, 1 is 640 x 1024 ...
+        downsample: power of two by which images shrink: 0 is 1280 x 2048, 1 is 640 x 1024, and so on
         data_format: layout in memory of convolutions in CPU and GPU mode.
         img_transform: images become ln(image + 1).
         seed: order of events; 0 draws one and says which.
         data_directory: folder of the files.
         file: events to train on, or to label.
         aux_file: events to validate on; empty: none.
+        image: producer of the images.
+        label: producer of the labels; empty: there are none, which inference can do with.
     """
 
     name: DataKind = DataKind.real
@@ -45,6 +47,8 @@ class Real:
     data_directory: str = "/data/datasets/SBND/cosmic_tagging_1/"
     file: str = "cosmic_tagging_train.h5"
     aux_file: str = "cosmic_tagging_test.h5"
+    image: str = "sbndwire"
+    label: str = "sbnd_cosmicseg"
 
 
 @dataclass
@@ -54,7 +58,7 @@ class Synthetic:
     Attributes:
         name: set by data=.
         synthetic: set by data=.
-        downsample: power of two by which images shrink: 0 is 1280 x 2048, 1 is 640 x 1024 ...
+        downsample: power of two by which images shrink: 0 is 1280 x 2048, 1 is 640 x 1024, and so on
         data_format: layout in memory of convolutions in CPU and GPU mode.
         img_transform: images become ln(image + 1).
         seed: of the random images; 0 draws one and says which.
@@ -75,12 +79,12 @@ class Generated:
     Attributes:
         name: set by data=.
         synthetic: set by data=.
-        downsample: power of two by which images shrink: 0 is 1280 x 2048, 1 is 640 x 1024 ...
+        downsample: power of two by which images shrink: 0 is 1280 x 2048, 1 is 640 x 1024, and so on
         data_format: layout in memory of convolutions in CPU and GPU mode.
         img_transform: images become ln(image + 1).
         seed: order of events; 0 draws one and says which.
-        events: events to train on, or to label.
-        aux_events: events to validate on, of another seed; 0: none.
+        events: events to train on.
+        aux_events: other events: to validate on, and those of inference and evaluate; 0: none.
         generator_seed: of the events themselves.
         rows: height of an image before it shrinks.
         columns: width, likewise.

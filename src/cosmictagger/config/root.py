@@ -7,6 +7,7 @@ A preset is what the published application keeps in a YAML file. Two things are 
 purpose: the device, which follows the machine unless it is named, and `distributed`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +71,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 """The presets: which group of each kind, and what differs from that group's defaults."""
 
 
+def network_choices() -> dict[str, Mapping[str, Any]]:
+    """Every choice of ``network=``, and what it has different from ``Network()``."""
+    return {"small": SMALL, **NETWORKS}
+
+
 def register() -> None:
     """Makes schema, groups and presets known to Hydra; may be called again."""
     store = ConfigStore.instance()
@@ -77,7 +83,7 @@ def register() -> None:
     for group, choices in (("mode", MODES), ("data", DATA), ("framework", FRAMEWORKS)):
         for name, kind in choices.items():
             store.store(group=group, name=name, node=kind)
-    for name, changes in {**NETWORKS, "small": SMALL}.items():
+    for name, changes in network_choices().items():
         store.store(group="network", name=name, node=OmegaConf.structured(Network(**changes)))
     for name, preset in PRESETS.items():
         changes = {key: value for key, value in preset.items() if key != "groups"}
