@@ -1,8 +1,9 @@
 """Batches of dense images, prepared in the background while the device computes."""
 
 import os
+import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -62,7 +63,8 @@ class BatchStream:
         self.prefetch = prefetch
         self.epoch = 0
         self.position = 0
-        self._running: Iterator[Batch] | None = None
+        # Weak: a loop that is left early lets go of its iterator, and so of its thread, at once.
+        self._running: weakref.ref[Generator[Batch, None, None]] | None = None
 
     @property
     def events(self) -> int:
@@ -85,14 +87,16 @@ class BatchStream:
     def __iter__(self) -> Iterator[Batch]:
         """The rest of the current epoch; ends an iteration that was under way."""
         self.stop()
-        self._running = self._rest_of_epoch()
-        return self._running
+        running = self._rest_of_epoch()
+        self._running = weakref.ref(running)
+        return running
 
     def stop(self) -> None:
         """Ends an iteration that is under way and its background thread."""
-        running, self._running = self._running, None
+        running = self._running() if self._running is not None else None
+        self._running = None
         if running is not None:
-            running.close()  # type: ignore[attr-defined]
+            running.close()
 
     def close(self) -> None:
         """Ends the background thread and closes what is open."""
@@ -139,7 +143,7 @@ class BatchStream:
         self.order = replace(self.order, seed=int(state["seed"]))
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
 
-    def _rest_of_epoch(self) -> Iterator[Batch]:
+    def _rest_of_epoch(self) -> Generator[Batch, None, None]:
         epoch, last = self.epoch, len(self)
         todo = iter(range(self.position, last))
         if not self.prefetch:
@@ -150,7 +154,7 @@ class BatchStream:
         self._running = None
         self.epoch, self.position = epoch + 1, 0
 
-    def _prefetched(self, epoch: int, todo: Iterator[int]) -> Iterator[Batch]:
+    def _prefetched(self, epoch: int, todo: Iterator[int]) -> Generator[Batch, None, None]:
         # One thread: HDF5 lets one in at a time, and a batch takes a few percent of a step.
         pool = ThreadPoolExecutor(1, "cosmictagger-loader")
         ahead: deque[tuple[int, Future[Batch]]] = deque()
