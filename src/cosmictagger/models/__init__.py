@@ -9,7 +9,7 @@ from torch import nn
 
 from cosmictagger import checkpoints
 from cosmictagger.config.network import ConvMode, Network
-from cosmictagger.models.checks import check_image_size, fitting_downsamples
+from cosmictagger.models.checks import check_image_size, check_not_sparse, fitting_downsamples
 from cosmictagger.models.uresnet import UResNet
 from cosmictagger.models.uresnet3d import UResNet3D
 from cosmictagger.models.with_loss import LossInForward
@@ -20,6 +20,7 @@ __all__ = [
     "UResNet3D",
     "build",
     "check_image_size",
+    "check_not_sparse",
     "fitting_downsamples",
     "load_weights",
 ]

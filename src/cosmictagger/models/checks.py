@@ -29,6 +29,26 @@ def check_image_size(network: Network, image_size: tuple[int, int]) -> None:
     )
 
 
+def check_not_sparse(sparse: bool) -> None:
+    """Refuses ``framework.sparse=True``: no library computes it here.
+
+    Tried with torch 2.13 on a CPU. spconv 2.3.8 installs and runs forward, but reads the memory of
+    its weights as ``[kernel, in, out]`` where it declares ``[out, kernel, in]``, and its backward
+    asks for a CUDA stream. torchsparse has no package; MinkowskiEngine 0.5.4 (of 2021) does not
+    build.
+
+    Raises:
+        ConfigError: it was asked for.
+    """
+    if sparse:
+        raise ConfigError(
+            "framework.sparse=True was asked for, but there is no sparse network: of the libraries "
+            "for sparse convolutions, spconv 2.3.8 cannot train without CUDA, torchsparse has no "
+            "package and MinkowskiEngine 0.5.4 does not build with PyTorch 2.13. "
+            "Use framework.sparse=False."
+        )
+
+
 def fitting_downsamples(depth: int, size: tuple[int, int] = FULL_SIZE) -> list[int]:
     """The values of ``data.downsample`` with which images of a size fit a network's depth."""
     return [k for k in range(16) if all(edge % 2 ** (depth + k) == 0 for edge in size)]
