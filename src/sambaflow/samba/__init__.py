@@ -46,6 +46,7 @@ from sambaflow.samba import optim as optim
 from sambaflow.samba._naming import from_torch_model_ as from_torch_model_
 from sambaflow.samba._session import SambaSession as SambaSession
 from sambaflow.samba.nn.parameter import SambaParameter as SambaParameter
+from sambaflow.samba.sambaloader import SambaLoader as SambaLoader
 from sambaflow.samba.sambatensor import SambaTensor as SambaTensor
 from sambaflow.samba.sambatensor import from_torch_tensor as from_torch_tensor
 from sambaflow.samba.sambatensor import to_torch as to_torch

@@ -4,37 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from abele import container, stored
-from abele.building import build
-from abele.config import StepConfig
-from abele.errors import AbeleError, CorruptExecutable, SerializationError, TargetError
-from abele.module_state import parameter_names
-from abele.serialization import first_difference
-from abele.update_rules import UpdateRule
-from abele.values import decode
-from sambaflow.errors import GraphError, PefDamagedError, PefMismatchError, UsageError
+from sambaflow.errors import UsageError
 from sambaflow.logging import hint
-from sambaflow.samba import _arguments, _optimizers, _pef
-from sambaflow.samba._capture import Output, Traced, trace_model
+from sambaflow.samba import _arguments, _optimizers
+from sambaflow.samba._compiling import compile_model, load_model
 from sambaflow.samba._loaded import LoadedGraph, Report
+from sambaflow.samba._saying import say_hints, say_loaded
 from sambaflow.samba.profiler import Profiler
 from sambaflow.samba.sambatensor import SambaTensor
-
-# Requests that a program may make and that have no meaning here.
-_HINTS = frozenset(
-    {
-        "init_output_grads", "squeeze_bs_dim", "get_output_grads", "app_dir", "mapping",
-        "dev_mode", "distlearn_config", "data_parallel_mode", "transfer_device", "config_dict",
-        "verify_graph", "reduce_on_rdu", "num_tiles", "n_chips", "tensor_parallel",
-    }
-)  # fmt: skip
 
 
 class SambaSession:
@@ -107,31 +89,18 @@ class SambaSession:
         """
         del app_dir
         settings = {**self._settings, **dict(config_dict or {})}
-        _say_hints("session.compile", {**hints, "metadata": metadata})
-        inference = inference or bool(settings.get("inference"))
-        named, keywords = _arguments.named_inputs(inputs)
-        rule = _rule(model, optimizers, inference=inference)
-        path = _destination(name or type(model).__name__.lower(), settings)
-        log = path.with_suffix(".samba.log")
-        _say(f"Compiling {name or type(model).__name__}; the log goes to {log}")
-        described = _pef.interface(model, named, keywords, rule, loss_indices)
-        started = time.perf_counter()
-        traced = _traced(model, named, keywords, rule, loss_indices, fused_only=fused_only)
-        _say_traced(traced, time.perf_counter() - started)
-        config = StepConfig(training=rule is not None)
-        with _graph_errors():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            made, record = build(traced.captured.programs, config, log_folder=path.parent)
-        seconds = record.seconds.get("compile", 0.0)
-        _say(f"Compiled for target {record.target!r} in {seconds:.1f} s")
-        about = _about(name, settings, pef_metadata, record.target, fused_only=fused_only)
-        with _graph_errors():
-            _pef.write(path, traced, made, described, about)
-        text = "\n\n".join(program.text() for program in made.programs)
-        container.write_atomically(log, lambda file: file.write(text.encode()))
-        _say(f"PEF file {path} created, {path.stat().st_size / 2**20:.2f} MiB, executable "
-             f"{record.executable[:12]}")  # fmt: skip
-        _say("Compilation succeeded.")
+        say_hints("session.compile", {**hints, "metadata": metadata})
+        path = compile_model(
+            model,
+            inputs,
+            optimizers,
+            name,
+            settings,
+            pef_metadata,
+            loss_indices,
+            inference=inference or bool(settings.get("inference")),
+            fused_only=fused_only,
+        )
         return str(path)
 
     # -- loading ---------------------------------------------------------------------------
@@ -164,49 +133,11 @@ class SambaSession:
             PefDamagedError: the file is missing, cut or no PEF.
             PefMismatchError: it was compiled for something else; names what.
         """
-        _say_hints("trace_graph", hints)
-        named, keywords = _arguments.named_inputs(inputs)
-        with _pef.opened(pef) as file:
-            there = file.content["interface"]
-            rule = _rule(model, optim, inference=optim is None)
-            described = _pef.interface(model, named, keywords, rule, loss_indices)
-            _pef.check(file.path, there, described)
-            self.graph = self._load(file, model, named, keywords, rule, _optimizers.as_list(optim))
+        say_hints("trace_graph", hints)
+        self.graph = load_model(model, inputs, optim, pef, loss_indices)
         model.output_tensors = self.graph.outputs  # type: ignore[assignment]
-        _say_loaded(self.graph.report)
+        say_loaded(self.graph.report)
         return self.graph.outputs
-
-    def _load(
-        self,
-        file: container.Container,
-        model: torch.nn.Module,
-        named: Mapping[str, SambaTensor],
-        keywords: Sequence[str],
-        rule: UpdateRule | None,
-        optimizers: Sequence[torch.optim.Optimizer],
-    ) -> LoadedGraph:
-        content = file.content
-        fused_only = bool(content["about"]["fused_only"])
-        losses = content["interface"]["loss_indices"]
-        here = _traced(model, named, keywords, rule, losses, fused_only=fused_only)
-        try:
-            captured = stored.captured_in(file, content["executable"])
-        except (CorruptExecutable, SerializationError) as error:
-            raise PefDamagedError(f"{file.path} is damaged: {error}") from error
-        _same_programs(file.path, captured.by_name, here.captured.by_name)
-        outputs = tuple(
-            Output(
-                shape=tuple(each["shape"]),
-                dtype=decode(each["dtype"]),
-                differentiable=each["differentiable"],
-                loss=each["loss"],
-            )
-            for each in content["outputs"]
-        )
-        traced = Traced(captured=captured, outputs=outputs, losses=tuple(content["losses"]))
-        config = StepConfig(training=rule is not None)
-        made, record = stored.restore(file, content["executable"], captured.programs, config)
-        return LoadedGraph(model, named, optimizers, rule, traced, made, record, file.path)
 
     # -- running ---------------------------------------------------------------------------
 
@@ -246,7 +177,7 @@ class SambaSession:
             UsageError: nothing is loaded, or the sections cannot run.
             InputError: other names, shapes or dtypes than compiled.
         """
-        _say_hints("session.run", hints)
+        say_hints("session.run", hints)
         graph = self._loaded()
         given: Mapping[str, torch.Tensor] = {}
         if section_types is None or "fwd" in {str(name).lower() for name in section_types}:
@@ -348,128 +279,3 @@ class SambaSession:
         raise AttributeError(
             f"session has no {name!r}. See docs/sambaflow.md for what this package offers."
         )
-
-
-def _say(text: str) -> None:
-    print(f"[sambaflow] {text}", flush=True)
-
-
-def _say_hints(where: str, hints: Mapping[str, Any]) -> None:
-    for name, value in hints.items():
-        if name in _HINTS or name == "metadata":
-            if value and name not in ("config_dict", "app_dir"):
-                hint(f"{where}({name}=...)")
-        else:
-            hint(f"{where}({name}=...)", "this package knows no such option")
-
-
-def _rule(model: torch.nn.Module, optimizers: Any, *, inference: bool) -> UpdateRule | None:
-    found = _optimizers.as_list(optimizers)
-    if inference and found:
-        raise UsageError(
-            "An optimizer was given for inference. Pass None, or compile without --inference."
-        )
-    return _optimizers.to_rule(found, parameter_names(model))
-
-
-@contextlib.contextmanager
-def _graph_errors() -> Iterator[None]:
-    """The engine's errors as those of this package, but for a target that is not there."""
-    try:
-        yield
-    except TargetError:
-        raise
-    except AbeleError as error:
-        raise GraphError(str(error)) from error
-
-
-def _traced(
-    model: torch.nn.Module,
-    named: Mapping[str, SambaTensor],
-    keywords: Sequence[str],
-    rule: UpdateRule | None,
-    loss_indices: Sequence[int] | None,
-    *,
-    fused_only: bool,
-) -> Traced:
-    values = list(named.values())
-    by_keyword = dict(zip(keywords, values, strict=True)) if keywords else {}
-    positional = [] if keywords else values
-    with _graph_errors():
-        return trace_model(model, positional, by_keyword, rule, loss_indices, fused_only=fused_only)
-
-
-def _same_programs(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    if list(there) != list(here):
-        raise PefMismatchError(
-            f"{path} holds programs {', '.join(there)}, this model makes {', '.join(here)}. "
-            "Compile it again."
-        )
-    for name, program in there.items():
-        different = first_difference(program, here[name])
-        if different:
-            raise PefMismatchError(
-                f"{path} was compiled for another forward or other constants: {different}. Run the "
-                "model that was compiled, or compile this one."
-            )
-
-
-def _destination(name: str, settings: Mapping[str, Any]) -> Path:
-    folder = Path(settings.get("output_folder") or "out")
-    stamp = time.strftime("%Y%m%d_%H%M%S")
-    base = settings.get("pef_name") or f"{name}_{stamp}_{os.getpid()}"
-    base = str(base).removesuffix(_pef.SUFFIX)
-    if not base or Path(base).name != base:
-        raise UsageError(
-            f"pef_name {base!r} is not the name of a file. Choose the folder by output_folder."
-        )
-    return folder / base / f"{base}{_pef.SUFFIX}"
-
-
-def _about(
-    name: str | None,
-    settings: Mapping[str, Any],
-    metadata: Mapping[str, Any] | None,
-    target: str,
-    *,
-    fused_only: bool,
-) -> dict[str, Any]:
-    return {
-        "name": name,
-        "config": {k: _plain(v) for k, v in settings.items() if not callable(v)},
-        "metadata": {k: _plain(v) for k, v in (metadata or {}).items()},
-        "target": target,
-        "fused_only": fused_only,
-    }
-
-
-def _plain(value: Any) -> Any:
-    """A JSON value, or its text."""
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return str(value)
-
-
-def _say_traced(traced: Traced, seconds: float) -> None:
-    programs = ", ".join(
-        f"{p.name} ({len(p.graph.graph.nodes)} nodes)" for p in traced.captured.programs
-    )
-    _say(f"Captured in {seconds:.1f} s: {programs}")
-    if traced.losses:
-        kinds = [traced.outputs[i].loss for i in traced.losses]
-        origin = "with gradient one" if any(kinds) else "with gradients of the caller"
-        starts = ", ".join(f"output_{i}" for i in traced.losses)
-        _say(f"Backward starts from {starts} {origin}")
-
-
-def _say_loaded(report: Report) -> None:
-    reason = f" ({report.fallback})" if report.fallback else ""
-    code = {"file": "the file's own code"}.get(report.origin, report.origin)
-    _say(
-        f"PEF {report.pef} runs on target {report.target!r}{reason}, device {report.device}, "
-        f"{code}; executable {report.executable[:12]}"
-    )

@@ -16,7 +16,7 @@ _ids = itertools.count()
 _KEEP_NAME = frozenset(
     {
         "float", "double", "half", "bfloat16", "long", "int", "short", "bool", "to", "type",
-        "contiguous", "detach", "clone", "cpu", "requires_grad_", "__deepcopy__", "pin_memory",
+        "contiguous", "detach", "clone", "cpu", "requires_grad_", "pin_memory",
     }
 )  # fmt: skip
 _CARRIED = ("_sn_name", "batch_dim", "named_dims", "host_memory", "sn_region_name")
@@ -165,6 +165,15 @@ class SambaTensor(torch.Tensor):
     def rdu(self) -> Self:
         """Itself: runs move their inputs to the device."""
         return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SambaTensor:
+        """Data of its own under the same name; torch's way does not know tensors without data."""
+        if id(self) not in memo:
+            copied = SambaTensor(self.as_subclass(torch.Tensor).detach().clone())
+            copied.requires_grad_(self.requires_grad)
+            copied.__dict__.update(self.__dict__)
+            memo[id(self)] = copied
+        return memo[id(self)]
 
     def __repr__(self, **unused: Any) -> str:
         return (
