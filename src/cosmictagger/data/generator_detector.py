@@ -91,6 +91,8 @@ class Detector:
         for plane, up in enumerate((-(0.75**0.5), 0.75**0.5, 0.0)):
             wires = z * (1.0 if plane == 2 else 0.5) + (up * y + abs(up) * 200.0) + across
             column = _FIRST_WIRE[plane] + wires[kept] / _WIRE_PITCH
+            # What diffuses beyond the last wire is collected by it.
+            column = np.clip(column, _FIRST_WIRE[plane], _LAST_WIRE[plane])
             amount = deposits.amount[kept] * _GAIN
             responses.append(
                 self._plane(rng, plane, column, row, amount, neutrino[kept], (x < 0)[kept])

@@ -25,7 +25,6 @@ _KINDS = (
     (7, 14, 1, 1002),
     (7, 14, 1, 1006),
 )
-_ARGON_NUCLEON = 0.0295  # GeV, what removing a nucleon costs
 _NONE = 2**32 - 1
 # Microseconds around the trigger in which a muon leaves charge in the image.
 _EARLIEST, _LATEST = -1150.0, 1200.0
@@ -117,7 +116,8 @@ def _any_interaction(rng: np.random.Generator) -> Interaction:
         rows.append(_row(number + 1, pdg, momentum, total, vertex, late))
         kinetic = total * 1000 - MASSES[pdg]
         primaries += _followed(rng, pdg, vertex, unit(momentum), kinetic, late)
-    return Interaction(primaries, np.concatenate(rows))
+    # Joining packs the records; larcv3's have gaps.
+    return Interaction(primaries, np.concatenate(rows).astype(layout.PARTICLE))
 
 
 def _shared(

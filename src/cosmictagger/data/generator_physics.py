@@ -120,7 +120,9 @@ class Flying(NamedTuple):
 
     def chosen(self, which: npt.NDArray) -> "Flying":
         """Some of them."""
-        return Flying(*(column[which] for column in self))
+        return Flying(
+            self.position[which], self.direction[which], self.energy[which], self.origin[which]
+        )
 
     @classmethod
     def joined(cls, parts: "list[Flying]") -> "Flying":
