@@ -1,7 +1,7 @@
 """Small networks and batches for the tests of sambaflow."""
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from sambaflow import samba
 

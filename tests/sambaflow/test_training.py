@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from samba_models import Dense, Net, NetWithLoss, batch, equal_states, named, rows
 from sambaflow import samba

@@ -132,6 +132,11 @@ class _Tracing:
         if self.rule is None:
             programs = [self._trace(FORWARD, self._inference, self.model)]
             return self._traced(programs, outputs, ())
+        if not self.trained:
+            raise GraphError(
+                "The optimizers hold none of the model's parameters that require gradients. Make "
+                "them from model.parameters() of the model that is compiled."
+            )
         losses = _losses(outputs, loss_indices)
         step = self._training(outputs, losses)
         hosts = not (loss_indices or any(outputs[i].loss for i in losses))
@@ -221,11 +226,6 @@ class _Tracing:
     def _training(self, outputs: Sequence[Output], losses: tuple[int, ...]) -> Program:
         rule = self.rule
         assert rule is not None
-        if not self.trained:
-            raise GraphError(
-                "The optimizers hold none of the model's parameters that require gradients. Make "
-                "them from model.parameters() of the model that is compiled."
-            )
         slots = list(self.model)
         slots += [
             Named(

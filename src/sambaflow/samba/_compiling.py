@@ -174,7 +174,7 @@ def _destination(name: str, settings: Mapping[str, Any]) -> Path:
     stamp = time.strftime("%Y%m%d_%H%M%S")
     base = settings.get("pef_name") or f"{name}_{stamp}_{os.getpid()}"
     base = str(base).removesuffix(_pef.SUFFIX)
-    if not base or Path(base).name != base:
+    if base in ("", "..") or Path(base).name != base:
         raise UsageError(
             f"pef_name {base!r} is not the name of a file. Choose the folder by output_folder."
         )

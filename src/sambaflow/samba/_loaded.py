@@ -214,10 +214,9 @@ class LoadedGraph:
         return self._results(self._last)
 
     def _wanted(self, sections: Iterable[str] | None) -> list[str]:
-        names = [sections] if isinstance(sections, str) else sections
-        lower = list(SECTIONS) if names is None else [str(name).lower() for name in names]
+        lower = list(SECTIONS) if sections is None else [name.lower() for name in sections]
         if self.rule is None:
-            lower = ["fwd"] if names is None else lower
+            lower = ["fwd"] if sections is None else lower
             if lower != ["fwd"]:
                 raise UsageError(
                     f"{self.path} was compiled for inference and has section fwd alone, asked for "

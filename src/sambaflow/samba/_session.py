@@ -180,7 +180,10 @@ class SambaSession:
         say_hints("session.run", hints)
         graph = self._loaded()
         given: Mapping[str, torch.Tensor] = {}
-        if section_types is None or "fwd" in {str(name).lower() for name in section_types}:
+        if section_types is not None:
+            names = [section_types] if isinstance(section_types, str) else section_types
+            section_types = [str(name) for name in names]
+        if section_types is None or "fwd" in {name.lower() for name in section_types}:
             given = _arguments.of_run(graph.inputs, () if input_tensors is None else input_tensors)
         results = graph.run(
             given,
