@@ -79,8 +79,10 @@ def _light(entropy: Tensor, label: Tensor) -> Tensor:
 
 
 def _even(entropy: Tensor, label: Tensor) -> Tensor:
-    classes = range(len(LIGHT))
-    return _by_class(label, [EVEN / ((label == c).sum().to(entropy.dtype) + 1) for c in classes])
+    # Adding floats is several times faster than counting, and as exact up to 2**24 rare pixels.
+    cosmic, neutrino = ((label == kind).to(torch.float32).sum() for kind in (1, 2))
+    background = label.numel() - cosmic - neutrino
+    return _by_class(label, [EVEN / (count + 1) for count in (background, cosmic, neutrino)])
 
 
 def _focal(entropy: Tensor, label: Tensor) -> Tensor:
