@@ -25,7 +25,7 @@ def arguments(args: argparse.Namespace) -> list[str]:
         f"output_dir={args.out}",
         f"data.folder={args.out}/events",
         f"data.events={args.events}",
-        "data.aux_events=8",
+        f"data.aux_events={args.unseen}",
         "data.rows=640",
         "data.columns=1024",
         "data.seed=1",
@@ -38,6 +38,7 @@ def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mode", default="CPU", choices=["CPU", "GPU", "IPU", "RDU"])
     parser.add_argument("--events", type=int, default=60, help="to train on")
+    parser.add_argument("--unseen", type=int, default=8, help="events to label")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--out", type=Path, default=Path("out/cosmictagger_demo"))
     args = parser.parse_args(argv)

@@ -67,7 +67,13 @@ def content(tally, tmp_path=None, **others):
         (tmp_path / "a.png").write_bytes(PIXEL)
         displays = [(tally.rows[0], tmp_path / "a.png")]
         others["curves"] = tmp_path / "a.png"
-    proof = {"mode": "IPU", "target": "cpu", "executable hash": "abc123", "compile seconds": 1.5}
+    proof = {
+        "mode": "IPU",
+        "target": "cpu",
+        "executable hash": "abc123",
+        "compile seconds": 1.5,
+        "x": None,
+    }
     return report.Content("A <pass> & more", proof, {"network": "a21"}, tally, displays, **others)
 
 
@@ -95,7 +101,7 @@ def test_a_page_in_one_file_with_all_its_sections(tally, tmp_path):
 
 def test_the_page_proves_where_it_ran(tally):
     text = Page(report.page(content(tally))).text
-    for wanted in ("IPU", "cpu", "abc123", "1.5", "a21"):
+    for wanted in ("IPU", "cpu", "abc123", "1.5", "none", "a21"):
         assert f"\n{wanted}\n" in text
 
 

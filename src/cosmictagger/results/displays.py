@@ -193,7 +193,7 @@ def _neutrino_box(view: PlaneView) -> tuple[int, int, int, int] | None:
     total = int(mask.sum())
     if not total:
         return None
-    for scale in (0.1, 0.14, 0.19, 0.26):
+    for scale in (0.1, 0.14, 0.19):
         held, box = _fullest_window(mask, scale)
         if held >= 0.65 * total:
             return box

@@ -229,15 +229,15 @@ def _event_name(row: Row) -> str:
 
 def _facts(facts: Mapping[str, object]) -> str:
     rows = [
-        [escape(name), f"<code>{escape(_plain(value))}</code>"]
-        for name, value in facts.items()
-        if value not in (None, "")
+        [escape(name), f"<code>{escape(_plain(value))}</code>"] for name, value in facts.items()
     ]
     return _table(["", ""], rows, head=False)
 
 
 def _plain(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return "none" if value is None else str(value)
 
 
 def _percent(value: float) -> str:
