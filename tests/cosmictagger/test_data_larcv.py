@@ -1,6 +1,7 @@
 """Reading and writing larcv3 files: the sample, any number of voxels, and every kind of damage."""
 
 import pickle
+import resource
 
 import h5py
 import numpy as np
@@ -296,14 +297,26 @@ def test_nothing_is_left_when_writing_fails(tmp_path):
     assert (tmp_path / "f.h5").read_text() == "precious"
 
 
-def test_a_full_disk_is_told_and_nothing_is_left(tmp_path, monkeypatch):
-    def full(self):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(EventWriter, "_flush", full)
-    with pytest.raises(DataError, match=r"cannot be written after 2 events.*No space left"):
-        write_random(tmp_path / "f.h5", 2)
+@pytest.mark.parametrize(("room", "buffer"), [(10_000, 8 << 20), (400_000, 10_000)])
+def test_a_full_disk_is_told_and_nothing_is_left(tmp_path, monkeypatch, room, buffer):
+    # A limit on the size of files refuses space as a full disk does, at the start or on the way.
+    monkeypatch.setattr("cosmictagger.data.writer._BUFFER", buffer)
+    monkeypatch.setattr("cosmictagger.data.writer._SLACK", 200_000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    try:
+        with pytest.raises(DataError, match=r"cannot be written after \d+ events: .*space") as told:
+            write_random(tmp_path / "f.h5", 200)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert ("after 0 events" in str(told.value)) == (room == 10_000)
     assert not list(tmp_path.iterdir())
+
+
+def test_space_that_was_reserved_is_given_back(path):
+    with h5py.File(path) as file:
+        assert path.stat().st_size == file.id.get_filesize()
+    assert path.stat().st_size < 200_000
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

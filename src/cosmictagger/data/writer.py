@@ -24,6 +24,8 @@ _CHUNK = {"voxels": 4096, "extents": 256, "event_id": 256}
 _CHUNK_OTHERWISE = 256
 # Bytes of records kept back before they go to the file, so that each chunk is compressed once.
 _BUFFER = 8 << 20
+# Bytes on the disk beyond those of the records: HDF5's own tables, and chunks it writes anew.
+_SLACK = 4 << 20
 
 
 class Event(NamedTuple):
@@ -75,6 +77,8 @@ class EventWriter:
         with self._writing():
             partial = self._partial.__enter__()
             self._entered = True
+            self._descriptor = partial.fileno()
+            self._reserve(0)
             self._file = h5py.File(partial.name, "w")
             self._create_tables()
 
@@ -113,7 +117,9 @@ class EventWriter:
             return
         with self._writing():
             self._flush()
+            size = self._file.id.get_filesize()
             self._file.close()
+            os.truncate(self._descriptor, size)
             self._file, self._entered = None, False
             self._partial.__exit__(None, None, None)
 
@@ -213,8 +219,18 @@ class EventWriter:
             )
             self._rows[name], self._written[name] = [], 0
 
+    def _reserve(self, more: int) -> None:
+        """Takes the space for so many more bytes from the disk, or fails while nothing is lost.
+
+        HDF5 writes when it sees fit. When a write fails then, it tells nobody or ends the process
+        (seen with HDF5 2.0), so it must not be the one that finds the disk full.
+        """
+        present = self._file.id.get_filesize() if self._file is not None else 0
+        os.posix_fallocate(self._descriptor, 0, present + more + _SLACK)
+
     def _flush(self) -> None:
         assert self._file is not None
+        self._reserve(self._held)
         for name, held in self._rows.items():
             if held:
                 rows = np.concatenate(held)
@@ -225,6 +241,7 @@ class EventWriter:
                 dataset[start:] = rows
                 held.clear()
         self._held = 0
+        self._file.flush()
 
 
 def write_events(
