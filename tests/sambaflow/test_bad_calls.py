@@ -33,11 +33,14 @@ def test_inputs_of_a_run(dense):
     }.items():
         with pytest.raises(InputError, match=text):
             samba.session.run(given)
+    with pytest.raises(InputError, match=r"given x, y\."):
+        samba.session.run({"x": x, "y": y})
 
 
 def test_inputs_of_a_run_in_another_order_or_without_names(dense):
     first = samba.session.run(named(rows(0)), section_types="fwd")
-    for given in (named(rows(0))[::-1], rows(0), dict(enumerate(rows(0)))):
+    x, y = rows(0)
+    for given in (named((x, y))[::-1], (x, y), {"label": y, "image": x}):
         again = samba.session.run(given, section_types=["fwd"])
         assert torch.equal(again[1], first[1])
 

@@ -53,15 +53,17 @@ def named_inputs(inputs: Any) -> tuple[dict[str, SambaTensor], tuple[str, ...]]:
 def of_run(compiled: Mapping[str, SambaTensor], given: Any) -> dict[str, torch.Tensor]:
     """The tensors of one run by their compiled names.
 
-    Named tensors are matched by name, in any order; if none has a name, by position.
+    Named tensors are matched by name, in any order, and tensors of a dictionary that have none by
+    its keys; if there are no names at all, by position.
 
     Raises:
         InputError: names, shapes or dtypes are not those that were compiled.
     """
     if isinstance(given, torch.Tensor):
         given = (given,)
+    keys = list(given) if isinstance(given, Mapping) else [None] * len(given)
     values = list(given.values()) if isinstance(given, Mapping) else list(given)
-    names = [getattr(value, "_sn_name", None) for value in values]
+    names = [getattr(v, "_sn_name", None) or k for v, k in zip(values, keys, strict=True)]
     if not any(names) and len(values) == len(compiled):
         names = list(compiled)
     if sorted(map(str, names)) != sorted(compiled):

@@ -107,7 +107,8 @@ class LoadedGraph:
         self._last: dict[int, torch.Tensor] = {}
         self.to_device()
         for parameter in module.parameters():
-            if isinstance(parameter, SambaParameter):
+            # A second session that only evaluates does not know gradients.
+            if isinstance(parameter, SambaParameter) and (rule or parameter._sn_graph is None):
                 parameter._sn_graph = self
 
     def _output_slots(self) -> dict[int, str]:

@@ -171,7 +171,8 @@ class SambaTensor(torch.Tensor):
         if id(self) not in memo:
             copied = SambaTensor(self.as_subclass(torch.Tensor).detach().clone())
             copied.requires_grad_(self.requires_grad)
-            copied.__dict__.update(self.__dict__)
+            for key, value in self.__dict__.items():
+                setattr(copied, key, value)
             memo[id(self)] = copied
         return memo[id(self)]
 
