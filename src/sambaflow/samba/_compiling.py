@@ -13,6 +13,7 @@ import torch
 
 from abele import stored
 from abele.building import build
+from abele.capture import Captured
 from abele.config import StepConfig
 from abele.container import Container
 from abele.errors import AbeleError, CorruptExecutable, SerializationError, TargetError
@@ -96,13 +97,7 @@ def _load(
     fused_only = bool(content["about"]["fused_only"])
     losses = content["interface"]["loss_indices"]
     here = _traced(model, named, keywords, rule, losses, fused_only=fused_only)
-    try:
-        captured = stored.captured_in(file, content["executable"])
-    except (CorruptExecutable, SerializationError) as error:
-        raise PefDamagedError(
-            f"{file.path} is damaged: {error} Compile the program again."
-        ) from error
-    _same_programs(file.path, captured.by_name, here.captured.by_name)
+    captured = _same_as_stored(file, content["executable"], here.captured)
     outputs = tuple(
         Output(
             shape=tuple(each["shape"]),
@@ -154,19 +149,34 @@ def _traced(
         return trace_model(model, positional, by_keyword, rule, loss_indices, fused_only=fused_only)
 
 
-def _same_programs(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    if list(there) != list(here):
-        raise PefMismatchError(
-            f"{path} holds programs {', '.join(there)}, this model makes {', '.join(here)}. "
-            "Compile it again."
-        )
-    for name, program in there.items():
-        different = first_difference(program, here[name])
-        if different:
+def _same_as_stored(file: Container, packed: Mapping[str, Any], here: Captured) -> Captured:
+    """What was captured here, if it is what the file holds.
+
+    The file's programs are read only to say how they differ: that takes as long as capturing.
+    """
+    try:
+        for name in file.names:
+            file.read(name)  # checks it
+        there = packed["fingerprints"]
+        if there == {program.name: program.fingerprint() for program in here.programs}:
+            return here
+        if list(there) != list(here.by_name):
             raise PefMismatchError(
-                f"{path} was compiled for another forward or other constants: {different}. Run the "
-                "model that was compiled, or compile this one."
+                f"{file.path} holds programs {', '.join(there)}, this model makes "
+                f"{', '.join(here.by_name)}. Compile it again."
             )
+        different = [
+            first_difference(program, here.by_name[program.name])
+            for program in stored.captured_in(file, packed).programs
+        ]
+    except (CorruptExecutable, SerializationError) as error:
+        raise PefDamagedError(
+            f"{file.path} is damaged: {error} Compile the program again."
+        ) from error
+    raise PefMismatchError(
+        f"{file.path} was compiled for another forward or other constants: "
+        f"{next(filter(None, different))}. Run the model that was compiled, or compile this one."
+    )
 
 
 def _destination(name: str, settings: Mapping[str, Any]) -> Path:
