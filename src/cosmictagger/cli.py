@@ -21,13 +21,14 @@ from cosmictagger.config.mode import ModeKind
 from cosmictagger.config.root import Config, register, typed
 from cosmictagger.errors import CosmicTaggerError
 
+# `disabled` would switch off every logger that there is, ours among them.
 _QUIET = (
-    "hydra/job_logging=disabled",
-    "hydra/hydra_logging=disabled",
+    "hydra/job_logging=none",
+    "hydra/hydra_logging=none",
     "hydra.output_subdir=null",
     "hydra.job.chdir=False",
     "hydra.run.dir=.",
-    "hydra.sweep.dir=.",
+    "hydra.sweep.dir=output",
     "hydra.sweep.subdir=.",
 )
 
@@ -79,7 +80,10 @@ def _with_hydra(arguments: Sequence[str], task: Callable[[Config], int | None]) 
             raise SystemExit(1) from None
 
     before: list[str] = sys.argv
-    sys.argv = ["cosmictagger", *arguments, *_QUIET]
+    # Hydra wants its options before all overrides; people write them anywhere.
+    overrides = [each for each in arguments if _is_override(each)]
+    options = [each for each in arguments if not _is_override(each)]
+    sys.argv = ["cosmictagger", *options, *overrides, *_QUIET]
     decorated: Any = hydra.main(version_base="1.3", config_path=None, config_name="config")
     try:
         decorated(composed)()
@@ -89,6 +93,10 @@ def _with_hydra(arguments: Sequence[str], task: Callable[[Config], int | None]) 
         sys.argv = before
     ended = next((number for number in signals if number is not None), None)
     return 0 if ended is None else 128 + ended
+
+
+def _is_override(argument: str) -> bool:
+    return not argument.startswith("-") and ("=" in argument or argument.startswith("~"))
 
 
 def _run(config: Config) -> int | None:

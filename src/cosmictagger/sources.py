@@ -58,9 +58,7 @@ def validation(config: Config) -> BatchStream | None:
             )
     if file is None:
         return None
-    return EventLoader(
-        _opened(config, file), batch_size=config.run.minibatch_size, **_look(config)
-    )
+    return EventLoader(_opened(config, file), batch_size=config.run.minibatch_size, **_look(config))
 
 
 def in_order(config: Config, seed: int) -> BatchStream:

@@ -231,7 +231,8 @@ class Training:
         assert self._aux_batches is not None
         batch = next(self._aux_batches)
         result = self.backend.evaluate_step(batch)
-        assert result.loss is not None and batch.label is not None
+        assert result.loss is not None  # the aux file has labels, or it had not been opened
+        assert batch.label is not None
         values = {"loss": float(result.loss), **metrics.compute(result.logits, batch.label)}
         self._tables["test"].add(self.step, values)
         log_step("test", self.step, values)
@@ -291,5 +292,3 @@ class Training:
         for line in closing_lines(times, self.images):
             logger.info(line)
         logger.info(f"Weights after step {self.step}: {found}")
-
-

@@ -1,44 +1,22 @@
-"""Small events, a small network, and runs of the application inside the test's process."""
+"""Runs of the application inside the test's process, on small events."""
 
-import json
+import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
+import poptorch  # noqa: F401  changes the environment when it is imported, so before any test
+from cosmic_small import SIZE, TINY, PlaneNet, event
+from cosmictagger import launch
 from cosmictagger.cli import main
-from cosmictagger.data.writer import Event, Plane, write_events
-
-SIZE = (64, 128)
-
-# A network of a few hundred parameters that has every kind of layer.
-TINY = (
-    "network.n_initial_filters=2",
-    "network.depth=2",
-    "network.bottleneck_deepest=4",
-)
+from cosmictagger.data.writer import write_events
 
 
-def event(number: int, size: tuple[int, int] = SIZE) -> Event:
-    """A cosmic line from edge to edge, a short bright neutrino line, and noise."""
-    random = np.random.default_rng(number)
-    images, labels = [], []
-    for _ in range(3):
-        image, label = np.zeros(size, np.float32), np.zeros(size, np.float32)
-        noise = random.integers(0, size[0] * size[1], 40)
-        image.reshape(-1)[noise] = 5 + random.random(40)
-        columns = np.arange(size[1])
-        rows = np.linspace(*random.integers(0, size[0], 2), size[1]).astype(int)
-        image[rows, columns], label[rows, columns] = 20 + 5 * random.random(size[1]), 1
-        row, column = random.integers(0, size[0] - 12), random.integers(0, size[1] - 12)
-        steps = np.arange(12)
-        image[row + steps, column + steps], label[row + steps, column + steps] = 60, 2
-        # Stored ids run along columns: id = x * rows + y.
-        ids = np.flatnonzero(image.T.reshape(-1)).astype(np.uint64)
-        images.append(Plane(ids, image.T.reshape(-1)[ids]))
-        labels.append(Plane(ids, label.T.reshape(-1)[ids]))
-    return Event({"sbndwire": images, "sbnd_cosmicseg": labels}, (1, 0, number))
+@pytest.fixture
+def plane_net(monkeypatch):
+    """Runs train a PlaneNet, whatever network is configured."""
+    monkeypatch.setattr(launch.models, "build", lambda network, image_size: PlaneNet())
 
 
 @pytest.fixture(autouse=True)
@@ -82,13 +60,10 @@ def run(events_folder, tmp_path, monkeypatch):
             *TINY,
         ]
         given = {override.split("=")[0].lstrip("+") for override in overrides}
+        if "data" in given:  # another group, without files
+            given |= {a.split("=")[0] for a in arguments if re.match("data.*(file|directory)", a)}
         kept = [a for a in arguments if a.split("=")[0] not in given]
-        # A group has to be chosen before its keys are set; Hydra does not mind the order.
-        return main([*kept, *overrides]), output
+        commands = [each for each in overrides if each == "compile"]
+        return main([*commands, *kept, *(o for o in overrides if o != "compile")]), output
 
     return launched
-
-
-def record(folder: Path) -> dict:
-    """The run record of an output folder."""
-    return json.loads((folder / "run.json").read_text())

@@ -1,8 +1,8 @@
 """The device as an option: one small object per compute mode, and nothing else knows it.
 
-    CPU, GPU    `plain`   PyTorch, eager or compiled
-    IPU         `ipu`     poptorch: one program per step with the loss inside
-    RDU         `rdu`     sambaflow: sections forward, backward and update; loss on the host
+CPU, GPU    `plain`   PyTorch, eager or compiled
+IPU         `ipu`     poptorch: one program per step with the loss inside
+RDU         `rdu`     sambaflow: sections forward, backward and update; loss on the host
 """
 
 from torch import nn

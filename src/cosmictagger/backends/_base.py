@@ -19,8 +19,8 @@ Logits = tuple[torch.Tensor, ...]
 
 # Per-parameter state of each optimizer, besides its count of steps.
 STATE = {OptimizerKind.adam: ("exp_avg", "exp_avg_sq"), OptimizerKind.rmsprop: ("square_avg",)}
-ADAM = {"betas": (0.9, 0.999), "eps": 1e-8}
-RMSPROP = {"eps": 1e-4}
+BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
+RMSPROP_EPS = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +180,8 @@ class Backend(abc.ABC):
 
         Returns:
             ``state_dict``: the network's tensors by name. ``optimizer``: kind, and per parameter
-            its state by name, ``{"adam": {"fc.weight": {"step": ..., "exp_avg": ...}}}``.
+            its state by name, ``{"adam": {"fc.weight": {"step": ..., "exp_avg": ...}}}``; with
+            half precision also ``scaling``, the factor on the loss.
         """
         weights = {k: v.detach().cpu().clone() for k, v in self.network.state_dict().items()}
         return {"state_dict": weights, "optimizer": self._optimizer_state()}
@@ -205,15 +206,19 @@ class Backend(abc.ABC):
             )
         if state:
             self._load_optimizer_state(state[settings.name.name])
+            self._load_scaling(state.get("scaling"))
 
     def _weights_loaded(self) -> None:  # noqa: B027  not every device has a copy
         """Sends weights that were loaded to where they are used."""
 
     @abc.abstractmethod
-    def _optimizer_state(self) -> dict[str, dict[str, dict[str, torch.Tensor]]]: ...
+    def _optimizer_state(self) -> dict[str, Any]: ...
 
     @abc.abstractmethod
     def _load_optimizer_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None: ...
+
+    def _load_scaling(self, scaling: Any) -> None:  # noqa: B027  not every backend scales
+        """Goes on with the factor on the loss that was saved, where there is one."""
 
     def close(self) -> None:  # noqa: B027  not every device has to be given back
         """Gives back the device."""
@@ -223,8 +228,41 @@ def _by_name(state: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
     """The state of an optimizer of ``torch.optim``, as the original saves it, by name."""
     names = [name for name, _ in network.named_parameters()]
     found = {names[int(index)]: value for index, value in state["state"].items()}
-    kinds = [kind for kind, keys in STATE.items() if all(keys[0] in each for each in found.values())]
+    kinds = [
+        kind for kind, keys in STATE.items() if all(keys[0] in each for each in found.values())
+    ]
     return {kinds[0].name: found} if found and kinds else {}
+
+
+def torch_state(
+    network: nn.Module, optimizer: torch.optim.Optimizer | None, settings: Optimizer | None
+) -> dict[str, Any]:
+    """State of an optimizer of torch by kind and name; empty before the first update."""
+    if settings is None or optimizer is None:
+        return {}
+    keys = ("step", *STATE[settings.name])
+    states = {
+        name: {key: optimizer.state[value][key].cpu().clone() for key in keys}
+        for name, value in network.named_parameters()
+        if optimizer.state.get(value)
+    }
+    return {settings.name.name: states} if states else {}
+
+
+def load_torch_state(
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Mapping[str, torch.Tensor]],
+) -> None:
+    """Gives an optimizer of torch state by name."""
+    # Clones, because torch would go on with the very tensors that are given.
+    indexed = {
+        index: {k: v.float().clone() if k == "step" else v.clone() for k, v in state[name].items()}
+        for index, (name, _) in enumerate(network.named_parameters())
+        if name in state
+    }
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": indexed, "param_groups": groups})
 
 
 def padded(rows: torch.Tensor, size: int) -> torch.Tensor:
@@ -233,9 +271,7 @@ def padded(rows: torch.Tensor, size: int) -> torch.Tensor:
     return rows if not missing else torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])
 
 
-def micro_batches(
-    settings: Settings, *tensors: torch.Tensor
-) -> Iterator[Sequence[torch.Tensor]]:
+def micro_batches(settings: Settings, *tensors: torch.Tensor) -> Iterator[Sequence[torch.Tensor]]:
     """Equal parts of tensors, one after another."""
     return zip(*(tensor.split(settings.micro_batch) for tensor in tensors), strict=True)
 

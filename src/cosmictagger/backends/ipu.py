@@ -8,6 +8,7 @@ the device's own count of updates has to agree.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +17,9 @@ from torch import nn
 
 import poptorch
 from cosmictagger.backends._base import (
-    ADAM,
-    RMSPROP,
+    ADAM_EPS,
+    BETAS,
+    RMSPROP_EPS,
     STATE,
     Backend,
     Logits,
@@ -33,6 +35,7 @@ from cosmictagger.models.with_loss import LossInForward
 
 # What the device calls the state of a parameter.
 _DEVICE_NAMES = {"step": "Step", "exp_avg": "Accl1", "exp_avg_sq": "Accl2", "square_avg": "Accl1"}
+_SCALING = "lossScaling_FLOAT"
 _COUNTED = OptimizerKind.adam  # the only kind whose device state has a count of updates
 
 
@@ -75,6 +78,8 @@ class IpuBackend(Backend):
         options = poptorch.Options()
         # Every micro-batch's loss and scores come back, not those of the last one alone.
         options.outputMode(poptorch.OutputMode.All)
+        # In a file of a job's output a moving bar is noise; the log says what was compiled.
+        options.showCompilationProgressBar(sys.stderr.isatty())
         if training:
             options.Training.gradientAccumulation(self.settings.accumulation)
             # Gradients of one pixel among millions are below the smallest half.
@@ -88,10 +93,12 @@ class IpuBackend(Backend):
             return None
         # lr is given, and so may change from step to step without another compilation.
         parameters = self.module.parameters()
-        scale = {"loss_scaling": 1024.0} if self.half else {}
+        scale = 1024.0 if self.half else None
         if self.settings.optimizer.name is OptimizerKind.rmsprop:
-            return poptorch.optim.RMSprop(parameters, lr=1.0, **RMSPROP, **scale)
-        return poptorch.optim.Adam(parameters, lr=1.0, **ADAM, **scale)
+            return poptorch.optim.RMSprop(parameters, lr=1.0, eps=RMSPROP_EPS, loss_scaling=scale)
+        return poptorch.optim.Adam(
+            parameters, lr=1.0, betas=BETAS, eps=ADAM_EPS, loss_scaling=scale
+        )
 
     def _train(self, image: torch.Tensor, label: torch.Tensor, rate: float) -> StepResult:
         self._require_executor(self.trainer, "training")
@@ -123,7 +130,10 @@ class IpuBackend(Backend):
     def _call(
         self, executor: Any, image: torch.Tensor, label: torch.Tensor
     ) -> tuple[torch.Tensor, Logits]:
-        *logits, loss = executor(image.half() if self.half else image, label)
+        try:
+            *logits, loss = executor(image.half() if self.half else image, label)
+        except poptorch.Error as error:
+            raise BackendError(f"IPU mode cannot go on: {error}") from error
         if loss.requires_grad or not executor.isAttachedToDevice():
             raise BackendError(
                 "A step in IPU mode came back with a graph of autograd, so it ran on the host."
@@ -172,11 +182,12 @@ class IpuBackend(Backend):
             if executor is not None and executor.isCompiled():
                 executor.copyWeightsToDevice()
 
-    def _optimizer_state(self) -> dict[str, dict[str, dict[str, torch.Tensor]]]:
+    def _optimizer_state(self) -> dict[str, Any]:
         settings = self.settings.optimizer
         if settings is None:
             return {}
-        held = self._optimizer.state_dict()["ipu_state"]
+        everything = self._optimizer.state_dict()
+        held = everything["ipu_state"]
         if not held:
             return {}
         states: dict[str, dict[str, torch.Tensor]] = {}
@@ -185,7 +196,14 @@ class IpuBackend(Backend):
             states[name] = {"step": held.get(f"Step___{inner}", done).float().clone()}
             for key in STATE[settings.name]:
                 states[name][key] = held[f"{_DEVICE_NAMES[key]}___{inner}"].clone()
-        return {settings.name.name: states}
+        found: dict[str, Any] = {settings.name.name: states}
+        if self.half:
+            found["scaling"] = everything["ipu_param"][_SCALING].clone()
+        return found
+
+    def _load_scaling(self, scaling: Any) -> None:
+        if self.half and isinstance(scaling, torch.Tensor):
+            self._optimizer.set_state_dict({"ipu_state": {}, "ipu_param": {_SCALING: scaling}})
 
     def _load_optimizer_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         settings = self.settings.optimizer

@@ -11,17 +11,19 @@ import torch
 from torch import nn
 
 from cosmictagger.backends._base import (
-    ADAM,
-    RMSPROP,
-    STATE,
+    ADAM_EPS,
+    BETAS,
+    RMSPROP_EPS,
     Backend,
     Logits,
     Proof,
     Settings,
     StepResult,
     joined,
+    load_torch_state,
     micro_batches,
     processor,
+    torch_state,
 )
 from cosmictagger.config.mode import OptimizerKind
 from cosmictagger.config.run import ComputeMode, Precision
@@ -47,8 +49,9 @@ class PlainBackend(Backend):
         self.dtype = _DTYPES.get(settings.precision, torch.float32)
         two_dimensional = not any(isinstance(m, nn.Conv3d) for m in network.modules())
         last = settings.channels_last and two_dimensional
-        layout = torch.channels_last if last else torch.preserve_format
-        network.to(self.device, self.dtype, memory_format=layout)
+        network.to(self.device, self.dtype)
+        if last:
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._forward: Any = torch.compile(network) if settings.compile else network
         self._optimizer = _optimizer(network, settings)
         mixed_gpu = settings.precision is Precision.mixed and self.device.type == "cuda"
@@ -118,28 +121,19 @@ class PlainBackend(Backend):
             evaluation_steps=self.evaluation_steps,
         )
 
-    def _optimizer_state(self) -> dict[str, dict[str, dict[str, torch.Tensor]]]:
-        settings, optimizer = self.settings.optimizer, self._optimizer
-        if settings is None or optimizer is None:
-            return {}
-        keys = ("step", *STATE[settings.name])
-        states = {
-            name: {key: optimizer.state[value][key].cpu().clone() for key in keys}
-            for name, value in self.network.named_parameters()
-            if value in optimizer.state
-        }
-        return {settings.name.name: states} if states else {}
+    def _optimizer_state(self) -> dict[str, Any]:
+        found = torch_state(self.network, self._optimizer, self.settings.optimizer)
+        if self._scaler.is_enabled():
+            found["scaling"] = self._scaler.state_dict()
+        return found
 
     def _load_optimizer_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         assert self._optimizer is not None
-        names = [name for name, _ in self.network.named_parameters()]
-        indexed = {
-            index: {k: v.float() if k == "step" else v for k, v in state[name].items()}
-            for index, name in enumerate(names)
-            if name in state
-        }
-        groups = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": indexed, "param_groups": groups})
+        load_torch_state(self.network, self._optimizer, state)
+
+    def _load_scaling(self, scaling: Any) -> None:
+        if self._scaler.is_enabled() and isinstance(scaling, dict):
+            self._scaler.load_state_dict(scaling)
 
 
 def _check(settings: Settings) -> None:
@@ -156,5 +150,5 @@ def _optimizer(network: nn.Module, settings: Settings) -> torch.optim.Optimizer 
         return None
     # The rate comes with each step.
     if settings.optimizer.name is OptimizerKind.rmsprop:
-        return torch.optim.RMSprop(network.parameters(), lr=1.0, **RMSPROP)
-    return torch.optim.Adam(network.parameters(), lr=1.0, **ADAM)
+        return torch.optim.RMSprop(network.parameters(), lr=1.0, eps=RMSPROP_EPS)
+    return torch.optim.Adam(network.parameters(), lr=1.0, betas=BETAS, eps=ADAM_EPS)

@@ -28,8 +28,9 @@ neutrino. The device is an option; network, loss and loop are the same on all of
   cosmictagger generate --events 100 --output events.h5    a file of built-in events
   cosmictagger compile run.id=x run.compute_mode=RDU       compiles without training
 
-Everything goes to output_dir, which is output/torch/NETWORK/RUN_ID/ unless it is given: process.log,
-train_metrics.csv, TensorBoard files, checkpoints/, and run.json, which proves where steps ran.
+Everything goes to output_dir, which is output/torch/NETWORK/RUN_ID/ unless it is given:
+process.log, train_metrics.csv, TensorBoard files, checkpoints/, and run.json, which proves where
+steps ran.
 Ctrl-C ends a run after its step with a checkpoint; a second one ends it at once.
 """
 _GROUPS = """\

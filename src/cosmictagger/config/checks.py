@@ -13,7 +13,7 @@ import torch
 
 from cosmictagger.config.mode import ModeKind
 from cosmictagger.config.root import Config
-from cosmictagger.config.run import ComputeMode, Precision
+from cosmictagger.config.run import ComputeMode
 from cosmictagger.errors import ConfigError
 
 AVAILABLE = (ComputeMode.CPU, ComputeMode.GPU, ComputeMode.IPU, ComputeMode.RDU)
@@ -68,16 +68,6 @@ def _settle_mode(config: Config) -> None:
         raise ConfigError(
             "run.compute_mode=GPU was asked for, but PyTorch finds no CUDA device. "
             "Use run.compute_mode=CPU."
-        )
-    ipu, rdu = ComputeMode.IPU, ComputeMode.RDU
-    if run.compute_mode in (ipu, rdu) and run.precision in (Precision.mixed, Precision.bfloat16):
-        if run.compute_mode is rdu and run.precision is Precision.bfloat16:
-            return
-        why = "has no automatic casting" if run.precision is Precision.mixed else "has no bfloat16"
-        instead = "float16" if run.compute_mode is ipu else "bfloat16"
-        raise ConfigError(
-            f"run.precision={run.precision.name} was asked for, but {run.compute_mode.name} mode "
-            f"{why}. Use run.precision=float32 or {instead}."
         )
 
 

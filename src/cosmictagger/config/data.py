@@ -27,7 +27,7 @@ class Real:
     Attributes:
         name: set by data=.
         synthetic: set by data=.
-        downsample: power of two by which images shrink: 0 is 1280 x 2048, 1 is 640 x 1024, and so on
+        downsample: power of two by which images shrink: 0 leaves 1280 x 2048, 1 640 x 1024.
         data_format: layout in memory of convolutions in CPU and GPU mode.
         img_transform: images become ln(image + 1).
         seed: order of events; 0 draws one and says which.
@@ -58,7 +58,7 @@ class Synthetic:
     Attributes:
         name: set by data=.
         synthetic: set by data=.
-        downsample: power of two by which images shrink: 0 is 1280 x 2048, 1 is 640 x 1024, and so on
+        downsample: power of two by which images shrink: 0 leaves 1280 x 2048, 1 640 x 1024.
         data_format: layout in memory of convolutions in CPU and GPU mode.
         img_transform: images become ln(image + 1).
         seed: of the random images; 0 draws one and says which.
@@ -79,7 +79,7 @@ class Generated:
     Attributes:
         name: set by data=.
         synthetic: set by data=.
-        downsample: power of two by which images shrink: 0 is 1280 x 2048, 1 is 640 x 1024, and so on
+        downsample: power of two by which images shrink: 0 leaves 1280 x 2048, 1 640 x 1024.
         data_format: layout in memory of convolutions in CPU and GPU mode.
         img_transform: images become ln(image + 1).
         seed: order of events; 0 draws one and says which.

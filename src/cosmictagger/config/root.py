@@ -7,6 +7,7 @@ A preset is what the published application keeps in a YAML file. Two things are 
 purpose: the device, which follows the machine unless it is named, and `distributed`.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,6 +77,7 @@ def network_choices() -> dict[str, Mapping[str, Any]]:
     return {"small": SMALL, **NETWORKS}
 
 
+@functools.cache
 def register() -> None:
     """Makes schema, groups and presets known to Hydra; may be called again."""
     store = ConfigStore.instance()
