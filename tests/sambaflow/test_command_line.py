@@ -1,9 +1,6 @@
 """Command line, driver, and the starters as a user runs them."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -200,19 +197,3 @@ def test_a_starter_compiles_and_trains(name, capsys):
     main(["run", "-b", "16", "--samples", "800", "--pef", f"out/{name}/{name}.pef"])
     accuracy = float(capsys.readouterr().out.rpartition("accuracy")[2].split()[0])
     assert accuracy > 40
-
-
-def test_a_starter_is_tested_by_another_process_than_compiled_it(tmp_path):
-    samba_logreg.main(["compile", "-b", "4", "--pef-name", "logreg"])
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    line = ["samba_logreg.py", "test", "-b", "4", "--pef", str(tmp_path / "out/logreg/logreg.pef")]
-    done = subprocess.run(
-        [sys.executable, *line],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT / "examples",
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Test passed" in done.stdout
