@@ -1,0 +1,49 @@
+"""Files that appear complete or not at all, also when the power goes."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yields a file to write to; when the block ends well it becomes ``path``, at once.
+
+    Args:
+        path: what to make or to replace; its folder is made if it is not there.
+
+    Raises:
+        OSError: the folder cannot be written, or the disk is full; an older ``path`` stays.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(partial, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        _settle(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes UTF-8 text, at once or not at all.
+
+    Raises:
+        OSError: as for ``replacing``.
+    """
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def _settle(folder: Path) -> None:
+    """The new name is in the folder only when the folder itself is on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,295 @@
+"""What every backend is: a network that takes steps on a device, and a proof that it did."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from cosmictagger.config.mode import Optimizer, OptimizerKind
+from cosmictagger.config.run import ComputeMode, Precision
+from cosmictagger.data import Batch
+from cosmictagger.errors import BackendError
+
+Logits = tuple[torch.Tensor, ...]
+
+# Per-parameter state of each optimizer, besides its count of steps.
+STATE = {OptimizerKind.adam: ("exp_avg", "exp_avg_sq"), OptimizerKind.rmsprop: ("square_avg",)}
+BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
+RMSPROP_EPS = 1e-4
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """What one step gives back.
+
+    Attributes:
+        loss: 0-d float32, the mean over micro-batches; None where there were no labels.
+        logits: three of [B, 3, H, W], one per plane, on the host.
+    """
+
+    loss: torch.Tensor | None
+    logits: Logits
+
+
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """Where steps ran.
+
+    Attributes:
+        mode: the compute mode that was asked for.
+        backend: what runs it.
+        target: what the steps were compiled for, or ``eager``.
+        device: in words.
+        precision: of the network.
+        executable: hash of the program of a step; None where there is no program.
+        compile_seconds: how long making it took; None likewise.
+        training_steps: those that the device made, counted where it is called.
+        evaluation_steps: likewise.
+    """
+
+    mode: str
+    backend: str
+    target: str | None
+    device: str
+    precision: str
+    executable: str | None
+    compile_seconds: float | None
+    training_steps: int
+    evaluation_steps: int
+
+    def line(self) -> str:
+        """One line for the banner and the log."""
+        made = "no executable: interpreted by PyTorch"
+        if self.executable is not None:
+            made = f"executable {self.executable[:16]}, made in {self.compile_seconds or 0:.1f} s"
+        elif self.target is None:
+            made = "executable: at the first step"
+        return (
+            f"Mode {self.mode}: {self.backend}, target {self.target or 'to be chosen'}, "
+            f"{self.precision}, on {self.device}; {made}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What backends are made from besides network and loss.
+
+    Attributes:
+        mode: where to run.
+        precision: in which number format.
+        micro_batch: images of one pass forward.
+        optimizer: how weights change; None where nothing is trained.
+        compile: plain PyTorch only: compile the network.
+        channels_last: plain PyTorch only: layout of convolutions in memory.
+        folder: where compiled programs and logs of compilers may go.
+    """
+
+    mode: ComputeMode = ComputeMode.CPU
+    precision: Precision = Precision.float32
+    micro_batch: int = 1
+    optimizer: Optimizer | None = None
+    compile: bool = False
+    channels_last: bool = False
+    folder: str | None = None
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of one update."""
+        return 1 if self.optimizer is None else self.optimizer.gradient_accumulation
+
+
+class Backend(abc.ABC):
+    """Trains and evaluates one network on one device.
+
+    Args:
+        network: float32, on the host; trained in place or through copies, see ``state_dict``.
+        loss: ``(logits, label) -> scalar``.
+        settings: device, precision and optimizer.
+
+    Attributes:
+        training_steps: updates that went through the device.
+        evaluation_steps: passes without update that went through it.
+    """
+
+    def __init__(self, network: nn.Module, loss: nn.Module, settings: Settings):
+        self.network, self.loss, self.settings = network, loss, settings
+        self.training_steps = self.evaluation_steps = 0
+
+    def train_step(self, batch: Batch, rate: float) -> StepResult:
+        """One update from ``micro_batch * accumulation`` images.
+
+        Args:
+            batch: with labels.
+            rate: the learning rate.
+
+        Raises:
+            BackendError: the batch has another size, or the step did not run on the device.
+        """
+        wanted = self.settings.micro_batch * self.settings.accumulation
+        if self.settings.optimizer is None:
+            raise BackendError("This backend was made without an optimizer, so it cannot train.")
+        if len(batch) != wanted or batch.label is None:
+            raise BackendError(
+                f"A training step takes {wanted} images with labels, found {len(batch)} "
+                f"{'without' if batch.label is None else 'with'} labels."
+            )
+        return self._train(batch.image, batch.label, rate)
+
+    def evaluate_step(self, batch: Batch) -> StepResult:
+        """Scores, and the loss where there are labels; weights and statistics stay.
+
+        Args:
+            batch: of any size up to ``micro_batch``; programs of fixed size are fed the last event
+                again, and what comes of that is left out.
+
+        Raises:
+            BackendError: too many images, or the step did not run on the device.
+        """
+        count, size = len(batch), self.settings.micro_batch
+        if not 0 < count <= size:
+            raise BackendError(f"An evaluation takes 1 to {size} images, found {count}.")
+        label = batch.label if batch.label is not None else torch.zeros_like(batch.image).long()
+        loss, logits = self._evaluate(padded(batch.image, size), padded(label, size))
+        logits = tuple(plane[:count] for plane in logits)
+        if batch.label is None:
+            return StepResult(None, logits)
+        if count < size:
+            with torch.no_grad():
+                loss = self.loss(logits, batch.label)
+        return StepResult(loss, logits)
+
+    @abc.abstractmethod
+    def _train(self, image: torch.Tensor, label: torch.Tensor, rate: float) -> StepResult: ...
+
+    @abc.abstractmethod
+    def _evaluate(
+        self, image: torch.Tensor, label: torch.Tensor
+    ) -> tuple[torch.Tensor, Logits]: ...
+
+    @abc.abstractmethod
+    def proof(self) -> Proof:
+        """Where the steps ran, as far as is known by now."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and optimizer state on the host, the same for every backend.
+
+        Returns:
+            ``state_dict``: the network's tensors by name. ``optimizer``: kind, and per parameter
+            its state by name, ``{"adam": {"fc.weight": {"step": ..., "exp_avg": ...}}}``; with
+            half precision also ``scaling``, the factor on the loss.
+        """
+        weights = {k: v.detach().cpu().clone() for k, v in self.network.state_dict().items()}
+        return {"state_dict": weights, "optimizer": self._optimizer_state()}
+
+    def load_state_dict(self, content: Mapping[str, Any]) -> None:
+        """Takes what ``state_dict`` of any backend gave; without ``optimizer`` only weights.
+
+        Raises:
+            BackendError: the optimizer's state is of another kind of optimizer.
+        """
+        self.network.load_state_dict(content["state_dict"])
+        self._weights_loaded()
+        state, settings = content.get("optimizer"), self.settings.optimizer
+        if not state or settings is None:
+            return
+        if "param_groups" in state:
+            state = _by_name(state, self.network)
+        if state and settings.name.name not in state:
+            raise BackendError(
+                f"The checkpoint was trained with {next(iter(state))}, this run asks for "
+                f"mode.optimizer.name={settings.name.name}. Use the same, or load weights only."
+            )
+        if state:
+            self._load_optimizer_state(state[settings.name.name])
+            self._load_scaling(state.get("scaling"))
+
+    def _weights_loaded(self) -> None:  # noqa: B027  not every device has a copy
+        """Sends weights that were loaded to where they are used."""
+
+    @abc.abstractmethod
+    def _optimizer_state(self) -> dict[str, Any]: ...
+
+    @abc.abstractmethod
+    def _load_optimizer_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None: ...
+
+    def _load_scaling(self, scaling: Any) -> None:  # noqa: B027  not every backend scales
+        """Goes on with the factor on the loss that was saved, where there is one."""
+
+    def close(self) -> None:  # noqa: B027  not every device has to be given back
+        """Gives back the device."""
+
+
+def _by_name(state: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
+    """The state of an optimizer of ``torch.optim``, as the original saves it, by name."""
+    names = [name for name, _ in network.named_parameters()]
+    found = {names[int(index)]: value for index, value in state["state"].items()}
+    kinds = [
+        kind for kind, keys in STATE.items() if all(keys[0] in each for each in found.values())
+    ]
+    return {kinds[0].name: found} if found and kinds else {}
+
+
+def torch_state(
+    network: nn.Module, optimizer: torch.optim.Optimizer | None, settings: Optimizer | None
+) -> dict[str, Any]:
+    """State of an optimizer of torch by kind and name; empty before the first update."""
+    if settings is None or optimizer is None:
+        return {}
+    keys = ("step", *STATE[settings.name])
+    states = {
+        name: {key: optimizer.state[value][key].cpu().clone() for key in keys}
+        for name, value in network.named_parameters()
+        if optimizer.state.get(value)
+    }
+    return {settings.name.name: states} if states else {}
+
+
+def load_torch_state(
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Mapping[str, torch.Tensor]],
+) -> None:
+    """Gives an optimizer of torch state by name."""
+    # Clones, because torch would go on with the very tensors that are given.
+    indexed = {
+        index: {k: v.float().clone() if k == "step" else v.clone() for k, v in state[name].items()}
+        for index, (name, _) in enumerate(network.named_parameters())
+        if name in state
+    }
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": indexed, "param_groups": groups})
+
+
+def padded(rows: torch.Tensor, size: int) -> torch.Tensor:
+    """The tensor with its last row repeated up to ``size`` rows."""
+    missing = size - len(rows)
+    return rows if not missing else torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])
+
+
+def micro_batches(settings: Settings, *tensors: torch.Tensor) -> Iterator[Sequence[torch.Tensor]]:
+    """Equal parts of tensors, one after another."""
+    return zip(*(tensor.split(settings.micro_batch) for tensor in tensors), strict=True)
+
+
+def joined(parts: Sequence[Logits]) -> Logits:
+    """Logits of micro-batches as those of one batch, on the host."""
+    return tuple(torch.cat(planes).detach().cpu() for planes in zip(*parts, strict=True))
+
+
+def processor() -> str:
+    """What the processor of this machine is called."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    import platform
+
+    return platform.processor() or platform.machine()

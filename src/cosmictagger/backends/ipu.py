@@ -1,0 +1,238 @@
+"""IPU mode: poptorch runs forward, loss, backward and update as one program.
+
+The published port wrapped its network and then called ``.to(device)`` on the wrapper. That gives
+back the plain network, so it trained on the host and reported the host's speed as the device's.
+Here every step asks whether it is about to go through the executor, counts those that did, and
+the device's own count of updates has to agree.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+import poptorch
+from cosmictagger.backends._base import (
+    ADAM_EPS,
+    BETAS,
+    RMSPROP_EPS,
+    STATE,
+    Backend,
+    Logits,
+    Proof,
+    Settings,
+    StepResult,
+    processor,
+)
+from cosmictagger.config.mode import OptimizerKind
+from cosmictagger.config.run import Precision
+from cosmictagger.errors import BackendError, ConfigError
+from cosmictagger.models.with_loss import LossInForward
+
+# What the device calls the state of a parameter.
+_DEVICE_NAMES = {"step": "Step", "exp_avg": "Accl1", "exp_avg_sq": "Accl2", "square_avg": "Accl1"}
+_SCALING = "lossScaling_FLOAT"
+_COUNTED = OptimizerKind.adam  # the only kind whose device state has a count of updates
+
+
+class IpuBackend(Backend):
+    """A training executor and an inference executor of one module with the loss inside.
+
+    Args:
+        network, loss, settings: see ``Backend``; the network is trained through its wrapper.
+
+    Attributes:
+        module: network and loss as one module.
+        trainer: runs updates; None where nothing is trained.
+        evaluator: runs forward and loss with the trainer's present weights.
+
+    Raises:
+        ConfigError: a precision that the device does not have.
+    """
+
+    def __init__(self, network: nn.Module, loss: nn.Module, settings: Settings):
+        super().__init__(network, loss, settings)
+        if settings.precision in (Precision.mixed, Precision.bfloat16):
+            raise ConfigError(
+                f"run.precision={settings.precision.name} was asked for; IPU mode has float32 and "
+                "float16."
+            )
+        self.half = settings.precision is Precision.float16
+        if self.half:
+            network.half()
+        self.module = LossInForward(network, loss, mark=_mark)
+        self._optimizer = self._make_optimizer()
+        self.trainer: Any = None
+        if self._optimizer is not None:
+            self.trainer = poptorch.trainingModel(
+                self.module, self._options(training=True), optimizer=self._optimizer
+            )
+        self.evaluator: Any = poptorch.inferenceModel(self.module, self._options(training=False))
+        self._updates_before = 0
+
+    def _options(self, *, training: bool) -> poptorch.Options:
+        options = poptorch.Options()
+        # Every micro-batch's loss and scores come back, not those of the last one alone.
+        options.outputMode(poptorch.OutputMode.All)
+        # In a file of a job's output a moving bar is noise; the log says what was compiled.
+        options.showCompilationProgressBar(sys.stderr.isatty())
+        if training:
+            options.Training.gradientAccumulation(self.settings.accumulation)
+            # Gradients of one pixel among millions are below the smallest half.
+            options.Training.setAutomaticLossScaling(self.half)
+        if self.settings.folder is not None:
+            options.logDir(self.settings.folder)
+        return options
+
+    def _make_optimizer(self) -> Any:
+        if self.settings.optimizer is None:
+            return None
+        # lr is given, and so may change from step to step without another compilation.
+        parameters = self.module.parameters()
+        scale = 1024.0 if self.half else None
+        if self.settings.optimizer.name is OptimizerKind.rmsprop:
+            return poptorch.optim.RMSprop(parameters, lr=1.0, eps=RMSPROP_EPS, loss_scaling=scale)
+        return poptorch.optim.Adam(
+            parameters, lr=1.0, betas=BETAS, eps=ADAM_EPS, loss_scaling=scale
+        )
+
+    def _train(self, image: torch.Tensor, label: torch.Tensor, rate: float) -> StepResult:
+        self._require_executor(self.trainer, "training")
+        if not self.trainer.isCompiled():
+            self.module.train()
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self.trainer.setOptimizer(self._optimizer)
+        loss, logits = self._call(self.trainer, image, label)
+        self.training_steps += 1
+        return StepResult(loss, logits)
+
+    def _evaluate(self, image: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, Logits]:
+        self._require_executor(self.evaluator, "evaluation")
+        if not self.evaluator.isCompiled():
+            self.module.eval()
+        result = self._call(self.evaluator, image, label)
+        self.evaluation_steps += 1
+        return result
+
+    def _require_executor(self, executor: Any, what: str) -> None:
+        if not isinstance(executor, poptorch.PoplarExecutor):
+            raise BackendError(
+                f"A step of {what} in IPU mode was about to run on the host: instead of poptorch's "
+                f"executor there is a {type(executor).__name__}. Calling .to() or .cpu() on an "
+                "executor gives back the plain network; leave the executor where it is."
+            )
+
+    def _call(
+        self, executor: Any, image: torch.Tensor, label: torch.Tensor
+    ) -> tuple[torch.Tensor, Logits]:
+        try:
+            *logits, loss = executor(image.half() if self.half else image, label)
+        except poptorch.Error as error:
+            raise BackendError(f"IPU mode cannot go on: {error}") from error
+        if loss.requires_grad or not executor.isAttachedToDevice():
+            raise BackendError(
+                "A step in IPU mode came back with a graph of autograd, so it ran on the host."
+            )
+        return loss.float().mean(), tuple(logits)
+
+    def proof(self) -> Proof:
+        """Of the training executor, or of the other where nothing is trained.
+
+        Raises:
+            BackendError: the device has counted other updates than were made here.
+        """
+        self._compare_counts()
+        executor = self.evaluator if self._optimizer is None else self.trainer
+        self._require_executor(executor, "training or evaluation")
+        record = executor.build_record
+        target = executor.target
+        return Proof(
+            mode=self.settings.mode.name,
+            backend="poptorch",
+            target=target,
+            device=torch.cuda.get_device_name() if target == "cuda" else processor(),
+            precision=self.settings.precision.name,
+            executable=executor.executable_hash,
+            compile_seconds=None if record is None else sum(record.seconds.values()),
+            training_steps=self.training_steps,
+            evaluation_steps=self.evaluation_steps,
+        )
+
+    def _compare_counts(self) -> None:
+        settings = self.settings.optimizer
+        if settings is None or settings.name is not _COUNTED or not self.training_steps:
+            return
+        state = self._optimizer.state_dict()["ipu_state"] or {}
+        counts = {int(value) for name, value in state.items() if name.startswith("Step___")}
+        # With half, updates whose gradients overflow are left out by the device.
+        wanted = self._updates_before + self.training_steps
+        if counts != {wanted} and not self.half:
+            raise BackendError(
+                f"{wanted} updates were asked for in IPU mode, but the device has made "
+                f"{sorted(counts)}."
+            )
+
+    def _weights_loaded(self) -> None:
+        for executor in (self.trainer, self.evaluator):
+            if executor is not None and executor.isCompiled():
+                executor.copyWeightsToDevice()
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        settings = self.settings.optimizer
+        if settings is None:
+            return {}
+        everything = self._optimizer.state_dict()
+        held = everything["ipu_state"]
+        if not held:
+            return {}
+        states: dict[str, dict[str, torch.Tensor]] = {}
+        done = torch.tensor(float(self._updates_before + self.training_steps))
+        for name, inner in self._names().items():
+            states[name] = {"step": held.get(f"Step___{inner}", done).float().clone()}
+            for key in STATE[settings.name]:
+                states[name][key] = held[f"{_DEVICE_NAMES[key]}___{inner}"].clone()
+        found: dict[str, Any] = {settings.name.name: states}
+        if self.half:
+            found["scaling"] = everything["ipu_param"][_SCALING].clone()
+        return found
+
+    def _load_scaling(self, scaling: Any) -> None:
+        if self.half and isinstance(scaling, torch.Tensor):
+            self._optimizer.set_state_dict({"ipu_state": {}, "ipu_param": {_SCALING: scaling}})
+
+    def _load_optimizer_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        settings = self.settings.optimizer
+        assert settings is not None  # Backend.load_state_dict has asked
+        keys = STATE[settings.name]
+        if settings.name is _COUNTED:
+            keys = ("step", *keys)
+        found = {
+            f"{_DEVICE_NAMES[key]}___{inner}": state[name][key]
+            for name, inner in self._names().items()
+            if name in state
+            for key in keys
+        }
+        self._optimizer.set_state_dict({"ipu_state": found, "ipu_param": None})
+        self._updates_before = max((int(s["step"]) for s in state.values()), default=0)
+        self._updates_before -= self.training_steps
+
+    def _names(self) -> dict[str, str]:
+        """Names of parameters in the network, and what the module with the loss calls them."""
+        plain = {id(value): name for name, value in self.network.named_parameters()}
+        return {plain[id(value)]: name for name, value in self.module.named_parameters()}
+
+    def close(self) -> None:
+        """Brings the weights home and frees the executors."""
+        for executor in (self.trainer, self.evaluator):
+            if isinstance(executor, poptorch.PoplarExecutor):
+                executor.destroy()
+
+
+def _mark(loss: torch.Tensor) -> torch.Tensor:
+    """Tells poptorch which of the results training makes small."""
+    return poptorch.identity_loss(loss, reduction="mean")

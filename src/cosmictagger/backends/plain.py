@@ -1,0 +1,154 @@
+"""CPU and GPU mode: PyTorch as it comes, eager or compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from cosmictagger.backends._base import (
+    ADAM_EPS,
+    BETAS,
+    RMSPROP_EPS,
+    Backend,
+    Logits,
+    Proof,
+    Settings,
+    StepResult,
+    joined,
+    load_torch_state,
+    micro_batches,
+    processor,
+    torch_state,
+)
+from cosmictagger.config.mode import OptimizerKind
+from cosmictagger.config.run import ComputeMode, Precision
+from cosmictagger.errors import BackendError, ConfigError
+
+_DTYPES = {Precision.bfloat16: torch.bfloat16, Precision.float16: torch.float16}
+
+
+class PlainBackend(Backend):
+    """One network, one optimizer of ``torch.optim``, one device.
+
+    Args:
+        network, loss, settings: see ``Backend``; the network itself is moved and trained.
+
+    Raises:
+        ConfigError: float16 is asked for training.
+    """
+
+    def __init__(self, network: nn.Module, loss: nn.Module, settings: Settings):
+        super().__init__(network, loss, settings)
+        _check(settings)
+        self.device = torch.device("cuda" if settings.mode is ComputeMode.GPU else "cpu")
+        self.dtype = _DTYPES.get(settings.precision, torch.float32)
+        two_dimensional = not any(isinstance(m, nn.Conv3d) for m in network.modules())
+        last = settings.channels_last and two_dimensional
+        network.to(self.device, self.dtype)
+        if last:
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._forward: Any = torch.compile(network) if settings.compile else network
+        self._optimizer = _optimizer(network, settings)
+        mixed_gpu = settings.precision is Precision.mixed and self.device.type == "cuda"
+        self._scaler = torch.amp.GradScaler("cuda", enabled=mixed_gpu)
+        self._first_seconds: float | None = None
+
+    def _train(self, image: torch.Tensor, label: torch.Tensor, rate: float) -> StepResult:
+        started = time.perf_counter()
+        optimizer = self._optimizer
+        assert optimizer is not None  # Backend.train_step has asked
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        self.network.train()
+        optimizer.zero_grad()
+        losses, logits = [], []
+        for images, labels in micro_batches(self.settings, image, label):
+            loss, scores = self._run(images, labels)
+            self._scaler.scale(loss / self.settings.accumulation).backward()
+            losses.append(loss.detach())
+            logits.append(tuple(plane.detach() for plane in scores))
+        self._scaler.step(optimizer)
+        self._scaler.update()
+        self.training_steps += 1
+        result = StepResult(torch.stack(losses).mean().cpu(), joined(logits))
+        self._first_seconds = self._first_seconds or time.perf_counter() - started
+        return result
+
+    def _evaluate(self, image: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, Logits]:
+        self.network.eval()
+        with torch.no_grad():
+            loss, logits = self._run(image, label)
+        self.evaluation_steps += 1
+        return loss.cpu(), joined([logits])
+
+    def _run(self, image: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, Logits]:
+        with self._casting():
+            logits = self._forward(image.to(self.device, self.dtype))
+        # The loss computes in float32 whatever the network does.
+        logits = tuple(plane.float() for plane in logits)
+        if logits[0].device.type != self.device.type:
+            raise BackendError(
+                f"A step of {self.settings.mode.name} mode ran on {logits[0].device}, not on "
+                f"{self.device}: the network has been moved."
+            )
+        return self.loss(logits, label.to(self.device)), logits
+
+    def _casting(self) -> contextlib.AbstractContextManager:
+        if self.settings.precision is not Precision.mixed:
+            return contextlib.nullcontext()
+        # Processors compute in bfloat16, which needs no loss scaling; GPUs in float16 with it.
+        dtype = torch.float16 if self.device.type == "cuda" else torch.bfloat16
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    def proof(self) -> Proof:
+        """Plain PyTorch has no executable; the time of compiling is that of the first step."""
+        compiled = self.settings.compile
+        gpu = self.device.type == "cuda"
+        return Proof(
+            mode=self.settings.mode.name,
+            backend="PyTorch, compiled" if compiled else "PyTorch, eager",
+            target="inductor" if compiled else "eager",
+            device=torch.cuda.get_device_name() if gpu else processor(),
+            precision=self.settings.precision.name,
+            executable=None,
+            compile_seconds=self._first_seconds if compiled else None,
+            training_steps=self.training_steps,
+            evaluation_steps=self.evaluation_steps,
+        )
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        found = torch_state(self.network, self._optimizer, self.settings.optimizer)
+        if self._scaler.is_enabled():
+            found["scaling"] = self._scaler.state_dict()
+        return found
+
+    def _load_optimizer_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        assert self._optimizer is not None
+        load_torch_state(self.network, self._optimizer, state)
+
+    def _load_scaling(self, scaling: Any) -> None:
+        if self._scaler.is_enabled() and isinstance(scaling, dict):
+            self._scaler.load_state_dict(scaling)
+
+
+def _check(settings: Settings) -> None:
+    if settings.precision is Precision.float16 and settings.optimizer is not None:
+        raise ConfigError(
+            f"run.precision=float16 was asked for training in {settings.mode.name} mode, where "
+            "weights, their updates and the optimizer's epsilon would all vanish in float16. Use "
+            "run.precision=mixed or bfloat16, or run.compute_mode=IPU, which updates in float32."
+        )
+
+
+def _optimizer(network: nn.Module, settings: Settings) -> torch.optim.Optimizer | None:
+    if settings.optimizer is None:
+        return None
+    # The rate comes with each step.
+    if settings.optimizer.name is OptimizerKind.rmsprop:
+        return torch.optim.RMSprop(network.parameters(), lr=1.0, eps=RMSPROP_EPS)
+    return torch.optim.Adam(network.parameters(), lr=1.0, betas=BETAS, eps=ADAM_EPS)

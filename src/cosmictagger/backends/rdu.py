@@ -1,0 +1,239 @@
+"""RDU mode: sambaflow runs the network on the device, and the host computes the loss.
+
+Forward runs first; the gradients of the host's loss go back for backward and update. One compiled
+file (PEF) holds these sections; a file that an earlier launch left is used again as long as it is
+of the same program.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from cosmictagger.backends._base import (
+    ADAM_EPS,
+    BETAS,
+    RMSPROP_EPS,
+    Backend,
+    Logits,
+    Proof,
+    Settings,
+    StepResult,
+    load_torch_state,
+    processor,
+    torch_state,
+)
+from cosmictagger.config.mode import OptimizerKind
+from cosmictagger.config.run import Precision
+from cosmictagger.errors import BackendError, ConfigError
+from sambaflow import samba
+from sambaflow.errors import PefError, SambaError
+
+_T = TypeVar("_T")
+_TYPES = {Precision.float32: torch.float32, Precision.bfloat16: torch.bfloat16}
+
+
+class RduBackend(Backend):
+    """A training session and an inference session of one network.
+
+    Args:
+        network, loss, settings: see ``Backend``; ``settings.folder`` takes the compiled files.
+
+    Raises:
+        ConfigError: a precision that the device does not have, or gradient accumulation.
+    """
+
+    def __init__(self, network: nn.Module, loss: nn.Module, settings: Settings):
+        super().__init__(network, loss, settings)
+        if settings.precision not in _TYPES:
+            raise ConfigError(
+                f"run.precision={settings.precision.name} was asked for; RDU mode has float32 and "
+                "bfloat16."
+            )
+        if settings.accumulation != 1:
+            raise ConfigError(
+                f"mode.optimizer.gradient_accumulation={settings.accumulation} was asked for; RDU "
+                "mode updates after every batch. Use 1, and a larger run.minibatch_size."
+            )
+        self.dtype = _TYPES[settings.precision]
+        samba.from_torch_model_(network.to(self.dtype))
+        self._optimizer = self._make_optimizer()
+        self.trainer = samba.SambaSession()
+        self.evaluator = samba.SambaSession()
+        self._seconds: float | None = None
+        # Whether the device has weights that the host or the evaluator have not seen.
+        self._host_is_old = self._evaluator_is_old = False
+        self._updates_before = 0
+
+    def _make_optimizer(self) -> torch.optim.Optimizer | None:
+        if self.settings.optimizer is None:
+            return None
+        # The rate comes with each step.
+        if self.settings.optimizer.name is OptimizerKind.rmsprop:
+            return torch.optim.RMSprop(self.network.parameters(), lr=1.0, eps=RMSPROP_EPS)
+        return samba.optim.Adam(self.network.parameters(), lr=1.0, betas=BETAS, eps=ADAM_EPS)
+
+    def compile(self, image_size: tuple[int, int]) -> Path:
+        """Compiles the program of training without running it.
+
+        Args:
+            image_size: rows and columns.
+
+        Returns:
+            The PEF file, which a launch with the same ``output_dir`` will use.
+        """
+        self.network.train()
+        return self._said(lambda: self._compile(self._inputs(image_size), training=True))
+
+    def _inputs(self, image_size: tuple[int, int]) -> tuple[torch.Tensor, ...]:
+        shape = (self.settings.micro_batch, 3, *image_size)
+        return (samba.from_torch_tensor(torch.zeros(shape, dtype=self.dtype), "image", 0),)
+
+    def _compile(self, inputs: tuple[torch.Tensor, ...], *, training: bool) -> Path:
+        name = "train" if training else "evaluate"
+        session = self.trainer if training else self.evaluator
+        made = session.compile(
+            self.network,
+            inputs,
+            self._optimizer if training else None,
+            name=name,
+            config_dict={"output_folder": str(self._folder), "pef_name": name},
+            inference=not training,
+        )
+        return Path(made)
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self.settings.folder or ".") / "pef"
+
+    def _ready(self, image: torch.Tensor, *, training: bool) -> samba.SambaSession:
+        """The session with its program loaded and the network's present weights."""
+        session = self.trainer if training else self.evaluator
+        if not isinstance(session, samba.SambaSession):
+            raise BackendError(
+                "A step in RDU mode was about to run on the host: instead of a session of "
+                f"sambaflow there is a {type(session).__name__}."
+            )
+        if session.graph is None:
+            self._to_host()
+            self.network.train(training)
+            self._said(lambda: self._load(session, image, training=training))
+        return session
+
+    def _load(self, session: samba.SambaSession, image: torch.Tensor, *, training: bool) -> None:
+        inputs = self._inputs((image.shape[2], image.shape[3]))
+        optimizer = self._optimizer if training else None
+        name = "train" if training else "evaluate"
+        pef = self._folder / name / f"{name}.pef"
+        started = time.perf_counter()
+        try:
+            session.trace_graph(self.network, inputs, optimizer, pef=pef)
+        except PefError:  # there is none, or it is of another program
+            pef = self._compile(inputs, training=training)
+            session.trace_graph(self.network, inputs, optimizer, pef=pef)
+        if training or self._optimizer is None:
+            self._seconds = time.perf_counter() - started
+
+    def _train(self, image: torch.Tensor, label: torch.Tensor, rate: float) -> StepResult:
+        session = self._ready(image, training=True)
+        given = {"image": image.to(self.dtype)}
+
+        def step() -> tuple[torch.Tensor, list[torch.Tensor]]:
+            outputs = session.run(given, section_types=["fwd"])
+            logits = [samba.to_torch(each).float().requires_grad_() for each in outputs]
+            loss = self.loss(tuple(logits), label)
+            loss.backward()
+            session.run(
+                given,
+                grad_of_outputs=[each.grad.to(self.dtype) for each in logits],  # type: ignore[union-attr]
+                section_types=["bckwd", "opt"],
+                hyperparam_dict={"lr": rate},
+            )
+            return loss.detach(), logits
+
+        loss, logits = self._said(step)
+        self._host_is_old = self._evaluator_is_old = True
+        self.training_steps += 1
+        return StepResult(loss, tuple(each.detach() for each in logits))
+
+    def _evaluate(self, image: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, Logits]:
+        session = self._ready(image, training=False)
+        if self._evaluator_is_old:
+            self._to_host()
+            session.to_device()
+            self._evaluator_is_old = False
+        outputs = self._said(lambda: session.run({"image": image.to(self.dtype)}))
+        logits = tuple(samba.to_torch(each).float() for each in outputs)
+        self.evaluation_steps += 1
+        with torch.no_grad():
+            return self.loss(logits, label), logits
+
+    def _said(self, do: Callable[[], _T]) -> _T:
+        try:
+            return do()
+        except SambaError as error:
+            raise BackendError(f"RDU mode cannot go on: {error}") from error
+
+    def _to_host(self) -> None:
+        if self._host_is_old:
+            self.trainer.to_cpu(self.network, self._optimizer)
+            self._host_is_old = False
+
+    def proof(self) -> Proof:
+        """Of the training session, or of the other where nothing is trained.
+
+        Raises:
+            BackendError: the device has counted other updates than were made here.
+        """
+        self._compare_counts()
+        session = self.evaluator if self._optimizer is None else self.trainer
+        report = None if session.graph is None else session.report
+        return Proof(
+            mode=self.settings.mode.name,
+            backend="sambaflow",
+            target=None if report is None else report.target,
+            device=torch.cuda.get_device_name()
+            if report is not None and report.target == "cuda"
+            else processor(),
+            precision=self.settings.precision.name,
+            executable=None if report is None else report.executable,
+            compile_seconds=self._seconds,
+            training_steps=self.training_steps,
+            evaluation_steps=self.evaluation_steps,
+        )
+
+    def _compare_counts(self) -> None:
+        state = self.trainer.optim_dict
+        counts = {int(value) for name, value in state.items() if name.endswith(".step")}
+        wanted = self._updates_before + self.training_steps
+        if counts and counts != {wanted}:
+            raise BackendError(
+                f"{wanted} updates were asked for in RDU mode, but the device has made "
+                f"{sorted(counts)}."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """See ``Backend``; brings the device's weights home first."""
+        self._to_host()
+        return super().state_dict()
+
+    def _weights_loaded(self) -> None:
+        self._host_is_old, self._evaluator_is_old = False, True
+        if self.trainer.graph is not None:
+            self.trainer.to_device()
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        return torch_state(self.network, self._optimizer, self.settings.optimizer)
+
+    def _load_optimizer_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        assert self._optimizer is not None
+        load_torch_state(self.network, self._optimizer, state)
+        self._updates_before = max((int(s["step"]) for s in state.values()), default=0)
+        self._updates_before -= self.training_steps
+        if self.trainer.graph is not None:
+            self.trainer.to_device()

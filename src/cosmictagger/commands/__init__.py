@@ -1,0 +1,1 @@
+"""The sub-commands of ``cosmictagger``, one per file, and its help."""

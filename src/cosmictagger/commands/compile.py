@@ -1,0 +1,29 @@
+"""``cosmictagger compile``: makes the PEF file of RDU mode without training."""
+
+from cosmictagger import sources
+from cosmictagger.config.mode import ModeKind
+from cosmictagger.config.root import Config
+from cosmictagger.config.run import ComputeMode
+from cosmictagger.errors import ConfigError
+from cosmictagger.launch import launched
+from cosmictagger.records import logger
+
+
+def run(config: Config) -> None:
+    """Compiles the training program of a configuration into its output folder.
+
+    Raises:
+        ConfigError: the mode is another one; those compile at their first step.
+    """
+    if config.run.compute_mode is not ComputeMode.RDU or config.mode.name is not ModeKind.train:
+        raise ConfigError(
+            "compile makes the file that training in RDU mode loads. Add run.compute_mode=RDU; "
+            "other modes compile by themselves at their first step."
+        )
+    with launched(config) as launch, sources.training(config, launch.data_seed) as events:
+        from cosmictagger.backends.rdu import RduBackend
+
+        size = events.image_size  # type: ignore[attr-defined]  every loader has one
+        backend = launch.backend(size, training=True)
+        assert isinstance(backend, RduBackend)
+        logger.info(f"Compiled {backend.compile(size)}")

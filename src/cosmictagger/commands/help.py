@@ -1,0 +1,95 @@
+"""What ``cosmictagger --help`` prints; keys and their lines come from the configuration itself."""
+
+import inspect
+import re
+import textwrap
+from dataclasses import MISSING, fields
+from enum import Enum
+from typing import Any
+
+from cosmictagger.config.data import DATA
+from cosmictagger.config.framework import Torch
+from cosmictagger.config.mode import MODES, Optimizer
+from cosmictagger.config.network import Network
+from cosmictagger.config.root import PRESETS, network_choices
+from cosmictagger.config.run import Run
+
+_WIDTH, _COLUMN = 100, 38
+_HEAD = """\
+cosmictagger: labels every pixel of three-plane liquid-argon images as background, cosmic or
+neutrino. The device is an option; network, loss and loop are the same on all of them.
+
+  cosmictagger run.id=first                                trains here, on built-in events
+  cosmictagger run.id=first                                once more: goes on where it stopped
+  cosmictagger run.id=first mode=inference                 labels events it has not seen; a report
+  cosmictagger run.id=ipu run.compute_mode=IPU             the same through poptorch
+  cosmictagger run.id=real data=real data.data_directory=DIR data.file=F data.aux_file=G
+  cosmictagger --config-name a21 data=real run.id=big ...  a published preset
+  cosmictagger generate --events 100 --output events.h5    a file of built-in events
+  cosmictagger compile run.id=x run.compute_mode=RDU       compiles without training
+
+Everything goes to output_dir, which is output/torch/NETWORK/RUN_ID/ unless it is given:
+process.log, train_metrics.csv, TensorBoard files, checkpoints/, and run.json, which proves where
+steps ran.
+Ctrl-C ends a run after its step with a checkpoint; a second one ends it at once.
+"""
+_GROUPS = """\
+Choose
+  mode=       {modes}
+  data=       {data}
+  network=    {networks}
+  --config-name  {presets}
+  also: --cfg job (shows the configuration), --multirun (several values: run.id=a,b), --hydra-help
+"""
+
+
+def text() -> str:
+    """The whole help."""
+    groups = _GROUPS.format(
+        modes=", ".join(MODES),
+        data=", ".join(DATA),
+        networks=", ".join(network_choices()),
+        presets=", ".join(PRESETS),
+    )
+    sections: list[tuple[str, str, Any]] = [("run.", "", Run)]
+    sections += [("mode.", f" (mode={name})", kind) for name, kind in MODES.items()]
+    sections.append(("mode.optimizer.", "", Optimizer))
+    sections += [("data.", f" (data={name})", kind) for name, kind in DATA.items()]
+    sections += [("framework.", "", Torch), ("network.", "", Network)]
+    keys = "\n".join(_section(*section) for section in sections)
+    return f"{_HEAD}\n{groups}\nKeys, as KEY=VALUE; names of choices or their numbers\n{keys}"
+
+
+def _section(prefix: str, where: str, kind: Any) -> str:
+    said = attributes(kind)
+    lines = [f"\n  {prefix}{where}"]
+    for each in fields(kind):
+        text = said.get(each.name, "")
+        if not text or each.name == "optimizer" or text.startswith(("set by", "kept for")):
+            continue
+        head = f"    {each.name}={_default(each)}"
+        # A default that is too long for its column has a line of its own.
+        rows = textwrap.wrap(text, _WIDTH - _COLUMN)
+        lines += [head] if len(head) >= _COLUMN else []
+        starts = ["" if len(head) >= _COLUMN else head] + [""] * (len(rows) - 1)
+        lines += [f"{s:<{_COLUMN}}{row}" for s, row in zip(starts, rows, strict=True)]
+    return "\n".join(lines)
+
+
+def _default(field: Any) -> str:
+    if field.default is MISSING:
+        return ""
+    if field.default is None:
+        return "null"
+    if isinstance(field.default, Enum):
+        return field.default.name
+    return str(field.default).replace("???", "NAME")
+
+
+def attributes(kind: type) -> dict[str, str]:
+    """The ``Attributes:`` of a docstring, each as one line."""
+    doc = inspect.getdoc(kind) or ""
+    _, _, block = doc.partition("Attributes:\n")
+    joined = re.sub(r"\n {8,}", " ", block)
+    found = re.findall(r"^ {4}(\w+): (.*)$", joined, re.MULTILINE)
+    return {name: text.rstrip(".") for name, text in found}

@@ -1,0 +1,161 @@
+"""What a configuration asks for in vain, and what it may not ask for.
+
+Nothing is dropped silently: a key that would change numbers and cannot is refused, one that has
+nothing to act on here is named once in the log.
+"""
+
+import os
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from cosmictagger.config.mode import ModeKind
+from cosmictagger.config.root import Config
+from cosmictagger.config.run import ComputeMode
+from cosmictagger.errors import ConfigError
+
+AVAILABLE = (ComputeMode.CPU, ComputeMode.GPU, ComputeMode.IPU, ComputeMode.RDU)
+_DEFAULT_ITERATIONS = 500
+_WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")
+
+
+def settle(config: Config) -> list[str]:
+    """Fills in what depends on the machine and checks the rest.
+
+    Args:
+        config: changed in place: ``run.compute_mode`` and ``run.iterations`` get values.
+
+    Returns:
+        A sentence for each key that is set and has no effect.
+
+    Raises:
+        ConfigError: something is asked for that cannot be.
+    """
+    _check_framework(config)
+    _settle_mode(config)
+    _check_numbers(config)
+    _check_processes()
+    if config.run.iterations is None and config.mode.name in (ModeKind.train, ModeKind.iotest):
+        config.run.iterations = _DEFAULT_ITERATIONS
+    if getattr(config.mode, "quantization_aware", False):
+        raise ConfigError(
+            "mode.quantization_aware=True was asked for; training for 8-bit integers is not "
+            "available. Leave it False."
+        )
+    return _without_effect(config)
+
+
+def _check_framework(config: Config) -> None:
+    if config.framework.name != "torch":
+        raise ConfigError(
+            f"framework={config.framework.name} was asked for; this application is PyTorch. "
+            "Use framework=torch."
+        )
+
+
+def _settle_mode(config: Config) -> None:
+    run = config.run
+    if run.compute_mode is None:
+        run.compute_mode = ComputeMode.GPU if torch.cuda.is_available() else ComputeMode.CPU
+    if run.compute_mode not in AVAILABLE:
+        raise ConfigError(
+            f"run.compute_mode={run.compute_mode.name} was asked for; modes that exist are "
+            f"{', '.join(f'{mode.name} ({mode.value})' for mode in AVAILABLE)}."
+        )
+    if run.compute_mode is ComputeMode.GPU and not torch.cuda.is_available():
+        raise ConfigError(
+            "run.compute_mode=GPU was asked for, but PyTorch finds no CUDA device. "
+            "Use run.compute_mode=CPU."
+        )
+
+
+def _check_numbers(config: Config) -> None:
+    lowest: list[tuple[str, int | None, int]] = [
+        ("run.iterations", config.run.iterations, 1),
+        ("run.aux_iterations", config.run.aux_iterations, 0),
+        ("run.minibatch_size", config.run.minibatch_size, 1),
+        ("data.downsample", config.data.downsample, 0),
+    ]
+    lowest += [
+        (f"mode.{name}", getattr(config.mode, name, None), 0 if name == "start_index" else 1)
+        for name in ("checkpoint_iteration", "summary_iteration", "logging_iteration")
+    ]
+    lowest.append(("mode.start_index", getattr(config.mode, "start_index", None), 0))
+    optimizer = getattr(config.mode, "optimizer", None)
+    accumulation = getattr(optimizer, "gradient_accumulation", None)
+    lowest.append(("mode.optimizer.gradient_accumulation", accumulation, 1))
+    for name, value, least in lowest:
+        if value is not None and value < least:
+            raise ConfigError(f"{name}={value} was asked for; the least is {least}.")
+    rate = getattr(optimizer, "learning_rate", 1.0)
+    if not 0 < rate < float("inf"):
+        raise ConfigError(
+            f"mode.optimizer.learning_rate={rate} was asked for; it has to be positive."
+        )
+
+
+def _check_processes() -> None:
+    for name in _WORLD_SIZES:
+        if os.environ.get(name, "1") not in ("", "0", "1"):
+            raise ConfigError(
+                f"This is one of {os.environ[name]} processes ({name}), which would train as many "
+                "networks that know nothing of each other. Start one process."
+            )
+
+
+_NO_EFFECT = (
+    ("run.distributed", False, "this is one process"),
+    ("run.horovod_num_groups", 0, "this is one process"),
+    ("run.broadcast_buffers", True, "this is one process"),
+    ("network.weight_decay", 0.1, "PyTorch runs have never used it"),
+)
+
+
+def _without_effect(config: Config) -> list[str]:
+    notes = [
+        f"{name}={look_up(config, name)} has no effect: {why}."
+        for name, default, why in _NO_EFFECT
+        if look_up(config, name) != default
+    ]
+    plain = config.run.compute_mode in (ComputeMode.CPU, ComputeMode.GPU)
+    if config.framework.compile and not plain:
+        notes.append(
+            f"framework.compile=True has no effect: {config.run.compute_mode.name} mode "  # type: ignore[union-attr]
+            "compiles anyway."
+        )
+    return notes
+
+
+def look_up(config: Config, name: str) -> Any:
+    """The value of a key such as ``run.minibatch_size``."""
+    value: Any = config
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def plain(value: Any) -> Any:
+    """A configuration as JSON values; enumerations by name."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    return value.name if isinstance(value, Enum) else value
+
+
+def dump(config: Config) -> str:
+    """The configuration as text: keys in alphabetical order, two spaces per level, dotted."""
+    return "\n".join(["", "", "-- CONFIG --", *_lines(plain(config), 0)])
+
+
+def _lines(values: dict[str, Any], level: int) -> list[str]:
+    found = []
+    for name in sorted(values):
+        head = "  " * level + name
+        if isinstance(values[name], dict):
+            found += [f"{head}: ", *_lines(values[name], level + 1)]
+        else:
+            found.append(f"{head.ljust(30, '.')}: {values[name]}")
+    return found

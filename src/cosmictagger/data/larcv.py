@@ -1,0 +1,315 @@
+"""Events out of larcv3 HDF5 files, through h5py: no larcv library, no limit on the voxels.
+
+Everything that can be checked without reading pixels is checked when a file is opened, so that a
+damaged table stops a run at its start and not after hours. What concerns one event names the file,
+the event and the plane.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from cosmictagger.data import layout
+from cosmictagger.data.layout import IMAGE, LABEL, PLANES, Plane
+from cosmictagger.data.writer import EventWriter, write_events
+from cosmictagger.errors import DataError
+
+__all__ = ["EventFile", "EventWriter", "Plane", "write_events"]
+
+
+class _Tables(NamedTuple):
+    """Where the voxels of each event are: [events, 3] first rows and counts, planes in order."""
+
+    first: npt.NDArray[np.int64]
+    count: npt.NDArray[np.int64]
+
+
+class EventFile:
+    """One file of events, opened lazily in each process that reads it.
+
+    It may be pickled or inherited by a forked process: the tables go along, the HDF5 handle does
+    not. Reading from several threads is safe, but HDF5 lets only one of them in at a time.
+
+    Args:
+        path: a larcv3 file.
+        image: producer of the images.
+        label: producer of the labels, or None for a file without labels.
+
+    Attributes:
+        path: the file.
+        image: producer of the images.
+        label: producer of the labels, or None.
+        event_ids: int64 [events, 3]: run, subrun and event number; -1 where it was not recorded.
+        image_size: (H, W): rows (time) and columns (wires) of every image of the file.
+
+    Raises:
+        DataError: the file is missing, is not HDF5, is cut off, lacks a producer, or its tables
+            contradict each other.
+    """
+
+    event_ids: npt.NDArray[np.int64]
+    image_size: tuple[int, int]
+
+    def __init__(
+        self, path: str | os.PathLike[str], image: str = IMAGE, label: str | None = LABEL
+    ) -> None:
+        self.path = Path(path)
+        self.image = image
+        self.label = label
+        self._handle: h5py.File | None = None
+        self._process = 0
+        self._tables: dict[str, _Tables] = {}
+        try:
+            self._read_head()
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_head(self) -> None:
+        ids = self._table(layout.EVENT_IDS, layout.EVENT_ID)
+        self.event_ids = np.stack([ids["run"], ids["subrun"], ids["event"]], axis=1)
+        for producer in (self.image, self.label):
+            if producer is not None:
+                self._tables[producer] = self._producer(producer)
+        self.image_size = self._size(self.image)
+        if self.label is not None and self._size(self.label) != self.image_size:
+            raise self._fault(
+                f"images of {self.image!r} are {self.image_size} (rows, columns), labels of "
+                f"{self.label!r} are {self._size(self.label)}. They have to be the same"
+            )
+
+    def __len__(self) -> int:
+        return len(self.event_ids)
+
+    def __enter__(self) -> "EventFile":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the HDF5 handle; the next read opens it again."""
+        handle, self._handle = self._handle, None
+        if handle is not None and self._process == os.getpid():
+            handle.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_handle": None}
+
+    def producers(self) -> list[str]:
+        """Names of the producers of sparse images that the file holds, sorted."""
+        data = self._file().get(layout.DATA)
+        names = list(data) if isinstance(data, h5py.Group) else []
+        found = (re.fullmatch(r"sparse2d_(.+)_group", name) for name in names)
+        return sorted(match[1] for match in found if match)
+
+    def sparse(self, producer: str, event: int) -> list[Plane]:
+        """Reads the stored pixels of one event.
+
+        Labels (the producer given as ``label``) are checked to be 0, 1 or 2; other values are
+        handed out as they are, so that a NaN is found by whoever knows what it means.
+
+        Args:
+            producer: any producer of sparse images in the file.
+            event: index of the event, 0 to ``len - 1``.
+
+        Returns:
+            Three planes, in order; a plane without charge is empty.
+
+        Raises:
+            DataError: no such event or producer, a damaged chunk, a pixel outside of the image, or
+                a label outside 0..2.
+        """
+        if not 0 <= event < len(self):
+            raise self._fault(f"it has {len(self)} events, event {event} was asked for")
+        if producer not in self._tables:
+            self._tables[producer] = self._producer(producer)
+        table = self._tables[producer]
+        first, count = table.first[event], table.count[event]
+        start, stop = int(first.min()), int((first + count).max())
+        rows = self._rows(f"{layout.sparse_group(producer)}/voxels", start, stop, event)
+        ids, values = np.ascontiguousarray(rows["id"]), np.ascontiguousarray(rows["value"])
+        planes = []
+        for plane in range(PLANES):
+            part = slice(int(first[plane]) - start, int(first[plane] + count[plane]) - start)
+            planes.append(Plane(ids[part], values[part]))
+            self._check(producer, event, plane, planes[-1])
+        return planes
+
+    def particles(
+        self, event: int, producer: str = layout.PARTICLES
+    ) -> npt.NDArray[np.void] | None:
+        """Reads the true particles of one event, the neutrino first.
+
+        Args:
+            event: index of the event.
+            producer: producer of the particles.
+
+        Returns:
+            Records of ``layout.PARTICLE`` (energies and momenta in GeV, positions in cm, times in
+            ns), or None if the file has no such table.
+
+        Raises:
+            DataError: the table contradicts itself or cannot be read.
+        """
+        group = layout.particle_group(producer)
+        if group not in self._file():
+            return None
+        extents = self._table(f"{group}/extents", layout.EXTENT)
+        if len(extents) != len(self):
+            raise self._fault(f"{group}/extents has {len(extents)} rows for {len(self)} events")
+        first, count = int(extents["first"][event]), int(extents["N"][event])
+        total = self._dataset(f"{group}/particles").shape[0]
+        if first + count > total:
+            raise self._fault(
+                f"event {event} has particles {first} to {first + count}, the table has {total}"
+            )
+        return self._rows(f"{group}/particles", first, first + count, event)
+
+    def _file(self) -> h5py.File:
+        if self._handle is None or self._process != os.getpid():
+            self._handle, self._process = _opened(self.path), os.getpid()
+        return self._handle
+
+    def _dataset(self, name: str) -> h5py.Dataset:
+        found = self._file().get(name)
+        if not isinstance(found, h5py.Dataset):
+            raise self._fault(f"it has no table {name!r}, so it is no larcv3 file of events")
+        return found
+
+    def _table(self, name: str, kind: np.dtype) -> npt.NDArray[np.void]:
+        """A whole table, with the fields that ``kind`` names."""
+        dataset = self._dataset(name)
+        missing = [field for field in kind.names or () if field not in (dataset.dtype.names or ())]
+        if missing:
+            raise self._fault(f"table {name!r} lacks the fields {missing}")
+        with self._reading(name):
+            return dataset[()]
+
+    def _rows(self, name: str, start: int, stop: int, event: int) -> npt.NDArray[np.void]:
+        with self._reading(f"{name}, event {event}"):
+            return self._dataset(name)[start:stop]
+
+    @contextlib.contextmanager
+    def _reading(self, what: str) -> Iterator[None]:
+        """Gives what HDF5 says about damaged chunks a file and a place."""
+        try:
+            yield
+        except (OSError, RuntimeError) as problem:
+            raise self._fault(
+                f"{what} cannot be read ({problem}): it is damaged, fetch it again"
+            ) from problem
+
+    def _producer(self, producer: str) -> _Tables:
+        """Reads and checks the tables of one producer."""
+        group = layout.sparse_group(producer)
+        if group not in self._file():
+            raise self._fault(
+                f"it has no sparse images of producer {producer!r}; it has "
+                f"{', '.join(map(repr, self.producers())) or 'none at all'}"
+            )
+        events = self._table(f"{group}/extents", layout.EXTENT)
+        planes = self._table(f"{group}/voxel_extents", layout.PLANE_EXTENT)
+        if len(events) != len(self):
+            raise self._fault(f"{group}/extents has {len(events)} rows for {len(self)} events")
+        wrong = np.flatnonzero((events["N"] != PLANES) | _outside(events, len(planes)))
+        if len(wrong):
+            row = events[wrong[0]]
+            raise self._fault(
+                f"event {wrong[0]} of {producer!r} has {row['N']} planes from row {row['first']} "
+                f"on; it needs {PLANES}, and the table has {len(planes)} rows"
+            )
+        rows = events["first"].astype(np.int64)[:, None] + np.arange(PLANES)
+        self._check_planes(producer, planes, rows)
+        # The planes of an event may stand in any order: their number tells which is which.
+        order = np.take_along_axis(rows, np.argsort(planes["ID"][rows], axis=1), axis=1)
+        first, count = planes["first"].astype(np.int64), planes["N"].astype(np.int64)
+        return _Tables(first[order], count[order])
+
+    def _check_planes(
+        self, producer: str, planes: npt.NDArray[np.void], rows: npt.NDArray[np.int64]
+    ) -> None:
+        total = self._dataset(f"{layout.sparse_group(producer)}/voxels").shape[0]
+        wrong = np.argwhere(_outside(planes, total)[rows])
+        if len(wrong):
+            event, place = wrong[0]
+            row = planes[rows[event, place]]
+            raise self._fault(
+                f"event {event}, plane {row['ID']} of {producer!r} has {row['N']} voxels from row "
+                f"{row['first']} on, the table has {total}"
+            )
+        numbers = np.sort(planes["ID"][rows], axis=1)
+        wrong = np.flatnonzero((numbers != np.arange(PLANES)).any(axis=1))
+        if len(wrong):
+            raise self._fault(
+                f"event {wrong[0]} of {producer!r} has planes {numbers[wrong[0]].tolist()}, "
+                f"needed are 0, 1 and 2"
+            )
+
+    def _size(self, producer: str) -> tuple[int, int]:
+        """(H, W) of a producer's images, which has to be one for the whole file."""
+        meta = self._table(f"{layout.sparse_group(producer)}/image_meta", layout.META)
+        if not len(meta):
+            raise self._fault(f"the image size of {producer!r} cannot be read: it has no events")
+        sizes = meta["number_of_voxels"].astype(np.int64).reshape(len(meta), -1)
+        columns, rows = sizes[0][:2] if sizes.shape[1] == 2 else (0, 0)
+        if min(columns, rows) <= 0:
+            raise self._fault(f"the image size of {producer!r} cannot be read: {sizes[0].tolist()}")
+        other = np.flatnonzero((sizes != sizes[0]).any(axis=1))
+        if len(other):
+            raise self._fault(
+                f"the images of {producer!r} differ in size: event 0 has {sizes[0].tolist()}, "
+                f"event {other[0] // PLANES} has {sizes[other[0]].tolist()} (columns, rows)"
+            )
+        return int(rows), int(columns)
+
+    def _check(self, producer: str, event: int, plane: int, pixels: Plane) -> None:
+        height, width = self.image_size
+        where = f"event {event}, plane {plane} of {producer!r}"
+        if len(pixels.ids) and int(pixels.ids.max()) >= height * width:
+            raise self._fault(
+                f"{where} has pixel id {pixels.ids.max()}, beyond its {width} x {height} image"
+            )
+        if producer == self.label:
+            values = pixels.values
+            wrong = np.flatnonzero((values != 0) & (values != 1) & (values != 2))
+            if len(wrong):
+                raise self._fault(
+                    f"{where} has label {values[wrong[0]]:g} at pixel id {pixels.ids[wrong[0]]}; "
+                    "labels are 0 (background), 1 (cosmic) and 2 (neutrino)"
+                )
+
+    def _fault(self, what: str) -> DataError:
+        return DataError(f"{self.path}: {what}.")
+
+
+def _outside(extents: npt.NDArray[np.void], total: int) -> npt.NDArray[np.bool_]:
+    """Which row ranges reach beyond a table; written so that no unsigned sum can wrap."""
+    first, count = extents["first"], extents["N"].astype(np.uint64)
+    return (count > total) | (first > np.uint64(total) - np.minimum(count, np.uint64(total)))
+
+
+def _opened(path: Path) -> h5py.File:
+    if not path.is_file():
+        kind = "is a folder, not a file" if path.is_dir() else "does not exist"
+        raise DataError(
+            f"The event file {path} {kind}. Check data.data_directory and data.file, or make "
+            "events with `cosmictagger generate`."
+        )
+    try:
+        return h5py.File(path, "r")
+    except OSError as problem:
+        if not h5py.is_hdf5(path):
+            raise DataError(
+                f"{path} is not an HDF5 file ({path.stat().st_size} bytes); needed is a larcv3 "
+                "file."
+            ) from problem
+        cut = "is cut off" if "truncated" in str(problem) else "cannot be opened"
+        raise DataError(f"{path} {cut}: {problem}. Fetch it again.") from problem

@@ -1,0 +1,35 @@
+"""The exceptions of the application, and the one shape their messages have.
+
+    CosmicTaggerError (a ValueError)
+    |- ConfigError       the configuration asks for something that cannot be
+    |- DataError         a file of events is missing, damaged or not what was asked for
+    |- CheckpointError   a checkpoint is missing, damaged or of another network
+    |- BackendError      a step did not run where the run says it runs
+    `- TrainingError     training cannot go on: a value that is no number
+
+A message says what was asked, what was found and what to do, in that order.
+"""
+
+
+class CosmicTaggerError(ValueError):
+    """Base of every error the application raises on purpose."""
+
+
+class ConfigError(CosmicTaggerError):
+    """The configuration asks for something that cannot be."""
+
+
+class DataError(CosmicTaggerError):
+    """A file of events is missing, damaged or not what was asked for."""
+
+
+class CheckpointError(CosmicTaggerError):
+    """A checkpoint is missing, damaged or of another network."""
+
+
+class BackendError(CosmicTaggerError):
+    """A step did not run where the run says it runs, or cannot run there."""
+
+
+class TrainingError(CosmicTaggerError):
+    """Training cannot go on: a value that is no number."""

@@ -1,0 +1,230 @@
+"""What all modes have in common: folder, log, record, seeds, network and weights."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import platform
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cosmictagger import __version__, backends, checkpoints, models
+from cosmictagger.backends import Backend, Settings
+from cosmictagger.config.checks import dump, plain, settle
+from cosmictagger.config.data import DataFormat
+from cosmictagger.config.mode import ModeKind
+from cosmictagger.config.root import Config
+from cosmictagger.errors import CheckpointError, ConfigError, CosmicTaggerError
+from cosmictagger.losses import Loss
+from cosmictagger.records import RunRecord, log_to_file, logger, logging_to
+
+_TITLES = {
+    ModeKind.train: "Training",
+    ModeKind.inference: "Inference",
+    ModeKind.evaluate: "Evaluation",
+    ModeKind.iotest: "IO Test",
+}
+_RANDOM_WEIGHTS = "random"
+
+
+@dataclasses.dataclass
+class Launch:
+    """One launch under way.
+
+    Attributes:
+        config: settled.
+        folder: of everything it writes.
+        record: its ``run.json``.
+        data_seed: of the order of events.
+        seed: of the first weights.
+        weights_said: which weights inference uses, in words.
+    """
+
+    config: Config
+    folder: Path
+    record: RunRecord
+    data_seed: int
+    seed: int
+    weights_said: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def checkpoints(self) -> checkpoints.Checkpoints:
+        """Those of this run."""
+        return checkpoints.Checkpoints(self.folder / "checkpoints")
+
+    def backend(self, image_size: tuple[int, int], *, training: bool) -> Backend:
+        """Builds the network and hands it to the backend of the run's compute mode.
+
+        Args:
+            image_size: rows and columns of the images.
+            training: an optimizer goes along.
+
+        Raises:
+            ConfigError: image and network do not fit, or a precision that the device lacks.
+        """
+        config = self.config
+        if config.framework.sparse:
+            raise ConfigError(
+                "framework.sparse=True was asked for, but there is no sparse network here. Leave "
+                "it False."
+            )
+        torch.manual_seed(self.seed)
+        network = models.build(config.network, image_size)
+        count = sum(value.numel() for value in network.parameters())
+        logger.info(f"Network {config.network.name}: {count:,} parameters.")
+        optimizer = config.mode.optimizer
+        backend = backends.create(
+            network,
+            Loss(optimizer.loss_balance_scheme),
+            Settings(
+                mode=config.run.compute_mode,  # type: ignore[arg-type]  settled
+                precision=config.run.precision,
+                micro_batch=config.run.minibatch_size,
+                optimizer=optimizer if training else None,
+                compile=config.framework.compile,
+                channels_last=config.data.data_format is DataFormat.channels_last,
+                folder=str(self.folder),
+            ),
+        )
+        self.prove(backend)
+        return backend
+
+    def prove(self, backend: Backend) -> None:
+        """Writes to log and record where the backend runs, as far as is known."""
+        proof = backend.proof()
+        logger.info(proof.line())
+        self.record.update({"proof": dataclasses.asdict(proof)})
+
+    def weights(self) -> dict[str, Any] | None:
+        """The checkpoint to start from: the one that was named, or the run's own; None if none.
+
+        Raises:
+            CheckpointError: the one that was named is not there, or one cannot be read.
+        """
+        named = self.config.mode.weights_location
+        if named and named != _RANDOM_WEIGHTS:
+            path = checkpoints.locate(named)
+        else:
+            entries = [] if named else self.checkpoints.entries()
+            path = entries[0][1] if entries else None
+        if path is None:
+            return None
+        content = checkpoints.load(path)
+        content["state_dict"] = checkpoints.network_weights(content)
+        content["path"] = path
+        return content
+
+    def load_for_inference(self, backend: Backend) -> None:
+        """Gives the network its weights.
+
+        Raises:
+            CheckpointError: there are none, or those of another network. Scores of untrained
+                weights are given only where ``mode.weights_location=random`` asks for them.
+        """
+        content = self.weights()
+        if content is not None:
+            checkpoints.check_fits(content["state_dict"], backend.network, content["path"])
+            backend.load_state_dict({"state_dict": content["state_dict"]})
+            step = content.get("global_step")
+            self.weights_said["weights"] = f"after step {step}, from {content['path']}"
+            logger.info(f"Weights {self.weights_said['weights']}.")
+        elif self.config.mode.weights_location != _RANDOM_WEIGHTS:
+            raise CheckpointError(
+                f"mode={self.config.mode.name.name} needs trained weights, but there are none in "
+                f"{self.checkpoints.folder}. Train with this run.id first, name others with "
+                "mode.weights_location=FOLDER, or ask for untrained ones with "
+                "mode.weights_location=random."
+            )
+        else:
+            self.weights_said["weights"] = "random: nothing has been trained"
+            logger.warning(f"Weights are {self.weights_said['weights']}.")
+
+
+@contextlib.contextmanager
+def launched(config: Config) -> Iterator[Launch]:
+    """Checks a configuration, opens folder, log and record, and closes them however it ends.
+
+    Args:
+        config: changed in place by ``settle``.
+
+    Raises:
+        CosmicTaggerError: something cannot be; it is in log and record as well.
+    """
+    for name, value in config.framework.environment_variables.items():
+        os.environ[name] = value
+    notes = settle(config)
+    folder = Path(config.output_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output_dir={folder} cannot be made: {error}") from None
+    with logging_to(folder), _seeded(config) as seeds:
+        _say_what_runs(config, notes)
+        launch = Launch(config, folder, RunRecord(folder, _first(config, seeds)), *seeds)
+        try:
+            yield launch
+        except CosmicTaggerError as error:
+            log_to_file(logging.ERROR, str(error))
+            launch.record.end(f"failed: {error}")
+            raise
+        except OSError as error:
+            launch.record.end(f"failed: {error}")
+            raise CosmicTaggerError(f"A file cannot be read or written: {error}") from error
+        except BaseException as error:
+            launch.record.end(f"failed: {type(error).__name__}: {error}")
+            raise
+        if launch.record.values["ended"] is None:
+            launch.record.end("finished")
+
+
+def _say_what_runs(config: Config, notes: list[str]) -> None:
+    logger.info("Dumping launch arguments.")
+    logger.info(str(sys.argv))
+    logger.info(f"Running {_TITLES[config.mode.name]}")
+    logger.info(dump(config))
+    for note in notes:
+        logger.warning(note)
+
+
+def _first(config: Config, seeds: tuple[int, int]) -> dict[str, Any]:
+    return {
+        "id": config.run.id,
+        "mode": config.mode.name.name,
+        "config": plain(config),
+        "seeds": {"data": seeds[0], "framework": seeds[1]},
+        "versions": {
+            "cosmictagger": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+@contextlib.contextmanager
+def _seeded(config: Config) -> Iterator[tuple[int, int]]:
+    """The seeds of data and weights; a fixed one of weights also asks for fixed kernels."""
+    drawn = random.Random(time.time_ns()).randrange(1, 2**31)
+    data, weights = getattr(config.data, "seed", 0) or drawn, config.framework.seed or drawn
+    before = torch.are_deterministic_algorithms_enabled()
+    state = torch.get_rng_state()
+    if config.framework.seed:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    for name, chosen, value in (
+        ("data.seed", getattr(config.data, "seed", 0), data),
+        ("framework.seed", config.framework.seed, weights),
+    ):
+        if not chosen:
+            logger.info(f"{name}={value} was drawn; give it to repeat this run.")
+    try:
+        yield data, weights
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.set_rng_state(state)

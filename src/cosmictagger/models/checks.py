@@ -1,0 +1,68 @@
+"""Does an image fit a network? Asked before anything is built."""
+
+from __future__ import annotations
+
+from cosmictagger.config.network import Network
+from cosmictagger.errors import ConfigError
+
+FULL_SIZE = (1280, 2048)  # rows (time) and columns (wires) of an SBND image
+
+
+def check_image_size(network: Network, image_size: tuple[int, int]) -> None:
+    """Sees to it that every halving of the network meets an even size.
+
+    Args:
+        network: its depth counts.
+        image_size: rows and columns.
+
+    Raises:
+        ConfigError: names the size, the depth, and the values of ``data.downsample`` that fit.
+    """
+    rows, columns = image_size
+    factor = 2**network.depth
+    if rows > 0 and columns > 0 and rows % factor == 0 and columns % factor == 0:
+        return
+    raise ConfigError(
+        f"A network of depth {network.depth} halves the image {network.depth} times, so rows and "
+        f"columns must be multiples of {factor}, but the image has {rows} x {columns}. "
+        f"{_advice(network.depth)}"
+    )
+
+
+def check_not_sparse(sparse: bool) -> None:
+    """Refuses ``framework.sparse=True``: no library computes it here.
+
+    Tried with torch 2.13 on a CPU. spconv 2.3.8 installs and runs forward, but reads the memory of
+    its weights as ``[kernel, in, out]`` where it declares ``[out, kernel, in]``, and its backward
+    asks for a CUDA stream. torchsparse has no package; MinkowskiEngine 0.5.4 (of 2021) does not
+    build.
+
+    Raises:
+        ConfigError: it was asked for.
+    """
+    if sparse:
+        raise ConfigError(
+            "framework.sparse=True was asked for, but there is no sparse network: of the libraries "
+            "for sparse convolutions, spconv 2.3.8 cannot train without CUDA, torchsparse has no "
+            "package and MinkowskiEngine 0.5.4 does not build with PyTorch 2.13. "
+            "Use framework.sparse=False."
+        )
+
+
+def fitting_downsamples(depth: int, size: tuple[int, int] = FULL_SIZE) -> list[int]:
+    """The values of ``data.downsample`` with which images of a size fit a network's depth."""
+    return [k for k in range(16) if all(edge % 2 ** (depth + k) == 0 for edge in size)]
+
+
+def _advice(depth: int) -> str:
+    values = ", ".join(map(str, fitting_downsamples(depth)))
+    deepest = max(d for d in range(1, 16) if fitting_downsamples(d))
+    full = f"{FULL_SIZE[0]} x {FULL_SIZE[1]}"
+    if not values:
+        return (
+            f"No data.downsample fits images of {full} to it; network.depth is at most {deepest}."
+        )
+    return (
+        f"For images of {full}, data.downsample may be {values} at this depth. "
+        "Choose one of these, or a smaller network.depth."
+    )

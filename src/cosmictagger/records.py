@@ -1,0 +1,164 @@
+"""What a run leaves behind for people and tools: log, tables, and the record that proves its mode.
+
+    process.log                      every line of the run, with times
+    train_metrics.csv, test_, ana_   one row per logged step
+    run.json                         configuration, seeds, proof of the mode, hash of the weights
+
+Names, columns and lines are CosmicTagger's, so that its analysis scripts read them. Tables are
+appended to, never emptied.
+"""
+
+import contextlib
+import datetime
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from cosmictagger import atomic
+
+LOGGED = ("loss", "Average/Non_Bkg_Accuracy", "Average/mIoU")
+"""The metrics of a log line."""
+
+_FORMAT = "%(asctime)s - %(levelname)s - %(message)s"
+
+logger = logging.getLogger("cosmictagger")
+
+
+class _Terminal(logging.Handler):
+    """Writes above a progress bar; leaves step lines out where a bar shows them anyway."""
+
+    def __init__(self, steps: bool):
+        super().__init__()
+        self._left_out = {"file"} if steps else {"file", "step"}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "kind", None) not in self._left_out:
+            tqdm.write(self.format(record), file=sys.stdout)
+
+
+@contextlib.contextmanager
+def logging_to(folder: Path) -> Iterator[None]:
+    """Sends the application's log to ``process.log`` in a folder and to the terminal."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # A bar is drawn where standard error is a terminal; elsewhere lines take its place.
+    handlers = [logging.FileHandler(folder / "process.log"), _Terminal(not sys.stderr.isatty())]
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter(_FORMAT))
+        logger.addHandler(handler)
+    level, logger.propagate = logger.level, False
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.propagate = True
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()
+
+
+def log_step(saver: str, step: int, metrics: Mapping[str, float]) -> None:
+    """Logs the line of a step."""
+    logger.info(step_line(saver, step, metrics), extra={"kind": "step"})
+
+
+def log_to_file(level: int, text: str) -> None:
+    """Logs what the terminal gets in another way."""
+    logger.log(level, text, extra={"kind": "file"})
+
+
+def step_line(saver: str, step: int, metrics: Mapping[str, float]) -> str:
+    """The line of a step.
+
+    Args:
+        saver: ``train``, ``test`` or ``ana``.
+        step: its number.
+        metrics: those of ``LOGGED`` that are there, and ``images_per_second``, ``io_fetch_time``
+            and ``step_time`` in seconds, likewise.
+    """
+    shown = ", ".join(f"{name}: {metrics[name]:.3g}" for name in LOGGED if name in metrics)
+    speeds = (
+        ("images_per_second", "Img/s"),
+        ("io_fetch_time", "IOs"),
+        ("step_time", "(Step)(s)"),
+    )
+    speed = " / ".join(f"{metrics[name]:.3g} {unit}" for name, unit in speeds if name in metrics)
+    return f"{saver} Step {step} metrics: {shown}" + (f" ({speed})" if speed else "")
+
+
+class Table:
+    """A CSV file of metrics; rows are added at its end.
+
+    Args:
+        path: the file; a header is written where it is new.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._columns: list[str] | None = None
+
+    def add(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Adds a row; metrics that the table has no column for are left out.
+
+        Raises:
+            OSError: the disk is full, or the folder is gone.
+        """
+        columns = self._columns or self._known() or list(metrics)
+        lines = []
+        if not self._path.exists() or not self._path.stat().st_size:
+            lines.append(",".join(["step", *columns]))
+        elif self._columns is None and not self._path.read_bytes().endswith(b"\n"):
+            lines.append("")  # the last run was killed in the middle of a row
+        self._columns = columns
+        values = [f"{metrics[name]:.5f}" if name in metrics else "" for name in columns]
+        lines.append(",".join([str(step), *values]))
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+
+    def _known(self) -> list[str] | None:
+        with contextlib.suppress(FileNotFoundError), open(self._path, encoding="utf-8") as file:
+            return file.readline().strip().split(",")[1:] or None
+        return None
+
+
+class RunRecord:
+    """``run.json``: what ran, where, and how it ended.
+
+    Args:
+        folder: the run's output folder.
+        first: entries known at the start.
+    """
+
+    def __init__(self, folder: Path, first: Mapping[str, Any]):
+        self._path = folder / "run.json"
+        self.values = {
+            **first,
+            "argv": sys.argv[1:],
+            "process": os.getpid(),
+            "started": _now(),
+            "ended": None,
+        }
+        self.write()
+
+    def update(self, values: Mapping[str, Any]) -> None:
+        """Adds entries and writes the file, at once or not at all."""
+        self.values.update(values)
+        self.write()
+
+    def end(self, how: str) -> None:
+        """Notes how the run ended, and when."""
+        self.update({"ended": how, "finished": _now()})
+
+    def write(self) -> None:
+        """Writes the file."""
+        atomic.write_text(self._path, json.dumps(self.values, indent=1, default=str) + "\n")
+
+
+def _now() -> str:
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")

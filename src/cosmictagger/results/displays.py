@@ -1,0 +1,289 @@
+"""Event displays: truth, prediction and neutrino score of the three planes, as one PNG per event.
+
+The hue is the class, its depth is the charge (logarithmic). Colours are of the palette of Okabe and
+Ito ("Color Universal Design", 2008), which people with any colour vision tell apart; the scale of
+the score also rises in darkness, so that it survives grey printing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from numpy.typing import NDArray
+
+from cosmictagger.atomic import replacing
+from cosmictagger.metrics import NEUTRINO, PLANES
+from cosmictagger.results.events import EventRecord, PlaneView
+
+CLASS_NAMES = ("background", "cosmic", "neutrino")
+CLASS_COLORS = ("#8c8c8c", "#0072B2", "#D55E00")
+PLANE_NAMES = ("plane 0 · induction", "plane 1 · induction", "plane 2 · collection")
+SCORE_MAP = LinearSegmentedColormap.from_list(
+    "neutrino_score", ["#d4dbe3", "#E69F00", "#D55E00", "#4a1200"]
+)
+# Fixed: finding a layout that fits would take as long as the drawing.
+_GRID = {"left": 0.07, "right": 0.925, "bottom": 0.1, "top": 0.93, "wspace": 0.05, "hspace": 0.12}
+_BAR = (0.945, 0.2, 0.012, 0.62)
+_INSET = 0.38  # of a panel's width and height
+_PANEL_PIXELS = 400  # across; finer images are thinned, keeping what matters most
+
+
+def save(event: EventRecord, path: Path) -> Path:
+    """Draws an event into ``path``, at once or not at all; folders are made.
+
+    Args:
+        event: with or without labels; without, the column of the truth shows the charge.
+        path: a PNG file.
+
+    Raises:
+        OSError: the folder is not writable, or the disk is full.
+    """
+    with replacing(path) as file:
+        draw(event).savefig(file, format="png", dpi=130)
+    return path
+
+
+def draw(event: EventRecord) -> Figure:
+    """An event as a figure of three rows (planes) by three columns."""
+    figure = Figure(figsize=(15, 10.6), facecolor="white")
+    axes = figure.subplots(PLANES, 3, sharex=True, sharey=True, gridspec_kw=_GRID)
+    views = [event.plane(index) for index in range(PLANES)]
+    for index, (row, view) in enumerate(zip(axes, views, strict=True)):
+        _draw_plane(row, view, event, index)
+    for panel, name in zip(axes[0], _columns(event), strict=True):
+        panel.set_title(name, fontsize=13, fontweight="bold", loc="left")
+    for panel in axes[-1]:
+        panel.set_xlabel("wire [pixel]", fontsize=10)
+    figure.suptitle(_title(event), fontsize=15, fontweight="bold", y=0.985)
+    _legend(figure, event)
+    return figure
+
+
+def _draw_plane(row: Any, view: PlaneView, event: EventRecord, index: int) -> None:
+    factor = 2**event.downsample
+    truth = np.zeros_like(view.prediction) if view.label is None else view.label
+    score = np.where((view.image != 0) | (view.prediction == NEUTRINO), view.score, np.nan)
+    pictures = (
+        _colour(truth, view.image),
+        _colour(view.prediction, view.image),
+        _colour_score(score),
+    )
+    box = _neutrino_box(view)
+    place = _empty_place(view, box) if box is not None else None
+    for panel, picture in zip(row, pictures, strict=True):
+        _show(panel, _thin(picture), event.size, factor)
+        if box is not None and place is not None:
+            _inset(panel, picture, box, place, event.size, factor)
+    row[0].set_ylabel("drift time [pixel]", fontsize=10)
+    row[0].annotate(
+        PLANE_NAMES[index],
+        (-0.19, 0.5),
+        xycoords="axes fraction",
+        rotation=90,
+        ha="center",
+        va="center",
+        fontsize=13,
+        fontweight="bold",
+    )
+    _note(row[1], _plane_note(event, index))
+    if view.label is not None:
+        count = int((view.label == NEUTRINO).sum())
+        _note(row[0], f"{count:,} neutrino pixels".replace(",", "\u202f"))
+
+
+def _columns(event: EventRecord) -> tuple[str, str, str]:
+    return ("Truth" if event.has_label else "Charge", "Prediction", "Neutrino score")
+
+
+def _title(event: EventRecord) -> str:
+    run, subrun, number = event.event_id
+    title = f"Run {run}, subrun {subrun}, event {number} (entry {event.entry})"
+    names = {
+        "Average/mIoU": "mIoU",
+        "Average/Cosmic_IoU": "cosmic IoU",
+        "Average/Neutrino_IoU": "neutrino IoU",
+    }
+    values = [
+        f"{name} {event.metrics[key]:.3f}" for key, name in names.items() if key in event.metrics
+    ]
+    return "     ".join([title, *values])
+
+
+def _plane_note(event: EventRecord, index: int) -> str:
+    keys = {"cosmic": f"plane{index}/Cosmic_IoU", "neutrino": f"plane{index}/Neutrino_IoU"}
+    values = [
+        f"{name} {event.metrics[key]:.3f}" for name, key in keys.items() if key in event.metrics
+    ]
+    return "IoU: " + ", ".join(values) if values else ""
+
+
+def _note(panel: Axes, text: str) -> None:
+    if text:
+        panel.annotate(
+            text,
+            (1.0, 1.0),
+            xytext=(-2, 3),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=9,
+            color="#444444",
+        )
+
+
+def _colour(classes: NDArray, image: NDArray) -> NDArray[np.float32]:
+    """RGB and rank, float32 ``[H, W, 4]``: class as hue, charge as depth, rank 0 where empty."""
+    palette = np.array([to_rgb(colour) for colour in CLASS_COLORS], np.float32)
+    # Background is noise: half as deep, so that it does not compete with the classes.
+    depth = (0.55 + 0.45 * _log_charge(image)) * np.where(classes == 0, 0.6, 1.0)
+    rgb = 1 - depth[..., None] * (1 - palette[classes])
+    seen = (image != 0) | (classes != 0)
+    rank = np.where(seen, 1 + classes.astype(np.float32), 0)
+    return np.concatenate([rgb, rank[..., None]], axis=-1).astype(np.float32)
+
+
+def _colour_score(score: NDArray) -> NDArray[np.float32]:
+    rgb = SCORE_MAP(np.nan_to_num(score))[..., :3]
+    rank = np.where(np.isnan(score), 0, 1 + np.nan_to_num(score))
+    return np.concatenate([rgb, rank[..., None]], axis=-1).astype(np.float32)
+
+
+def _log_charge(image: NDArray) -> NDArray[np.float32]:
+    charge = np.log1p(np.maximum(image, 0))
+    top = np.percentile(charge[charge > 0], 98) if (charge > 0).any() else 1.0
+    return np.clip(charge / top, 0, 1).astype(np.float32)
+
+
+def _thin(picture: NDArray) -> NDArray:
+    """Fewer pixels for a panel: of each cell the one with the highest rank, so no track is lost."""
+    height, width, _ = picture.shape
+    cell = max(1, round(width / _PANEL_PIXELS))
+    height, width = height // cell, width // cell
+    cells = picture[: height * cell, : width * cell].reshape(height, cell, width, cell, 4)
+    cells = cells.transpose(0, 2, 1, 3, 4).reshape(height, width, cell * cell, 4)
+    best = cells[..., 3].argmax(axis=2)
+    return np.take_along_axis(cells, best[:, :, None, None], axis=2)[:, :, 0]
+
+
+def _show(panel: Axes, picture: NDArray, size: tuple[int, int], factor: int) -> None:
+    rgba = np.concatenate([picture[..., :3], (picture[..., 3:] > 0)], axis=-1)
+    extent = (0, size[1] * factor, 0, size[0] * factor)
+    panel.imshow(rgba, origin="lower", extent=extent, interpolation="nearest", aspect="auto")
+    panel.tick_params(labelsize=9)
+
+
+def _neutrino_box(view: PlaneView) -> tuple[int, int, int, int] | None:
+    """Row and column bounds around the neutrino; None if there is none or it fills the frame.
+
+    The truth decides, where there is one: a network early in training predicts neutrinos all over
+    the frame. The box is the smallest that holds most of it, not all: neutrons leave specks far
+    from the vertex.
+    """
+    mask = view.prediction == NEUTRINO
+    if view.label is not None and (view.label == NEUTRINO).any():
+        mask = view.label == NEUTRINO
+    total = int(mask.sum())
+    if not total:
+        return None
+    for scale in (0.1, 0.14, 0.19):
+        held, box = _fullest_window(mask, scale)
+        if held >= 0.65 * total:
+            return box
+    return None
+
+
+def _fullest_window(mask: NDArray, scale: float) -> tuple[int, tuple[int, int, int, int]]:
+    """Of all windows of ``scale`` times the frame, the fullest of ``mask``; first its count."""
+    height, width = mask.shape
+    high, wide = max(1, round(scale * height)), max(1, round(scale * width))
+    sums = np.pad(mask.astype(np.int32).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
+    held = sums[high:, wide:] - sums[:-high, wide:] - sums[high:, :-wide] + sums[:-high, :-wide]
+    # Many windows hold the same pixels; their middle leaves an even margin.
+    row, column = np.median(np.argwhere(held == held.max()), axis=0).astype(int)
+    return int(held[row, column]), (row, row + high, column, column + wide)
+
+
+def _empty_place(view: PlaneView, box: tuple[int, int, int, int]) -> tuple[float, float]:
+    """The inset's lower left corner, in fractions of the panel: where it hides least."""
+    height, width = view.image.shape
+    weight = (view.image != 0).astype(np.float32)
+    if view.label is not None:
+        weight += 9 * (view.label != 0)
+    weight[box[0] : box[1], box[2] : box[3]] += 1000
+    steps = np.linspace(0.02, 0.98 - _INSET, 8)
+
+    def hidden(place: tuple[float, float]) -> float:
+        column, row = int(place[0] * width), int(place[1] * height)
+        high, wide = int(_INSET * height), int(_INSET * width)
+        return float(weight[row : row + high, column : column + wide].sum())
+
+    return min(((x, y) for x in steps.tolist() for y in steps.tolist()), key=hidden)
+
+
+def _inset(
+    panel: Axes,
+    picture: NDArray,
+    box: tuple[int, int, int, int],
+    place: tuple[float, float],
+    size: tuple[int, int],
+    factor: int,
+) -> None:
+    first_row, last_row, first_column, last_column = box
+    inset = panel.inset_axes((*place, _INSET, _INSET), zorder=3)
+    _show(inset, picture, size, factor)
+    inset.set_xlim(first_column * factor, last_column * factor)
+    inset.set_ylim(first_row * factor, last_row * factor)
+    inset.set_xticks([])
+    inset.set_yticks([])
+    for spine in inset.spines.values():
+        spine.set_color("#333333")
+    panel.add_patch(
+        Rectangle(
+            (first_column * factor, first_row * factor),
+            (last_column - first_column) * factor,
+            (last_row - first_row) * factor,
+            fill=False,
+            edgecolor="#333333",
+            linewidth=0.9,
+        )
+    )
+    inset.annotate(
+        f"x {size[1] * _INSET / (last_column - first_column):.1f}",
+        (0.98, 0.96),
+        xycoords="axes fraction",
+        ha="right",
+        va="top",
+        fontsize=8,
+        color="#333333",
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1},
+    )
+
+
+def _legend(figure: Figure, event: EventRecord) -> None:
+    bar = figure.colorbar(ScalarMappable(cmap=SCORE_MAP), cax=figure.add_axes(_BAR))
+    bar.set_label("probability of neutrino", fontsize=10)
+    bar.ax.tick_params(labelsize=9)
+    patches: list[Any] = [
+        Patch(color=colour, label="background (charge without a class)" if not index else name)
+        for index, (name, colour) in enumerate(zip(CLASS_NAMES, CLASS_COLORS, strict=True))
+    ]
+    patches.append(Rectangle((0, 0), 1, 1, fill=False, edgecolor="#333333", label="magnified"))
+    factor = 2**event.downsample
+    cell = "each drawn as it is" if factor == 1 else f"run in cells of {factor} x {factor}"
+    figure.legend(
+        handles=patches,
+        loc="lower center",
+        ncols=len(patches),
+        frameon=False,
+        fontsize=10,
+        title=f"darker: more charge, on a logarithmic scale     pixels of the file, {cell}",
+        title_fontsize=10,
+    )

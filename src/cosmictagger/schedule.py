@@ -1,0 +1,43 @@
+"""The learning rate: a linear rise over one epoch, twenty epochs of plateau, an exponential fall.
+
+The shape and its numbers are CosmicTagger's (https://github.com/coreyjadams/CosmicTagger).
+"""
+
+import math
+from dataclasses import dataclass
+
+LOWEST = 1e-4
+"""Where the rise begins and the fall ends."""
+
+_RISE = 1.0  # epochs
+_FALL = 21.0  # epochs at which the plateau ends
+_DECAY = 0.999  # per epoch
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate by step.
+
+    Attributes:
+        peak: learning rate of the plateau.
+        images_per_step: images that one update sees, accumulated ones included. (The original
+            leaves the accumulated ones out; without accumulation there is no difference.)
+        events: events in the training set.
+    """
+
+    peak: float
+    images_per_step: int
+    events: int
+
+    def epoch(self, step: int) -> float:
+        """How often the training set has been seen before a step."""
+        return step * self.images_per_step / self.events
+
+    def __call__(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        x = self.epoch(step)
+        if x < _RISE:
+            return LOWEST + x * (self.peak - LOWEST)
+        if x < _FALL:
+            return self.peak
+        return (self.peak - LOWEST) * math.exp(-_DECAY * (x - _FALL)) + LOWEST

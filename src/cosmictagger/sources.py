@@ -1,0 +1,156 @@
+"""The events that a configuration names: files, random numbers, or the built-in generator's."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cosmictagger.config.data import DataKind
+from cosmictagger.config.root import Config
+from cosmictagger.data import Batch, EventFile, EventLoader, SyntheticLoader
+from cosmictagger.data.loader import BatchStream
+from cosmictagger.errors import ConfigError, DataError
+
+_CACHE = "COSMICTAGGER_CACHE"
+_HELD_OUT = 1_000_000  # added to the generator's seed for events that nothing is trained on
+
+
+def training(config: Config, seed: int) -> BatchStream:
+    """Endless shuffled batches of ``minibatch_size * gradient_accumulation`` images.
+
+    Args:
+        config: settled.
+        seed: of the order.
+
+    Raises:
+        DataError: the file is missing, damaged, without labels, or has too few events.
+    """
+    size = config.run.minibatch_size * config.mode.optimizer.gradient_accumulation
+    data = config.data
+    if data.name is DataKind.synthetic:
+        return _synthetic(config, size, seed)
+    if data.name is DataKind.real and not data.label:
+        raise ConfigError("data.label is empty, but training needs labels. Name their producer.")
+    file = _main_file(config) if data.name is DataKind.real else _generated(config, held_out=False)
+    return EventLoader(
+        _opened(config, file), batch_size=size, shuffle=True, seed=seed, across_epochs=True,
+        **_look(config),
+    )  # fmt: skip
+
+
+def validation(config: Config) -> BatchStream | None:
+    """Batches of other events than those trained on, in order; None where there are none.
+
+    Raises:
+        DataError: the aux file is missing or damaged.
+    """
+    data = config.data
+    if not config.run.aux_iterations or data.name is DataKind.synthetic:
+        return None
+    if data.name is DataKind.generated:
+        file = _generated(config, held_out=True) if data.aux_events else None
+    else:
+        file = Path(data.data_directory, data.aux_file) if data.aux_file else None
+        if file is not None and not file.exists():
+            raise DataError(
+                f"data.aux_file={data.aux_file} was asked for, but there is no {file}. Name "
+                "another file, or leave data.aux_file= empty to train without validation."
+            )
+    if file is None:
+        return None
+    return EventLoader(_opened(config, file), batch_size=config.run.minibatch_size, **_look(config))
+
+
+def in_order(config: Config, seed: int) -> BatchStream:
+    """Every event once, in the order of the file; the last batch may be smaller.
+
+    Of generated events those that nothing is trained on.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    size, data = config.run.minibatch_size, config.data
+    if data.name is DataKind.synthetic:
+        return _synthetic(config, size, seed)
+    generated = data.name is DataKind.generated
+    file = _generated(config, held_out=True) if generated else _main_file(config)
+    return EventLoader(_opened(config, file), batch_size=size, **_look(config))
+
+
+def endless(loader: BatchStream) -> Iterator[Batch]:
+    """One epoch after another."""
+    while True:
+        yield from loader
+
+
+def beginning_at(loader: BatchStream, start: int) -> Iterator[Batch]:
+    """The batches of one epoch from an event on; the first one may be smaller.
+
+    Raises:
+        DataError: there is no such event.
+    """
+    if start >= loader.events:
+        raise DataError(
+            f"mode.start_index={start} was asked for, but there are {loader.events} events, "
+            "counted from 0."
+        )
+    size = loader.batch_size
+    if start % size:
+        following = (start // size + 1) * size
+        yield loader.load(list(range(start, min(following, loader.events))))
+        start = following
+    if start < loader.events:
+        loader.set_epoch(0)
+        loader.position = start // size
+        yield from loader
+
+
+def stored_size(loader: BatchStream) -> tuple[int, int]:
+    """(H, W) of the images before they shrink."""
+    found: Any = getattr(loader, "stored_size", None)
+    return found or (1280, 2048)
+
+
+def _look(config: Config) -> dict[str, Any]:
+    return {"downsample": config.data.downsample, "img_transform": config.data.img_transform}
+
+
+def _synthetic(config: Config, size: int, seed: int) -> SyntheticLoader:
+    return SyntheticLoader(batch_size=size, seed=seed, **_look(config))
+
+
+def _main_file(config: Config) -> Path:
+    return Path(config.data.data_directory, config.data.file)
+
+
+def _opened(config: Config, path: Path) -> EventFile:
+    if config.data.name is DataKind.generated:
+        return EventFile(path)
+    return EventFile(path, config.data.image, config.data.label or None)
+
+
+def cache_folder(config: Config) -> Path:
+    """Where generated events are kept."""
+    chosen = config.data.folder or os.environ.get(_CACHE)
+    return Path(chosen) if chosen else Path.home() / ".cache" / "cosmictagger"
+
+
+def _generated(config: Config, *, held_out: bool) -> Path:
+    """The file of generated events, made now if it is not there."""
+    from cosmictagger.data import generator
+
+    data = config.data
+    events = data.aux_events if held_out else data.events
+    if events < 1:
+        raise ConfigError(
+            f"data.{'aux_events' if held_out else 'events'}={events} was asked for; this mode "
+            "needs at least one event."
+        )
+    seed = data.generator_seed + (_HELD_OUT if held_out else 0)
+    version = getattr(generator, "VERSION", 1)
+    name = f"events-v{version}-{data.rows}x{data.columns}-seed{seed}-{events}.h5"
+    path = cache_folder(config) / name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        generator.generate(path, events, seed, size=(data.rows, data.columns), progress=True)
+    return path

@@ -1,0 +1,294 @@
+"""``mode=train``: the loop. It knows batches, steps and files; where a step runs is not its matter.
+
+An iteration is a validation where one is due, an update, the records of both, and a checkpoint
+where one is due. A run that is stopped, killed or runs into a bad event goes on from its latest
+checkpoint as if nothing had happened: the same batches, the same rates, the same weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from cosmictagger import atomic, checkpoints, metrics, sources
+from cosmictagger.backends import Backend, StepResult
+from cosmictagger.config.checks import plain
+from cosmictagger.data import Batch
+from cosmictagger.data.loader import BatchStream
+from cosmictagger.errors import BackendError, DataError, TrainingError
+from cosmictagger.launch import Launch
+from cosmictagger.progress import Bar
+from cosmictagger.records import Table, log_step, logger
+from cosmictagger.schedule import Schedule
+from cosmictagger.stopping import Stop
+from cosmictagger.tensorboard import IMAGES_EVERY, Summaries
+from cosmictagger.timings import Timings, closing_lines, throughput
+
+_FORMAT = 1  # of checkpoints
+
+
+def train(launch: Launch) -> int | None:
+    """Trains for ``run.iterations`` steps more.
+
+    Args:
+        launch: a settled configuration with folder and record.
+
+    Returns:
+        The number of the signal that ended it early, or None.
+
+    Raises:
+        CosmicTaggerError: see ``Training``.
+    """
+    with contextlib.ExitStack() as stack:
+        events = stack.enter_context(sources.training(launch.config, launch.data_seed))
+        aux = sources.validation(launch.config)
+        if aux is not None:
+            stack.enter_context(aux)
+        backend = launch.backend(events.image_size, training=True)  # type: ignore[attr-defined]
+        stack.callback(backend.close)
+        return Training(launch, backend, events, aux).run()
+
+
+class Training:
+    """One launch of the loop.
+
+    Args:
+        launch: configuration, folder and record.
+        backend: takes the steps.
+        events: endless batches with labels.
+        aux: batches to validate on, or None.
+
+    Attributes:
+        step: updates made since the first launch of the run.
+
+    Raises:
+        CheckpointError: a checkpoint is damaged or of another network, or cannot be written.
+        DataError: an event cannot be read; names it and the step, after saving a checkpoint.
+        TrainingError: the loss is no number; names event and step, and saves nothing.
+        BackendError: a step did not go through the backend.
+    """
+
+    def __init__(
+        self, launch: Launch, backend: Backend, events: BatchStream, aux: BatchStream | None
+    ):
+        self.launch, self.backend, self.events, self.aux = launch, backend, events, aux
+        self.config, self.mode = launch.config, launch.config.mode
+        self.images = events.batch_size
+        self.schedule = Schedule(self.mode.optimizer.learning_rate, self.images, events.events)
+        self.step = self._saved = 0
+        self.timings = Timings()
+        self._restore()
+        self._first = self.step
+        self._batches = sources.endless(events)
+        self._aux_batches = None if aux is None else sources.endless(aux)
+        self._tables = {n: Table(launch.folder / f"{n}_metrics.csv") for n in ("train", "test")}
+        self._summaries: dict[str, Summaries] = {}
+        self._shown = time.perf_counter()
+        self._latest: dict[str, float] = {}
+
+    # -- going on ----------------------------------------------------------------------------
+
+    def _restore(self) -> None:
+        content = self.launch.weights()
+        if content is None:
+            logger.info("No checkpoint: training starts from random weights.")
+            return
+        checkpoints.check_fits(content["state_dict"], self.backend.network, content["path"])
+        self.backend.load_state_dict(content)
+        self.step = self._saved = int(content["global_step"])
+        logger.info(f"Going on after step {self.step} from {content['path']}.")
+        self._restore_data(content)
+        random = content.get("random")
+        if random is not None:
+            torch.set_rng_state(random["torch"])
+            if random["cuda"] and torch.cuda.is_available():
+                torch.cuda.set_rng_state_all(random["cuda"])
+
+    def _restore_data(self, content: Mapping[str, Any]) -> None:
+        for name, loader in (("loader", self.events), ("aux_loader", self.aux)):
+            state = content.get(name)
+            if loader is None or state is None:
+                continue
+            try:
+                loader.load_state_dict(state)
+            except DataError as error:
+                # Weights that were named on purpose may go on with other data.
+                if not self.mode.weights_location:
+                    raise
+                logger.warning(f"{name} starts at its first batch. {error}")
+
+    def content(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        return {
+            "format": _FORMAT,
+            "global_step": self.step,
+            **self.backend.state_dict(),
+            "scheduler": {"last_epoch": self.step, "_last_lr": [self.schedule(self.step)]},
+            "loader": self.events.state_dict(),
+            "aux_loader": None if self.aux is None else self.aux.state_dict(),
+            "random": {"torch": torch.get_rng_state(), "cuda": cuda},
+            "network": plain(self.config.network),
+            "compute_mode": self.config.run.compute_mode.name,  # type: ignore[union-attr]
+            "precision": self.config.run.precision.name,
+        }
+
+    def _save(self) -> None:
+        with self.timings.part("checkpoint"):
+            path = self.launch.checkpoints.save(self.step, self.content())
+        self._saved = self.step
+        logger.info(f"Checkpoint {path}")
+
+    # -- the loop ----------------------------------------------------------------------------
+
+    def run(self) -> int | None:
+        """Makes ``run.iterations`` steps and everything that belongs to them."""
+        total = self.config.run.iterations
+        assert total is not None  # settled
+        self._open_summaries()
+        try:
+            with Stop() as stop, Bar(total, "train") as bar:
+                for index in range(total):
+                    if stop.signal is not None:
+                        break
+                    with self.timings.iteration(index):
+                        self._iteration()
+                    bar.step(self._latest)
+                self._end(stop.signal)
+            return stop.signal
+        finally:
+            for summaries in self._summaries.values():
+                summaries.close()
+
+    def _open_summaries(self) -> None:
+        on = self.config.run.saver
+        names = ("train", "test") if self.aux is not None else ("train",)
+        for name in names:
+            self._summaries[name] = Summaries(self.launch.folder / name, self.step, on)
+
+    def _iteration(self) -> None:
+        every = self.config.run.aux_iterations
+        if self._aux_batches is not None and self.step and self.step % every == 0:
+            with self.timings.part("val"):
+                self._validate()
+        with self.timings.part("io"):
+            batch = self._next()
+        rate = self.schedule(self.step)
+        with self.timings.part("train"):
+            result = self._profiled(batch, rate) if self.config.run.profile else None
+            result = result or self.backend.train_step(batch, rate)
+        self._check(batch, result)
+        self._note(batch, result, rate)
+        self.step += 1
+        made = self.step - self._first
+        if self.backend.training_steps != made:
+            raise BackendError(
+                f"{made} training steps were made, but {self.backend.training_steps} went through "
+                f"the backend of {self.config.run.compute_mode.name} mode."  # type: ignore[union-attr]
+            )
+        if made == 1:
+            self.launch.prove(self.backend)
+        if self.step % self.mode.checkpoint_iteration == 0:
+            self._save()
+
+    def _next(self) -> Batch:
+        try:
+            return next(self._batches)
+        except DataError as error:
+            if self.step > self._saved:
+                self._save()
+            raise DataError(f"Training stops at step {self.step}: {error}") from error
+
+    def _profiled(self, batch: Batch, rate: float) -> StepResult:
+        with torch.profiler.profile() as profile:
+            result = self.backend.train_step(batch, rate)
+        folder = self.launch.folder / "profiles"
+        folder.mkdir(exist_ok=True)
+        profile.export_chrome_trace(str(folder / f"timeline_{self.step}.json"))
+        return result
+
+    def _check(self, batch: Batch, result: StepResult) -> None:
+        assert result.loss is not None  # Backend.train_step asks for labels
+        if torch.isfinite(result.loss):
+            return
+        finite = torch.stack([torch.isfinite(p).flatten(1).all(1) for p in result.logits]).all(0)
+        row = int(finite.int().argmin())  # the first that is not, or the first
+        ids = tuple(int(number) for number in batch.event_ids[row])
+        kept = f"checkpoint after step {self._saved}" if self._saved else "start: no checkpoint yet"
+        raise TrainingError(
+            f"The loss of step {self.step} is {float(result.loss)}. The first event of it is "
+            f"{batch.entries[row]} (run, subrun, event {ids}). Nothing is saved; the last good "
+            f"weights are those of the {kept}. Look at that event, lower "
+            "mode.optimizer.learning_rate, or choose another run.precision."
+        )
+
+    def _validate(self) -> None:
+        assert self._aux_batches is not None
+        batch = next(self._aux_batches)
+        result = self.backend.evaluate_step(batch)
+        assert result.loss is not None  # the aux file has labels, or it had not been opened
+        assert batch.label is not None
+        values = {"loss": float(result.loss), **metrics.compute(result.logits, batch.label)}
+        self._tables["test"].add(self.step, values)
+        log_step("test", self.step, values)
+        self._summaries["test"].scalars(self.step, values)
+        self._draw("test", batch, result)
+
+    def _note(self, batch: Batch, result: StepResult, rate: float) -> None:
+        logged = self.step % self.mode.logging_iteration == 0
+        summarised = self.step % self.mode.summary_iteration == 0
+        now = time.perf_counter()
+        passed, self._shown = now - self._shown, now
+        speeds = {
+            "global_step_per_sec": 1 / passed,
+            "images_per_second": self.images / passed,
+            "io_fetch_time": self.timings.seconds("io"),
+            "step_time": self.timings.seconds("train"),
+        }
+        values: dict[str, float] = {"loss": float(result.loss)}  # type: ignore[arg-type]
+        if (logged or summarised) and batch.label is not None:
+            with self.timings.part("metrics"):
+                values |= metrics.compute(result.logits, batch.label)
+        self._latest = {**self._latest, **values, **speeds}
+        if logged:
+            with self.timings.part("log"):
+                self._tables["train"].add(self.step, {**values, **speeds})
+                log_step("train", self.step, {**values, **speeds})
+        if summarised:
+            with self.timings.part("summary"):
+                scalars = {**values, **speeds, "learning_rate": rate}
+                self._summaries["train"].scalars(self.step, scalars)
+                self._draw("train", batch, result)
+
+    def _draw(self, saver: str, batch: Batch, result: StepResult) -> None:
+        wanted = not self.mode.no_summary_images and self.step % IMAGES_EVERY == 0
+        if wanted and batch.label is not None:
+            self._summaries[saver].images(self.step, result.logits, batch.label)
+
+    def _end(self, signal: int | None) -> None:
+        if self.step > self._saved:
+            self._save()
+        profiles = self.launch.folder / "profiles"
+        self.timings.save(profiles)
+        atomic.write_text(profiles / "args.json", json.dumps(plain(self.config), indent=1) + "\n")
+        self.launch.prove(self.backend)
+        found = checkpoints.weights_hash(self.backend.state_dict()["state_dict"])
+        times = self.timings.iterations
+        self.launch.record.update(
+            {
+                "steps": self.step,
+                "weights_hash": found,
+                "last": self._latest,
+                "images_per_second": throughput(times, self.images),
+            }
+        )
+        if signal is not None:
+            self.launch.record.end(f"stopped by signal {signal}")
+        for line in closing_lines(times, self.images):
+            logger.info(line)
+        logger.info(f"Weights after step {self.step}: {found}")

@@ -1,0 +1,1 @@
+"""The small part of SambaFlow's interface that programs use, on the engine ``abele``."""

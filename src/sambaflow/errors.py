@@ -1,0 +1,42 @@
+"""What SambaFlow programs may catch, and the one shape of their messages.
+
+    SambaError
+    |- UsageError          a call or a command line asks for what does not exist
+    |- GraphError          the model cannot become static programs
+    |- InputError          tensors of a run are not those that were compiled
+    `- PefError            a PEF file cannot be used
+       |- PefDamagedError      it is missing, cut, altered or no PEF
+       `- PefMismatchError     it is sound but was compiled for something else
+
+A message says what was compiled, what was given and what to do.
+"""
+
+from __future__ import annotations
+
+
+class SambaError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class UsageError(SambaError):
+    """A call asks for something that does not exist or does not fit together."""
+
+
+class GraphError(SambaError):
+    """The model cannot be captured as static programs."""
+
+
+class InputError(SambaError):
+    """Names, shapes or dtypes of tensors differ from those that were compiled."""
+
+
+class PefError(SambaError):
+    """A compiled file cannot be used."""
+
+
+class PefDamagedError(PefError):
+    """The file is missing, cut, altered or of another kind."""
+
+
+class PefMismatchError(PefError):
+    """The file was compiled for another model, other inputs or another optimizer."""

@@ -1,0 +1,1 @@
+"""What programs tell the vendor's compiler about operators."""

@@ -1,0 +1,133 @@
+"""SambaFlow's ``samba``: named tensors, and one session that compiles models and runs them.
+
+The loss may be computed on the host. Forward runs on the device, the host computes the loss and its
+gradients, and backward and update run on the device again::
+
+    samba.from_torch_model_(model)
+    image = samba.randn(2, 3, 32, 32, name="image", batch_dim=0)
+    optimizer = samba.optim.AdamW(model.parameters(), lr=0.0)
+    pef = samba.session.compile(model, (image,), optimizer, name="net")
+
+    traced = samba.utils.trace_graph(model, (image,), optimizer, pef=pef)
+    for images, labels in batches:
+        batch = samba.from_torch_tensor(images, name="image", batch_dim=0)
+        outputs = samba.session.run((batch,), traced, section_types=["fwd"])
+        logits = [samba.to_torch(output).float().requires_grad_() for output in outputs]
+        loss = criterion(logits, labels)
+        loss.backward()
+        samba.session.run(
+            (batch,),
+            traced,
+            grad_of_outputs=[samba.from_torch_tensor(each.grad) for each in logits],
+            section_types=["bckwd", "opt"],
+            hyperparam_dict={"lr": schedule(step)},
+        )
+    samba.session.to_cpu(model, optimizer)  # now model.state_dict() is what was trained
+    print(samba.session.report)             # the target, the executable, where its code came from
+
+A model that returns its loss needs one call per batch instead:
+``loss, logits = samba.session.run((images, labels), traced, hyperparam_dict={"lr": 0.1})``.
+Any other name is a function of ``torch`` whose results are SambaTensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from abele import _torch
+from sambaflow import errors as errors
+from sambaflow.samba import nn as nn
+from sambaflow.samba import optim as optim
+from sambaflow.samba._naming import from_torch_model_ as from_torch_model_
+from sambaflow.samba._session import SambaSession as SambaSession
+from sambaflow.samba.nn.parameter import SambaParameter as SambaParameter
+from sambaflow.samba.sambaloader import SambaLoader as SambaLoader
+from sambaflow.samba.sambatensor import SambaTensor as SambaTensor
+from sambaflow.samba.sambatensor import from_torch_tensor as from_torch_tensor
+from sambaflow.samba.sambatensor import to_torch as to_torch
+
+_torch.preload()
+
+#: The session of this process.
+session = SambaSession()
+
+from_torch_ = from_torch_model_
+from_torch = from_torch_tensor
+to_torch_tensor = to_torch
+
+from sambaflow.samba import utils as utils  # noqa: E402 - it uses the session
+
+
+def randn(
+    *size: Any,
+    name: str | None = None,
+    batch_dim: int | None = None,
+    **settings: Any,
+) -> SambaTensor:
+    """Normal random numbers as ``torch.randn``, with a name."""
+    return _named(torch.randn(*size, **settings), name, batch_dim)
+
+
+def randint(
+    *bounds_and_size: Any,
+    name: str | None = None,
+    batch_dim: int | None = None,
+    **settings: Any,
+) -> SambaTensor:
+    """Random integers as ``torch.randint``, with a name."""
+    return _named(torch.randint(*bounds_and_size, **settings), name, batch_dim)
+
+
+def _named(tensor: torch.Tensor, name: str | None, batch_dim: int | None) -> SambaTensor:
+    """Like ``from_torch_tensor``; a leaf stays a leaf."""
+    wanted = tensor.requires_grad
+    made = from_torch_tensor(tensor.detach(), name=name, batch_dim=batch_dim)
+    if wanted:
+        made.requires_grad_()
+    return made
+
+
+@contextlib.contextmanager
+def patched_torch() -> Iterator[None]:
+    """While open, reference models run; they do so anyway, in plain PyTorch."""
+    yield
+
+
+def is_internal() -> bool:
+    """Whether this is the vendor's internal build: no."""
+    return False
+
+
+def __getattr__(name: str) -> Any:
+    """Functions of torch by their names; factories take ``name`` and ``batch_dim``."""
+    found = getattr(torch, name, None)
+    if found is None or name.startswith("_"):
+        raise AttributeError(f"samba has no {name!r}, and torch has none either.")
+    return _returning_named(found) if _is_function(found) else found
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and not isinstance(value, type)
+
+
+def _returning_named(function: Callable) -> Callable:
+    @functools.wraps(function)
+    def call(*args: Any, name: str | None = None, batch_dim: int | None = None, **kwargs: Any):
+        result = function(*args, **kwargs)
+        return _wrapped(result, name, batch_dim)
+
+    return call
+
+
+def _wrapped(result: Any, name: str | None, batch_dim: int | None) -> Any:
+    if isinstance(result, torch.Tensor):
+        return from_torch_tensor(result, name=name, batch_dim=batch_dim)
+    if type(result) in (list, tuple):
+        items = [_wrapped(item, None, batch_dim) for item in result]
+        return items if type(result) is list else tuple(items)
+    return result

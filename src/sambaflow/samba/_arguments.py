@@ -1,0 +1,113 @@
+"""Inputs of a program by name: as given to compile and trace, and at each run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from sambaflow.errors import InputError, UsageError
+from sambaflow.samba.sambatensor import SambaTensor, from_torch_tensor
+
+
+def named_inputs(inputs: Any) -> tuple[dict[str, SambaTensor], tuple[str, ...]]:
+    """The inputs by name, and which of them go to forward by keyword.
+
+    Args:
+        inputs: a tensor, a tuple or list in the order of forward's parameters, or a dictionary by
+            the names of forward's parameters.
+
+    Raises:
+        UsageError: something is no tensor, or two have the same name.
+    """
+    if isinstance(inputs, torch.Tensor):
+        inputs = (inputs,)
+    keywords: tuple[str, ...] = ()
+    if isinstance(inputs, Mapping):
+        keywords = tuple(inputs)
+        inputs = list(inputs.values())
+    if not isinstance(inputs, list | tuple) or not inputs:
+        raise UsageError(
+            f"inputs have to be a tuple, list or dictionary of tensors, found {inputs!r}."
+        )
+    found: dict[str, SambaTensor] = {}
+    for index, value in enumerate(inputs):
+        if not isinstance(value, torch.Tensor):
+            raise UsageError(
+                f"Input {index} is a {type(value).__name__}. A program takes tensors; make other "
+                "values attributes of the model."
+            )
+        tensor = value if isinstance(value, SambaTensor) else from_torch_tensor(value)
+        if tensor._sn_name is None:
+            # By position, so that compiling and running in two processes agree.
+            tensor = from_torch_tensor(value, name=f"input_{index}", batch_dim=tensor.batch_dim)
+        if tensor.sn_name in found:
+            raise UsageError(
+                f"Two inputs are named {tensor.sn_name!r}. Names tell inputs apart at run time."
+            )
+        found[tensor.sn_name] = tensor
+    return found, keywords
+
+
+def of_run(compiled: Mapping[str, SambaTensor], given: Any) -> dict[str, torch.Tensor]:
+    """The tensors of one run by their compiled names.
+
+    Named tensors are matched by name, in any order, and tensors of a dictionary that have none by
+    its keys; if there are no names at all, by position.
+
+    Raises:
+        InputError: names, shapes or dtypes are not those that were compiled.
+    """
+    if isinstance(given, torch.Tensor):
+        given = (given,)
+    keys = list(given) if isinstance(given, Mapping) else [None] * len(given)
+    values = list(given.values()) if isinstance(given, Mapping) else list(given)
+    names = [getattr(v, "_sn_name", None) or k for v, k in zip(values, keys, strict=True)]
+    if not any(names) and len(values) == len(compiled):
+        names = list(compiled)
+    if sorted(map(str, names)) != sorted(compiled):
+        raise InputError(
+            f"The program was compiled for inputs {', '.join(compiled)}, given "
+            f"{', '.join(name or '(unnamed)' for name in names) or 'none'}. Give every tensor the "
+            "name of its dummy input: samba.from_torch_tensor(tensor, name=...)."
+        )
+    found = dict(zip(map(str, names), values, strict=True))
+    for name, dummy in compiled.items():
+        _check(name, dummy, found[name])
+    return found
+
+
+def _check(name: str, dummy: SambaTensor, value: torch.Tensor) -> None:
+    if value.shape == dummy.shape and value.dtype is dummy.dtype and value.device.type != "meta":
+        return
+    if value.device.type == "meta":
+        raise InputError(f"Input {name} has a shape and no data. Pass a tensor with values.")
+    what = f"compiled as {list(dummy.shape)} {dummy.dtype}, given {list(value.shape)} {value.dtype}"
+    if value.shape != dummy.shape:
+        incomplete = value.dim() == dummy.dim() and value.shape[1:] == dummy.shape[1:]
+        advice = "Shapes are static; compile for this one."
+        if incomplete:
+            advice = "Skip an incomplete last batch (DataLoader(drop_last=True)), or compile anew."
+        raise InputError(f"Input {name} was {what}. {advice}")
+    raise InputError(f"Input {name} was {what}. Convert it, for example with .to({dummy.dtype}).")
+
+
+def select(outputs: Sequence[SambaTensor], wanted: Any) -> tuple[SambaTensor, ...]:
+    """The results that a run was asked for, in that order; all by default.
+
+    Raises:
+        InputError: there is no output of that name.
+    """
+    if wanted is None:
+        return tuple(outputs)
+    by_name = {output.sn_name: output for output in outputs}
+    items = [wanted] if isinstance(wanted, torch.Tensor) else list(wanted)
+    names = [getattr(item, "sn_name", repr(item)) for item in items]
+    unknown = [name for name in names if name not in by_name]
+    if unknown:
+        raise InputError(
+            f"output_tensors has {', '.join(unknown)}; the program's outputs are "
+            f"{', '.join(by_name)}. Pass model.output_tensors or what trace_graph returned."
+        )
+    return tuple(by_name[name] for name in names)

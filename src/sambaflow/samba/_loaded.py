@@ -1,0 +1,356 @@
+"""A compiled model on the device: its state, and running its sections."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from abele.building import BuildRecord
+from abele.executable import Executable
+from abele.module_state import ModuleState, parameter_names, plain
+from abele.update_rules import UpdateRule
+from sambaflow.errors import InputError, UsageError
+from sambaflow.samba import _distributed, _optimizers
+from sambaflow.samba._capture import (
+    BACKWARD,
+    FORWARD,
+    STEP,
+    UPDATE,
+    Traced,
+    gradient_of,
+    gradient_of_output,
+)
+from sambaflow.samba._device import Device
+from sambaflow.samba._naming import sn_name_of
+from sambaflow.samba.nn.parameter import SambaParameter
+from sambaflow.samba.sambatensor import SambaTensor
+
+SECTIONS = ("fwd", "bckwd", "opt")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """Which executable runs, and where.
+
+    Attributes:
+        pef: the file.
+        target: the target of the engine.
+        device: where tensors live.
+        executable: hash of the executable.
+        origin: ``file`` if the file's own code runs, ``compiled here`` if it does not fit this
+            machine, ``interpreted`` if the target runs programs without compiling.
+        programs: names of the programs.
+        seconds: how long loading took, by part.
+        fallback: why a better target could not be used, if so.
+    """
+
+    pef: str
+    target: str
+    device: str
+    executable: str
+    origin: str
+    programs: tuple[str, ...]
+    seconds: Mapping[str, float]
+    fallback: str | None
+
+
+class LoadedGraph:
+    """One compiled model.
+
+    Args:
+        module: gives the initial parameters and buffers.
+        inputs: the named inputs, in the order of the programs.
+        optimizers: give initial state and values.
+        rule: what was compiled of them; None for inference.
+        traced: what was captured.
+        made: the executable.
+        record: how it was made.
+        path: the file it came from.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        inputs: Mapping[str, SambaTensor],
+        optimizers: Sequence[torch.optim.Optimizer],
+        rule: UpdateRule | None,
+        traced: Traced,
+        made: Executable,
+        record: BuildRecord,
+        path: Path,
+    ):
+        self.module, self.inputs, self.rule, self.traced = module, dict(inputs), rule, traced
+        self.optimizers = list(optimizers)
+        self.record, self.path = record, path
+        self.names = parameter_names(module)
+        state = ModuleState.of(module)
+        initial: dict[str, torch.Tensor] = {}
+        if rule is not None:
+            for name, values in rule.initial_state(state.params).items():
+                initial |= {f"{name}.{key}": value for key, value in values.items()}
+        self.device = Device(
+            made, state.params, state.buffers, initial, rule.hyper() if rule else {}
+        )
+        self.outputs = tuple(
+            SambaTensor(shape=output.shape, dtype=output.dtype, name=f"output_{index}")
+            for index, output in enumerate(traced.outputs)
+        )
+        self._slots = self._output_slots()
+        self._given: dict[str, torch.Tensor] = {}
+        self._kept: dict[str, torch.Tensor] | None = None
+        self._grads: dict[str, torch.Tensor] = {}
+        self._ones: dict[int, torch.Tensor] = {}
+        self._last: dict[int, torch.Tensor] = {}
+        self.to_device()
+        for parameter in module.parameters():
+            # A second session that only evaluates does not know gradients.
+            if isinstance(parameter, SambaParameter) and (rule or parameter._sn_graph is None):
+                parameter._sn_graph = self
+
+    def _output_slots(self) -> dict[int, str]:
+        computed = [i for i in range(len(self.outputs)) if i not in self.traced.captured.constants]
+        return {index: f"output{slot}" for slot, index in enumerate(computed)}
+
+    # -- state -------------------------------------------------------------------------------
+
+    def to_device(self) -> None:
+        """Takes parameters, buffers and optimizer state of the host."""
+        state = ModuleState.of(self.module)
+        self.device.write(self.device.params, state.params)
+        self.device.write(self.device.buffers, state.buffers)
+        host = _optimizers.host_state(self.optimizers, self.names)
+        self.device.write(self.device.optimizer_state, host)
+
+    def to_cpu(
+        self,
+        module: torch.nn.Module | None = None,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+    ) -> None:
+        """Writes parameters and buffers to a module and optimizer state to optimizers."""
+        target = ModuleState.of(module or self.module)
+        held = {**self.device.params, **self.device.buffers}
+        with torch.no_grad():
+            for name, value in {**target.params, **target.buffers}.items():
+                if name not in held or held[name].shape != value.shape:
+                    raise UsageError(
+                        f"to_cpu was given a model with {name} {list(value.shape)}, which the "
+                        "loaded program does not have. Pass the model that was traced."
+                    )
+                value.copy_(held[name])
+        if optimizers:
+            names = self.names if module is None else parameter_names(module)
+            _optimizers.to_host(optimizers, names, self.device.optimizer_state)
+
+    def parameter(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The device's present values of one of the module's parameters."""
+        return self.device.params[self.names[id(parameter)]].clone()
+
+    def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """The last run's gradient of one of the module's parameters."""
+        return self._grads.get(gradient_of(self.names.get(id(parameter), "")))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Everything that has a name: inputs, outputs, parameters."""
+        found: dict[str, torch.Tensor] = {**self.inputs}
+        found |= {output.sn_name: output for output in self.outputs}
+        for name, value in self.device.params.items():
+            found[sn_name_of(name)] = SambaTensor(value, name=sn_name_of(name))
+        return found
+
+    @property
+    def report(self) -> Report:
+        """Which executable runs, and where."""
+        return Report(
+            pef=str(self.path),
+            target=self.record.target,
+            device=str(self.device.where),
+            executable=self.record.executable,
+            origin=self._origin(),
+            programs=self.device.programs,
+            seconds=dict(self.record.seconds),
+            fallback=self.record.fallback,
+        )
+
+    def _origin(self) -> str:
+        compiled = self.device.executable.compiled.values()
+        if not any(each.payload for each in compiled):
+            return "interpreted"
+        return "file" if self.record.cache == "hit" else "compiled here"
+
+    # -- running -----------------------------------------------------------------------------
+
+    def run(
+        self,
+        given: Mapping[str, torch.Tensor],
+        sections: Iterable[str] | None,
+        gradients: Any,
+        hyper: Mapping[str, Any],
+        *,
+        data_parallel: bool = False,
+    ) -> tuple[SambaTensor, ...]:
+        """Runs sections on one batch; see ``SambaSession.run``."""
+        wanted = self._wanted(sections)
+        self._set_hyper(hyper)
+        seeds: dict[str, torch.Tensor] = {}
+        if "bckwd" in wanted:
+            seeds = self._seeds(gradients)
+        elif gradients is not None:
+            raise UsageError(
+                f"grad_of_outputs was given for sections {wanted}, which do not run backward. Add "
+                "'bckwd', or leave it out."
+            )
+        self._grads = {} if "bckwd" in wanted else self._grads
+        if len(wanted) == 3 and STEP in self.device.programs and not data_parallel:
+            return self._results(self._step(given, seeds))
+        if "fwd" in wanted:
+            self._forward(given, keep=self.rule is not None)
+        if "bckwd" in wanted:
+            self._backward(seeds, data_parallel=data_parallel)
+        if "opt" in wanted:
+            self._update()
+        return self._results(self._last)
+
+    def _wanted(self, sections: Iterable[str] | None) -> list[str]:
+        lower = list(SECTIONS) if sections is None else [name.lower() for name in sections]
+        if self.rule is None:
+            lower = ["fwd"] if sections is None else lower
+            if lower != ["fwd"]:
+                raise UsageError(
+                    f"{self.path} was compiled for inference and has section fwd alone, asked for "
+                    f"{lower}. Compile with an optimizer and without --inference to train."
+                )
+        unknown = [name for name in lower if name not in SECTIONS]
+        wanted = [name for name in SECTIONS if name in lower]
+        if unknown or not wanted or wanted == ["fwd", "opt"]:
+            raise UsageError(
+                f"section_types {lower} cannot run. Sections are fwd, bckwd and opt, and opt needs "
+                "the gradients of bckwd."
+            )
+        missing = {"fwd": FORWARD, "bckwd": BACKWARD, "opt": UPDATE}
+        whole = len(wanted) == 3 and STEP in self.device.programs
+        if not whole and any(missing[name] not in self.device.programs for name in wanted):
+            raise UsageError(
+                f"{self.path} was compiled with fused_only and cannot run {wanted} by themselves. "
+                "Compile without fused_only."
+            )
+        return wanted
+
+    def _step(
+        self, given: Mapping[str, torch.Tensor], seeds: Mapping[str, torch.Tensor]
+    ) -> dict[int, torch.Tensor]:
+        self._kept = None
+        outputs = self.device.run(STEP, {**self._by_slot(given), **seeds})
+        self._grads = {n: v for n, v in outputs.items() if n.startswith("gradient.")}
+        self._last = {i: outputs[slot] for i, slot in self._slots.items()}
+        return self._last
+
+    def _forward(self, given: Mapping[str, torch.Tensor], *, keep: bool) -> None:
+        self._kept = None  # memory of the last batch goes before that of this one comes
+        by_slot = self._by_slot(given)
+        outputs = self.device.run(FORWARD, by_slot)
+        self._last = {i: outputs[slot] for i, slot in self._slots.items()}
+        if keep:
+            kept = {n: v for n, v in outputs.items() if n.startswith("kept.")}
+            self._kept = {**by_slot, **kept}
+
+    def _backward(self, seeds: Mapping[str, torch.Tensor], *, data_parallel: bool) -> None:
+        if self._kept is None:
+            raise UsageError(
+                "Section bckwd was asked for, but no fwd ran before it with this program (each fwd "
+                "serves one bckwd). Run section fwd first."
+            )
+        kept, self._kept = self._kept, None
+        self._grads = self.device.run(BACKWARD, {**kept, **seeds})
+        if data_parallel:
+            _distributed.average(self._grads.values())
+
+    def _update(self) -> None:
+        if not self._grads:
+            raise UsageError(
+                "Section opt was asked for, but there are no gradients. Run section bckwd first."
+            )
+        self.device.run(UPDATE, self._grads)
+
+    def _by_slot(self, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {f"input{i}": plain(given[name]) for i, name in enumerate(self.inputs)}
+
+    def _seeds(self, gradients: Any) -> dict[str, torch.Tensor]:
+        """The gradient of each output that backward starts from."""
+        losses = self.traced.losses
+        given = self._given_gradients(gradients)
+        seeds = {}
+        for index in losses:
+            value = given.get(index, self.outputs[index].sn_grad)
+            output = self.traced.outputs[index]
+            if value is None and not output.loss and self.traced_hosts:
+                raise UsageError(
+                    f"Output {self.outputs[index].sn_name} {list(output.shape)} is neither scalar "
+                    "nor the result of a criterion, so its gradient has to come from the host. "
+                    "Pass grad_of_outputs or set sn_grad, or compile with loss_indices."
+                )
+            if value is None:
+                value = self._one(index)
+            if tuple(value.shape) != output.shape:
+                raise InputError(
+                    f"The gradient of {self.outputs[index].sn_name} has shape "
+                    f"{list(value.shape)}, the output {list(output.shape)}. Pass one gradient per "
+                    "output, of its shape."
+                )
+            seeds[gradient_of_output(index)] = plain(value).to(output.dtype)
+        return seeds
+
+    @property
+    def traced_hosts(self) -> bool:
+        """Whether gradients have to come from the host."""
+        return STEP not in {program.name for program in self.traced.captured.programs}
+
+    def _given_gradients(self, gradients: Any) -> dict[int, torch.Tensor]:
+        if gradients is None:
+            return {}
+        items = [gradients] if isinstance(gradients, torch.Tensor) else list(gradients)
+        losses = self.traced.losses
+        if len(items) == len(losses):
+            positions = losses
+        elif len(items) == len(self.outputs):
+            positions = tuple(range(len(self.outputs)))
+        else:
+            raise InputError(
+                f"grad_of_outputs has {len(items)} tensors; backward starts from {len(losses)} "
+                f"outputs of {len(self.outputs)}. Pass one for each of either."
+            )
+        found = {i: item for i, item in zip(positions, items, strict=True) if item is not None}
+        extra = [self.outputs[i].sn_name for i in found if i not in losses]
+        if extra:
+            raise InputError(
+                f"grad_of_outputs has gradients for {', '.join(extra)}, from which backward does "
+                f"not start. Pass None there, or compile with loss_indices."
+            )
+        return found
+
+    def _one(self, index: int) -> torch.Tensor:
+        if index not in self._ones:
+            output = self.traced.outputs[index]
+            self._ones[index] = torch.ones(output.shape, dtype=output.dtype).to(self.device.where)
+        return self._ones[index]
+
+    def _set_hyper(self, wanted: Mapping[str, Any]) -> None:
+        if self.rule is None:
+            return
+        values = _optimizers.present_values(self.optimizers, self.rule)
+        for name, value in (values | _optimizers.hyper_values(self.rule, wanted)).items():
+            self.device.hyper[name].fill_(value)
+
+    def _results(self, computed: Mapping[int, torch.Tensor]) -> tuple[SambaTensor, ...]:
+        results = []
+        for index, output in enumerate(self.outputs):
+            value = computed.get(index)
+            if value is None:
+                value = self.traced.captured.constants[index].clone()
+            result = SambaTensor(value.to("cpu"), name=output.sn_name)
+            result._origin = output
+            results.append(result)
+        return tuple(results)

@@ -1,0 +1,53 @@
+"""What the commands print, and what they say about requests without a meaning here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sambaflow.logging import hint
+from sambaflow.samba._capture import Traced
+from sambaflow.samba._loaded import Report
+
+# Requests that a program may make and that have no meaning here.
+_HINTS = frozenset(
+    {
+        "init_output_grads", "squeeze_bs_dim", "get_output_grads", "app_dir", "mapping",
+        "dev_mode", "distlearn_config", "data_parallel_mode", "transfer_device", "config_dict",
+        "verify_graph", "reduce_on_rdu", "num_tiles", "n_chips", "tensor_parallel",
+    }
+)  # fmt: skip
+
+
+def say(text: str) -> None:
+    print(f"[sambaflow] {text}", flush=True)
+
+
+def say_hints(where: str, hints: Mapping[str, Any]) -> None:
+    for name, value in hints.items():
+        if name in _HINTS or name == "metadata":
+            if value and name not in ("config_dict", "app_dir"):
+                hint(f"{where}({name}=...)")
+        else:
+            hint(f"{where}({name}=...)", "this package knows no such option")
+
+
+def say_traced(traced: Traced, seconds: float) -> None:
+    programs = ", ".join(
+        f"{p.name} ({len(p.graph.graph.nodes)} nodes)" for p in traced.captured.programs
+    )
+    say(f"Captured in {seconds:.1f} s: {programs}")
+    if traced.losses:
+        kinds = [traced.outputs[i].loss for i in traced.losses]
+        origin = "with gradient one" if any(kinds) else "with gradients of the caller"
+        starts = ", ".join(f"output_{i}" for i in traced.losses)
+        say(f"Backward starts from {starts} {origin}")
+
+
+def say_loaded(report: Report) -> None:
+    reason = f" ({report.fallback})" if report.fallback else ""
+    code = {"file": "the file's own code"}.get(report.origin, report.origin)
+    say(
+        f"PEF {report.pef} runs on target {report.target!r}{reason}, device {report.device}, "
+        f"{code}; executable {report.executable[:12]}"
+    )

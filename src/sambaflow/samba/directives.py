@@ -1,0 +1,17 @@
+"""Hints to the vendor's compiler as context managers: accepted, said once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from sambaflow.logging import hint
+
+
+@contextlib.contextmanager
+def op_fusion(*settings: Any, **more: Any) -> Iterator[None]:
+    """Accepted: what is fused is the compiler's choice."""
+    del settings, more
+    hint("directives.op_fusion", "what is fused is the compiler's choice")
+    yield

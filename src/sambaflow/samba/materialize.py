@@ -1,0 +1,35 @@
+"""Gives models that were made under ``lazy_param`` their weights."""
+
+from __future__ import annotations
+
+import torch
+
+from sambaflow.errors import UsageError
+
+
+def materialize(model: torch.nn.Module) -> torch.nn.Module:
+    """Allocates every parameter and buffer without memory and initialises it, in place.
+
+    Each module that holds some initialises them by its ``reset_parameters``. Call it before
+    ``from_torch_model_`` and before optimizers are made.
+
+    Raises:
+        UsageError: a module that cannot initialise what it holds; names it.
+    """
+    for path, module in model.named_modules():
+        held = [
+            *module.named_parameters(recurse=False),
+            *module.named_buffers(recurse=False),
+        ]
+        if not any(value.device.type == "meta" for _, value in held):
+            continue
+        reset = getattr(module, "reset_parameters", None)
+        if not callable(reset):
+            raise UsageError(
+                f"Module {path or 'itself'} ({type(module).__name__}) has tensors without memory "
+                "and no reset_parameters to initialise them. Give it one, or make the model "
+                "without lazy_param."
+            )
+        module.to_empty(device="cpu", recurse=False)
+        reset()
+    return model

@@ -1,0 +1,50 @@
+"""Parameters that know their name and the device's copy of themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+if TYPE_CHECKING:
+    from sambaflow.samba._loaded import LoadedGraph
+
+
+class SambaParameter(torch.nn.Parameter):
+    """A parameter with a name, and the values and gradient that the device has for it.
+
+    Attributes:
+        sn_name: module names and its own, lower case, joined by double underscores.
+        host_memory: a hint where it is kept; without effect.
+        sn_region_name: kept, not read.
+    """
+
+    sn_name: str = ""
+    host_memory: bool = False
+    sn_region_name: str | None = None
+    _sn_graph: LoadedGraph | None = None
+
+    @property
+    def sn_data(self) -> torch.Tensor:
+        """Present values: the device's, or the host's while no program is loaded."""
+        graph = self._sn_graph
+        return self.data if graph is None else graph.parameter(self)
+
+    @property
+    def sn_grad(self) -> torch.Tensor | None:
+        """The gradient that the last run computed, or None."""
+        graph = self._sn_graph
+        return None if graph is None else graph.gradient(self)
+
+    @property
+    def has_data(self) -> bool:
+        """Whether it holds values and not a shape alone."""
+        return self.device.type != "meta"
+
+    def torch(self) -> torch.Tensor:
+        """Present values as a plain tensor on the host; a copy if a program is loaded."""
+        return self.sn_data.detach().to("cpu")
+
+    def rdu(self) -> Self:
+        """Itself: loading a program moves parameters to the device."""
+        return self

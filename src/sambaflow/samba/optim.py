@@ -1,0 +1,117 @@
+"""Optimizers: torch's own, with SambaFlow's constructor and gradient clipping.
+
+``session.compile`` makes the update part of the program. ``step`` works too, on the host, and then
+computes what torch's class computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["SGD", "Adam", "AdamW"]
+
+
+class _Clipping(torch.optim.Optimizer):
+    """Clips the global L2 norm of all gradients before the update.
+
+    Attributes:
+        max_grad_norm: the largest norm; None leaves gradients alone.
+    """
+
+    max_grad_norm: float | None = None
+
+    def step(self, closure: Callable | None = None) -> Any:
+        """Updates the parameters on the host from their ``grad``."""
+        if self.max_grad_norm is None:
+            return super().step(closure)  # type: ignore[arg-type]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        held = [p for group in self.param_groups for p in group["params"]]
+        torch.nn.utils.clip_grad_norm_(held, self.max_grad_norm)
+        super().step()
+        return loss
+
+
+class SGD(_Clipping, torch.optim.SGD):
+    """Stochastic gradient descent with momentum.
+
+    Args:
+        params: parameters or groups of them.
+        lr: step width; ``hyperparam_dict`` may replace it at each run.
+        momentum: keep it above zero here if a run is to change it.
+        weight_decay: L2 penalty.
+        max_grad_norm: clip the global norm of gradients to this.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        max_grad_norm: float | None = None,
+    ):
+        super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay)
+        self.max_grad_norm = _positive(max_grad_norm)
+
+
+class Adam(_Clipping, torch.optim.Adam):
+    """Adam (arXiv 1412.6980).
+
+    Args:
+        params: parameters or groups of them.
+        lr: step width.
+        betas: decay of the two moments.
+        eps: added to the root of the second moment.
+        weight_decay: L2 penalty.
+        max_grad_norm: clip the global norm of gradients to this.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        max_grad_norm: float | None = None,
+    ):
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        self.max_grad_norm = _positive(max_grad_norm)
+
+
+class AdamW(_Clipping, torch.optim.AdamW):
+    """Adam with decoupled weight decay (arXiv 1711.05101).
+
+    Args:
+        params: parameters or groups of them.
+        lr: step width.
+        betas: decay of the two moments.
+        eps: added to the root of the second moment.
+        weight_decay: fraction of the weights, times lr, that each step removes.
+        max_grad_norm: clip the global norm of gradients to this.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        max_grad_norm: float | None = None,
+    ):
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        self.max_grad_norm = _positive(max_grad_norm)
+
+
+def _positive(norm: float | None) -> float | None:
+    if norm is not None and not norm > 0:
+        raise ValueError(f"max_grad_norm has to be above 0, found {norm}. None does not clip.")
+    return None if norm is None or math.isinf(norm) else float(norm)

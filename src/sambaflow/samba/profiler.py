@@ -1,0 +1,94 @@
+"""Times of what a program marks: a context manager, a decorator, or start and end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from abele.executable import write_atomically
+
+
+@dataclasses.dataclass
+class Event:
+    """One marked stretch of time, in nanoseconds of a clock with any zero."""
+
+    name: str
+    start: int
+    end: int | None = None
+
+
+class Profiler:
+    """Keeps events and summarises them."""
+
+    def __init__(self):
+        self.events: list[Event] = []
+
+    def clear(self) -> None:
+        """Forgets all events."""
+        self.events = []
+
+    def start_event(self, name: str) -> Event:
+        """Begins an event; hand it to ``end_event``."""
+        event = Event(name, time.perf_counter_ns())
+        self.events.append(event)
+        return event
+
+    def end_event(self, event: Event) -> None:
+        """Ends an event."""
+        event.end = time.perf_counter_ns()
+
+    @contextlib.contextmanager
+    def event(self, name: str) -> Iterator[Event]:
+        """An event as long as the block, or each call of the decorated function."""
+        event = self.start_event(name)
+        try:
+            yield event
+        finally:
+            self.end_event(event)
+
+    def seconds(self, name: str, warmup: int = 0) -> list[float]:
+        """Durations of the complete events of a name, without the first ``warmup``."""
+        held = [e for e in self.events if e.name == name and e.end is not None]
+        return [((e.end or 0) - e.start) / 1e9 for e in held[warmup:]]
+
+    def get_throughputs(self, keys: Sequence[str], n: int, warmup: int = 0) -> dict[str, float]:
+        """Samples per second by name, for events of ``n`` samples each."""
+        found = {key: self.seconds(key, warmup) for key in keys}
+        return {key: n * len(times) / sum(times) for key, times in found.items() if sum(times)}
+
+    def print_statistics(
+        self,
+        keys: Sequence[str] | None = None,
+        warmup: int = 0,
+        num_samples_per_iter: int | None = None,
+        measurements: Sequence[str] | None = None,
+    ) -> None:
+        """Prints a line per name: count, mean, median and, with samples, throughput."""
+        del measurements
+        for key in keys or list(dict.fromkeys(event.name for event in self.events)):
+            times = self.seconds(key, warmup)
+            if not times:
+                print(f"{key}: no events")
+                continue
+            line = f"{key}: {len(times)} x, mean {statistics.mean(times):.6f} s, median "
+            line += f"{statistics.median(times):.6f} s"
+            if num_samples_per_iter:
+                line += f", {num_samples_per_iter * len(times) / sum(times):.1f} samples/s"
+            print(line)
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Writes the events in the format of Chrome's trace viewer."""
+        events = [
+            {"name": e.name, "ph": "X", "pid": 0, "tid": 0, "ts": e.start / 1e3,
+             "dur": (e.end - e.start) / 1e3}
+            for e in self.events
+            if e.end is not None
+        ]  # fmt: skip
+        text = json.dumps({"traceEvents": events})
+        write_atomically(Path(file), lambda out: out.write(text.encode()))

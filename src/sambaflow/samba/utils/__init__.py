@@ -1,0 +1,174 @@
+"""What programs call around the session: loading, comparing, measuring, seeds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sambaflow.errors import UsageError
+from sambaflow.logging import hint
+from sambaflow.samba import _distributed
+from sambaflow.samba.sambatensor import SambaTensor, to_torch
+
+get_world_size = _distributed.world_size
+get_rank = _distributed.rank
+
+
+def trace_graph(
+    model: torch.nn.Module,
+    inputs: Any,
+    optim: Any = None,
+    init_output_grads: bool = True,
+    loss_indices: Sequence[int] | None = None,
+    pef: str | os.PathLike[str] = "",
+    mapping: str = "section",
+    data_parallel_mode: str = "normal",
+    transfer_device: bool = True,
+    config_dict: Mapping[str, Any] | None = None,
+    **hints: Any,
+) -> tuple[SambaTensor, ...]:
+    """Loads a compiled file into ``samba.session``; see ``SambaSession.trace_graph``.
+
+    ``init_output_grads``, ``mapping``, ``data_parallel_mode`` and ``transfer_device`` are accepted
+    and change nothing: gradients of losses are ones unless they are given, and weights always go to
+    the device. ``config_dict`` may carry ``pef``.
+    """
+    from sambaflow.samba import session
+
+    del init_output_grads, mapping, data_parallel_mode, transfer_device
+    pef = pef or (config_dict or {}).get("pef") or ""
+    return session.trace_graph(model, inputs, optim, pef=pef, loss_indices=loss_indices, **hints)
+
+
+def trace_multigraph(*unused: Any, **also_unused: Any) -> None:
+    """Several graphs in one file: not offered.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError(
+        "trace_multigraph was asked for; a PEF of this package holds one model. Compile each graph "
+        "and load each in a SambaSession of its own."
+    )
+
+
+def init_output_grads(
+    output_tensors: Sequence[SambaTensor],
+    unspecified_tensor_grad: Sequence[torch.Tensor] = (),
+    customized_tensors_dict: Mapping[str, torch.Tensor] | None = None,
+    is_variable_batch_size: bool = False,
+) -> list[torch.Tensor]:
+    """Sets the gradients from which backward starts: ones, or those given.
+
+    Args:
+        output_tensors: the outputs of a loaded program.
+        unspecified_tensor_grad: one value for all outputs that are not named.
+        customized_tensors_dict: gradients by ``sn_name``.
+        is_variable_batch_size: accepted; shapes are static.
+
+    Returns:
+        The gradients, in order.
+    """
+    del is_variable_batch_size
+    custom = customized_tensors_dict or {}
+    for output in output_tensors:
+        default = torch.ones(output.shape, dtype=output.dtype)
+        if len(unspecified_tensor_grad):
+            default = default * torch.as_tensor(unspecified_tensor_grad[0])
+        output.sn_grad = custom.get(output.sn_name, default)
+    return [output.sn_grad for output in output_tensors if output.sn_grad is not None]
+
+
+def create_mac_resource_report(*unused: Any, **also_unused: Any) -> None:
+    """Accepted: there are no tiles to report on. ``session.report`` says what runs."""
+    hint("create_mac_resource_report", "session.report says what runs and where")
+
+
+def set_seed(seed: int) -> None:
+    """Seeds Python's, numpy's (if it is there) and torch's random numbers."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    with contextlib.suppress(ModuleNotFoundError):
+        import numpy
+
+        numpy.random.seed(seed % 2**32)
+
+
+def get_file_dir(file: str) -> str:
+    """The folder of a file: ``get_file_dir(__file__)``."""
+    return str(Path(file).resolve().parent)
+
+
+def is_main_process() -> bool:
+    """Whether this process has rank 0."""
+    return get_rank() == 0
+
+
+def parse_dtype(name: str | torch.dtype) -> torch.dtype:
+    """A dtype by name: ``bf16``, ``bfloat16``, ``fp32``, ``float32``, ``int64``, ...
+
+    Raises:
+        UsageError: torch has no dtype of that name.
+    """
+    if isinstance(name, torch.dtype):
+        return name
+    short = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+    plain = name.lower().removeprefix("torch.")
+    found = vars(torch).get(short.get(plain, plain))
+    if not isinstance(found, torch.dtype):
+        raise UsageError(f"There is no dtype {name!r}. Use bf16, fp32, int64 and the like.")
+    return found
+
+
+def assert_close(
+    samba_result: Any,
+    torch_result: Any,
+    name: str = "",
+    threshold: float = 3e-3,
+    visualize: bool = False,
+    **unused: Any,
+) -> None:
+    """Compares a result with its reference and prints the largest difference.
+
+    Args:
+        samba_result: what was computed.
+        torch_result: what it should be.
+        name: what is compared, for the message.
+        threshold: largest allowed absolute difference, relative to the largest magnitude of the
+            reference where that is above 1.
+        visualize: also prints the first values of both.
+        unused: accepted.
+
+    Raises:
+        AssertionError: they differ by more, in shape, or in where they are finite.
+    """
+    del unused
+    found, wanted = (torch.as_tensor(to_torch(v)).detach().double() for v in
+                     (samba_result, torch_result))  # fmt: skip
+    if found.shape != wanted.shape:
+        raise AssertionError(
+            f"{name}: shape {list(found.shape)} was computed, {list(wanted.shape)} is right."
+        )
+    same = found.eq(wanted) | (found.isnan() & wanted.isnan())
+    gap = torch.where(same, torch.zeros_like(found), (found - wanted).abs())
+    largest = float(gap.max()) if gap.numel() else 0.0
+    finite = wanted[wanted.isfinite()]
+    scale = max(1.0, float(finite.abs().max()) if finite.numel() else 1.0)
+    if visualize:
+        print(f"{name}: {found.flatten()[:8].tolist()} against {wanted.flatten()[:8].tolist()}")
+    if not largest <= threshold * scale:
+        raise AssertionError(
+            f"{name}: differs by up to {largest:.3g}, allowed {threshold * scale:.3g}."
+        )
+    print(f"{name}: largest difference {largest:.3g}, allowed {threshold * scale:.3g}")
+
+
+from sambaflow.samba.utils import checkpoint as checkpoint  # noqa: E402
+from sambaflow.samba.utils.measuring import measure_performance as measure_performance  # noqa: E402
+from sambaflow.samba.utils.measuring import measure_sections as measure_sections  # noqa: E402

@@ -1,0 +1,26 @@
+"""A report of an accuracy as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from abele.executable import write_atomically
+
+
+class AccuracyReport:
+    """Named values to be saved.
+
+    Args:
+        values: what to report: ``val_accuracy``, ``val_loss``, ``batch_size``, ...
+    """
+
+    def __init__(self, **values: Any):
+        self.values = values
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Writes the values as JSON, at once or not at all."""
+        text = json.dumps(self.values, indent=1, default=float)
+        write_atomically(Path(file), lambda out: out.write(text.encode()))

@@ -1,0 +1,70 @@
+"""Weights in files: sharded checkpoints and single tensors. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from abele.executable import write_atomically
+from sambaflow.errors import UsageError
+
+
+def save_tensors(tensors: Mapping[str, torch.Tensor], path: str | os.PathLike[str]) -> None:
+    """Writes tensors by name in torch's format, at once or not at all."""
+    held = {name: torch.Tensor.detach(value).cpu() for name, value in tensors.items()}
+    plain = {name: value.as_subclass(torch.Tensor) for name, value in held.items()}
+    write_atomically(Path(path), lambda file: torch.save(plain, file))
+
+
+def load_sharded_checkpoint(
+    model: torch.nn.Module, path: str | os.PathLike[str], ignore_dtype_mismatch: bool = False
+) -> None:
+    """Loads weights from a folder of files in torch's format.
+
+    Args:
+        model: gets the weights.
+        path: the folder; ``*.index.json`` with ``weight_map`` says which file has which weight,
+            without it all ``*.bin`` and ``*.pt`` files are read.
+        ignore_dtype_mismatch: convert weights of another dtype; otherwise they are refused.
+
+    Raises:
+        UsageError: files or weights are missing, or do not fit; names them.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for file in _shards(Path(path)):
+        if not file.is_file():
+            raise UsageError(f"The checkpoint's file {file} is missing. Copy the whole folder.")
+        found |= torch.load(file, map_location="cpu", weights_only=True)
+    own = model.state_dict()
+    missing = sorted(own.keys() ^ found.keys())
+    if missing:
+        raise UsageError(
+            f"{path} does not fit the model: {', '.join(missing[:8])} are on one side only. Load "
+            "it into the model that it was made from."
+        )
+    wrong = [n for n in own if own[n].shape != found[n].shape]
+    if not ignore_dtype_mismatch:
+        wrong += [n for n in own if own[n].dtype is not found[n].dtype]
+    if wrong:
+        name = wrong[0]
+        raise UsageError(
+            f"{path} does not fit the model: {name} is {list(found[name].shape)} "
+            f"{found[name].dtype} there, {list(own[name].shape)} {own[name].dtype} in the model. "
+            "Load it into the model that it was made from; ignore_dtype_mismatch=True converts."
+        )
+    model.load_state_dict(found)
+
+
+def _shards(folder: Path) -> list[Path]:
+    indices = sorted(folder.glob("*.index.json"))
+    if indices:
+        names = json.loads(indices[0].read_text())["weight_map"].values()
+        return [folder / Path(name).name for name in dict.fromkeys(names)]
+    files = sorted([*folder.glob("*.bin"), *folder.glob("*.pt")])
+    if not files:
+        raise UsageError(f"{folder} has no *.index.json, *.bin or *.pt. Name the right folder.")
+    return files

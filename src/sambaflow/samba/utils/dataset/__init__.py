@@ -1,0 +1,1 @@
+"""Transforms of the data sets of the starter programs."""

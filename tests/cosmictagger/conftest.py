@@ -1,0 +1,69 @@
+"""Runs of the application inside the test's process, on small events."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import poptorch  # noqa: F401  changes the environment when it is imported, so before any test
+from cosmic_small import SIZE, TINY, PlaneNet, event
+from cosmictagger import launch
+from cosmictagger.cli import main
+from cosmictagger.data.writer import write_events
+
+
+@pytest.fixture
+def plane_net(monkeypatch):
+    """Runs train a PlaneNet, whatever network is configured."""
+    monkeypatch.setattr(launch.models, "build", lambda network, image_size: PlaneNet())
+
+
+@pytest.fixture(autouse=True)
+def _quiet_and_interpreted(monkeypatch):
+    """No compiler, one thread, and no seeds or rank left over from another test's environment."""
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def events_folder(tmp_path_factory):
+    """A folder with train.h5 (7 events) and aux.h5 (3) of 64 x 128 pixels."""
+    folder = tmp_path_factory.mktemp("events")
+    write_events(folder / "train.h5", map(event, range(7)), SIZE)
+    write_events(folder / "aux.h5", map(event, range(100, 103)), SIZE)
+    return folder
+
+
+@pytest.fixture
+def run(events_folder, tmp_path, monkeypatch):
+    """Runs a command line on the small events; gives (exit status, output folder)."""
+    monkeypatch.chdir(tmp_path)
+
+    def launched(*overrides: str, name: str = "x", folder: str | None = None) -> tuple[int, Path]:
+        output = tmp_path / (folder or name)
+        arguments = [
+            f"run.id={name}",
+            f"output_dir={output}",
+            "data=real",
+            f"data.data_directory={events_folder}",
+            "data.file=train.h5",
+            "data.aux_file=aux.h5",
+            "data.downsample=1",
+            "data.seed=7",
+            "framework.seed=11",
+            "run.compute_mode=CPU",
+            "run.saver=False",
+            *TINY,
+        ]
+        given = {override.split("=")[0].lstrip("+") for override in overrides}
+        if "data" in given:  # another group, without files
+            given |= {a.split("=")[0] for a in arguments if re.match("data.*(file|directory)", a)}
+        kept = [a for a in arguments if a.split("=")[0] not in given]
+        commands = [each for each in overrides if each == "compile"]
+        return main([*commands, *kept, *(o for o in overrides if o != "compile")]), output
+
+    return launched

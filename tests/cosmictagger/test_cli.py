@@ -1,0 +1,150 @@
+"""The command line: teaches, changes nothing around it, and answers mistakes in a sentence."""
+
+import os
+import re
+
+import pytest
+
+from cosmic_small import record
+from cosmictagger.cli import main
+from cosmictagger.config.data import DATA
+from cosmictagger.config.framework import Torch
+from cosmictagger.config.mode import MODES
+from cosmictagger.config.root import PRESETS, network_choices
+from cosmictagger.config.run import Run
+
+
+def test_help_teaches(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for word in ("run.id=first", "mode=inference", "generate --events", *MODES, *DATA, *PRESETS):
+        assert word in text
+    for name in network_choices():
+        assert name in text
+    for kind in (Run, Torch, *MODES.values(), *DATA.values()):
+        for key in set(kind.__dataclass_fields__) - {"name", "optimizer", "synthetic"}:
+            assert re.search(rf"^    {key}=", text, re.MULTILINE), key
+    assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"cosmictagger \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_a_run_without_a_name(capsys):
+    assert main([]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("cosmictagger: run.id is missing. Give this run a name")
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "match"),
+    [
+        (["mode=label"], "Could not find 'mode/label'"),
+        (["run.compute_mode=TPU"], r"'TPU', expected one of \[CPU, GPU"),
+        (["run.iteration=3"], "Key 'iteration' not in 'Run'"),
+        (["run.compute_mode=HPU"], "run.compute_mode=HPU was asked for; modes that exist"),
+        (["framework=tensorflow"], "this application is PyTorch"),
+    ],
+)
+def test_mistakes(tmp_path, monkeypatch, capsys, overrides, match):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run.id=x", *overrides]) == 1
+    said = capsys.readouterr().err
+    assert re.search(match, said)
+    assert "Traceback" not in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_stays_and_nothing_is_written_elsewhere(run, tmp_path):
+    status, out = run("mode=iotest", "run.iterations=1")
+    assert status == 0
+    assert os.getcwd() == str(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+def test_presets_by_name(run, tmp_path):
+    status, out = run(
+        "--config-name", "a21", "mode=evaluate", "mode.weights_location=random",
+        "run.iterations=1", "network=polaris", "network.blocks_per_layer=0",
+    )  # fmt: skip
+    assert status == 0
+    found = record(out)["config"]
+    assert found["network"]["name"] == "polaris"
+    assert found["data"]["name"] == "real"
+
+
+def test_environment_variables(run, monkeypatch):
+    monkeypatch.setenv("COSMIC_TEST", "before")
+    assert run("mode=iotest", "run.iterations=1",
+               "+framework.environment_variables.COSMIC_TEST='3'")[0] == 0  # fmt: skip
+    assert os.environ["COSMIC_TEST"] == "3"
+
+
+def test_an_output_folder_that_cannot_be_made(run, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run("mode=iotest", folder="file/out")[0] == 1
+    assert re.search(r"output_dir=.*file/out cannot be made", capsys.readouterr().err)
+
+
+def test_several_runs_at_once(run, tmp_path):
+    status, _ = run("--multirun", "mode=iotest", "run.iterations=1,2",
+                    "output_dir=${run.id}-${run.iterations}")  # fmt: skip
+    assert status == 0
+    found = {path.name for path in tmp_path.iterdir()}
+    assert found == {"x-1", "x-2", "output"}  # Hydra keeps the list of runs in output/
+
+
+def test_compile_is_for_rdu_mode(capsys):
+    assert main(["compile", "run.id=x"]) == 1
+    assert "Add run.compute_mode=RDU" in capsys.readouterr().err
+
+
+def test_compile_makes_the_file_that_training_loads(run, plane_net, capsys):
+    rdu = ("run.compute_mode=RDU", "run.iterations=1", "run.aux_iterations=0")
+    status, out = run("compile", *rdu)
+    assert status == 0
+    made = out / "pef" / "train" / "train.pef"
+    before = made.stat().st_mtime_ns
+    assert run(*rdu)[0] == 0
+    assert made.stat().st_mtime_ns == before
+    proof = record(out)["proof"]
+    assert (proof["mode"], proof["backend"], proof["training_steps"]) == ("RDU", "sambaflow", 1)
+
+
+class TestGenerate:
+    def test_makes_a_file_that_trains(self, run, tmp_path, capsys):
+        path = tmp_path / "made" / "events.h5"
+        path.parent.mkdir()
+        arguments = ["generate", "--events", "2", "--output", str(path), "--rows", "64"]
+        assert main([*arguments, "--columns", "128"]) == 0
+        assert "2 events of 64 x 128, seed 1" in capsys.readouterr().out
+        status, out = run(
+            f"data.data_directory={path.parent}", "data.file=events.h5", "data.aux_file=",
+            "run.iterations=1",
+        )  # fmt: skip
+        assert status == 0
+        assert record(out)["steps"] == 1
+        assert main([*arguments, "--columns", "128"]) == 1
+        assert "exists already" in capsys.readouterr().err
+
+    def test_needs_a_number_and_a_name(self, capsys):
+        with pytest.raises(SystemExit):
+            main(["generate"])
+        assert "--events" in capsys.readouterr().err
+
+
+def test_built_in_events_are_made_once(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("COSMICTAGGER_CACHE", str(tmp_path / "kept"))
+    small = ("data=generated", "data.events=2", "data.aux_events=1", "data.rows=64",
+             "data.columns=128", "run.iterations=2", "run.aux_iterations=1")  # fmt: skip
+    status, out = run(*small)
+    assert status == 0
+    files = sorted((tmp_path / "kept").iterdir())
+    assert len(files) == 2
+    times = [path.stat().st_mtime_ns for path in files]
+    assert run(*small)[0] == 0
+    assert [path.stat().st_mtime_ns for path in files] == times
+    assert record(out)["steps"] == 4

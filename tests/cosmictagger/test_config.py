@@ -1,0 +1,186 @@
+"""Keys, groups and presets of the original; what cannot be is refused, what is in vain is said."""
+
+import pytest
+import torch
+from hydra import compose, initialize
+
+from cosmictagger.commands.help import attributes
+from cosmictagger.config.checks import dump, look_up, settle
+from cosmictagger.config.data import DATA, DataFormat, DataKind
+from cosmictagger.config.framework import Torch
+from cosmictagger.config.mode import MODES, LossBalanceScheme, ModeKind, Optimizer, OptimizerKind
+from cosmictagger.config.network import Connection, Network
+from cosmictagger.config.root import PRESETS, register, typed
+from cosmictagger.config.run import ComputeMode, Precision, Run
+from cosmictagger.errors import ConfigError
+
+
+def configured(*overrides, preset="config", id="x"):
+    register()
+    with initialize(version_base="1.3", config_path=None):
+        return typed(compose(preset, [f"run.id={id}", *overrides]))
+
+
+def settled(*overrides, preset="config"):
+    config = configured(*overrides, preset=preset)
+    return config, settle(config)
+
+
+def test_defaults_train_here_on_built_in_events():
+    config, notes = settled()
+    assert config.mode.name is ModeKind.train
+    assert config.data.name is DataKind.generated
+    mode = ComputeMode.GPU if torch.cuda.is_available() else ComputeMode.CPU
+    assert config.run.compute_mode is mode
+    assert (config.run.iterations, config.run.distributed, notes) == (500, False, [])
+    assert config.output_dir == "output/torch/small/x/"
+
+
+def test_numbers_of_modes_are_those_of_the_ports():
+    numbers = {mode.name: mode.value for mode in ComputeMode}
+    assert numbers == {"CPU": 0, "GPU": 1, "DPCPP": 2, "XPU": 3, "HPU": 4, "IPU": 5, "RDU": 6}
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "wanted"),
+    [
+        ("run.compute_mode=IPU", "run.compute_mode", ComputeMode.IPU),
+        ("run.compute_mode=5", "run.compute_mode", ComputeMode.IPU),
+        ("run.precision=3", "run.precision", Precision.float16),
+        ("mode.optimizer.name=1", "mode.optimizer.name", OptimizerKind.rmsprop),
+        (
+            "mode.optimizer.loss_balance_scheme=light",
+            "mode.optimizer.loss_balance_scheme",
+            LossBalanceScheme.light,
+        ),
+        ("network.connections=2", "network.connections", Connection.none),
+        ("data.data_format=channels_first", "data.data_format", DataFormat.channels_first),
+    ],
+)
+def test_choices_by_name_or_number(override, key, wanted):
+    assert look_up(configured(override), key) is wanted
+
+
+def test_both_definitions_of_a21_are_there():
+    ours, ports = configured("network=a21"), configured("network=a21_graphcore")
+    assert (ours.network.blocks_final, ours.network.connections) == (0, Connection.sum)
+    assert (ports.network.blocks_final, ports.network.connections) == (5, Connection.concat)
+    assert ours.network.n_initial_filters == ports.network.n_initial_filters == 8
+
+
+@pytest.mark.parametrize(
+    ("preset", "network", "data", "downsample"),
+    [
+        ("config", "small", "generated", 3),
+        ("a21", "A21", "synthetic", 1),
+        ("a21-deterministic", "A21", "real", 1),
+        ("polaris", "polaris", "real", 0),
+        ("SCC_21", "scc21", "real", 0),
+        ("sn-at", "uresnet3d", "real", 0),
+    ],
+)
+def test_presets(preset, network, data, downsample):
+    config, notes = settled(preset=preset)
+    assert (config.network.name, config.data.name.name) == (network, data)
+    assert (config.data.downsample, notes) == (downsample, [])
+
+
+def test_presets_keep_their_numbers_and_yield_to_the_command_line():
+    config = configured("data=real", "run.minibatch_size=4", preset="a21-deterministic")
+    assert (config.data.seed, config.framework.seed, config.run.iterations) == (12345, 54321, 5000)
+    assert config.run.minibatch_size == 4
+    assert configured(preset="sn-at").network.depth == 7
+    assert set(PRESETS) == {"config", "a21", "a21-deterministic", "polaris", "SCC_21", "sn-at"}
+
+
+def test_published_command_lines_compose():
+    config = configured(
+        "mode=train",
+        "run.distributed=False",
+        "data=real",
+        "data.data_directory=/data/",
+        "framework=torch",
+        "run.compute_mode=IPU",
+        "run.precision=3",
+        "+framework.environment_variables.OMP='1'",
+        preset="a21",
+        id="bfloat16_2x10_1",
+    )
+    assert config.framework.environment_variables == {"OMP": "1"}
+    assert config.output_dir == "output/torch/A21/bfloat16_2x10_1/"
+
+
+def test_iterations_of_inference_are_all_events_unless_given():
+    assert settled("mode=inference")[0].run.iterations is None
+    assert settled("mode=inference", "run.iterations=3")[0].run.iterations == 3
+
+
+@pytest.mark.parametrize("mode", ["DPCPP", "XPU", "HPU"])
+def test_modes_that_do_not_exist_here(mode):
+    with pytest.raises(ConfigError, match=rf"{mode} was asked for; .* CPU \(0\).*RDU \(6\)"):
+        settled(f"run.compute_mode={mode}")
+
+
+@pytest.mark.parametrize(
+    ("override", "match"),
+    [
+        ("framework=tensorflow", "this application is PyTorch"),
+        ("run.minibatch_size=0", "minibatch_size=0 was asked for; the least is 1"),
+        ("mode.checkpoint_iteration=0", "checkpoint_iteration=0"),
+        ("mode.optimizer.gradient_accumulation=0", "gradient_accumulation=0"),
+        ("mode.optimizer.learning_rate=-1", "has to be positive"),
+        ("data.downsample=-1", "the least is 0"),
+        ("mode.quantization_aware=True", "8-bit integers"),
+        ("network.normalization=layer", "exists by name only"),
+    ],
+)
+def test_what_cannot_be(override, match):
+    with pytest.raises(ConfigError, match=match):
+        settled(override)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_gpu_without_cuda():
+    with pytest.raises(ConfigError, match=r"no CUDA device. Use run.compute_mode=CPU"):
+        settled("run.compute_mode=GPU")
+
+
+def test_one_of_several_processes(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match="one of 4 processes"):
+        settled()
+
+
+def test_a_run_without_a_name():
+    register()
+    with (
+        initialize(version_base="1.3", config_path=None),
+        pytest.raises(ConfigError, match=r"run.id is missing.*cosmictagger run.id=first"),
+    ):
+        typed(compose("config", []))
+
+
+def test_keys_in_vain_are_said_once_each():
+    _, notes = settled(
+        "run.distributed=True", "network.weight_decay=0.5", "framework.compile=True",
+        "run.compute_mode=IPU",
+    )  # fmt: skip
+    assert [note.split("=")[0] for note in notes] == [
+        "run.distributed",
+        "network.weight_decay",
+        "framework.compile",
+    ]
+
+
+def test_the_dump_is_the_originals():
+    lines = dump(configured("run.compute_mode=CPU")).splitlines()
+    assert lines[:4] == ["", "", "-- CONFIG --", "data: "]
+    assert "  compute_mode................: CPU" in lines
+    assert [line for line in lines if not line.startswith(" ")][3:] == sorted(
+        line for line in lines[3:] if not line.startswith(" ")
+    )
+
+
+@pytest.mark.parametrize("kind", [Run, Optimizer, Torch, Network, *MODES.values(), *DATA.values()])
+def test_every_key_has_a_line_of_help(kind):
+    assert set(attributes(kind)) == set(kind.__dataclass_fields__)

@@ -1,0 +1,81 @@
+"""Training curves come from the CSV files as training leaves them."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
+pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
+
+from cosmictagger.errors import DataError
+from cosmictagger.results import curves
+
+HEADER = "step,loss,Average/Cosmic_IoU,Average/Neutrino_IoU,Average/mIoU"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    lines = [f"{step},{3 - step / 50:.5f},0.5,0.1,{step / 200:.5f},3e-4" for step in range(100)]
+    (tmp_path / "train_metrics.csv").write_text(
+        "\n".join([HEADER + ",learning_rate", *lines]) + "\n"
+    )
+    (tmp_path / "test_metrics.csv").write_text(f"{HEADER}\n10,2.9,0.4,0.1,0.25\n")
+    return tmp_path
+
+
+def test_columns_by_name(folder):
+    runs = curves.read_folder(folder)
+    assert set(runs) == {"train", "test"}
+    np.testing.assert_allclose(runs["train"]["Average/mIoU"], np.arange(100) / 200)
+    assert runs["test"]["step"].tolist() == [10]
+
+
+def test_a_resumed_run_overrides_the_steps_it_repeats(tmp_path):
+    path = tmp_path / "train_metrics.csv"
+    path.write_text("step,loss\n0,5\n1,4\n2,3\n1,4.5\n2,3.5\n")
+    found = curves.read(path)
+    assert found["step"].tolist() == [0, 1, 2]
+    assert found["loss"].tolist() == [5, 4.5, 3.5]
+
+
+def test_a_line_that_a_killed_run_left_unfinished_is_left_out(tmp_path):
+    path = tmp_path / "train_metrics.csv"
+    path.write_text("step,loss,Average/mIoU\n0,5,0.1\n1,4\n1,4,0.2\n2,3.")
+    assert curves.read(path)["step"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("time,loss\n0,1\n", "must start with 'step'"),
+        ("", "must start with 'step'"),
+        ("step,loss\n0,big\n1,2\n", "line 2: could not convert"),
+        ("step,loss\n0,1,2\n", "line 2: 3 cells, but the header has 2"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, text, message):
+    path = tmp_path / "train_metrics.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        curves.read(path)
+
+
+def test_one_panel_for_each_kind_of_number(folder):
+    figure = curves.draw(curves.read_folder(folder))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == [
+        "loss",
+        "intersection over union",
+        "learning rate",
+    ]
+    assert len(figure.axes[1].get_lines()) == 3 * 2 + 3  # thin, smooth; test
+
+
+def test_nothing_to_draw_makes_no_file(tmp_path):
+    assert curves.save(curves.read_folder(tmp_path), tmp_path / "curves.png") is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_running_mean_neither_shifts_nor_spreads_what_is_missing():
+    values = np.arange(100, dtype=float)
+    np.testing.assert_allclose(curves._running_mean(values)[5:-5], values[5:-5])
+    values[50] = np.nan
+    assert np.isfinite(curves._running_mean(values)).all()

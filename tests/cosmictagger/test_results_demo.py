@@ -1,0 +1,40 @@
+"""The demo goes from no events to a report, with everything that the guide promises."""
+
+import pytest
+
+pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
+pytest.importorskip("hydra", reason="needs abele[cosmictagger]")
+pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
+pytest.importorskip("tensorboard", reason="needs abele[cosmictagger]")
+
+import cosmictagger_demo
+
+
+def test_from_nothing_to_a_report(tmp_path, capsys):
+    out = tmp_path / "demo"
+    small = ["--mode", "CPU", "--events", "4", "--unseen", "2", "--steps", "2", "--out", str(out)]
+    assert cosmictagger_demo.main(small) == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index("entry | neutrino | mIoU  | cosmic | neutrino")
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines[start + 1 : start + 3]]
+    assert [row[0] for row in rows] == ["0", "1"]
+    assert all(float(row[1]) > 0 and 0 <= float(row[2]) <= 1 for row in rows)
+    for promised in (
+        "run.json",
+        "train_metrics.csv",
+        "ana_metrics.csv",
+        "checkpoints/model-2.ckpt",
+        "predictions.h5",
+        "event_metrics.csv",
+        "displays/entry_000001.png",
+        "curves.png",
+    ):
+        assert (out / promised).stat().st_size
+    page = (out / "report.html").read_text()
+    assert "2 events, mean IoU" in page
+    assert page.count("data:image/png;base64,") == 3
+
+
+def test_an_error_of_the_application_is_the_status_of_the_demo(tmp_path, capsys):
+    assert cosmictagger_demo.main(["--mode", "CPU", "--events", "0", "--out", str(tmp_path)]) == 1
+    assert "data.events=0" in capsys.readouterr().err

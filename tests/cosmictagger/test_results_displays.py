@@ -1,0 +1,126 @@
+"""Event displays show what they promise; their look was judged by eye."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
+pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
+
+from matplotlib.colors import to_rgb
+from matplotlib.image import imread
+
+from cosmictagger.results import displays
+from cosmictagger.results.events import EventRecord, sparse_plane
+
+SIZE = (80, 128)
+METRICS = {"Average/mIoU": 0.4321, "plane0/Cosmic_IoU": 0.5, "plane0/Neutrino_IoU": 0.25}
+
+
+def make(label=True, neutrino=True):
+    image = np.zeros(SIZE, np.float32)
+    truth = np.zeros(SIZE, np.int64)
+    for step in range(70):
+        image[step, step], truth[step, step] = 20, 1
+    if neutrino:
+        image[10:16, 100:110], truth[10:16, 100:110] = 50, 2
+    image[40, 100:] = 5  # noise
+    score = np.where(truth == 2, 0.9, 0.1).astype(np.float32)
+    plane = sparse_plane(image, truth if label else None, truth, score)
+    return EventRecord(3, (1, 2, 4), SIZE, 1, METRICS if label else {}, (plane,) * 3)
+
+
+def panels(figure):
+    return [axes for axes in figure.axes if axes.get_images()]
+
+
+def texts(figure):
+    return " | ".join(text.get_text() for text in figure.findobj(lambda a: hasattr(a, "get_text")))
+
+
+def test_sparse_planes_come_back_dense():
+    view = make().plane(1)
+    assert (view.label == view.prediction).all()
+    assert view.image[5, 5] == 20
+    assert view.score[12, 105] == np.float32(0.9)
+    assert view.score[40, 99] == 0
+
+
+def test_a_picture_is_written_at_once(tmp_path):
+    path = displays.save(make(), tmp_path / "displays" / "entry.png")
+    assert imread(path).shape[:2] == (1378, 1950)
+    assert [file.name for file in path.parent.iterdir()] == ["entry.png"]
+
+
+def test_nine_panels_with_axes_ids_and_metrics():
+    figure = displays.draw(make())
+    assert len(panels(figure)) == 9
+    shown = texts(figure)
+    for wanted in (
+        "Run 1, subrun 2, event 4 (entry 3)",
+        "mIoU 0.432",
+        "IoU: cosmic 0.500, neutrino 0.250",
+        "Truth",
+        "Prediction",
+        "Neutrino score",
+        "wire [pixel]",
+        "drift time [pixel]",
+        "plane 2",
+        "60 neutrino pixels",
+        "run in cells of 2 x 2",
+    ):
+        assert wanted in shown
+    assert panels(figure)[0].get_images()[0].get_extent() == [0, 256, 0, 160]
+
+
+def test_a_small_neutrino_is_magnified_where_nothing_is_hidden():
+    figure = displays.draw(make())
+    inset = panels(figure)[0].child_axes[0]
+    (left, right), (bottom, top) = inset.get_xlim(), inset.get_ylim()
+    assert left <= 200 < 220 <= right
+    assert bottom <= 20 < 32 <= top
+    view = make().plane(0)
+    x, y = displays._empty_place(view, (5, 20, 95, 115))
+    rows = slice(int(y * 80), int((y + displays._INSET) * 80))
+    columns = slice(int(x * 128), int((x + displays._INSET) * 128))
+    assert not view.label[rows, columns].any()
+
+
+def test_without_neutrino_there_is_nothing_to_magnify():
+    assert not panels(displays.draw(make(neutrino=False)))[0].child_axes
+
+
+def test_without_labels_the_charge_stands_for_the_truth():
+    shown = texts(displays.draw(make(label=False)))
+    assert "Charge" in shown
+    assert "Truth" not in shown
+    assert "IoU" not in shown
+
+
+def test_an_empty_event_can_be_drawn(tmp_path):
+    nothing = np.zeros(SIZE)
+    plane = sparse_plane(nothing, nothing, nothing.astype(int), nothing)
+    assert len(plane[0]) == 0
+    displays.save(EventRecord(0, (-1, -1, -1), SIZE, 0, {}, (plane,) * 3), tmp_path / "e.png")
+
+
+def test_hue_is_the_class_and_depth_the_charge():
+    image = np.array([[0, 10.0, 1000.0]], np.float32)
+    picture = displays._colour(np.array([[0, 2, 2]]), image)
+    assert picture[0, 0, 3] == 0
+    assert picture[0, 1, :3].sum() > picture[0, 2, :3].sum()
+    np.testing.assert_allclose(picture[0, 2, :3], to_rgb(displays.CLASS_COLORS[2]), atol=0.02)
+
+
+def test_thinning_keeps_the_rarest_class():
+    classes = np.zeros((800, 1200), np.int64)
+    image = np.ones((800, 1200), np.float32)
+    classes[401, 601] = 2
+    thin = displays._thin(displays._colour(classes, image))
+    assert thin.shape == (266, 400, 4)
+    assert (thin[..., 3] == 3).sum() == 1
+
+
+def test_darkness_of_the_score_rises():
+    rgb = displays.SCORE_MAP(np.linspace(0, 1, 32))[:, :3]
+    luminance = rgb @ [0.2126, 0.7152, 0.0722]
+    assert (np.diff(luminance) < 0).all()

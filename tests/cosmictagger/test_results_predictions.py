@@ -1,0 +1,134 @@
+"""Predictions read back as they were computed, in the layout of the images."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
+pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
+
+import h5py
+
+from cosmictagger.data.larcv import EventFile
+from cosmictagger.errors import DataError
+from cosmictagger.results.predictions import (
+    PRODUCERS,
+    PredictionWriter,
+    open_predictions,
+    read_scores,
+    scores_of,
+)
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SHARED = Path(os.environ.get("ABELE_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))
+SAMPLE = SHARED / "cosmic_tagging_light.h5"
+SIZE = (8, 12)
+
+
+@pytest.fixture
+def event():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 3, *SIZE, generator=generator)
+    image = torch.rand(3, *SIZE, generator=generator)
+    image[image < 0.7] = 0
+    image[1] = 0  # a plane without charge
+    return image.numpy(), logits
+
+
+def write(path, image, logits, event_id=(7, 8, 9)):
+    with PredictionWriter(path, SIZE) as writer:
+        writer.add(image, [scores_of(plane) for plane in logits], event_id)
+    return path
+
+
+def test_scores_read_back_equal_at_every_pixel_with_charge(tmp_path, event):
+    image, logits = event
+    expected = torch.stack([plane.softmax(0) for plane in logits]).numpy()
+    with open_predictions(write(tmp_path / "p.h5", image, logits)) as file:
+        scores = read_scores(file, 0)
+        assert file.image_size == SIZE
+        np.testing.assert_array_equal(file.event_ids, [[7, 8, 9]])
+    seen = image != 0
+    for plane in range(3):
+        kept, wanted = scores[plane][:, seen[plane]], expected[plane][:, seen[plane]]
+        np.testing.assert_array_equal(kept[1:], wanted[1:])
+        np.testing.assert_allclose(kept[0], wanted[0], atol=1e-6)
+        assert not scores[plane][:, ~seen[plane]].any()
+
+
+def test_ids_run_down_the_columns_and_rise(tmp_path, event):
+    image, logits = event
+    with open_predictions(write(tmp_path / "p.h5", image, logits)) as file:
+        for producer in PRODUCERS:
+            for plane, (ids, values) in enumerate(file.sparse(producer, 0)):
+                rows, columns = np.nonzero(image[plane])
+                assert (np.diff(ids.astype(np.int64)) > 0).all()
+                np.testing.assert_array_equal(ids, np.sort(columns * SIZE[0] + rows))
+                assert len(values) == len(ids)
+
+
+def test_the_class_is_the_one_with_the_highest_score(tmp_path, event):
+    image, logits = event
+    with open_predictions(write(tmp_path / "p.h5", image, logits)) as file:
+        ids, values = file.sparse("class_prediction", 0)[2]
+    column, row = np.divmod(ids.astype(np.int64), SIZE[0])
+    np.testing.assert_array_equal(values, logits[2].argmax(0).numpy()[row, column])
+
+
+def test_an_independent_reader_finds_the_layout(tmp_path, event):
+    image, logits = event
+    with h5py.File(write(tmp_path / "p.h5", image, logits)) as file:
+        assert set(file["Data"]) == {f"sparse2d_{name}_group" for name in PRODUCERS}
+        group = file["Data/sparse2d_neutrino_prediction_group"]
+        assert group["image_meta"]["number_of_voxels"].tolist() == [[12, 8]] * 3
+        assert group["voxel_extents"]["N"].tolist() == [int((p != 0).sum()) for p in image]
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64])
+def test_scores_are_probabilities_in_float32_whatever_the_precision(event, kind):
+    scores = scores_of(event[1][0].to(kind))
+    assert scores.cosmic.dtype == scores.neutrino.dtype == np.float32
+    total = scores.cosmic + scores.neutrino
+    assert (total < 1).all()
+    np.testing.assert_allclose(scores.cosmic, event[1][0].softmax(0)[1], atol=0.02)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_scores_that_are_no_numbers_are_refused(event, value):
+    logits = event[1][0].clone()
+    logits[1, 2, 3] = value
+    with pytest.raises(DataError, match=r"not finite.*float16 overflows"):
+        scores_of(logits)
+
+
+def test_an_interrupted_pass_leaves_no_file(tmp_path, event):
+    image, logits = event
+
+    def interrupted():
+        with PredictionWriter(tmp_path / "p.h5", SIZE) as writer:
+            writer.add(image, [scores_of(plane) for plane in logits], (1, 1, 1))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not SAMPLE.is_file(), reason="no cosmic_tagging_light.h5: ABELE_SHARED_DATA")
+def test_real_events_keep_their_voxels(tmp_path):
+    from cosmictagger.data.dense import densify
+
+    with EventFile(SAMPLE) as source:
+        image = densify(source.sparse("sbndwire", 4), source.image_size)
+        logits = torch.tensor([0.0, 1.0, 2.0])[:, None, None].expand(3, *source.image_size)
+        with PredictionWriter(tmp_path / "p.h5", source.image_size) as writer:
+            writer.add(image, [scores_of(logits)] * 3, source.event_ids[4])
+        with open_predictions(tmp_path / "p.h5") as file:
+            for wanted, found in zip(
+                source.sparse("sbndwire", 4), file.sparse("neutrino_prediction", 0), strict=True
+            ):
+                np.testing.assert_array_equal(found.ids, wanted.ids)
+                assert found.values == pytest.approx(float(np.exp(2) / np.exp([0, 1, 2]).sum()))

@@ -1,0 +1,159 @@
+"""The report is well-formed, complete, needs nothing else, and says what the numbers say."""
+
+import math
+from html.parser import HTMLParser
+
+import pytest
+import torch
+
+pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
+pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
+
+from cosmictagger.metrics import KEYS
+from cosmictagger.physics_metrics import Neutrino
+from cosmictagger.results import report
+from cosmictagger.results.tally import Row, Tally, as_csv
+
+VOID = {"meta", "img", "br", "link", "input"}
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c489"
+    "0000000a49444154789c63000100000500010d0a2db40000000049454e44ae426082"
+)
+
+
+class Page(HTMLParser):
+    """Checks that tags are balanced; collects headings, text, and what the page points to."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.headings, self.text, self.addresses = [], [], "", []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "srcset")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("h1", "h2", "h3"):
+            self.headings.append(data)
+        if "style" not in self.open:
+            self.text += data + "\n"
+
+
+def metrics(value):
+    return dict.fromkeys(KEYS, value)
+
+
+@pytest.fixture
+def tally():
+    tally = Tally()
+    for entry, value in enumerate((0.96, 0.98, 0.97)):
+        neutrino = Neutrino(0.4 + entry, "nu_mu", "CC")
+        tally.rows.append(Row(entry, (1, 2, entry), metrics(value), neutrino))
+    label, predicted = torch.zeros(2, 3, 2, 2, dtype=torch.int64)
+    label[0], predicted[0] = torch.tensor([[0, 1], [2, 2]]), torch.tensor([[0, 1], [2, 1]])
+    tally.count(predicted, label)
+    return tally
+
+
+def content(tally, tmp_path=None, **others):
+    displays = []
+    if tmp_path is not None:
+        (tmp_path / "a.png").write_bytes(PIXEL)
+        displays = [(tally.rows[0], tmp_path / "a.png")]
+        others["curves"] = tmp_path / "a.png"
+    proof = {
+        "mode": "IPU",
+        "target": "cpu",
+        "executable hash": "abc123",
+        "compile seconds": 1.5,
+        "x": None,
+    }
+    return report.Content("A <pass> & more", proof, {"network": "a21"}, tally, displays, **others)
+
+
+def test_a_page_in_one_file_with_all_its_sections(tally, tmp_path):
+    path = report.save(
+        content(tally, tmp_path, files={"predictions.h5": "Scores."}), tmp_path / "r"
+    )
+    page = Page(path.read_text(encoding="utf-8"))
+    assert page.headings == [
+        "A <pass> & more",
+        "Where it ran",
+        "Metrics",
+        "By plane",
+        "What was taken for what",
+        "By neutrino energy",
+        "By interaction",
+        "Training",
+        "Events",
+        "run 1, subrun 2, event 0 (entry 0): mean IoU 96.00 %",
+        "Files beside this page",
+    ]
+    assert len(page.addresses) == 2
+    assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
+
+
+def test_the_page_proves_where_it_ran(tally):
+    text = Page(report.page(content(tally))).text
+    for wanted in ("IPU", "cpu", "abc123", "1.5", "none", "a21"):
+        assert f"\n{wanted}\n" in text
+
+
+def test_targets_are_judged_one_by_one(tally):
+    text = Page(report.page(content(tally))).text
+    assert text.count("✓ reached") == 3  # 0.97 in all; the target of the total accuracy is higher
+    assert text.count("✗ not reached") == 1
+    assert "3 of 4 targets" in text
+    for goal in ("> 99.90 %", "> 95.00 %", "> 90.00 %", "> 70.00 %"):
+        assert goal in text
+
+
+def test_texts_from_elsewhere_are_escaped(tally):
+    bad = "<script>alert(1)</script>"
+    tally.rows[0] = Row(0, (1, 2, 3), metrics(0.5), Neutrino(1.0, bad, bad))
+    shown = report.Content(bad, {bad: bad}, {}, tally, files={bad: bad})
+    text = report.page(shown)
+    assert "<script" not in text
+    assert bad in Page(text).text
+
+
+def test_without_labels_the_page_says_so():
+    tally = Tally([Row(0, (1, 1, 1), {})])
+    page = Page(report.page(content(tally)))
+    assert "1 event. The file has no labels" in page.text
+    assert "Metrics" not in page.headings
+
+
+def test_confusion_counts_pixels_by_true_class(tally):
+    assert tally.confusion[0].tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
+    text = Page(report.page(content(tally))).text
+    assert "50.00 %" in text  # of the neutrino pixels were taken for cosmic
+
+
+def test_means_leave_out_events_without_the_metric():
+    tally = Tally([Row(0, (0, 0, 0), {"a": 1.0}), Row(1, (0, 0, 1), {"a": math.nan})])
+    assert tally.mean("a") == (1.0, 1)
+    assert math.isnan(tally.mean("b")[0])
+
+
+def test_events_are_binned_by_what_their_neutrino_was():
+    rows = [
+        Row(0, (0, 0, 0), {"Average/Neutrino_IoU": 0.25}, Neutrino(0.7, "nu_e", "NC")),
+        Row(1, (0, 0, 1), {}, Neutrino(0.7, "nu_e", "NC")),
+        Row(2, (0, 0, 2), {"Average/Neutrino_IoU": 0.5}),
+    ]
+    (energy,), (kind,) = Tally(rows).by_energy(), Tally(rows).by_interaction()
+    assert (energy.name, energy.events, energy.mean) == ("0.5 to 1 GeV", 1, 0.25)
+    assert (kind.name, kind.events) == ("nu_e NC", 1)
+
+
+def test_the_table_of_events_as_csv(tally):
+    lines = as_csv(tally.rows, ["Average/mIoU"]).splitlines()
+    assert lines[0].startswith("entry,run,subrun,event,Average/mIoU,neutrino_energy")
+    assert lines[1] == "0,1,2,0,0.96000,0.40000,nu_mu,CC"

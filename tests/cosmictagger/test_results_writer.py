@@ -1,0 +1,188 @@
+"""A pass through ResultsWriter: every file, a few events in memory, nothing after an exception."""
+
+import csv
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
+pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
+
+from cosmictagger.data.loader import Batch
+from cosmictagger.errors import DataError
+from cosmictagger.results import ResultsWriter, displays, write
+from cosmictagger.results.predictions import open_predictions
+
+SIZE, RUN = (16, 32), (8, 16)
+
+
+@dataclass
+class Proof:
+    mode: str = "CPU"
+    compile_seconds: float = 0.25
+
+
+@pytest.fixture(autouse=True)
+def quick_pictures(monkeypatch):
+    """Drawing has its own tests; here it only leaves a file."""
+
+    def save(event, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(str(event.entry).encode())
+        return path
+
+    monkeypatch.setattr(displays, "save", save)
+
+
+def batch(entries, label=True):
+    generator = torch.Generator().manual_seed(entries[0])
+    shape = (len(entries), 3, *RUN)
+    truth = torch.randint(0, 3, shape, generator=generator)
+    ids = np.array([[1, 0, 100 + entry] for entry in entries])
+    return Batch(1.0 + truth, truth if label else None, list(entries), ids)
+
+
+def logits(batch, padding=0):
+    shape = (len(batch.entries) + padding, 3, *RUN)
+    generator = torch.Generator().manual_seed(9)
+    return tuple(torch.randn(shape, generator=generator) for _ in range(3))
+
+
+def rows(batch, value=None):
+    return [{"Average/mIoU": entry / 10 if value is None else value} for entry in batch.entries]
+
+
+def writer(folder, **settings):
+    return ResultsWriter(folder, SIZE, 1, Proof(), progress=False, **settings)
+
+
+def test_everything_is_written(tmp_path):
+    (tmp_path / "train_metrics.csv").write_text("step,loss\n0,3\n1,2\n")
+    with writer(tmp_path, displays=2) as results:
+        for entries in ((0, 1), (2,)):
+            events = batch(entries)
+            results.add(events, logits(events), rows(events))
+    files = results.files
+    assert files.curves == tmp_path / "curves.png"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "curves.png",
+        "displays",
+        "event_metrics.csv",
+        "predictions.h5",
+        "report.html",
+        "train_metrics.csv",
+    ]
+    with open_predictions(files.predictions) as predictions:
+        assert predictions.image_size == RUN
+        assert predictions.event_ids[:, 2].tolist() == [100, 101, 102]
+    with files.event_metrics.open() as table:
+        assert [row["entry"] for row in csv.DictReader(table)] == ["0", "1", "2"]
+    page = files.report.read_text()
+    for wanted in ("compile seconds", "downsample 1 (8 x 16)", "predictions.h5", "Training"):
+        assert wanted in page
+
+
+def test_the_proof_may_come_at_the_end(tmp_path):
+    steps = []
+    with ResultsWriter(tmp_path, SIZE, 1, lambda: {"evaluation_steps": len(steps)}) as results:
+        events = batch((0,))
+        results.add(events, logits(events), rows(events))
+        steps += [1, 2, 3]
+    assert "<td>evaluation steps</td><td><code>3</code>" in results.files.report.read_text()
+
+
+def test_write_takes_a_whole_pass(tmp_path):
+    passes = ((events, logits(events), rows(events)) for events in (batch((0,)), batch((1,))))
+    files = write(tmp_path, passes, size=SIZE, downsample=1, proof={"mode": "CPU"}, displays=0)
+    assert files.displays == ()
+    with open_predictions(files.predictions) as predictions:
+        assert len(predictions) == 2
+
+
+def test_the_worst_and_the_best_are_kept_and_no_more(tmp_path):
+    order = [5, 2, 9, 0, 7, 1, 8, 3, 6, 4]
+    with writer(tmp_path, displays=4) as results:
+        for entry in order:
+            events = batch((entry,))
+            results.add(events, logits(events), rows(events))
+            assert len(results._kept) <= 4
+    assert [path.stem for path in results.files.displays] == [
+        "entry_000000",
+        "entry_000001",
+        "entry_000008",
+        "entry_000009",
+    ]
+
+
+def test_pictures_of_an_earlier_pass_go(tmp_path):
+    for entry in (1, 2):
+        events = batch((entry,))
+        with writer(tmp_path) as results:
+            results.add(events, logits(events), rows(events))
+    assert [path.name for path in (tmp_path / "displays").iterdir()] == ["entry_000002.png"]
+
+
+def test_without_labels_there_are_scores_and_the_first_events(tmp_path):
+    with writer(tmp_path, displays=1) as results:
+        for entry in (4, 5):
+            events = batch((entry,), label=False)
+            results.add(events, logits(events))
+    assert [path.stem for path in results.files.displays] == ["entry_000004"]
+    assert "no labels" in results.files.report.read_text()
+    assert not results.tally.confusion.any()
+
+
+def test_padding_of_a_fixed_batch_size_is_left_out(tmp_path):
+    events = batch((0,))
+    with writer(tmp_path) as results:
+        results.add(events, logits(events, padding=3), rows(events))
+    with open_predictions(results.files.predictions) as predictions:
+        assert len(predictions) == 1
+
+
+def test_confusion_and_scores_come_from_the_same_logits(tmp_path):
+    events = batch((0, 1))
+    with writer(tmp_path) as results:
+        results.add(events, logits(events), rows(events))
+    predicted = torch.stack([plane.argmax(1) for plane in logits(events)], dim=1)
+    for true in range(3):
+        for guess in range(3):
+            count = int(((events.label == true) & (predicted == guess)).sum())
+            assert results.tally.confusion[:, true, guess].sum() == count
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_exception_leaves_nothing(tmp_path, error):
+    events = batch((0,))
+
+    def stopped():
+        with writer(tmp_path) as results:
+            results.add(events, logits(events), rows(events))
+            raise error
+
+    with pytest.raises(error):
+        stopped()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    events, blind = batch((3,)), batch((3,), label=False)
+    with writer(tmp_path) as results:
+        with pytest.raises(DataError, match=r"needed are three of \[1 or more, 3, 8, 16\]"):
+            results.add(events, logits(events)[:2], rows(events))
+        with pytest.raises(DataError, match=r"\(1, 3, 4, 16\).*downsample 1"):
+            results.add(events, [plane[:, :, :4] for plane in logits(events)], rows(events))
+        with pytest.raises(DataError, match="1 events with labels, rows of metrics: none"):
+            results.add(events, logits(events))
+        with pytest.raises(DataError, match="1 events without labels, rows of metrics: 1"):
+            results.add(blind, logits(blind), rows(blind))
+        broken = logits(events)
+        broken[1][0, 0, 0, 0] = torch.nan
+        with pytest.raises(DataError, match="Entry 3 of the events: the network's output"):
+            results.add(events, broken, rows(events))
+    with pytest.raises(DataError, match="downsample=9 does not fit"):
+        ResultsWriter(tmp_path, SIZE, 9, Proof())
+    with pytest.raises(TypeError, match="proof is a str"):
+        ResultsWriter(tmp_path, SIZE, 1, "CPU")

@@ -1,0 +1,417 @@
+"""A physicist's night: runs that are stopped, killed, resumed, and given bad events."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from cosmic_small import SIZE, TINY, column, event, record
+from cosmictagger import checkpoints, training
+from cosmictagger.backends import StepResult
+from cosmictagger.backends.ipu import IpuBackend
+from cosmictagger.backends.plain import PlainBackend
+from cosmictagger.data.writer import write_events
+
+
+def steps(folder, saver="train"):
+    return [int(step) for step in column(folder, "step", saver)]
+
+
+def test_a_run_leaves_what_the_original_leaves(run):
+    status, out = run(
+        "run.iterations=3", "run.aux_iterations=2", "run.saver=True", "mode.checkpoint_iteration=2",
+        "mode.no_summary_images=False", "run.profile=True",
+    )  # fmt: skip
+    assert status == 0
+    assert {path.name for path in out.iterdir()} == {
+        "checkpoints", "process.log", "profiles", "run.json", "test", "test_metrics.csv", "train",
+        "train_metrics.csv",
+    }  # fmt: skip
+    assert sorted(os.listdir(out / "checkpoints")) == ["checkpoint", "model-2.ckpt", "model-3.ckpt"]
+    header = (out / "train_metrics.csv").read_text().splitlines()[0].split(",")
+    names = ("Total_Accuracy", "Cosmic_IoU", "Neutrino_IoU", "Non_Bkg_Accuracy", "mIoU")
+    groups = ("Average", "plane0", "plane1", "plane2")
+    assert header == ["step", "loss", *(f"{g}/{n}" for g in groups for n in names),
+                      "global_step_per_sec", "images_per_second", "io_fetch_time",
+                      "step_time"]  # fmt: skip
+    assert (steps(out), steps(out, "test")) == ([0, 1, 2], [2])
+    written = EventAccumulator(str(out / "train")).Reload()
+    assert written.Scalars("learning_rate")[0].value == pytest.approx(1e-4)
+    assert len(written.Scalars("Average/mIoU")) == 3
+    assert set(written.Tags()["images"]) == {
+        f"{what}/plane_{plane}" for what in ("prediction", "label") for plane in range(3)
+    }
+    profiles = sorted(os.listdir(out / "profiles"))
+    assert profiles == [
+        "args.json", "profiling_info_rank_0.npy", *(f"timeline_{i}.json" for i in range(3))
+    ]  # fmt: skip
+    assert len(np.load(out / "profiles" / profiles[1], allow_pickle=False)) == 3
+    log = (out / "process.log").read_text()
+    assert "Dumping launch arguments." in log
+    assert "-- CONFIG --" in log
+    assert re.search(r"train Step 2 metrics: loss: .* \(Step\)\(s\)\)", log)
+    assert re.search(r"except first two iterations: [\d.]+, throughput: [\d.]+", log)
+
+
+def check_proof(out, mode, target):
+    """Banner, log and record name the mode, its target and its program."""
+    found = record(out)
+    proof = found["proof"]
+    assert (proof["mode"], proof["target"], proof["training_steps"]) == (mode, target, 5)
+    log = (out / "process.log").read_text()
+    if mode == "IPU":
+        assert proof["compile_seconds"] > 0
+        line = re.search(r"Mode IPU: poptorch, target reference, .* executable (\w{16}), made", log)
+        assert line is not None
+        assert proof["executable"].startswith(line[1])
+    saved = torch.load(out / "checkpoints" / "model-5.ckpt", weights_only=True)
+    assert checkpoints.weights_hash(saved["state_dict"]) == found["weights_hash"]
+    assert found["weights_hash"] in log
+    assert (found["ended"], found["steps"], found["seeds"]["data"]) == ("finished", 5, 7)
+
+
+@pytest.mark.parametrize(("mode", "target"), [("CPU", "eager"), ("IPU", "reference")])
+def test_going_on_is_as_if_nothing_had_happened(run, plane_net, mode, target):
+    """Batches, rates, statistics, moments and weights: one run of 5 steps, and one of 2 and 3."""
+    aux = 2 if mode == "CPU" else 0  # a second program to trace, tested by itself elsewhere
+    whole = ("run.iterations=5", f"run.aux_iterations={aux}", f"run.compute_mode={mode}")
+    _, straight = run(*whole, "mode.checkpoint_iteration=2", name="straight")
+    check_proof(straight, mode, target)
+    killed = straight.parent / "killed"
+    (killed / "checkpoints").mkdir(parents=True)
+    # What a run leaves that is killed between steps 2 and 4.
+    shutil.copy(straight / "checkpoints" / "model-2.ckpt", killed / "checkpoints")
+    status, _ = run("run.iterations=3", *whole[1:], name="killed")
+    assert status == 0
+    assert record(killed)["weights_hash"] == record(straight)["weights_hash"]
+    assert column(killed, "loss") == column(straight, "loss")[2:]
+    if aux:
+        assert column(killed, "loss", "test") == column(straight, "loss", "test")
+    assert "Going on after step 2" in (killed / "process.log").read_text()
+
+
+def test_killed_and_resumed_for_real(run, events_folder, tmp_path):
+    """SIGKILL inside a step, in a process of its own."""
+    out = tmp_path / "killed"
+    arguments = [
+        "run.id=killed", f"output_dir={out}", "data=real", f"data.data_directory={events_folder}",
+        "data.file=train.h5", "data.aux_file=aux.h5", "data.downsample=1", "data.seed=7",
+        "framework.seed=11", "run.compute_mode=CPU", "run.saver=False", "run.iterations=6",
+        "mode.checkpoint_iteration=2", *TINY,
+    ]  # fmt: skip
+    program = f"""
+        import os, signal, torch
+        torch.set_num_threads(1)
+        from cosmictagger import cli, training
+        noted = training.Training._note
+        def note(self, batch, result, rate):
+            if self.step == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            noted(self, batch, result, rate)
+        training.Training._note = note
+        cli.main({arguments!r})
+    """
+    died = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert died.returncode == -signal.SIGKILL, died.stderr.decode()
+    assert steps(out) == [0, 1, 2, 3, 4]
+    assert record(out)["ended"] is None
+    status, _ = run("run.iterations=2", name="killed")
+    assert status == 0
+    assert steps(out) == [0, 1, 2, 3, 4, 4, 5]
+    _, straight = run("run.iterations=6", name="straight")
+    assert record(out)["weights_hash"] == record(straight)["weights_hash"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_after_the_step_with_a_checkpoint(run, monkeypatch, number):
+    noted = training.Training._note
+
+    def note(self, batch, result, rate):
+        noted(self, batch, result, rate)
+        if self.step == 1:
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(training.Training, "_note", note)
+    before = signal.getsignal(number)
+    status, out = run("run.iterations=50", "run.aux_iterations=0")
+    assert status == 128 + number
+    assert steps(out) == [0, 1]
+    assert checkpoints.load(checkpoints.locate(out))["global_step"] == 2
+    assert record(out)["ended"] == f"stopped by signal {number}"
+    assert signal.getsignal(number) == before
+
+
+def test_a_second_signal_ends_at_once(monkeypatch):
+    from cosmictagger.stopping import Stop
+
+    sent = []
+    monkeypatch.setattr(os, "kill", lambda process, number: sent.append((process, number)))
+    with Stop() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        assert (stop.signal, sent) == (signal.SIGTERM, [])
+        signal.raise_signal(signal.SIGTERM)
+        assert sent == [(os.getpid(), signal.SIGTERM)]
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_step_that_bypasses_the_backend_is_an_error(run, monkeypatch, capsys):
+    """A trainer that computes losses on the host by itself is found out at its first step."""
+
+    def elsewhere(self, batch, rate):
+        logits = self.network(batch.image)
+        return StepResult(self.loss(logits, batch.label).detach(), logits)
+
+    monkeypatch.setattr(PlainBackend, "train_step", elsewhere)
+    status, out = run("run.iterations=2")
+    assert status == 1
+    assert "1 training steps were made, but 0 went through the backend" in capsys.readouterr().err
+    assert not (out / "checkpoints").exists()
+
+
+def test_the_published_mistake_ends_the_run(run, plane_net, monkeypatch, capsys):
+    made = IpuBackend.__init__
+
+    def moved(self, *args):
+        made(self, *args)
+        self.trainer = self.trainer.to(torch.device("cpu"))
+
+    monkeypatch.setattr(IpuBackend, "__init__", moved)
+    monkeypatch.setattr(IpuBackend, "proof", lambda self: PlainBackend.proof(self))
+    monkeypatch.setattr(PlainBackend, "proof", lambda self: made_up_proof())
+    status, out = run("run.compute_mode=IPU", "run.iterations=2")
+    assert status == 1
+    assert "about to run on the host" in capsys.readouterr().err
+    assert record(out)["ended"].startswith("failed: A step of training in IPU mode")
+
+
+def made_up_proof():
+    from cosmictagger.backends import Proof
+
+    return Proof("IPU", "poptorch", "ipu", "ipu", "float32", "0" * 64, 1.0, 0, 0)
+
+
+def test_a_loss_that_is_no_number_names_event_and_step(run, monkeypatch, capsys):
+    step = PlainBackend.train_step
+
+    def broken(self, batch, rate):
+        result = step(self, batch, rate)
+        if self.training_steps == 4:
+            result.logits[1][1, 2, 3, 4] = torch.nan
+            return StepResult(torch.tensor(torch.nan), result.logits)
+        return result
+
+    monkeypatch.setattr(PlainBackend, "train_step", broken)
+    status, out = run("run.iterations=9", "run.aux_iterations=0", "mode.checkpoint_iteration=2")
+    said = capsys.readouterr().err
+    assert status == 1
+    assert re.search(
+        r"The loss of step 3 is nan. The first event of it is (\d+) \(run, subrun, event "
+        r"\(1, 0, \1\)\)",
+        said,
+    )
+    assert "the checkpoint after step 2" in said
+    assert checkpoints.load(checkpoints.locate(out))["global_step"] == 2
+    assert steps(out) == [0, 1, 2]
+
+
+def test_a_bad_image_names_event_and_step_and_saves_first(run, tmp_path, capsys):
+    events = [event(number) for number in range(6)]
+    events[4].planes["sbndwire"][1].values[7] = np.inf
+    write_events(tmp_path / "bad.h5", events, SIZE)
+    status, out = run(
+        f"data.data_directory={tmp_path}", "data.file=bad.h5", "data.aux_file=", "run.iterations=9"
+    )
+    said = capsys.readouterr().err
+    assert status == 1
+    stopped = re.search(r"Training stops at step (\d): .*bad.h5: event 4, plane 1.* inf", said)
+    assert stopped is not None
+    done = int(stopped[1])
+    if done:
+        assert checkpoints.load(checkpoints.locate(out))["global_step"] == done
+
+
+def test_a_full_disk_ends_the_run_and_keeps_the_last_checkpoint(run, monkeypatch, capsys):
+    save, count = torch.save, []
+
+    def full(content, file):
+        count.append(1)
+        if len(count) == 2:
+            raise OSError(28, "No space left on device")
+        save(content, file)
+
+    monkeypatch.setattr(torch, "save", full)
+    status, out = run("run.iterations=9", "run.aux_iterations=0", "mode.checkpoint_iteration=2")
+    assert status == 1
+    assert "model-4.ckpt cannot be written: [Errno 28]" in capsys.readouterr().err
+    assert checkpoints.load(checkpoints.locate(out))["global_step"] == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "match"),
+    [
+        (("data.aux_file=nowhere.h5",), "data.aux_file=nowhere.h5 was asked for, but there is no"),
+        (("data.file=nowhere.h5",), "nowhere.h5"),
+        (("data.label=",), "training needs labels"),
+        (("run.minibatch_size=8",), "8 events .* the files have 7"),
+        (("mode.weights_location=nowhere/",), "weights_location=nowhere/ was asked for.*not exist"),
+        (("network.depth=6",), "multiples of 64, but the image has 32 x 64"),
+        (("framework.sparse=True",), "no sparse network"),
+        (("run.precision=float16",), "would all vanish in float16"),
+    ],
+)
+def test_bad_input_is_one_clear_sentence(run, capsys, overrides, match):
+    status, _ = run("run.iterations=1", *overrides)
+    said = capsys.readouterr().err.strip()
+    assert status == 1
+    assert re.search(f"cosmictagger: .*{match}", said)
+    assert "Traceback" not in said
+
+
+def test_a_checkpoint_cut_in_half_is_never_replaced_by_random_weights(run, capsys):
+    _, out = run("run.iterations=4", "run.aux_iterations=0", "mode.checkpoint_iteration=2")
+    cut = out / "checkpoints" / "model-4.ckpt"
+    cut.write_bytes(cut.read_bytes()[:1000])
+    status, _ = run("run.iterations=1")
+    assert status == 1
+    older = out / "checkpoints" / "model-2.ckpt"
+    assert f"choose it with mode.weights_location={older}" in capsys.readouterr().err
+    assert run("run.iterations=1", f"mode.weights_location={older}")[0] == 0
+    assert checkpoints.load(checkpoints.locate(out))["global_step"] == 3
+
+
+def test_weights_of_another_network_are_refused(run, capsys):
+    run("run.iterations=1")
+    assert run("run.iterations=1", "network.n_initial_filters=4")[0] == 1
+    said = capsys.readouterr().err
+    assert re.search(
+        r"model-1.ckpt is of another network: of \d+ tensors, \d+ of other shape", said
+    )
+
+
+def test_going_on_with_other_data_has_to_be_asked_for(run, capsys, tmp_path):
+    _, out = run("run.iterations=2")
+    write_events(tmp_path / "more.h5", map(event, range(9)), SIZE)
+    other = (f"data.data_directory={tmp_path}", "data.file=more.h5", "data.aux_file=")
+    assert run("run.iterations=1", *other)[0] == 1
+    assert "stored position of the loader is for events=7, here it is 9" in capsys.readouterr().err
+    status, new = run("run.iterations=1", *other, f"mode.weights_location={out}", name="new")
+    assert status == 0
+    assert "loader starts at its first batch" in (new / "process.log").read_text()
+
+
+def test_validation_keeps_no_graph_and_changes_no_weights(run, monkeypatch):
+    seen = []
+    evaluate = PlainBackend.evaluate_step
+
+    def watched(self, batch):
+        result = evaluate(self, batch)
+        seen.append(any(plane.requires_grad for plane in result.logits))
+        return result
+
+    monkeypatch.setattr(PlainBackend, "evaluate_step", watched)
+    _, with_aux = run("run.iterations=4", "run.aux_iterations=1", name="with")
+    assert seen == [False] * 3
+    _, without = run("run.iterations=4", "run.aux_iterations=0", name="without")
+    assert record(with_aux)["weights_hash"] == record(without)["weights_hash"]
+
+
+class TestOtherModes:
+    def test_inference_is_one_pass_in_order(self, run, capsys):
+        run("run.iterations=2")
+        status, out = run("mode=inference", "mode.displays=1")
+        assert status == 0
+        assert "Inference report: 4 batches processed for 7 entries." in capsys.readouterr().out
+        found = record(out)
+        assert (found["events"], found["proof"]["evaluation_steps"]) == (7, 4)
+        assert found["metrics"]["Average/Total_Accuracy"] > 0
+        assert found["weights_hash"] == checkpoints.weights_hash(
+            checkpoints.load(checkpoints.locate(out))["state_dict"]
+        )
+        assert (out / "predictions.h5").exists()
+        assert (out / "report.html").exists()
+        assert steps(out, "ana") == [0, 1, 2, 3]
+
+    def test_evaluate_gives_the_same_numbers_and_no_files(self, run):
+        _, first = run("run.iterations=2")
+        weights = f"mode.weights_location={first}"
+        _, labelled = run("mode=inference", weights, "mode.displays=0", name="i")
+        _, out = run("mode=evaluate", weights, name="e")
+        assert record(out)["metrics"] == record(labelled)["metrics"]
+        assert not (out / "predictions.h5").exists()
+
+    @pytest.mark.parametrize(
+        ("overrides", "events"),
+        [(("run.iterations=2",), 4), (("mode.start_index=3",), 4), (("mode.start_index=6",), 1)],
+    )
+    def test_part_of_a_file(self, run, overrides, events):
+        _, out = run("mode=evaluate", "mode.weights_location=random", *overrides)
+        assert record(out)["events"] == events
+
+    def test_random_weights_have_to_be_asked_for(self, run, capsys):
+        assert run("mode=evaluate")[0] == 1
+        assert "mode.weights_location=random" in capsys.readouterr().err
+
+    def test_an_event_that_is_not_there(self, run, capsys):
+        assert run("mode=evaluate", "mode.weights_location=random", "mode.start_index=7")[0] == 1
+        assert "mode.start_index=7 was asked for, but there are 7 events" in capsys.readouterr().err
+
+    def test_without_labels(self, run, tmp_path):
+        images = [
+            event(n)._replace(planes={"sbndwire": event(n).planes["sbndwire"]}) for n in (1, 2)
+        ]
+        write_events(tmp_path / "bare.h5", images, SIZE, producers=("sbndwire",))
+        status, out = run(
+            "mode=inference", "mode.weights_location=random", f"data.data_directory={tmp_path}",
+            "data.file=bare.h5", "data.label=", "mode.displays=1",
+        )  # fmt: skip
+        assert status == 0
+        assert record(out)["metrics"] == {}
+        assert (out / "predictions.h5").exists()
+
+    def test_scores_that_are_no_numbers(self, run, monkeypatch, capsys):
+        def broken(self, batch):
+            logits = tuple(torch.zeros(len(batch), 3, 32, 64) for _ in range(3))
+            logits[2][0, 0, 0, 0] = torch.inf
+            self.evaluation_steps += 1
+            return StepResult(torch.tensor(1.0), logits)
+
+        monkeypatch.setattr(PlainBackend, "evaluate_step", broken)
+        assert run("mode=inference", "mode.weights_location=random")[0] == 1
+        said = capsys.readouterr().err
+        assert "Scores of event 0 (run, subrun, event (1, 0, 0)) are no numbers" in said
+
+    def test_iotest_reads_and_says_how_fast(self, run, capsys):
+        status, out = run("mode=iotest", "run.iterations=5")
+        assert status == 0
+        said = capsys.readouterr().out
+        assert re.search(r"4: Time to fetch a minibatch of data: \d+\.\d\ds", said)
+        assert re.search(r"Average Image IO Throughput: \d", said)
+        assert record(out)["images"] == 2 + 2 + 2 + 1 + 2
+
+
+def test_synthetic_data_train_too(run):
+    status, out = run("data=synthetic", "data.downsample=6", "run.iterations=1", "network.depth=1")
+    assert status == 0
+    assert "data" in json.dumps(record(out)["config"])
+
+
+def test_seeds_that_were_drawn_repeat_a_run(run):
+    _, first = run("data.seed=0", "framework.seed=0", "run.iterations=1", name="first")
+    seeds = record(first)["seeds"]
+    again = (f"data.seed={seeds['data']}", f"framework.seed={seeds['framework']}")
+    _, second = run(*again, "run.iterations=1", name="second")
+    assert record(second)["weights_hash"] == record(first)["weights_hash"]
+    assert f"data.seed={seeds['data']} was drawn" in (first / "process.log").read_text()
