@@ -200,8 +200,8 @@ def test_losses():
 def test_names_that_do_not_exist():
     with pytest.raises(AttributeError, match=r"samba has no 'from_torhc', and torch has none"):
         _ = samba.from_torhc
-    with pytest.raises(AttributeError, match=r"session has no 'runn'. See docs/sambaflow.md"):
-        _ = samba.session.runn
+    with pytest.raises(AttributeError, match=r"session has no 'runs'. See docs/sambaflow.md"):
+        _ = samba.session.runs
     with pytest.raises(UsageError, match=r"a PEF of this package holds one model"):
         samba.utils.trace_multigraph()
 

@@ -15,6 +15,9 @@ FORBIDDEN = {
     "popdist": (FRONT_ENDS - {"popdist", "poptorch"})
     | {"abele", "examples", "benchmarks", "tests"},
     "poptorch": {"popdist", "sambaflow", "cosmictagger", "examples", "benchmarks", "tests"},
+    "sambaflow": (FRONT_ENDS - {"sambaflow"}) | {"examples", "benchmarks", "tests"},
+    # The application sees the engine through the front-ends, but for its version.
+    "cosmictagger": {"popart", "examples", "benchmarks", "tests"},
 }
 FILES = sorted(SOURCE.rglob("*.py"))
 IDS = [str(path.relative_to(SOURCE)) for path in FILES]

@@ -1,4 +1,4 @@
-"""From optimizer objects to the update rule of a program, and their state to and fro."""
+"""From optimizer objects to the update rule of a program, and their state in both directions."""
 
 from __future__ import annotations
 
