@@ -1,0 +1,37 @@
+"""Which programs run as schedules, and why."""
+
+from __future__ import annotations
+
+import torch
+
+from abele.program import Program
+
+aten = torch.ops.aten
+
+# Images above this many bytes leave a core's cache between operations. Compiling them gains
+# nothing (the convolutions stay the library's) and was seen to lose; schedules keep memory instead.
+LARGE_IMAGE = 2**20
+# Fewer are compiled in seconds.
+LEAST_CONVOLUTIONS = 8
+
+
+def why_scheduled(program: Program) -> str | None:
+    """Why a program runs operator by operator, or ``None`` if it is compiled."""
+    large = total = work = 0
+    for node in program.graph.graph.nodes:
+        if node.target is not aten.convolution.default:
+            continue
+        result, weight = node.meta["val"], node.args[1].meta["val"]  # type: ignore[union-attr]
+        if result.dim() != 4 or result.dtype is not torch.float32:
+            continue
+        adds = result.numel() * weight[0].numel()
+        total += adds
+        if result[0].numel() * result.element_size() >= LARGE_IMAGE:
+            large, work = large + 1, work + adds
+    if large < LEAST_CONVOLUTIONS or 2 * work < total:
+        return None
+    return (
+        f"{large} convolutions with images of {LARGE_IMAGE // 2**20} MiB and more do "
+        f"{round(100 * work / total)} % of its multiply-adds; the library runs them best, "
+        "one by one, and nothing needs compiling"
+    )
