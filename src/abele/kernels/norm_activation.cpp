@@ -100,26 +100,20 @@ struct Element {
   float grad, normalised;
 };
 
-// Recovers both from y (less the residual that was added) or from x.
+// Recovers both from y (less the residual that was added) or from x. `kept`, `residual` and `grad`
+// are of one element; the others of its channel.
 template <bool FROM_Y, bool RESIDUAL>
-struct Recovery {
-  const float *grad, *kept, *residual, *add, *multiply, *weight, *bias;
-  float slope, inverse_slope;
-  inline Element operator()(Index first, Index i) const {
-    const float value = kept[first + i], other = RESIDUAL ? residual[first + i] : 0.0f;
-    float normalised, before;
-    if (FROM_Y) {
-      before = value;
-      const float z = (value > 0.0f ? value : value * inverse_slope) - other;
-      normalised = (z - add[i]) * multiply[i];
-    } else {
-      normalised = (value - add[i]) * multiply[i];
-      before = normalised * weight[i] + bias[i] + other;
-    }
-    const float g = grad[first + i];
-    return {before > 0.0f ? g : g * slope, normalised};
+inline Element recover(float grad, float kept, float residual, float add, float multiply,
+                       float weight, float bias, float slope, float inverse_slope) {
+  if (FROM_Y) {
+    const float z = kept * (kept > 0.0f ? 1.0f : inverse_slope);
+    const float normalised = ((RESIDUAL ? z - residual : z) - add) * multiply;
+    return {grad * (kept > 0.0f ? 1.0f : slope), normalised};
   }
-};
+  const float normalised = (kept - add) * multiply;
+  const float before = normalised * weight + bias + (RESIDUAL ? residual : 0.0f);
+  return {grad * (before > 0.0f ? 1.0f : slope), normalised};
+}
 
 template <bool FROM_Y, bool RESIDUAL>
 void backward(const AbeleNorm& norm, const float* grad, const float* kept, const float* residual,
@@ -134,14 +128,15 @@ void backward(const AbeleNorm& norm, const float* grad, const float* kept, const
   const Repeated multiply(layout, FROM_Y ? inverse.data() : inverse_std);
   const Repeated weights(layout, weight), biases(layout, bias);
   const float slope = static_cast<float>(norm.slope);
-  const Recovery<FROM_Y, RESIDUAL> recover{grad,           kept,           residual,
-                                           add.data(),     multiply.data(), weights.data(),
-                                           biases.data(),  slope,          1.0f / slope};
+  const float inverse_slope = 1.0f / slope;
+  const float *p = add.data(), *q = multiply.data(), *w = weights.data(), *v = biases.data();
   std::vector<double> sums(2 * channels);
   two_sums(layout, threads, sums.data(), [=](Index first, Index count, float* a, float* b) {
+    const float *g = grad + first, *k = kept + first, *r = RESIDUAL ? residual + first : k;
 #pragma GCC ivdep
     for (Index i = 0; i < count; ++i) {
-      const Element e = recover(first, i);
+      const Element e = recover<FROM_Y, RESIDUAL>(g[i], k[i], r[i], p[i], q[i], w[i], v[i], slope,
+                                                  inverse_slope);
       a[i] += e.grad;
       b[i] += e.grad * e.normalised;
     }
@@ -155,13 +150,15 @@ void backward(const AbeleNorm& norm, const float* grad, const float* kept, const
   }
   const Repeated scales(layout, scale.data()), first_means(layout, mean_grad.data());
   const Repeated second_means(layout, mean_both.data());
-  const float *s = scales.data(), *m = first_means.data(), *k = second_means.data();
+  const float *s = scales.data(), *m = first_means.data(), *n = second_means.data();
   each_part(layout, threads, [=](Index first, Index count) {
-    float *to = grad_x + first, *other = RESIDUAL ? grad_residual + first : nullptr;
+    const float *g = grad + first, *k = kept + first, *r = RESIDUAL ? residual + first : k;
+    float *to = grad_x + first, *other = RESIDUAL ? grad_residual + first : to;
 #pragma GCC ivdep
     for (Index i = 0; i < count; ++i) {
-      const Element e = recover(first, i);
-      to[i] = s[i] * (e.grad - m[i] - e.normalised * k[i]);
+      const Element e = recover<FROM_Y, RESIDUAL>(g[i], k[i], r[i], p[i], q[i], w[i], v[i], slope,
+                                                  inverse_slope);
+      to[i] = s[i] * (e.grad - m[i] - e.normalised * n[i]);
       if (RESIDUAL) other[i] = e.grad;
     }
   });
