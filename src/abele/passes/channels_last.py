@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from abele import _torch
 from abele.ops import norm_activation
 from abele.ops.memory_layout import in_layout
 from abele.passes._edit import editable, finished
@@ -21,7 +22,11 @@ from abele.program import Program, is_getitem, node_argument, writes
 aten = torch.ops.aten
 
 _Node = torch.fx.Node
-_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
+_CONVOLUTIONS = (
+    aten.convolution.default,
+    aten.convolution_backward.default,
+    _torch.convolution_with_activation(),
+)
 _NORMS = (norm_activation.forward, norm_activation.backward, norm_activation.evaluation)
 
 # They keep the order of their images, whatever it is, if all have the same one.
@@ -118,4 +123,4 @@ class _Layouts:
 
 
 def _weight(node: _Node) -> _Node:
-    return node_argument(node, 1 if node.target is aten.convolution.default else 2)
+    return node_argument(node, 2 if node.target is aten.convolution_backward.default else 1)

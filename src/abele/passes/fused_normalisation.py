@@ -20,7 +20,7 @@ import torch
 
 from abele.ops import norm_activation
 from abele.passes._edit import editable, finished
-from abele.program import Program, is_getitem, node_argument
+from abele.program import Program, is_getitem, node_argument, writes
 
 aten = torch.ops.aten
 
@@ -50,7 +50,9 @@ def fused_normalisation(program: Program) -> Program:
     for node in list(graph.graph.nodes):
         if node.target is aten.convolution_backward.default:
             _drop_zero_gradient(node)
-    graph.graph.eliminate_dead_code()
+    graph.graph.eliminate_dead_code(
+        lambda node: node.op in ("placeholder", "output") or writes(node)
+    )
     return finished(program, graph)
 
 
@@ -94,10 +96,10 @@ def _match(node: _Node) -> _Norm | None:
 
 def _with_activation(norm: _Norm, y: _Node) -> _Norm | None:
     """Adds the activation if nothing else reads what it is applied to."""
-    forward = [user for user in y.users if user.target in _SLOPES]
+    forward = [user for user in y.users if user.target in ACTIVATIONS]
     if len(forward) != 1:
         return None
-    activation, slope = forward[0], _SLOPES[forward[0].target](forward[0])
+    activation, slope = forward[0], ACTIVATIONS[forward[0].target](forward[0])
     others = [user for user in y.users if user is not activation]
     if norm.backward is None:
         if others:
@@ -113,7 +115,8 @@ def _with_activation(norm: _Norm, y: _Node) -> _Norm | None:
     )
 
 
-_SLOPES: dict[Any, Any] = {
+# The slope below zero of each activation that a normalisation can take in.
+ACTIVATIONS: dict[Any, Any] = {
     aten.leaky_relu.default: lambda node: float(node.args[1]) if len(node.args) > 1 else 0.01,
     aten.relu.default: lambda node: 0.0,
 }

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from abele import _torch
 from abele.program import Program
 
 aten = torch.ops.aten
+
+# As captured, and as one of the lowering passes leaves it: both must give the same answer.
+_CONVOLUTIONS = (aten.convolution.default, _torch.convolution_with_activation())
 
 # Images above this many bytes leave a core's cache between operations. Compiling them gains
 # nothing (the convolutions stay the library's) and was seen to lose; schedules keep memory instead.
@@ -19,7 +23,7 @@ def why_scheduled(program: Program) -> str | None:
     """Why a program runs operator by operator, or ``None`` if it is compiled."""
     large = total = work = 0
     for node in program.graph.graph.nodes:
-        if node.target is not aten.convolution.default:
+        if node.target not in _CONVOLUTIONS:
             continue
         result, weight = node.meta["val"], node.args[1].meta["val"]  # type: ignore[union-attr]
         if result.dim() != 4 or result.dtype is not torch.float32:

@@ -17,8 +17,10 @@ from abele.errors import ForeignExecutable
 from abele.passes.channels_last import channels_last
 from abele.passes.explicit_alpha import explicit_alpha
 from abele.passes.few_channel_convolutions import few_channel_convolutions
+from abele.passes.folded_normalisation import folded_normalisation
 from abele.passes.fused_adam import fused_adam
 from abele.passes.fused_normalisation import fused_normalisation
+from abele.passes.pointwise_before_upsampling import pointwise_before_upsampling
 from abele.passes.unpadded_max_pools import unpadded_max_pools
 from abele.program import Program
 from abele.schedule import library as scheduled
@@ -33,7 +35,13 @@ class Cpu(Target):
 
     name = "cpu"
     passes = (explicit_alpha, few_channel_convolutions, unpadded_max_pools)
-    scheduled_passes = (fused_normalisation, fused_adam, channels_last)
+    scheduled_passes = (
+        fused_normalisation,
+        pointwise_before_upsampling,  # after the norms: they tell which gradients are zero
+        folded_normalisation,
+        fused_adam,
+        channels_last,  # last: it asks what each operator has become
+    )
     cacheable = True
 
     def lowering(self, program: Program) -> tuple[Callable[[Program], Program], ...]:
