@@ -80,16 +80,16 @@ void each_part(const Layout& layout, int threads, Body body) {
 }
 
 template <bool RESIDUAL>
-void scale_shift(const Layout& layout, const float* x, const float* residual, const float* scale,
-                 const float* shift, float slope, float* y, int threads) {
-  const Repeated scales(layout, scale), shifts(layout, shift);
-  const float *a = scales.data(), *b = shifts.data();
+void scale_shift(const Layout& layout, const float* x, const float* residual, const float* centre,
+                 const float* scale, const float* shift, float slope, float* y, int threads) {
+  const Repeated centres(layout, centre), scales(layout, scale), shifts(layout, shift);
+  const float *c = centres.data(), *a = scales.data(), *b = shifts.data();
   each_part(layout, threads, [=](Index first, Index count) {
     const float *from = x + first, *other = RESIDUAL ? residual + first : nullptr;
     float* to = y + first;
 #pragma GCC ivdep
     for (Index i = 0; i < count; ++i) {
-      const float z = from[i] * a[i] + b[i] + (RESIDUAL ? other[i] : 0.0f);
+      const float z = (from[i] - c[i]) * a[i] + b[i] + (RESIDUAL ? other[i] : 0.0f);
       to[i] = z > 0.0f ? z : z * slope;
     }
   });
@@ -227,12 +227,14 @@ int abele_norm_apply(const AbeleNorm* norm, const float* x, const float* residua
                      const float* weight, const float* bias, const float* statistics, float* y,
                      int threads) {
   return guarded([&] {
-    std::vector<float> scale(norm->channels), shift(norm->channels);
-    for (Index c = 0; c < norm->channels; ++c) {
+    std::vector<float> scale(norm->channels);
+    for (Index c = 0; c < norm->channels; ++c)
       scale[c] = weight[c] * statistics[norm->channels + c];
-      shift[c] = bias[c] - statistics[c] * scale[c];
-    }
-    return abele_scale_shift(norm, x, residual, scale.data(), shift.data(), y, threads);
+    // The mean is taken away first: a large one would leave few digits of the rest.
+    const auto run = residual != nullptr ? scale_shift<true> : scale_shift<false>;
+    run(Layout(*norm), x, residual, statistics, scale.data(), bias,
+        static_cast<float>(norm->slope), y, threads);
+    return 0;
   });
 }
 
@@ -240,7 +242,9 @@ int abele_scale_shift(const AbeleNorm* norm, const float* x, const float* residu
                       const float* scale, const float* shift, float* y, int threads) {
   return guarded([&] {
     const auto run = residual != nullptr ? scale_shift<true> : scale_shift<false>;
-    run(Layout(*norm), x, residual, scale, shift, static_cast<float>(norm->slope), y, threads);
+    const std::vector<float> zeros(norm->channels);
+    run(Layout(*norm), x, residual, zeros.data(), scale, shift, static_cast<float>(norm->slope), y,
+        threads);
     return 0;
   });
 }

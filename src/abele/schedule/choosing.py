@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from abele import _torch
-from abele.program import Program
+from abele.program import Program, Role
 
 aten = torch.ops.aten
 
@@ -15,6 +17,10 @@ _CONVOLUTIONS = (aten.convolution.default, _torch.convolution_with_activation())
 # Images above this many bytes leave a core's cache between operations. Compiling them gains
 # nothing (the convolutions stay the library's) and was seen to lose; schedules keep memory instead.
 LARGE_IMAGE = 2**20
+# An update of this many tensors and bytes waits for memory, whoever does it, and takes minutes to
+# compile, as one kernel for each tensor.
+LARGE_UPDATE, MANY_TENSORS = 2**23, 64
+
 # Fewer are compiled in seconds.
 LEAST_CONVOLUTIONS = 8
 
@@ -32,6 +38,8 @@ def why_scheduled(program: Program) -> str | None:
         total += adds
         if result[0].numel() * result.element_size() >= LARGE_IMAGE:
             large, work = large + 1, work + adds
+    if not total:
+        return _why_update(program)
     if large < LEAST_CONVOLUTIONS or 2 * work < total:
         return None
     return (
@@ -39,3 +47,14 @@ def why_scheduled(program: Program) -> str | None:
         f"{round(100 * work / total)} % of its multiply-adds; the library runs them best, "
         "one by one, and nothing needs compiling"
     )
+
+
+def _why_update(program: Program) -> str | None:
+    """The same for a program that only applies gradients."""
+    if not any(slot.role is Role.ACCUMULATOR for slot in program.inputs):
+        return None
+    written = [slot for slot in program.inputs if slot.role is Role.PARAMETER and slot.mutated]
+    size = sum(math.prod(slot.shape) * slot.dtype.itemsize for slot in written)
+    if size < LARGE_UPDATE or len(written) < MANY_TENSORS:
+        return None
+    return f"it only updates {len(written)} tensors of {size / 2**20:.0f} MiB, one by one"
