@@ -341,7 +341,7 @@ def options_for_kernels(library: Path, declarations: Mapping[OpOverload, str]) -
 
 
 def convolution_with_activation() -> OpOverload | None:
-    """oneDNN's convolution that applies an activation while it writes; ``None`` without oneDNN."""
+    """A convolution that applies an activation while it writes; ``None`` without oneDNN."""
     if not torch.backends.mkldnn.is_available():
         return None
     return torch.ops.mkldnn._convolution_pointwise.default

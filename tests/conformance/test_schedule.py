@@ -105,8 +105,8 @@ def test_memory_is_kept_while_a_schedule_runs_and_not_after(monkeypatch):
     with memory.kept(), memory.kept():
         inside = dict(settings)
     after = dict(settings)
-    assert inside[-3] == 2**31 - 1 and after[-3] == 32 * 2**20
-    assert after[-1] == 2**31 - 1
+    assert inside[-3] == after[-1] == 2**31 - 1
+    assert after[-3] == 32 * 2**20
 
 
 def test_gradients_may_be_accumulated():

@@ -93,7 +93,10 @@ def test_every_norm_is_joined_with_its_activation_both_ways():
     after = fused_normalisation(before).verify()
     assert targets(after).count(norm_activation.forward) == 8
     assert targets(after).count(norm_activation.backward) == 8
-    gone = {aten._native_batch_norm_legit_functional.default, aten.native_batch_norm_backward.default}
+    gone = {
+        aten._native_batch_norm_legit_functional.default,
+        aten.native_batch_norm_backward.default,
+    }
     gone |= {aten.leaky_relu.default, aten.leaky_relu_backward.default}
     assert not gone & set(targets(after))
 

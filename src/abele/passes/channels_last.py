@@ -64,10 +64,14 @@ def _is_image(node: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 4
 
 
+def _joins_channels(node: _Node) -> bool:
+    return node.target is aten.cat.default and node.args[1:] == (1,)
+
+
 def prefers_channels_last(node: _Node) -> bool:
     """Whether a convolution, or the backward of one, moves more image than weight."""
     backward = node.target is aten.convolution_backward.default
-    value, weight = ((node.args[1], node.args[2]) if backward else node.args[:2])
+    value, weight = (node.args[1], node.args[2]) if backward else node.args[:2]
     result = node.args[0] if backward else node
     pixels = value.meta["val"].numel() + result.meta["val"].numel()  # type: ignore[union-attr]
     return pixels > weight.meta["val"].numel()  # type: ignore[union-attr]
@@ -87,9 +91,7 @@ class _Layouts:
             self._lay(node, prefers_channels_last(node))
         elif node.target in _NORMS:
             self._lay(node, True)
-        elif node.target in _FOLLOWERS and self._images(node):
-            self._lay(node, any(each in self._last for each in self._images(node)))
-        elif node.target is aten.cat.default and node.args[1:] == (1,):
+        elif node.target in _FOLLOWERS or _joins_channels(node):
             self._lay(node, any(each in self._last for each in self._images(node)))
         else:
             self._lay(node, False, results=False)

@@ -46,8 +46,9 @@ class _Folds:
 
     def replace(self, norm: _Node) -> None:
         """Replaces one batch norm, unless it is of an unusual kind."""
-        x, weight, bias, mean, var, _, eps = norm.args
-        value = x.meta["val"]  # type: ignore[union-attr]
+        arguments: tuple[Any, ...] = norm.args
+        x, weight, bias, mean, var, _, eps = arguments
+        value = x.meta["val"]
         picked = [user for user in norm.users if is_getitem(user)]
         usual = value.dim() == 4 and value.dtype is torch.float32
         usual &= isinstance(weight, _Node) and isinstance(bias, _Node)
@@ -60,8 +61,7 @@ class _Folds:
             if _may_fold(x):
                 new = self._convolution(x, scale, shift, slope)
             else:
-                arguments = (x, None, scale, shift, slope)
-                new = self._call(norm_activation.evaluation, *arguments)
+                new = self._call(norm_activation.evaluation, x, None, scale, shift, slope)
         new.meta = dict(last.meta)
         last.replace_all_uses_with(new)
 
@@ -77,7 +77,7 @@ class _Folds:
             self._made[key] = node
         return self._made[key]
 
-    def _scale_and_shift(self, weight, bias, mean, var, eps) -> tuple[_Node, _Node]:  # noqa: ANN001
+    def _scale_and_shift(self, weight, bias, mean, var, eps) -> tuple[_Node, _Node]:
         inverse = self._call(aten.rsqrt.default, self._call(aten.add.Tensor, var, eps))
         scale = self._call(aten.mul.Tensor, weight, inverse)
         moved = self._call(aten.mul.Tensor, mean, scale)

@@ -25,7 +25,7 @@ _Node = torch.fx.Node
 _FLOAT = torch.float32
 
 
-class _Mismatch(Exception):  # noqa: N818 - not an error: the update is another one
+class _Mismatch(Exception):
     """A node is not what Adam's update has at this place."""
 
 

@@ -57,8 +57,9 @@ def fused_normalisation(program: Program) -> Program:
 
 
 def _plain(node: _Node) -> bool:
-    x, weight, bias, _, _, training, momentum, _ = node.args
-    value = x.meta["val"]  # type: ignore[union-attr]
+    arguments: tuple[Any, ...] = node.args
+    x, weight, bias, _, _, training, momentum, _ = arguments
+    value = x.meta["val"]
     return (
         value.dim() == 4
         and value.dtype is torch.float32
@@ -110,9 +111,7 @@ def _with_activation(norm: _Norm, y: _Node) -> _Norm | None:
         return None
     if not _undoes(grad, activation, y, slope) or any(user is not grad for user in others):
         return None
-    return dataclasses.replace(
-        norm, activation=activation, slope=slope, activation_backward=grad
-    )
+    return dataclasses.replace(norm, activation=activation, slope=slope, activation_backward=grad)
 
 
 # The slope below zero of each activation that a normalisation can take in.
@@ -124,10 +123,11 @@ ACTIVATIONS: dict[Any, Any] = {
 
 def _undoes(grad: _Node, activation: _Node, y: _Node, slope: float) -> bool:
     """Whether a node is the backward of an activation."""
+    arguments: tuple[Any, ...] = grad.args
     if grad.target is aten.leaky_relu_backward.default:
-        return grad.args[1] is y and grad.args[2] == slope and grad.args[3] is False
+        return arguments[1:] == (y, slope, False)
     if grad.target is aten.threshold_backward.default:
-        return grad.args[1] is activation and grad.args[2] == 0 and slope == 0.0
+        return arguments[1:] == (activation, 0) and slope == 0.0
     return False
 
 

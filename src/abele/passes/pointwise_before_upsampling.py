@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from abele.passes._edit import editable, finished
-from abele.program import Program, is_getitem, writes
+from abele.program import Program, is_getitem, node_argument, writes
 
 aten = torch.ops.aten
 
 _Node = torch.fx.Node
 
-_BACKWARD = {
+_BACKWARD: dict[Any, Any] = {
     aten.upsample_bilinear2d.default: aten.upsample_bilinear2d_backward.default,
     aten.upsample_nearest2d.default: aten.upsample_nearest2d_backward.default,
 }
@@ -75,12 +75,12 @@ def _match(upsample: _Node) -> _Pair | None:
 
 def _pays(upsample: _Node, convolution: _Node) -> bool:
     """Whether the convolution is pointwise, and mixing first moves fewer numbers."""
-    _, weight, _, stride, padding, dilation, transposed, _, groups = convolution.args
-    sizes = weight.meta["val"].shape  # type: ignore[union-attr]
-    plain = not transposed and groups == 1 and set(stride) == {1} and set(padding) == {0}  # type: ignore[arg-type]
-    before = upsample.args[0].meta["val"]  # type: ignore[union-attr]
-    grows = before.numel() <= upsample.meta["val"].numel()
-    return plain and set(dilation) == {1} and sizes[2:].numel() == 1 and sizes[0] <= sizes[1] and grows  # type: ignore[arg-type]
+    arguments: tuple[Any, ...] = convolution.args
+    _, weight, _, stride, padding, dilation, transposed, _, groups = arguments
+    outputs, inputs, *kernel = weight.meta["val"].shape
+    ones = {*stride, *dilation, *kernel, groups} == {1}
+    grows = node_argument(upsample, 0).meta["val"].numel() <= upsample.meta["val"].numel()
+    return ones and not transposed and set(padding) == {0} and outputs <= inputs and grows
 
 
 def _exchange(pair: _Pair) -> None:

@@ -92,7 +92,8 @@ def _writes_back(node: _Node, lifetimes: Lifetimes) -> bool:
             return False
         if users[0].args[0] is not argument or users[0].users or argument.op != "placeholder":
             return False
-        later = [user for user in argument.users if lifetimes.position(user) > lifetimes.position(node)]
+        here = lifetimes.position(node)
+        later = [user for user in argument.users if lifetimes.position(user) > here]
         if later != users:
             return False
         copies.append(users[0])

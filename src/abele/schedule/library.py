@@ -57,7 +57,9 @@ def load(code: bytes) -> ctypes.CDLL:
             try:
                 _LOADED[name] = _typed(ctypes.CDLL(str(path)))
             except (OSError, AttributeError) as error:
-                raise CorruptExecutable(f"The executable's kernels cannot be loaded: {error}.")
+                raise CorruptExecutable(
+                    f"The executable's kernels cannot be loaded: {error}."
+                ) from error
         return _LOADED[name]
 
 
