@@ -24,7 +24,8 @@ import harness
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "src"))
+# Not the folder of this file: it has the name of the package.
+sys.path[0] = str(ROOT / "src")
 
 WAYS = ("eager", "abele")
 BATCH = 2
@@ -32,7 +33,7 @@ BATCH = 2
 
 def main() -> int:
     """Measures and prints; with --record also keeps the result."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     harness.add_arguments(parser)
     parser.set_defaults(threads=2)
     parser.add_argument("--downsample", type=int, default=2, help="2: 320 x 512 (default)")
@@ -96,7 +97,8 @@ def _summary(windows: list[dict], extra: dict) -> dict[str, Any]:
 def _print(result: dict[str, Any]) -> None:
     for way, found in result["ways"].items():
         print(
-            f"{way:6s} {found['images_per_s']:.3f} images/s (best {found['best_images_per_s']:.3f}), "
+            f"{way:6s} {found['images_per_s']:.3f} images/s "
+            f"(best {found['best_images_per_s']:.3f}), "
             f"{found['cpu_s']:.3f} CPU s a step, peak {found['peak_mib']:.0f} MiB, "
             f"first step after {found['first_step_s']:.1f} s"
         )

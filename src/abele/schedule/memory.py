@@ -2,8 +2,8 @@
 
 A freed block of many megabytes goes back to the system, and the next one has to be mapped and
 cleared again, page by page: up to half the time of a step. Only the C library of GNU offers a
-switch (mallopt(3)); elsewhere nothing is changed. The switch is for the whole process, so it is on only
-while a schedule runs.
+switch (mallopt(3)); elsewhere nothing is changed. The switch is for the whole process, so it is on
+only while a schedule runs.
 """
 
 from __future__ import annotations
