@@ -66,7 +66,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         ends = {way: _ask(child, "end") for way, child in children.items()}
     finally:
         for child in children.values():
-            child.terminate()
+            assert child.stdin is not None
+            child.stdin.close()  # they end when nobody asks any more
             child.wait()
     ways = {way: _summary(windows[way], ready[way] | ends[way]) for way in WAYS}
     plain, own = ways["eager"], ways["abele"]
