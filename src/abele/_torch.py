@@ -60,6 +60,7 @@ __all__ = [
     "aoti_compile",
     "aoti_load",
     "children_by_name",
+    "convolution_with_activation",
     "devices_shown",
     "disable_proxy_modes_tracing",
     "find_operator",
@@ -337,6 +338,13 @@ def options_for_kernels(library: Path, declarations: Mapping[OpOverload, str]) -
         "aot_inductor.custom_ops_to_c_shims": {op: [text] for op, text in declarations.items()},
         "aot_inductor.custom_op_libs": [f"{name} -L{shlex.quote(str(library.parent))}"],
     }
+
+
+def convolution_with_activation() -> OpOverload | None:
+    """A convolution that applies an activation while it writes; ``None`` without oneDNN."""
+    if not torch.backends.mkldnn.is_available():
+        return None
+    return torch.ops.mkldnn._convolution_pointwise.default
 
 
 def without_torch_function() -> contextlib.AbstractContextManager[None]:

@@ -44,6 +44,7 @@ class BuildRecord:
         executable: hash of the executable.
         cache: ``off``, ``hit`` or ``miss``.
         why: on a miss, in which parts the nearest stored executable differs.
+        scheduled: why programs run operator by operator and were not compiled, by their name.
         seconds: wall time by part: ``passes``, ``compile``, ``load``, ``store``.
         log: file with the native compiler's output, if it failed.
     """
@@ -54,6 +55,7 @@ class BuildRecord:
     executable: str = ""
     cache: str = "off"
     why: str | None = None
+    scheduled: dict[str, str] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     log: str | None = None
 
@@ -130,7 +132,9 @@ def _build_for(
     started = time.perf_counter()
     # Before lowering, so that the user's operations are watched and not what replaces them.
     traps = (trap_exceptions,) if config.trap_exceptions else ()
-    lowered = [passes.run(program, (*traps, *target.passes)) for program in programs]
+    lowered = [passes.run(program, (*traps, *target.lowering(program))) for program in programs]
+    reasons = {program.name: target.why_scheduled(program) for program in lowered}
+    record.scheduled = {name: reason for name, reason in reasons.items() if reason is not None}
     record.seconds["passes"] = time.perf_counter() - started
     parts = executable.key_parts(lowered, config, target)
     record.executable = executable.key_of(parts)

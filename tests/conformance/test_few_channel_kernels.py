@@ -143,9 +143,9 @@ def test_a_compiler_that_fails_is_named_and_quoted(tmp_path, monkeypatch):
 def cache_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(kernels, "KERNELS", ("max_pool.cpp",))
-    kernels._cache_folder.cache_clear()
+    kernels.cache_folder.cache_clear()
     yield tmp_path
-    kernels._cache_folder.cache_clear()
+    kernels.cache_folder.cache_clear()
 
 
 def test_the_static_library_is_compiled_once(cache_folder):

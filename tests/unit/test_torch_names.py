@@ -348,3 +348,18 @@ def test_operators_are_found_by_the_names_they_have():
 @pytest.mark.parametrize("name", ["aten::mul", "aten::ghost.x", "load_library::x.y", "mul", ""])
 def test_nothing_else_is_found_among_operators(name):
     assert _torch.find_operator(name) is None
+
+
+def test_a_convolution_can_apply_an_activation():
+    function = _torch.convolution_with_activation()
+    if function is None:
+        pytest.skip("this torch has no oneDNN")
+    x, weight, bias = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3), torch.randn(4)
+    settings = [1, 1], [1, 1], [1, 1], 1
+    plain = torch.conv2d(x, weight, bias, padding=1)
+    for activation, expected in (
+        (("none", [], ""), plain),
+        (("leaky_relu", [0.1], ""), torch.nn.functional.leaky_relu(plain, 0.1)),
+    ):
+        found = function(x, weight, bias, *settings, *activation)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

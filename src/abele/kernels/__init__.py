@@ -28,6 +28,8 @@ FOLDER = Path(__file__).parent
 # The kernels, and what compiled programs call: only the latter knows torch.
 KERNELS = ("few_channel_conv.cpp", "max_pool.cpp")
 SHIMS = ("shims.cpp",)
+# What schedules call; see abele/schedule.
+SCHEDULED = ("norm_activation.cpp", "adam.cpp")
 
 # No -ffast-math: NaN and infinity mean what they say.
 FLAGS = (
@@ -103,10 +105,8 @@ def static_library(compiler: str, instruction_set: str) -> Path:
     Raises:
         CompilerError: the compiler does not accept the kernels.
     """
-    version = _output([compiler, "--version"])
-    parts = (fingerprint(), version, instruction_set, platform.machine(), torch.__version__)
-    name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    path = _cache_folder() / f"libabele_kernels_{name}.a"
+    name = _name(compiler, instruction_set)
+    path = cache_folder() / f"libabele_kernels_{name}.a"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
             objects = _compile(compiler, folder, KERNELS + SHIMS)
@@ -114,6 +114,28 @@ def static_library(compiler: str, instruction_set: str) -> Path:
             _output([os.environ.get("AR") or "ar", "rcs", archive, *objects])
             os.replace(archive, path)
     return path
+
+
+def scheduled_library(compiler: str, instruction_set: str) -> bytes:
+    """The kernels of schedules as a shared library, compiled unless it is there already.
+
+    Takes and raises what ``static_library`` does.
+    """
+    path = cache_folder() / f"libabele_schedule_{_name(compiler, instruction_set)}.so"
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
+            objects = _compile(compiler, folder, SCHEDULED, "-fvisibility=default")
+            library = os.path.join(folder, path.name)
+            _output([compiler, "-shared", "-fopenmp", "-o", library, *objects])
+            os.replace(library, path)
+    return path.read_bytes()
+
+
+def _name(compiler: str, instruction_set: str) -> str:
+    """A hash of everything that decides the code of a library."""
+    version = _output([compiler, "--version"])
+    parts = (fingerprint(), version, instruction_set, platform.machine(), torch.__version__)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def shared_library(compiler: str, path: Path) -> Path:
@@ -150,7 +172,7 @@ def _output(command: list[str]) -> str:
 
 
 @functools.cache
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
     """The user's cache, or a folder of this process alone where that cannot be written."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(base) / "abele"

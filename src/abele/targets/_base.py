@@ -49,6 +49,16 @@ class Target(abc.ABC):
         """Why programs cannot be compiled here (they may still be loaded), or ``None``."""
         return self.unavailable()
 
+    def lowering(self, program: Program) -> tuple[Callable[[Program], Program], ...]:
+        """The lowering passes for one program."""
+        del program
+        return self.passes
+
+    def why_scheduled(self, program: Program) -> str | None:
+        """Why a program is run operator by operator and not compiled, if so."""
+        del program
+        return None
+
     @abc.abstractmethod
     def device(self) -> torch.device:
         """Where a program's tensors live."""

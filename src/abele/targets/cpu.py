@@ -7,27 +7,50 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from abele import _torch, kernels
 from abele.errors import ForeignExecutable
+from abele.passes.channels_last import channels_last
 from abele.passes.explicit_alpha import explicit_alpha
 from abele.passes.few_channel_convolutions import few_channel_convolutions
+from abele.passes.folded_normalisation import folded_normalisation
+from abele.passes.fused_adam import fused_adam
+from abele.passes.fused_normalisation import fused_normalisation
+from abele.passes.pointwise_before_upsampling import pointwise_before_upsampling
 from abele.passes.unpadded_max_pools import unpadded_max_pools
 from abele.program import Program
+from abele.schedule import library as scheduled
+from abele.schedule.building import schedule
+from abele.schedule.choosing import why_scheduled
 from abele.targets import _aoti
 from abele.targets._base import Compiled, Target
 
 
 class Cpu(Target):
-    """AOTInductor's C++ code, called without Python in between."""
+    """AOTInductor's C++ code, called without Python in between; or a schedule of library calls."""
 
     name = "cpu"
     passes = (explicit_alpha, few_channel_convolutions, unpadded_max_pools)
+    scheduled_passes = (
+        fused_normalisation,
+        pointwise_before_upsampling,  # after the norms: they tell which gradients are zero
+        folded_normalisation,
+        fused_adam,
+        channels_last,  # last: it asks what each operator has become
+    )
     cacheable = True
+
+    def lowering(self, program: Program) -> tuple[Callable[[Program], Program], ...]:
+        """Schedules and compiled programs call different kernels."""
+        return self.passes if why_scheduled(program) is None else self.scheduled_passes
+
+    def why_scheduled(self, program: Program) -> str | None:
+        """Networks of large convolutions are not compiled; see ``abele.schedule``."""
+        return why_scheduled(program)
 
     def device(self) -> torch.device:
         """The host."""
@@ -58,6 +81,9 @@ class Cpu(Target):
     def compile(self, program: Program) -> Compiled:
         """Compiles with the C++ compiler; seconds to minutes."""
         compiler = _compiler() or "g++"
+        if why_scheduled(program) is not None:
+            code = kernels.scheduled_library(compiler, _instruction_set())
+            return Compiled(schedule(program, scheduled.load(code)), code)
         options = _torch.default_options_for_cpu() | _torch.option_for_compiler(compiler)
         if kernels.used_by(program):
             library = kernels.static_library(compiler, _instruction_set())
@@ -69,6 +95,8 @@ class Cpu(Target):
         """Maps the compiled code into this process; milliseconds."""
         if not payload:
             raise ForeignExecutable("The executable holds no compiled code for target 'cpu'.")
+        if why_scheduled(program) is not None:
+            return Compiled(schedule(program, scheduled.load(payload)), payload)
         return _aoti.load_program(payload, self.device())
 
 

@@ -1,0 +1,264 @@
+// Batch normalisation and activation in two passes over memory each way.
+//
+// A row holds the channels of one pixel. Rows are taken in groups of a few dozen floats, a multiple
+// of both the channels and a vector, so that every channel count fills its registers. Sums are kept
+// for parts of fixed size and added in their order: threads do not change the result.
+#include "norm_activation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <new>
+#include <numeric>
+#include <vector>
+
+namespace {
+
+using Index = int64_t;
+constexpr Index VECTOR = 16, LEAST_GROUP = 64;
+constexpr Index BLOCK = 64;        // groups whose sums are kept in float
+constexpr Index PART = 16 * BLOCK;  // groups of one part
+// y recovers the normalised x to this many times the precision of y.
+constexpr float MOST_LOST = 64.0f, LEAST_WEIGHT = 1e-12f;
+
+struct Layout {
+  Index channels, group, groups, parts, floats;
+  explicit Layout(const AbeleNorm& norm)
+      : channels(norm.channels), group(std::lcm(norm.channels, VECTOR)) {
+    group *= (LEAST_GROUP + group - 1) / group;
+    floats = norm.rows * channels;
+    groups = (floats + group - 1) / group;
+    parts = std::max<Index>(1, (groups + PART - 1) / PART);
+  }
+  // Calls body(first float, floats) for each group of a part; the last one may be short.
+  template <class Body>
+  void each_group(Index first, Index end, Body body) const {
+    for (Index g = first; g < end; ++g) body(g * group, std::min(group, floats - g * group));
+  }
+};
+
+// Values per channel, repeated along a group.
+struct Repeated {
+  std::vector<float> values;
+  Repeated(const Layout& layout, const float* per_channel) : values(layout.group) {
+    for (Index i = 0; i < layout.group; ++i) values[i] = per_channel[i % layout.channels];
+  }
+  const float* data() const { return values.data(); }
+};
+
+// Two sums per channel over all rows; add(first, count, a, b) adds one group to float sums.
+template <class Add>
+void two_sums(const Layout& layout, int threads, double* sums, Add add) {
+  std::vector<double> partial(layout.parts * 2 * layout.channels);
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (Index part = 0; part < layout.parts; ++part) {
+    double* mine = partial.data() + part * 2 * layout.channels;
+    std::vector<float> both(2 * layout.group);
+    float *a = both.data(), *b = a + layout.group;
+    const Index end = std::min(layout.groups, (part + 1) * PART);
+    for (Index block = part * PART; block < end; block += BLOCK) {
+      std::fill(both.begin(), both.end(), 0.0f);
+      layout.each_group(block, std::min(end, block + BLOCK),
+                        [&](Index first, Index count) { add(first, count, a, b); });
+      for (Index i = 0, c = 0; i < layout.group; ++i, c = c + 1 == layout.channels ? 0 : c + 1) {
+        mine[c] += a[i];
+        mine[layout.channels + c] += b[i];
+      }
+    }
+  }
+  std::fill(sums, sums + 2 * layout.channels, 0.0);
+  for (Index part = 0; part < layout.parts; ++part)
+    for (Index i = 0; i < 2 * layout.channels; ++i)
+      sums[i] += partial[part * 2 * layout.channels + i];
+}
+
+template <class Body>
+void each_part(const Layout& layout, int threads, Body body) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (Index part = 0; part < layout.parts; ++part)
+    layout.each_group(part * PART, std::min(layout.groups, (part + 1) * PART), body);
+}
+
+template <bool RESIDUAL>
+void scale_shift(const Layout& layout, const float* x, const float* residual, const float* centre,
+                 const float* scale, const float* shift, float slope, float* y, int threads) {
+  const Repeated centres(layout, centre), scales(layout, scale), shifts(layout, shift);
+  const float *c = centres.data(), *a = scales.data(), *b = shifts.data();
+  each_part(layout, threads, [=](Index first, Index count) {
+    const float *from = x + first, *other = RESIDUAL ? residual + first : nullptr;
+    float* to = y + first;
+#pragma GCC ivdep
+    for (Index i = 0; i < count; ++i) {
+      const float z = (from[i] - c[i]) * a[i] + b[i] + (RESIDUAL ? other[i] : 0.0f);
+      to[i] = z > 0.0f ? z : z * slope;
+    }
+  });
+}
+
+// What backward needs of one element: its masked gradient and its normalised input.
+struct Element {
+  float grad, normalised;
+};
+
+// Recovers both from y (less the residual that was added) or from x. `kept`, `residual` and `grad`
+// are of one element; the others of its channel.
+template <bool FROM_Y, bool RESIDUAL>
+inline Element recover(float grad, float kept, float residual, float add, float multiply,
+                       float weight, float bias, float slope, float inverse_slope) {
+  if (FROM_Y) {
+    const float z = kept * (kept > 0.0f ? 1.0f : inverse_slope);
+    const float normalised = ((RESIDUAL ? z - residual : z) - add) * multiply;
+    return {grad * (kept > 0.0f ? 1.0f : slope), normalised};
+  }
+  const float normalised = (kept - add) * multiply;
+  const float before = normalised * weight + bias + (RESIDUAL ? residual : 0.0f);
+  return {grad * (before > 0.0f ? 1.0f : slope), normalised};
+}
+
+template <bool FROM_Y, bool RESIDUAL>
+void backward(const AbeleNorm& norm, const float* grad, const float* kept, const float* residual,
+              const float* weight, const float* bias, const float* statistics, float* grad_x,
+              float* grad_residual, float* grad_weight, float* grad_bias, int threads) {
+  const Layout layout(norm);
+  const Index channels = norm.channels;
+  const float *mean = statistics, *inverse_std = statistics + channels;
+  std::vector<float> inverse(channels), scale(channels), mean_grad(channels), mean_both(channels);
+  for (Index c = 0; c < channels; ++c) inverse[c] = 1.0f / weight[c];
+  const Repeated add(layout, FROM_Y ? bias : mean);
+  const Repeated multiply(layout, FROM_Y ? inverse.data() : inverse_std);
+  const Repeated weights(layout, weight), biases(layout, bias);
+  const float slope = static_cast<float>(norm.slope);
+  const float inverse_slope = 1.0f / slope;
+  const float *p = add.data(), *q = multiply.data(), *w = weights.data(), *v = biases.data();
+  std::vector<double> sums(2 * channels);
+  two_sums(layout, threads, sums.data(), [=](Index first, Index count, float* a, float* b) {
+    const float *g = grad + first, *k = kept + first, *r = RESIDUAL ? residual + first : k;
+#pragma GCC ivdep
+    for (Index i = 0; i < count; ++i) {
+      const Element e = recover<FROM_Y, RESIDUAL>(g[i], k[i], r[i], p[i], q[i], w[i], v[i], slope,
+                                                  inverse_slope);
+      a[i] += e.grad;
+      b[i] += e.grad * e.normalised;
+    }
+  });
+  for (Index c = 0; c < channels; ++c) {
+    grad_bias[c] = static_cast<float>(sums[c]);
+    grad_weight[c] = static_cast<float>(sums[channels + c]);
+    scale[c] = weight[c] * inverse_std[c];
+    mean_grad[c] = static_cast<float>(sums[c] / norm.rows);
+    mean_both[c] = static_cast<float>(sums[channels + c] / norm.rows);
+  }
+  const Repeated scales(layout, scale.data()), first_means(layout, mean_grad.data());
+  const Repeated second_means(layout, mean_both.data());
+  const float *s = scales.data(), *m = first_means.data(), *n = second_means.data();
+  each_part(layout, threads, [=](Index first, Index count) {
+    const float *g = grad + first, *k = kept + first, *r = RESIDUAL ? residual + first : k;
+    float *to = grad_x + first, *other = RESIDUAL ? grad_residual + first : to;
+#pragma GCC ivdep
+    for (Index i = 0; i < count; ++i) {
+      const Element e = recover<FROM_Y, RESIDUAL>(g[i], k[i], r[i], p[i], q[i], w[i], v[i], slope,
+                                                  inverse_slope);
+      to[i] = s[i] * (e.grad - m[i] - e.normalised * n[i]);
+      if (RESIDUAL) other[i] = e.grad;
+    }
+  });
+}
+
+// Whether dividing by the weight loses little: then y alone brings the normalised x back.
+bool recoverable(const AbeleNorm& norm, const float* weight, const float* bias) {
+  if (!(norm.slope > 0)) return false;
+  for (Index c = 0; c < norm.channels; ++c) {
+    const float least = std::max(LEAST_WEIGHT, std::fabs(bias[c]) / MOST_LOST);
+    if (!(std::fabs(weight[c]) >= least)) return false;
+  }
+  return true;
+}
+
+// No exception may leave a function that is called from elsewhere.
+template <class Body>
+int guarded(Body body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return 2;
+  }
+}
+
+}  // namespace
+
+int abele_norm_statistics(const AbeleNorm* norm, const float* x, const float* weight,
+                          const float* bias, const float* mean, const float* var,
+                          float* statistics, float* new_mean, float* new_var, int threads) {
+  return guarded([&] {
+    const Layout layout(*norm);
+    const Index channels = norm->channels;
+    // Sums are of differences to the first pixel: a large mean would swallow the variance.
+    const Repeated shifts(layout, x);
+    const float* shift = shifts.data();
+    std::vector<double> sums(2 * channels);
+    two_sums(layout, threads, sums.data(), [=](Index first, Index count, float* a, float* b) {
+      const float* from = x + first;
+#pragma GCC ivdep
+      for (Index i = 0; i < count; ++i) {
+        const float d = from[i] - shift[i];
+        a[i] += d;
+        b[i] += d * d;
+      }
+    });
+    const bool from_y = recoverable(*norm, weight, bias);
+    const double rows = static_cast<double>(norm->rows), keep = 1.0 - norm->momentum;
+    for (Index c = 0; c < channels; ++c) {
+      const double offset = sums[c] / rows;
+      // Rounding may make it slightly negative; NaN stays NaN.
+      const double raw = sums[channels + c] / rows - offset * offset;
+      const double variance = raw < 0.0 ? 0.0 : raw, average = shift[c] + offset;
+      statistics[c] = static_cast<float>(average);
+      statistics[channels + c] = static_cast<float>(1.0 / std::sqrt(variance + norm->eps));
+      statistics[2 * channels + c] = from_y;
+      const double unbiased = variance * (rows / (rows - 1.0));
+      new_mean[c] = static_cast<float>(keep * mean[c] + norm->momentum * average);
+      new_var[c] = static_cast<float>(keep * var[c] + norm->momentum * unbiased);
+    }
+    return from_y ? 1 : 0;
+  });
+}
+
+int abele_norm_apply(const AbeleNorm* norm, const float* x, const float* residual,
+                     const float* weight, const float* bias, const float* statistics, float* y,
+                     int threads) {
+  return guarded([&] {
+    std::vector<float> scale(norm->channels);
+    for (Index c = 0; c < norm->channels; ++c)
+      scale[c] = weight[c] * statistics[norm->channels + c];
+    // The mean is taken away first: a large one would leave few digits of the rest.
+    const auto run = residual != nullptr ? scale_shift<true> : scale_shift<false>;
+    run(Layout(*norm), x, residual, statistics, scale.data(), bias,
+        static_cast<float>(norm->slope), y, threads);
+    return 0;
+  });
+}
+
+int abele_scale_shift(const AbeleNorm* norm, const float* x, const float* residual,
+                      const float* scale, const float* shift, float* y, int threads) {
+  return guarded([&] {
+    const auto run = residual != nullptr ? scale_shift<true> : scale_shift<false>;
+    const std::vector<float> zeros(norm->channels);
+    run(Layout(*norm), x, residual, zeros.data(), scale, shift, static_cast<float>(norm->slope), y,
+        threads);
+    return 0;
+  });
+}
+
+int abele_norm_backward(const AbeleNorm* norm, const float* grad, const float* kept,
+                        const float* residual, const float* weight, const float* bias,
+                        const float* statistics, float* grad_x, float* grad_residual,
+                        float* grad_weight, float* grad_bias, int threads) {
+  return guarded([&] {
+    const bool from_y = statistics[2 * norm->channels] != 0.0f, added = residual != nullptr;
+    const auto run = from_y ? (added ? backward<true, true> : backward<true, false>)
+                            : (added ? backward<false, true> : backward<false, false>);
+    run(*norm, grad, kept, residual, weight, bias, statistics, grad_x, grad_residual, grad_weight,
+        grad_bias, threads);
+    return 0;
+  });
+}

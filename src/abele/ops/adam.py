@@ -1,0 +1,42 @@
+"""Adam's update of many parameters at once, as ``update_rules`` writes it for one.
+
+Importing this module registers the operator.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_NAME = "abele::adam"
+
+torch.library.define(
+    _NAME,
+    "(Tensor[] params, Tensor[] grads, Tensor[] first, Tensor[] second, Tensor[] steps,"
+    " Tensor rate, float beta1, float beta2, float eps, float decay) -> Tensor[]",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+@torch.library.impl(_NAME, "CompositeExplicitAutograd")
+def _adam(params, grads, first, second, steps, rate, beta1, beta2, eps, decay):
+    """Returns the new parameters, first moments, second moments and steps, one after another."""
+    first = [torch.lerp(old, grad, 1 - beta1) for old, grad in zip(first, grads, strict=True)]
+    second = [
+        (old * beta2).addcmul(grad * (1 - beta2), grad)
+        for old, grad in zip(second, grads, strict=True)
+    ]
+    steps = [step + 1 for step in steps]
+    updated = []
+    for param, m, v, step in zip(params, first, second, steps, strict=True):
+        denominator = v.sqrt() / (1 - beta2**step).sqrt() + eps
+        left = param * (1 - rate * decay) if decay else param
+        updated.append(left - (m * (rate / (1 - beta1**step))) / denominator)
+    return [*updated, *first, *second, *steps]
+
+
+@torch.library.register_fake(_NAME)
+def _shapes(params, grads, first, second, steps, rate, beta1, beta2, eps, decay):
+    return [torch.empty_like(each) for each in (*params, *first, *second, *steps)]
+
+
+update = torch.ops.abele.adam.default

@@ -1,0 +1,37 @@
+"""The order in which the elements of an image lie: channels last, or the default.
+
+Importing this module registers the operator.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_NAME = "abele::in_layout"
+
+# The result may be its argument, or a view of it.
+torch.library.define(
+    _NAME,
+    "(Tensor(a) x, bool channels_last) -> Tensor(a)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+@torch.library.impl(_NAME, "CompositeExplicitAutograd")
+def _in_layout(x, channels_last):
+    if not channels_last:
+        return x.contiguous()
+    if x.shape[1] == 1 and x.is_contiguous():
+        # Both at once; these strides make operators choose this one.
+        pixels = x.shape[2] * x.shape[3]
+        return x.as_strided(x.shape, (pixels, 1, x.shape[3], 1))
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+@torch.library.register_fake(_NAME)
+def _shape(x, channels_last):
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    return x.contiguous(memory_format=layout)
+
+
+in_layout = torch.ops.abele.in_layout.default

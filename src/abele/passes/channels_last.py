@@ -1,0 +1,128 @@
+"""Chooses for each part of a network how its images lie in memory.
+
+    y = convolution(x, w)   ->   l = in_layout(x, channels_last=True); y = convolution(l, w)
+
+Convolutions of large images run channels last, small ones with large weights in the default order.
+Normalisation follows in rows of channels. Pools, upsampling, sums and activations take what comes.
+Everything else gets the default order, so images are converted only where two parts meet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from abele import _torch
+from abele.ops import norm_activation
+from abele.ops.memory_layout import in_layout
+from abele.passes._edit import editable, finished
+from abele.program import Program, is_getitem, node_argument, writes
+
+aten = torch.ops.aten
+
+_Node = torch.fx.Node
+_CONVOLUTIONS = (
+    aten.convolution.default,
+    aten.convolution_backward.default,
+    _torch.convolution_with_activation(),
+)
+_NORMS = (norm_activation.forward, norm_activation.backward, norm_activation.evaluation)
+
+# They keep the order of their images, whatever it is, if all have the same one.
+_FOLLOWERS = {
+    aten.add.Tensor,
+    aten.sub.Tensor,
+    aten.mul.Tensor,
+    aten.relu.default,
+    aten.leaky_relu.default,
+    aten.leaky_relu_backward.default,
+    aten.threshold_backward.default,
+    aten.max_pool2d_with_indices.default,
+    aten.max_pool2d_with_indices_backward.default,
+    aten.avg_pool2d.default,
+    aten.avg_pool2d_backward.default,
+    aten.upsample_bilinear2d.default,
+    aten.upsample_bilinear2d_backward.default,
+    aten.upsample_nearest2d.default,
+    aten.upsample_nearest2d_backward.default,
+}
+
+
+def channels_last(program: Program) -> Program:
+    """Puts conversions where images change their order."""
+    graph = editable(program)
+    layouts = _Layouts(graph)
+    for node in list(graph.graph.nodes):
+        if node.op == "output" or (node.op == "call_function" and not is_getitem(node)):
+            layouts.visit(node)
+    return finished(program, graph)
+
+
+def _is_image(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, _Node) else None
+    return isinstance(value, torch.Tensor) and value.dim() == 4
+
+
+def _joins_channels(node: _Node) -> bool:
+    return node.target is aten.cat.default and node.args[1:] == (1,)
+
+
+def prefers_channels_last(node: _Node) -> bool:
+    """Whether a convolution, or the backward of one, moves more image than weight."""
+    backward = node.target is aten.convolution_backward.default
+    value, weight = (node.args[1], node.args[2]) if backward else node.args[:2]
+    result = node.args[0] if backward else node
+    pixels = value.meta["val"].numel() + result.meta["val"].numel()  # type: ignore[union-attr]
+    return pixels > weight.meta["val"].numel()  # type: ignore[union-attr]
+
+
+class _Layouts:
+    """Which nodes are known to be channels last; the others are in the default order."""
+
+    def __init__(self, graph: torch.fx.GraphModule):
+        self._graph = graph.graph
+        self._last: set[_Node] = set()
+        self._converted: dict[tuple[_Node, bool], _Node] = {}
+
+    def visit(self, node: _Node) -> None:
+        """Converts what a node reads and notes how its results lie."""
+        if node.target in _CONVOLUTIONS and _is_image(node.args[1]):
+            self._lay(node, prefers_channels_last(node))
+        elif node.target in _NORMS:
+            self._lay(node, True)
+        elif node.target in _FOLLOWERS or _joins_channels(node):
+            self._lay(node, any(each in self._last for each in self._images(node)))
+        else:
+            self._lay(node, False, results=False)
+
+    def _images(self, node: _Node) -> list[_Node]:
+        return [each for each in node.all_input_nodes if _is_image(each)]
+
+    def _lay(self, node: _Node, last: bool, *, results: bool = True) -> None:
+        for each in self._images(node):
+            # A weight may stay as it is: the library packs it anyway.
+            is_weight = node.target in _CONVOLUTIONS and each is _weight(node)
+            unwritten = not (writes(node) and each is node.args[0])
+            if not is_weight and unwritten and (each in self._last) is not last:
+                self._convert(node, each, last)
+        if not (last and results):
+            return
+        # Gradients of weights come in the order of the images.
+        nodes = [node, *(user for user in node.users if is_getitem(user))]
+        self._last.update(each for each in nodes if _is_image(each))
+
+    def _convert(self, node: _Node, image: _Node, last: bool) -> None:
+        new = self._converted.get((image, last))
+        if new is None:
+            with self._graph.inserting_before(node):
+                new = self._graph.call_function(in_layout, (image, last))
+            new.meta = dict(image.meta)
+            self._converted[image, last] = new
+            if last:
+                self._last.add(new)
+        node.replace_input_with(image, new)
+
+
+def _weight(node: _Node) -> _Node:
+    return node_argument(node, 2 if node.target is aten.convolution_backward.default else 1)

@@ -1,0 +1,196 @@
+"""Joins a training batch norm with its activation, forward and backward.
+
+    a = batch_norm(x, w, b, ...); y = leaky_relu(a)
+    g = leaky_relu_backward(grad, a); d = batch_norm_backward(g, x, w, ...)
+->  y, kept, s, ... = norm_activation(x, w, b, ...)
+    d = norm_activation_backward(grad, kept, w, b, s)
+
+The pair reads memory four times where six operators read and write it twelve times, and keeps one
+tensor for backward instead of two. The gradient of a bias added just before a batch norm is zero:
+the mean takes the bias away. It becomes the constant zero.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from typing import Any
+
+import torch
+
+from abele.ops import norm_activation
+from abele.passes._edit import editable, finished
+from abele.program import Program, is_getitem, node_argument, writes
+
+aten = torch.ops.aten
+
+_Node = torch.fx.Node
+
+
+@dataclasses.dataclass
+class _Norm:
+    """One batch norm that can be joined; ``activation`` and ``backward`` may be missing."""
+
+    node: _Node
+    residual_sum: _Node | None
+    activation: _Node | None
+    slope: float
+    activation_backward: _Node | None
+    backward: _Node | None
+
+
+def fused_normalisation(program: Program) -> Program:
+    """Replaces every training batch norm of float32 images and its activation."""
+    graph = editable(program)
+    for node in list(graph.graph.nodes):
+        if node.target is aten._native_batch_norm_legit_functional.default and _plain(node):
+            norm = _match(node)
+            if norm is not None:
+                _replace(norm)
+    for node in list(graph.graph.nodes):
+        if node.target is aten.convolution_backward.default:
+            _drop_zero_gradient(node)
+    graph.graph.eliminate_dead_code(
+        lambda node: node.op in ("placeholder", "output") or writes(node)
+    )
+    return finished(program, graph)
+
+
+def _plain(node: _Node) -> bool:
+    arguments: tuple[Any, ...] = node.args
+    x, weight, bias, _, _, training, momentum, _ = arguments
+    value = x.meta["val"]
+    return (
+        value.dim() == 4
+        and value.dtype is torch.float32
+        and value.numel() > value.shape[1]
+        and isinstance(weight, _Node)
+        and isinstance(bias, _Node)
+        and training is True
+        and isinstance(momentum, float)
+    )
+
+
+def _results(node: _Node) -> dict[int, _Node]:
+    """The nodes that pick each result of a node with several."""
+    return {int(user.args[1]): user for user in node.users if is_getitem(user)}  # type: ignore[arg-type]
+
+
+def _match(node: _Node) -> _Norm | None:
+    picked = _results(node)
+    y = picked.get(0)
+    if y is None:
+        return None
+    mean = picked.get(1)
+    backward = None if mean is None else next(iter(mean.users), None)
+    if backward is not None and (
+        backward.target is not aten.native_batch_norm_backward.default
+        or backward.args[1] is not node.args[0]
+        or len(mean.users) > 1  # type: ignore[union-attr]
+    ):
+        return None
+    if backward is not None and y in backward.args:
+        return None
+    norm = _Norm(node, None, None, 1.0, None, backward)
+    return _with_activation(norm, y) or norm
+
+
+def _with_activation(norm: _Norm, y: _Node) -> _Norm | None:
+    """Adds the activation if nothing else reads what it is applied to."""
+    forward = [user for user in y.users if user.target in ACTIVATIONS]
+    if len(forward) != 1:
+        return None
+    activation, slope = forward[0], ACTIVATIONS[forward[0].target](forward[0])
+    others = [user for user in y.users if user is not activation]
+    if norm.backward is None:
+        if others:
+            return None
+        return dataclasses.replace(norm, activation=activation, slope=slope)
+    grad = norm.backward.args[0]
+    if not isinstance(grad, _Node) or len(grad.users) != 1:
+        return None
+    if not _undoes(grad, activation, y, slope) or any(user is not grad for user in others):
+        return None
+    return dataclasses.replace(norm, activation=activation, slope=slope, activation_backward=grad)
+
+
+# The slope below zero of each activation that a normalisation can take in.
+ACTIVATIONS: dict[Any, Any] = {
+    aten.leaky_relu.default: lambda node: float(node.args[1]) if len(node.args) > 1 else 0.01,
+    aten.relu.default: lambda node: 0.0,
+}
+
+
+def _undoes(grad: _Node, activation: _Node, y: _Node, slope: float) -> bool:
+    """Whether a node is the backward of an activation."""
+    arguments: tuple[Any, ...] = grad.args
+    if grad.target is aten.leaky_relu_backward.default:
+        return arguments[1:] == (y, slope, False)
+    if grad.target is aten.threshold_backward.default:
+        return arguments[1:] == (activation, 0) and slope == 0.0
+    return False
+
+
+def _replace(norm: _Norm) -> None:
+    node, graph = norm.node, norm.node.graph
+    x, weight, bias, mean, var, _, momentum, eps = node.args
+    with graph.inserting_before(node):
+        joined = _call(
+            norm_activation.forward,
+            (x, None, weight, bias, mean, var, momentum, eps, norm.slope),
+            node,
+        )
+        y, kept, statistics, new_mean, new_var = (_pick(joined, i) for i in range(5))
+    last = norm.activation or _results(node)[0]
+    last.replace_all_uses_with(y)
+    for index, new in ((3, new_mean), (4, new_var)):
+        if index in _results(node):
+            _results(node)[index].replace_all_uses_with(new)
+    if norm.backward is not None:
+        _replace_backward(norm, (kept, None, weight, bias, statistics, norm.slope))
+
+
+def _replace_backward(norm: _Norm, arguments: tuple) -> None:
+    assert norm.backward is not None
+    backward = norm.backward
+    grad = node_argument(norm.activation_backward or backward, 0)
+    with backward.graph.inserting_before(backward):
+        joined = _call(norm_activation.backward, (grad, *arguments), backward)
+        found = {old: _pick(joined, new) for old, new in ((0, 0), (1, 2), (2, 3))}
+    for index, old in _results(backward).items():
+        old.replace_all_uses_with(found[index])
+
+
+def _call(target: Any, arguments: tuple, origin: _Node) -> _Node:
+    node = origin.graph.call_function(target, arguments)
+    node.meta = dict(origin.meta)
+    values = [each.meta["val"] if isinstance(each, _Node) else each for each in arguments]
+    first = next(value for value in values if isinstance(value, torch.Tensor))
+    with first.fake_mode:  # type: ignore[attr-defined]
+        node.meta["val"] = target(*values)
+    return node
+
+
+def _pick(node: _Node, index: int) -> _Node:
+    picked = node.graph.call_function(operator.getitem, (node, index))
+    picked.meta = {**node.meta, "val": node.meta["val"][index]}
+    return picked
+
+
+def _drop_zero_gradient(node: _Node) -> None:
+    """The bias of a convolution whose result goes to a batch norm only."""
+    grad, mask = node.args[0], node.args[10]
+    picked = _results(node).get(2)
+    if picked is None or not mask[2] or not is_getitem(grad):  # type: ignore[index]
+        return
+    origin = node_argument(grad, 0)  # type: ignore[arg-type]
+    if origin.target is not norm_activation.backward or grad.args[1] != 0:  # type: ignore[union-attr]
+        return
+    value = picked.meta["val"]
+    with node.graph.inserting_before(node):
+        zero = node.graph.call_function(
+            aten.full.default, (list(value.shape), 0.0), {"dtype": value.dtype}
+        )
+    zero.meta = dict(picked.meta)
+    picked.replace_all_uses_with(zero)
+    node.update_arg(10, [mask[0], mask[1], False])  # type: ignore[index]

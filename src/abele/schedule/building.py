@@ -1,0 +1,104 @@
+"""A schedule from a program: the graph itself, each operator replaced by what computes it here."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx.graph import CodeGen
+
+from abele.ops import adam, norm_activation
+from abele.program import Program, is_getitem
+from abele.schedule import calls, memory
+from abele.schedule.lifetimes import Lifetimes
+
+aten = torch.ops.aten
+
+_Node = torch.fx.Node
+
+# Our kernel for each operator, and which argument it may overwrite.
+_OURS: dict[Any, tuple[Callable[..., Callable], int]] = {
+    norm_activation.forward: (calls.norm_activation, 0),
+    norm_activation.backward: (calls.norm_activation_backward, 0),
+    norm_activation.evaluation: (calls.scale_shift_activation, 0),
+}
+
+# Operators whose result may take the place of an argument of the same shape and type.
+_IN_PLACE: dict[Any, tuple[Any, tuple[int, ...]]] = {
+    aten.add.Tensor: (aten.add_.Tensor, (0, 1)),
+    aten.relu.default: (aten.relu_.default, (0,)),
+    aten.leaky_relu.default: (aten.leaky_relu_.default, (0,)),
+}
+
+
+def schedule(program: Program, library: ctypes.CDLL) -> Callable:
+    """The program as a function of its input tensors; state is updated in place."""
+    graph = torch.fx.GraphModule(program.graph, copy.deepcopy(program.graph.graph))
+    graph.graph.set_codegen(CodeGen())
+    lifetimes = Lifetimes(graph.graph)
+    for node in list(graph.graph.nodes):
+        if node.target in _OURS:
+            make, index = _OURS[node.target]
+            overwrite = lifetimes.may_overwrite(node, node.args[index])
+            node.target = make(library, overwrite=overwrite)
+        elif node.target is adam.update:
+            overwrite = _writes_back(node, lifetimes)
+            node.target = calls.adam(library, overwrite=overwrite)
+        elif node.target in _IN_PLACE:
+            _use_in_place(node, lifetimes)
+    graph.graph.lint()
+    graph.recompile()
+
+    def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        with torch.no_grad(), memory.kept():
+            arguments = tuple(inputs)
+            inputs.clear()
+            return list(graph(*arguments))
+
+    return run
+
+
+def _use_in_place(node: _Node, lifetimes: Lifetimes) -> None:
+    target, candidates = _IN_PLACE[node.target]
+    result = node.meta["val"]
+    for index in candidates:
+        value = node.args[index]
+        if not isinstance(value, _Node) or not lifetimes.may_overwrite(node, value):
+            continue
+        found = value.meta["val"]
+        if found.shape == result.shape and found.dtype == result.dtype and not node.kwargs:
+            if index:
+                node.args = (value, node.args[0], *node.args[2:])
+            node.target = target
+            return
+
+
+def _writes_back(node: _Node, lifetimes: Lifetimes) -> bool:
+    """Removes the copies of an update's results into its arguments, if nothing else needs either.
+
+    Returns whether that was possible for all of them.
+    """
+    params, _, first, second, steps = node.args[:5]
+    arguments = [*params, *first, *second, *steps]  # type: ignore[misc]
+    results = {int(user.args[1]): user for user in node.users if is_getitem(user)}  # type: ignore[arg-type]
+    copies = []
+    for index, argument in enumerate(arguments):
+        result = results.get(index)
+        users = [] if result is None else list(result.users)
+        if len(users) != 1 or users[0].target is not aten.copy_.default:
+            return False
+        if users[0].args[0] is not argument or users[0].users or argument.op != "placeholder":
+            return False
+        here = lifetimes.position(node)
+        later = [user for user in argument.users if lifetimes.position(user) > here]
+        if later != users:
+            return False
+        copies.append(users[0])
+    for each in copies:
+        result = each.args[1]
+        node.graph.erase_node(each)
+        node.graph.erase_node(result)
+    return True

@@ -1,0 +1,114 @@
+"""Our kernels as functions of tensors: what a schedule calls in the place of an operator.
+
+Each function does what the operator of the same name in ``abele/ops`` does, in place where the
+schedule found that nobody else needs the argument.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from abele.schedule.library import Adam, AdamTensor, Norm
+
+# A thread's share of memory traffic should be worth waking it, in floats.
+_FLOATS_PER_THREAD = 16384
+
+
+def threads_for(floats: int) -> int:
+    """How many threads a pass over this many floats is worth."""
+    return max(1, min(torch.get_num_threads(), floats // _FLOATS_PER_THREAD))
+
+
+def _check(status: int) -> int:
+    if status > 1:
+        raise MemoryError("A kernel found no memory for its sums.")
+    return status
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def _describe(x: torch.Tensor, slope: float, momentum: float = 0.0, eps: float = 0.0) -> Norm:
+    channels = x.shape[1]
+    return Norm(x.numel() // channels, channels, momentum, eps, slope)
+
+
+def _pointer(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def norm_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
+    """Forward of ``abele::norm_activation``; may write y over x."""
+
+    def norm_activation(x, residual, weight, bias, mean, var, momentum, eps, slope):
+        x = _rows(x)
+        other = None if residual is None else _rows(residual)
+        norm, threads = _describe(x, slope, momentum, eps), threads_for(x.numel())
+        statistics = x.new_empty((3, x.shape[1]))
+        new_mean, new_var = torch.empty_like(mean), torch.empty_like(var)
+        inputs = [_pointer(each) for each in (x, weight, bias, mean, var)]
+        outputs = [_pointer(each) for each in (statistics, new_mean, new_var)]
+        from_y = _check(library.abele_norm_statistics(norm, *inputs, *outputs, threads))
+        y = x if overwrite and from_y else torch.empty_like(x)
+        inputs = [_pointer(each) for each in (x, other, weight, bias, statistics)]
+        _check(library.abele_norm_apply(norm, *inputs, y.data_ptr(), threads))
+        return y, y if from_y else x, statistics, new_mean, new_var
+
+    return norm_activation
+
+
+def norm_activation_backward(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
+    """``abele::norm_activation_backward``; may write the gradient of x over that of y."""
+
+    def norm_activation_backward(grad, kept, residual, weight, bias, statistics, slope):
+        grad, other = _rows(grad), None if residual is None else _rows(residual)
+        norm, threads = _describe(kept, slope), threads_for(kept.numel())
+        grad_x = grad if overwrite else torch.empty_like(grad)
+        grad_residual = None if residual is None else torch.empty_like(grad)
+        grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(bias)
+        inputs = [_pointer(each) for each in (grad, kept, other, weight, bias, statistics)]
+        outputs = [_pointer(each) for each in (grad_x, grad_residual, grad_weight, grad_bias)]
+        _check(library.abele_norm_backward(norm, *inputs, *outputs, threads))
+        return grad_x, grad_residual, grad_weight, grad_bias
+
+    return norm_activation_backward
+
+
+def scale_shift_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
+    """``abele::scale_shift_activation``; may write y over x."""
+
+    def scale_shift_activation(x, residual, scale, shift, slope):
+        x, other = _rows(x), None if residual is None else _rows(residual)
+        y = x if overwrite else torch.empty_like(x)
+        pointers = [_pointer(each) for each in (x, other, scale, shift, y)]
+        norm = _describe(x, slope)
+        _check(library.abele_scale_shift(norm, *pointers, threads_for(x.numel())))
+        return y
+
+    return scale_shift_activation
+
+
+def adam(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
+    """``abele::adam``; may write over parameters and state."""
+
+    def adam(params, grads, first, second, steps, rate, beta1, beta2, eps, decay):
+        if not overwrite:
+            params, first, second, steps = (
+                [each.clone() for each in column] for column in (params, first, second, steps)
+            )
+        grads = [each.contiguous() for each in grads]
+        columns = zip(params, first, second, grads, steps, strict=True)
+        tensors = (AdamTensor * len(params))(
+            *((row[0].numel(), *(each.data_ptr() for each in row)) for row in columns)
+        )
+        threads = threads_for(sum(each.numel() for each in params))
+        settings = Adam(beta1, beta2, eps, decay)
+        library.abele_adam(settings, tensors, len(params), rate.item(), threads)
+        return [*params, *first, *second, *steps]
+
+    return adam

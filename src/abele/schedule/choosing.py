@@ -1,0 +1,60 @@
+"""Which programs run as schedules, and why."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from abele import _torch
+from abele.program import Program, Role
+
+aten = torch.ops.aten
+
+# As captured, and as one of the lowering passes leaves it: both must give the same answer.
+_CONVOLUTIONS = (aten.convolution.default, _torch.convolution_with_activation())
+
+# Images above this many bytes leave a core's cache between operations. Compiling them gains
+# nothing (the convolutions stay the library's) and was seen to lose; schedules keep memory instead.
+LARGE_IMAGE = 2**20
+# An update of this many tensors and bytes waits for memory, whoever does it, and takes minutes to
+# compile, as one kernel for each tensor.
+LARGE_UPDATE, MANY_TENSORS = 2**23, 64
+
+# Fewer are compiled in seconds.
+LEAST_CONVOLUTIONS = 8
+
+
+def why_scheduled(program: Program) -> str | None:
+    """Why a program runs operator by operator, or ``None`` if it is compiled."""
+    large = total = work = 0
+    for node in program.graph.graph.nodes:
+        if node.target not in _CONVOLUTIONS:
+            continue
+        result, weight = node.meta["val"], node.args[1].meta["val"]  # type: ignore[union-attr]
+        if result.dim() != 4 or result.dtype is not torch.float32:
+            continue
+        adds = result.numel() * weight[0].numel()
+        total += adds
+        if result[0].numel() * result.element_size() >= LARGE_IMAGE:
+            large, work = large + 1, work + adds
+    if not total:
+        return _why_update(program)
+    if large < LEAST_CONVOLUTIONS or 2 * work < total:
+        return None
+    return (
+        f"{large} convolutions with images of {LARGE_IMAGE // 2**20} MiB and more do "
+        f"{round(100 * work / total)} % of its multiply-adds; the library runs them best, "
+        "one by one, and nothing needs compiling"
+    )
+
+
+def _why_update(program: Program) -> str | None:
+    """The same for a program that only applies gradients."""
+    if not any(slot.role is Role.ACCUMULATOR for slot in program.inputs):
+        return None
+    written = [slot for slot in program.inputs if slot.role is Role.PARAMETER and slot.mutated]
+    size = sum(math.prod(slot.shape) * slot.dtype.itemsize for slot in written)
+    if size < LARGE_UPDATE or len(written) < MANY_TENSORS:
+        return None
+    return f"it only updates {len(written)} tensors of {size / 2**20:.0f} MiB, one by one"

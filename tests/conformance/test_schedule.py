@@ -1,0 +1,122 @@
+"""A step that runs as a schedule, from capture to a second process's cache."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import shutil
+
+import pytest
+import torch
+
+from abele.cache import ExecutableCache
+from abele.schedule import choosing, memory
+from planes import WITHOUT_GRADIENT, events, planes
+from runs import assert_close_by_norm, assert_same_bits, rule_for, run, run_eagerly, started
+
+pytestmark = [
+    pytest.mark.compiler,
+    pytest.mark.skipif(
+        not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler on PATH"
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def _small_images_are_large(monkeypatch):
+    monkeypatch.setattr(choosing, "LARGE_IMAGE", 1024)
+    monkeypatch.setattr(choosing, "LARGE_UPDATE", 1024)
+    monkeypatch.setattr(choosing, "MANY_TENSORS", 8)
+
+
+def adam(model):
+    return rule_for(model, "adam", variable=("lr",))
+
+
+def test_a_step_is_no_less_exact_than_eager():
+    model, batches = planes(), events(1, 32)
+    session, record = started(model, batches[0], adam(model), target="cpu")
+    assert record.scheduled.keys() == {"step"}
+    found = run(session, batches)
+
+    def eager(kind):
+        other = copy.deepcopy(model).to(kind)
+        data = [[image.to(kind), label] for image, label in batches]
+        return run_eagerly(other, torch.optim.Adam(other.parameters(), lr=0.001), data)
+
+    plain, exact = eager(torch.float32).tensors(), eager(torch.float64).tensors()
+    for name, value in found.tensors().items():
+        if name.removeprefix("parameter ") not in WITHOUT_GRADIENT and value.is_floating_point():
+            own, others = ((each - exact[name]).norm() for each in (value, plain[name]))
+            assert own <= 4 * others + 1e-6 * exact[name].norm(), name
+
+
+def test_ten_losses_are_those_of_plain_torch():
+    model, batches = planes(), events(10)
+    found = run(started(model, batches[0], adam(model), target="cpu")[0], batches)
+    eager = copy.deepcopy(model)
+    plain = run_eagerly(eager, torch.optim.Adam(eager.parameters(), lr=0.001), batches)
+    for step, (own, others) in enumerate(zip(found.outputs, plain.outputs, strict=True)):
+        assert own[-1].item() == pytest.approx(others[-1].item(), abs=1e-4), step
+
+
+def test_a_cached_schedule_gives_the_same_bits_without_a_compiler(tmp_path, monkeypatch):
+    model, batches, cache = planes(), events(3), ExecutableCache(tmp_path)
+    results = []
+    for expected in ("miss", "hit"):
+        session, record = started(model, batches[0], adam(model), target="cpu", cache=cache)
+        assert record.cache == expected
+        results.append(run(session, batches))
+        monkeypatch.setenv("CXX", "no-such-compiler")
+    assert_same_bits(*results)
+
+
+@pytest.mark.parametrize("momentum", [None, 0.9])
+def test_other_optimizers_and_relu_train_too(momentum):
+    model, batches = planes(slope=0.0), events(2)
+    rule = rule_for(model, "sgd", momentum=momentum or 0.0)
+    found = run(started(model, batches[0], rule, target="cpu")[0], batches)
+    plain = run(started(model, batches[0], rule)[0], batches)
+    assert_close_by_norm(found, plain, 3e-4, without=WITHOUT_GRADIENT)
+
+
+def test_inference_with_trained_norms():
+    model, batches = planes().eval(), events(2)
+    session, record = started(model, batches[0], target="cpu")
+    assert record.scheduled.keys() == {"forward"}
+    found, plain = run(session, batches), run(started(model, batches[0])[0], batches)
+    for own, others in zip(found.outputs, plain.outputs, strict=True):
+        for value, wanted in zip(own, others, strict=True):
+            torch.testing.assert_close(value, wanted, rtol=1e-5, atol=1e-5)
+            assert value.is_contiguous()
+    session.write_params({name: value * 0.5 for name, value in session.params.items()})
+    assert not torch.equal(session.step(batches[0])[0], found.outputs[0][0])
+
+
+def test_a_small_network_is_compiled(monkeypatch):
+    monkeypatch.setattr(choosing, "LARGE_IMAGE", 2**20)
+    model = planes().eval()
+    assert choosing.why_scheduled(started(model, events(1)[0])[0].executable.programs[0]) is None
+
+
+def test_memory_is_kept_while_a_schedule_runs_and_not_after(monkeypatch):
+    settings = []
+    monkeypatch.setattr(memory, "_mallopt", lambda: lambda *setting: settings.append(setting))
+    with memory.kept(), memory.kept():
+        inside = dict(settings)
+    after = dict(settings)
+    assert inside[-3] == after[-1] == 2**31 - 1
+    assert after[-3] == 32 * 2**20
+
+
+def test_gradients_may_be_accumulated():
+    model, batches = planes(), events(2)
+    rule = rule_for(model, "sgd")
+    config = dataclasses.replace(
+        started(model, batches[0], rule)[0].config, gradient_accumulation=2
+    )
+    both = [[torch.cat(pair) for pair in zip(*batches, strict=True)]]
+    session, record = started(model, batches[0], rule, config, target="cpu")
+    assert record.scheduled.keys() == {"accumulate", "apply"}
+    plain = run(started(model, batches[0], rule, config)[0], both)
+    assert_close_by_norm(run(session, both), plain, 3e-4, without=WITHOUT_GRADIENT)

@@ -1,0 +1,159 @@
+"""The kernels of schedules against torch in double precision."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812 - torch's own convention
+
+from abele import kernels
+from abele.errors import CorruptExecutable
+from abele.ops import adam, norm_activation
+from abele.schedule import calls, library
+
+compiler = shutil.which("g++") or shutil.which("clang++")
+pytestmark = [
+    pytest.mark.compiler,
+    pytest.mark.skipif(compiler is None, reason="no C++ compiler on PATH"),
+]
+
+MOMENTUM, EPS = 0.3, 1e-5
+SHAPES = [(2, 8, 33, 17), (3, 5, 7, 9), (2, 24, 40, 61), (1, 300, 3, 5), (2, 1, 6, 6)]
+
+
+@pytest.fixture(scope="module")
+def code():
+    return kernels.scheduled_library(compiler, "here")
+
+
+@pytest.fixture(scope="module")
+def own(code):
+    return library.load(code)
+
+
+def inputs(shape, *, scale=1.0, offset=0.0):
+    x = (torch.randn(shape) * 2 + 3).contiguous(memory_format=torch.channels_last)
+    channels = shape[1]
+    weight, bias = torch.rand(channels) + 0.5, torch.randn(channels) * 0.3
+    mean, var = torch.randn(channels), torch.rand(channels) + 0.5
+    return x, weight * scale, bias + offset, mean, var
+
+
+def exactly(x, weight, bias, mean, var, slope, residual=None, grad=None):
+    """The same in double: y, new statistics and, with ``grad``, gradients."""
+    x, weight, bias = (each.double().requires_grad_() for each in (x, weight, bias))
+    other = None if residual is None else residual.double().requires_grad_()
+    mean, var = mean.double(), var.double()
+    y = F.batch_norm(x, mean, var, weight, bias, True, MOMENTUM, EPS)
+    y = F.leaky_relu(y if other is None else y + other, slope)
+    leaves = [x, weight, bias] if other is None else [x, weight, bias, other]
+    grads = torch.autograd.grad(y, leaves, grad.double())
+    return [y.detach(), mean, var, *grads]
+
+
+def ours(own, x, weight, bias, mean, var, slope, residual=None, grad=None, overwrite=False):
+    forward = calls.norm_activation(own, overwrite=overwrite)
+    backward = calls.norm_activation_backward(own, overwrite=overwrite)
+    found = forward(x.clone(), residual, weight, bias, mean, var, MOMENTUM, EPS, slope)
+    y, kept, statistics, new_mean, new_var = found
+    y = y.clone()
+    grads = backward(grad.clone(), kept, residual, weight, bias, statistics, slope)
+    grad_x, grad_residual, grad_weight, grad_bias = grads
+    last = [] if residual is None else [grad_residual]
+    return [y, new_mean, new_var, grad_x, grad_weight, grad_bias, *last]
+
+
+def error(found, exact):
+    return ((found.double() - exact).norm() / exact.norm().clamp_min(1e-6)).item()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("slope", [0.01, 0.0, 1.0])
+@pytest.mark.parametrize("added", [False, True], ids=["alone", "with-residual"])
+def test_a_layer_is_exact_to_a_millionth(own, shape, slope, added):
+    values, grad = inputs(shape), torch.randn(shape)
+    grad = grad.contiguous(memory_format=torch.channels_last)
+    residual = torch.randn(shape).contiguous(memory_format=torch.channels_last) if added else None
+    exact = exactly(*values, slope, residual, grad)
+    for overwrite in (False, True):
+        found = ours(own, *values, slope, residual, grad, overwrite)
+        for value, wanted in zip(found, exact, strict=True):
+            assert error(value, wanted) < 2e-6
+
+
+@pytest.mark.parametrize(("scale", "offset"), [(0.0, 0.0), (1e-20, 0.0), (1e-4, 1.0), (-1.0, 0.0)])
+def test_weights_that_lose_the_input_keep_it(own, scale, offset):
+    """From y alone nothing could be recovered where the weight is zero or drowns in the bias."""
+    shape = (2, 8, 12, 12)
+    values, grad = inputs(shape, scale=scale, offset=offset), torch.randn(shape)
+    grad = grad.contiguous(memory_format=torch.channels_last)
+    exact = exactly(*values, 0.01, None, grad)
+    for value, wanted in zip(ours(own, *values, 0.01, None, grad, True), exact, strict=True):
+        assert error(value, wanted) < 5e-6
+
+
+def test_a_large_mean_does_not_swallow_the_variance(own):
+    x, weight, bias, mean, var = inputs((2, 8, 64, 64))
+    x = (x + 1e4).contiguous(memory_format=torch.channels_last)
+    grad = torch.randn_like(x)
+    exact = exactly(x, weight, bias, mean, var, 0.01, None, grad)
+    found = ours(own, x, weight, bias, mean, var, 0.01, None, grad)
+    for value, wanted in zip(found, exact, strict=True):
+        assert error(value, wanted) < 3e-4  # a mean of 1e4 is known to 5e-4
+
+
+def test_threads_do_not_change_a_bit(own, monkeypatch):
+    values, grad = inputs((2, 24, 200, 200)), torch.randn(2, 24, 200, 200)
+    grad = grad.contiguous(memory_format=torch.channels_last)
+    results = []
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(calls, "threads_for", lambda floats, count=threads: count)
+        results.append(ours(own, *values, 0.01, None, grad, True))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_shows(own, bad):
+    values, grad = inputs((1, 8, 8, 8)), torch.randn(1, 8, 8, 8)
+    values[0][0, 3, 2, 2] = bad
+    y, mean, *_ = ours(own, *values, 0.01, None, grad)
+    assert not y[:, 3].isfinite().any()
+    assert not mean[3].isfinite()
+    assert y[:, 4].isfinite().all()
+
+
+def test_evaluation_scales_shifts_and_activates(own):
+    x = torch.randn(2, 5, 9, 7).contiguous(memory_format=torch.channels_last)
+    scale, shift, other = torch.randn(5), torch.randn(5), torch.randn_like(x)
+    for residual in (None, other):
+        plain = norm_activation.evaluation(x, residual, scale, shift, 0.1)
+        run = calls.scale_shift_activation(own, overwrite=False)
+        torch.testing.assert_close(run(x, residual, scale, shift, 0.1), plain, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_adam_is_the_rule(own, decay):
+    sizes = [(3,), (70_001,), (2, 3, 4)]
+
+    def make(*size):
+        return [torch.rand(shape) for shape in sizes]
+
+    columns = [make() for _ in range(4)]
+    steps = [torch.tensor(float(k), dtype=torch.float64) for k in (0, 3, 100)]
+    rate = torch.tensor(1e-3, dtype=torch.float64)
+    settings = (rate, 0.9, 0.999, 1e-8, decay)
+    expected = adam.update(*columns, steps, *settings)
+    found = calls.adam(own, overwrite=False)(*columns, steps, *settings)
+    for value, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(value, wanted, rtol=1e-6, atol=1e-7)
+    assert [step.item() for step in steps] == [0, 3, 100]
+    calls.adam(own, overwrite=True)(*columns, steps, *settings)
+    assert torch.equal(columns[0][1], found[1])
+
+
+def test_a_library_that_is_none_is_refused():
+    with pytest.raises(CorruptExecutable, match="kernels cannot be loaded"):
+        library.load(b"no library")

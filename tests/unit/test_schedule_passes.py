@@ -1,0 +1,204 @@
+"""The lowering passes of schedules keep the meaning of a step; plain implementations run them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from abele import capture, passes
+from abele.config import StepConfig
+from abele.ops import adam, memory_layout, norm_activation
+from abele.passes.channels_last import channels_last
+from abele.passes.folded_normalisation import folded_normalisation
+from abele.passes.fused_adam import fused_adam
+from abele.passes.fused_normalisation import fused_normalisation
+from abele.passes.pointwise_before_upsampling import pointwise_before_upsampling
+from abele.schedule import choosing
+from abele.targets.cpu import TARGET as CPU
+from abele.targets.reference import Reference
+from planes import WITHOUT_GRADIENT, events, planes
+from runs import assert_close_by_norm, captured, flat, rule_for, run, run_eagerly, started
+
+aten = torch.ops.aten
+ALL = CPU.scheduled_passes
+
+
+def lowered_by(*those):
+    class Lowered(Reference):
+        passes = those
+
+    return Lowered()
+
+
+def targets(program) -> list:
+    return [node.target for node in program.graph.graph.nodes if node.op == "call_function"]
+
+
+def step_of(slope=0.01, kind="sgd", **values):
+    model = planes(slope)
+    rule = rule_for(model, kind, variable=("lr",), **values)
+    return passes.run(captured(model, events(1)[0], rule=rule).programs[0])
+
+
+def forward_of(model, *inputs):
+    found = capture(lambda x: flat(model(*x)), model, inputs, StepConfig(training=False))
+    return passes.run(found.programs[0])
+
+
+@pytest.mark.parametrize("slope", [0.01, 0.0], ids=["leaky", "relu"])
+@pytest.mark.parametrize(
+    "those",
+    [
+        (fused_normalisation,),
+        (pointwise_before_upsampling,),
+        (channels_last,),
+        (fused_normalisation, pointwise_before_upsampling, channels_last),
+    ],
+    ids=lambda those: "+".join(each.__name__ for each in those),
+)
+def test_a_lowered_step_trains_alike(slope, those):
+    model, batches = planes(slope), events(2)
+    rule = rule_for(model, "sgd", variable=("lr",))
+    plain = run(started(model, batches[0], rule)[0], batches)
+    found = run(started(model, batches[0], rule, target=lowered_by(*those))[0], batches)
+    assert_close_by_norm(found, plain, 3e-4, without=WITHOUT_GRADIENT)
+
+
+def test_fused_adam_computes_the_rule():
+    for settings in ({}, {"weight_decay": 0.1, "decoupled": True}):
+        model, batches = planes(), events(3)
+        rule = rule_for(model, "adam", variable=("lr",), **settings)
+        plain = run(started(model, batches[0], rule)[0], batches)
+        session, _ = started(model, batches[0], rule, target=lowered_by(fused_adam))
+        assert targets(session.executable.programs[0]).count(adam.update) == 1
+        assert_close_by_norm(run(session, batches), plain, 1e-6)
+
+
+def test_an_adam_that_is_another_one_stays():
+    for settings in ({"weight_decay": 0.1}, {}):
+        variable = ("lr", "beta1") if not settings else ("lr",)
+        model = planes()
+        rule = rule_for(model, "adam", variable=variable, **settings)
+        before = passes.run(captured(model, events(1)[0], rule=rule).programs[0])
+        after = fused_adam(before).verify()
+        # Coupled decay only changes the gradient; a beta that may change is another computation.
+        assert (adam.update in targets(after)) is bool(settings)
+
+
+def test_every_norm_is_joined_with_its_activation_both_ways():
+    before = step_of()
+    after = fused_normalisation(before).verify()
+    assert targets(after).count(norm_activation.forward) == 8
+    assert targets(after).count(norm_activation.backward) == 8
+    gone = {
+        aten._native_batch_norm_legit_functional.default,
+        aten.native_batch_norm_backward.default,
+    }
+    gone |= {aten.leaky_relu.default, aten.leaky_relu_backward.default}
+    assert not gone & set(targets(after))
+
+
+def test_a_bias_before_a_norm_gets_no_gradient_computed():
+    after = fused_normalisation(step_of())
+    masks = [
+        node.args[10]
+        for node in after.graph.graph.nodes
+        if node.target is aten.convolution_backward.default
+    ]
+    assert sorted(mask[2] for mask in masks) == [False] * 8 + [True] * 2
+
+
+def test_a_norm_whose_result_is_read_twice_keeps_its_activation_apart():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm2d(3)
+
+        def forward(self, x):
+            y = self.norm(x)
+            return y, nn.functional.mse_loss(torch.relu(y), x)
+
+    model, x = Twice(), torch.randn(2, 3, 4, 4)
+    rule = rule_for(model, "sgd")
+    plain = run(started(model, [x], rule)[0], [[x]])
+    session, _ = started(model, [x], rule, target=lowered_by(fused_normalisation))
+    found = run(session, [[x]])
+    assert aten.relu.default in targets(session.executable.programs[0])
+    assert_close_by_norm(found, plain, 1e-5)
+
+
+def test_norms_in_half_stay():
+    model = planes().half()
+    inputs = [events(1)[0][0].half(), events(1)[0][1]]
+    before = forward_of(model, *inputs)
+    after = folded_normalisation(before)
+    assert targets(after) == targets(before)
+
+
+def test_a_trained_norm_goes_into_its_convolution_or_one_pass():
+    model, inputs = planes().eval(), events(1)[0]
+    expected = flat(model(*inputs))
+    program = folded_normalisation(forward_of(model, *inputs)).verify()
+    assert aten._native_batch_norm_legit_no_training.default not in targets(program)
+    # The deep convolution has more weights than pixels.
+    assert targets(program).count(norm_activation.evaluation) == 2
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    named = {f"input{i}": value for i, value in enumerate(inputs)} | state
+    with torch.no_grad():
+        found = program.graph(*(named[slot.name] for slot in program.inputs))
+    for value, plain in zip(found, expected, strict=True):
+        torch.testing.assert_close(value, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_a_convolution_that_adds_channels_stays_behind_its_upsampling():
+    class Growing(nn.Module):
+        def __init__(self, outputs, kernel):
+            super().__init__()
+            self.conv = nn.Conv2d(4, outputs, kernel, padding=kernel // 2)
+
+        def forward(self, x):
+            return self.conv(nn.functional.interpolate(x, scale_factor=2, mode="nearest"))
+
+    x = torch.randn(1, 4, 4, 4)
+    for outputs, kernel, moved in ((3, 1, True), (5, 1, False), (3, 3, False)):
+        program = pointwise_before_upsampling(forward_of(Growing(outputs, kernel), x))
+        order = [t for t in targets(program) if t is not aten.clone.default]
+        assert (order[0] is aten.convolution.default) is moved
+
+
+def test_images_are_converted_only_where_parts_meet():
+    program = step_of()
+    for each in (fused_normalisation, pointwise_before_upsampling, channels_last):
+        program = each(program).verify()
+    converted = [n for n in program.graph.graph.nodes if n.target is memory_layout.in_layout]
+    convolutions = targets(program).count(aten.convolution.default)
+    assert 0 < len(converted) < 4 * convolutions
+    assert not any(n.args[0].target is memory_layout.in_layout for n in converted)
+
+
+def test_outputs_lie_in_the_default_order():
+    session, _ = started(planes().eval(), events(1)[0], target=lowered_by(*ALL))
+    assert all(value.is_contiguous() for value in session.step(events(1)[0]))
+
+
+def test_only_networks_of_large_convolutions_are_scheduled(monkeypatch):
+    program = step_of()
+    assert choosing.why_scheduled(program) is None
+    assert CPU.lowering(program) == CPU.passes
+    monkeypatch.setattr(choosing, "LARGE_IMAGE", 1024)
+    assert "convolutions with images of" in choosing.why_scheduled(program)
+    assert CPU.lowering(program) == CPU.scheduled_passes
+    for each in CPU.scheduled_passes:
+        program = each(program)
+    assert choosing.why_scheduled(program) is not None
+
+
+def test_the_plain_network_agrees_with_itself_in_eager():
+    model, batches = planes(), events(2)
+    eager = copy.deepcopy(model)
+    plain = run(started(model, batches[0], rule_for(model, "sgd"))[0], batches)
+    optimizer = torch.optim.SGD(eager.parameters(), lr=0.05, momentum=0.9)
+    assert_close_by_norm(plain, run_eagerly(eager, optimizer, batches), 1e-6)
