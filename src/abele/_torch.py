@@ -7,6 +7,7 @@ Heavy imports (the compiler) stay inside functions: importing abele must not loa
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
 import multiprocessing
@@ -250,6 +251,34 @@ def find_operator(qualified: str) -> OpOverload | HigherOrderOperator | None:
     if isinstance(found, OpOverloadPacket) and match["overload"]:
         found = getattr(found, match["overload"], None)
     return found if isinstance(found, OpOverload | HigherOrderOperator) else None
+
+
+@functools.cache
+def is_composite(operator: OpOverload) -> bool:
+    """Whether an operator is made of others, so that tracing it may take it apart."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return key in operator.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(
+        operator.name(), key
+    )
+
+
+@contextlib.contextmanager
+def code_when_run() -> Iterator[None]:
+    """While open, tracing makes graphs that generate their code when they first run.
+
+    The others do at every change, which took a fifth of the time that a large model compiles.
+    """
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
+
+    with _use_lazy_graph_module(True):
+        yield
+
+
+def graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
+    """A graph with the constants of ``root``, which generates its code when it first runs."""
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    return _LazyGraphModule(root, graph)
 
 
 @contextlib.contextmanager

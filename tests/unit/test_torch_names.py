@@ -348,3 +348,19 @@ def test_operators_are_found_by_the_names_they_have():
 @pytest.mark.parametrize("name", ["aten::mul", "aten::ghost.x", "load_library::x.y", "mul", ""])
 def test_nothing_else_is_found_among_operators(name):
     assert _torch.find_operator(name) is None
+
+
+def test_composite_operators_are_made_of_others():
+    assert _torch.is_composite(torch.ops.aten.matmul.default)
+    assert _torch.is_composite(torch.ops.aten.upsample_bilinear2d.vec)
+    assert not _torch.is_composite(torch.ops.aten.mm.default)
+
+
+def test_graphs_can_generate_their_code_when_they_first_run():
+    with _torch.code_when_run():
+        traced = _torch.make_fx(lambda x: x * 2)(torch.ones(2))
+    copied = _torch.graph_module(traced, traced.graph)
+    for graph in (traced, copied):
+        assert "_code" not in vars(graph)
+        assert graph(torch.ones(2)).tolist() == [2, 2]
+        assert "mul" in graph.code

@@ -7,13 +7,14 @@ import copy
 import torch
 from torch.fx.graph import CodeGen
 
+from abele import _torch
 from abele._torch import OpOverload
 from abele.program import Program
 
 
 def editable(program: Program) -> torch.fx.GraphModule:
     """A copy of the program's graph that shares constants but no nodes."""
-    graph = torch.fx.GraphModule(program.graph, copy.deepcopy(program.graph.graph))
+    graph = _torch.graph_module(program.graph, copy.deepcopy(program.graph.graph))
     graph.graph.set_codegen(CodeGen())
     return graph
 
@@ -23,6 +24,11 @@ def finished(program: Program, graph: torch.fx.GraphModule) -> Program:
     graph.graph.lint()
     graph.recompile()
     return program.replace(graph=graph)
+
+
+def settled(program: Program) -> Program:
+    """The program with its code generated, once, after the last edit."""
+    return program.replace(graph=torch.fx.GraphModule(program.graph, program.graph.graph))
 
 
 def substitute(node: torch.fx.Node, target: OpOverload, arguments: tuple) -> None:
