@@ -14,6 +14,7 @@ import multiprocessing
 import re
 import shlex
 import threading
+import types
 from collections.abc import Callable, Iterator, Mapping, Reversible, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,15 +41,20 @@ from torch._subclasses.fake_tensor import (  # noqa: E402 - after the check
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    in_kernel_invocation_manager,
 )
 from torch.fx.experimental.proxy_tensor import (  # noqa: E402
+    _ProxyTensor,
     disable_proxy_modes_tracing,
     get_proxy_mode,
     get_proxy_slot,
     make_fx,
     track_tensor_tree,
 )
-from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import (  # noqa: E402
+    ShapeEnv,
+    uninteresting_files,
+)
 
 __all__ = [
     "DataDependentOutputException",
@@ -126,6 +132,95 @@ def traced_nodes() -> Reversible[torch.fx.Node]:
     """The nodes of the trace under way, in order; empty when there is none."""
     mode = get_proxy_mode()
     return () if mode is None else mode.tracer.graph.nodes
+
+
+class Interception:
+    """The trace under way, for somebody who traces operators himself while this is open.
+
+    Raises:
+        AssertionError: there is none.
+    """
+
+    def __init__(self, fakes: FakeTensorMode):
+        self._fakes = fakes
+
+    def __enter__(self) -> Interception:
+        mode = get_proxy_mode()
+        assert mode is not None, "no trace under way"
+        self._mode, self._tracer = mode, mode.tracer
+        self._recorded = mode.tracer.record_stack_traces
+        return self
+
+    def intercept(self, call: Callable, created: Callable[[torch.fx.Node], None]) -> None:
+        """Hands over operators.
+
+        Args:
+            call: given an operator, its arguments, and how to trace it; returns its results.
+            created: given each node that is traced; stack traces are its business.
+        """
+        trace, create = type(self._mode).__torch_dispatch__, self._tracer.create_node
+
+        def dispatch(mode: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+            kwargs = kwargs or {}
+            if not isinstance(function, OpOverload):
+                return trace(mode, function, types, args, kwargs)
+            if function is torch.ops.prim.device.default and type(args[0]) is FakeTensor:
+                return args[0].fake_device  # autograd asks at every operation
+            return call(function, args, kwargs, lambda: trace(mode, function, types, args, kwargs))
+
+        def create_node(*args: Any, **kwargs: Any) -> torch.fx.Node:
+            node = create(*args, **kwargs)
+            created(node)
+            return node
+
+        # Not a class of its own: loops and branches know the mode by its class.
+        self._mode.__torch_dispatch__ = types.MethodType(dispatch, self._mode)
+        self._tracer.create_node = create_node
+        self._tracer.record_stack_traces = False
+
+    def __exit__(self, *exc: object) -> None:
+        vars(self._mode).pop("__torch_dispatch__", None)
+        vars(self._tracer).pop("create_node", None)
+        self._tracer.record_stack_traces = self._recorded
+
+    @property
+    def nodes(self) -> Reversible[torch.fx.Node]:
+        """Those traced so far."""
+        return self._tracer.graph.nodes
+
+    def node_of(self, tensor: torch.Tensor) -> torch.fx.Node | None:
+        """The node that a tensor stands for; None for constants and tensors of nobody."""
+        slot = self._tracer.tensor_tracker.get(tensor)
+        known = slot is not None and slot.constant is None
+        return slot.proxy.node if known and tensor.constant is None else None
+
+    def stand_for(self, tensor: torch.Tensor, node: torch.fx.Node) -> None:
+        """Ties a tensor to a node of the trace."""
+        proxy = torch.fx.Proxy(node, self._tracer)
+        self._tracer.tensor_tracker[tensor] = _ProxyTensor(proxy, None)
+
+    def copy(self, node: torch.fx.Node, argument: Callable) -> torch.fx.Node:
+        """A copy of another graph's node as the newest of the trace."""
+        return self._tracer.graph.node_copy(node, argument)
+
+    def new_fake(self, like: torch.Tensor, shared: torch.Tensor | None) -> torch.Tensor:
+        """A tensor without data, laid out like another one, in memory of its own or shared."""
+        shape, stride = like.shape, like.stride()
+        with in_kernel_invocation_manager(self._fakes):
+            made = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
+            if shared is not None:
+                made.set_(shared.untyped_storage(), like.storage_offset(), shape, stride)
+        return FakeTensor(self._fakes, made, like.fake_device)
+
+
+def is_of_the_tracer(path: str) -> bool:
+    """Whether a file is one that torch leaves out of the stacks it records."""
+    return path in uninteresting_files()
+
+
+def without_torch_function_modes() -> contextlib.AbstractContextManager[None]:
+    """While open, reading a tensor's shape does not go through the modes that are open."""
+    return torch._C.DisableTorchFunction()
 
 
 def mark_traced(phase: str) -> None:

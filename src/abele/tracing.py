@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from abele import _torch
+from abele import _torch, memo
 from abele.decompositions import PORTABLE_OPERATORS, portable_kernels
 from abele.ownership import own_constants, own_outputs
 from abele.program import Program, Role, Slot, Stamp, returned_nodes, writes
@@ -73,7 +73,8 @@ def trace(
 
     def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
         lookup.start()
-        return [*body(Values(named, tensors)), *lookup.gradients]
+        with memo.remembering(mode):
+            return [*body(Values(named, tensors)), *lookup.gradients]
 
     quiet = _torch.without_log_of_fakes()
     with mode, portable_kernels(), quiet, _torch.code_when_run():
