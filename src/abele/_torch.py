@@ -135,11 +135,7 @@ def traced_nodes() -> Reversible[torch.fx.Node]:
 
 
 class Interception:
-    """The trace under way, for somebody who traces operators himself while this is open.
-
-    Raises:
-        AssertionError: there is none.
-    """
+    """The trace under way, for somebody who traces operators himself while this is open."""
 
     def __init__(self, fakes: FakeTensorMode):
         self._fakes = fakes
@@ -148,15 +144,14 @@ class Interception:
         mode = get_proxy_mode()
         assert mode is not None, "no trace under way"
         self._mode, self._tracer = mode, mode.tracer
+        self.graph = mode.tracer.graph
         self._recorded = mode.tracer.record_stack_traces
         return self
 
     def intercept(self, call: Callable, created: Callable[[torch.fx.Node], None]) -> None:
-        """Hands over operators.
+        """Hands over operators: ``call`` gets each with its arguments and a function to trace it.
 
-        Args:
-            call: given an operator, its arguments, and how to trace it; returns its results.
-            created: given each node that is traced; stack traces are its business.
+        ``created`` gets each node that is traced; stack traces are its business.
         """
         trace, create = type(self._mode).__torch_dispatch__, self._tracer.create_node
 
@@ -179,31 +174,23 @@ class Interception:
         self._tracer.record_stack_traces = False
 
     def __exit__(self, *exc: object) -> None:
-        vars(self._mode).pop("__torch_dispatch__", None)
-        vars(self._tracer).pop("create_node", None)
+        for changed, name in ((self._mode, "__torch_dispatch__"), (self._tracer, "create_node")):
+            changed.__dict__.pop(name, None)
         self._tracer.record_stack_traces = self._recorded
 
-    @property
-    def nodes(self) -> Reversible[torch.fx.Node]:
-        """Those traced so far."""
-        return self._tracer.graph.nodes
-
-    def node_of(self, tensor: torch.Tensor) -> torch.fx.Node | None:
+    def node_of(self, tensor: FakeTensor) -> torch.fx.Node | None:
         """The node that a tensor stands for; None for constants and tensors of nobody."""
         slot = self._tracer.tensor_tracker.get(tensor)
-        known = slot is not None and slot.constant is None
-        return slot.proxy.node if known and tensor.constant is None else None
+        if slot is None or slot.constant is not None or tensor.constant is not None:
+            return None
+        return slot.proxy.node
 
     def stand_for(self, tensor: torch.Tensor, node: torch.fx.Node) -> None:
         """Ties a tensor to a node of the trace."""
         proxy = torch.fx.Proxy(node, self._tracer)
         self._tracer.tensor_tracker[tensor] = _ProxyTensor(proxy, None)
 
-    def copy(self, node: torch.fx.Node, argument: Callable) -> torch.fx.Node:
-        """A copy of another graph's node as the newest of the trace."""
-        return self._tracer.graph.node_copy(node, argument)
-
-    def new_fake(self, like: torch.Tensor, shared: torch.Tensor | None) -> torch.Tensor:
+    def new_fake(self, like: FakeTensor, shared: torch.Tensor | None) -> torch.Tensor:
         """A tensor without data, laid out like another one, in memory of its own or shared."""
         shape, stride = like.shape, like.stride()
         with in_kernel_invocation_manager(self._fakes):

@@ -58,7 +58,7 @@ class _Remembered:
 class _Made:
     """A new tensor: its layout, its node, and the index of the argument whose memory it shares."""
 
-    like: torch.Tensor
+    like: _torch.FakeTensor
     node: torch.fx.Node
     shares: int | None
 
@@ -103,7 +103,7 @@ class _Memo:
 
     def _stack(self) -> str:
         """The frames of all functions named ``forward``, outermost first."""
-        frame, frames = sys._getframe(2), []
+        frame, frames = sys._getframe(1), []
         while frame is not None:
             if frame.f_code.co_name == "forward":
                 frames.append((frame.f_code, frame.f_lineno))
@@ -138,7 +138,7 @@ class _Memo:
         except _UnknownError:
             return run()
         if key not in self._calls:
-            before = next(iter(reversed(self._trace.nodes)), None)
+            before = next(iter(reversed(self._trace.graph.nodes)), None)
             result = run()
             self._calls[key] = self._remembered(before, nodes, tensors, result)
             return result
@@ -173,7 +173,9 @@ class _Memo:
         tensors: list[torch.Tensor],
         result: Any,
     ) -> _Remembered | None:
-        made = list(itertools.takewhile(lambda n: n is not before, reversed(self._trace.nodes)))
+        made = list(
+            itertools.takewhile(lambda n: n is not before, reversed(self._trace.graph.nodes))
+        )
         placeholders = {node: self._memory.placeholder(node.name) for node in inputs}
         copies = dict(placeholders)
         for node in reversed(made):
@@ -184,19 +186,26 @@ class _Memo:
             copies[node].meta = {key: node.meta[key] for key in _META if key in node.meta}
         try:
             with _torch.without_torch_function_modes():
-                results = self._template(result, tensors, copies)
+                results = self._template(result, tensors, copies, set())
         except _UnknownError:
             return None
+        given = {id(each) for each in (result if isinstance(result, list | tuple) else [result])}
+        for tensor, node in zip(tensors, inputs, strict=True):
+            if self._trace.node_of(tensor) is not node and id(tensor) not in given:
+                return None  # it stands for another node now, and nothing returned says so
         nodes = [copies[node] for node in reversed(made)]
         return _Remembered(nodes, [placeholders[node] for node in inputs], results)
 
-    def _template(self, result: Any, tensors: list[torch.Tensor], copies: dict) -> Any:
+    def _template(
+        self, result: Any, tensors: list[torch.Tensor], copies: dict, new: set[int]
+    ) -> Any:
+        """Results as ``_Made`` and ``_Given``; ``new`` collects memory that no argument has."""
         if result is None:
             return None
         if isinstance(result, list | tuple):
-            return type(result)(self._template(each, tensors, copies) for each in result)
+            return type(result)(self._template(each, tensors, copies, new) for each in result)
         node = self._trace.node_of(result) if type(result) is _torch.FakeTensor else None
-        if node not in copies:
+        if node is None or node not in copies:
             raise _UnknownError
         for index, tensor in enumerate(tensors):
             if tensor is result:
@@ -206,15 +215,20 @@ class _Memo:
         storages = [tensor.untyped_storage()._cdata for tensor in tensors]
         own = result.untyped_storage()._cdata
         shares = storages.index(own) if own in storages else None
+        if shares is None and own in new:
+            raise _UnknownError  # two results in the same memory
+        new.add(own)
         return _Made(node.meta["val"], copies[node], shares)
 
     def _again(
         self, found: _Remembered, nodes: list[torch.fx.Node], tensors: list[torch.Tensor]
     ) -> Any:
         copies = dict(zip(found.inputs, nodes, strict=True))
+        stack = self._stack()
         for node in found.nodes:
-            copies[node] = self._trace.copy(node, copies.__getitem__)
-            self.created(copies[node])
+            copies[node] = made = self._trace.graph.node_copy(node, copies.__getitem__)
+            if stack:
+                made.stack_trace = stack
         with _torch.without_torch_function_modes():
             return self._made(found.results, tensors, copies)
 
