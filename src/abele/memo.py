@@ -129,7 +129,7 @@ class _Memo:
             self._refused[function] = function.namespace != "aten" or bool(tags)
         if self._refused[function]:
             return run()
-        tensors: list[torch.Tensor] = []
+        tensors: list[_torch.FakeTensor] = []
         nodes: list[torch.fx.Node] = []
         try:
             with _torch.without_torch_function_modes():
@@ -145,7 +145,7 @@ class _Memo:
         found = self._calls[key]
         return run() if found is None else self._again(found, nodes, tensors)
 
-    def _key(self, value: Any, tensors: list[torch.Tensor], nodes: list[torch.fx.Node]) -> Any:
+    def _key(self, value: Any, tensors: list[_torch.FakeTensor], nodes: list[torch.fx.Node]) -> Any:
         """All that the nodes of an operator depend on; collects its tensors and their nodes."""
         if value is None:
             return None
@@ -170,7 +170,7 @@ class _Memo:
         self,
         before: torch.fx.Node | None,
         inputs: list[torch.fx.Node],
-        tensors: list[torch.Tensor],
+        tensors: list[_torch.FakeTensor],
         result: Any,
     ) -> _Remembered | None:
         made = list(
@@ -191,13 +191,13 @@ class _Memo:
             return None
         given = {id(each) for each in (result if isinstance(result, list | tuple) else [result])}
         for tensor, node in zip(tensors, inputs, strict=True):
-            if self._trace.node_of(tensor) is not node and id(tensor) not in given:
+            if id(tensor) not in given and self._trace.node_of(tensor) is not node:
                 return None  # it stands for another node now, and nothing returned says so
         nodes = [copies[node] for node in reversed(made)]
         return _Remembered(nodes, [placeholders[node] for node in inputs], results)
 
     def _template(
-        self, result: Any, tensors: list[torch.Tensor], copies: dict, new: set[int]
+        self, result: Any, tensors: list[_torch.FakeTensor], copies: dict, new: set[int]
     ) -> Any:
         """Results as ``_Made`` and ``_Given``; ``new`` collects memory that no argument has."""
         if result is None:
@@ -221,7 +221,7 @@ class _Memo:
         return _Made(node.meta["val"], copies[node], shares)
 
     def _again(
-        self, found: _Remembered, nodes: list[torch.fx.Node], tensors: list[torch.Tensor]
+        self, found: _Remembered, nodes: list[torch.fx.Node], tensors: list[_torch.FakeTensor]
     ) -> Any:
         copies = dict(zip(found.inputs, nodes, strict=True))
         stack = self._stack()
@@ -232,7 +232,7 @@ class _Memo:
         with _torch.without_torch_function_modes():
             return self._made(found.results, tensors, copies)
 
-    def _made(self, result: Any, tensors: list[torch.Tensor], copies: dict) -> Any:
+    def _made(self, result: Any, tensors: list[_torch.FakeTensor], copies: dict) -> Any:
         if result is None:
             return None
         if isinstance(result, list | tuple):

@@ -57,7 +57,7 @@ def _retraced(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> tor
     run = torch.fx.Interpreter(graph).run
     functional = torch.func.functionalize(run, remove="mutations")
     with torch.no_grad(), _torch.preserve_node_meta():
-        return _torch.make_fx(functional)(*fakes)
+        return _torch.make_fx(functional)(*(fake.detach() for fake in fakes))
 
 
 class _Memory:

@@ -21,6 +21,9 @@ from abele.tensor_names import Lookup
 
 aten = torch.ops.aten
 
+# Slots that no code of the user sees.
+_OURS = {Role.OPTIMIZER_STATE, Role.ACCUMULATOR, Role.HYPER, Role.COUNTER}
+
 
 @dataclasses.dataclass(frozen=True)
 class Named:
@@ -69,7 +72,7 @@ def trace(
         lookup: chooses which other tensors the program returns behind its outputs.
     """
     started = time.perf_counter()
-    fakes = [mode.from_tensor(item.value) for item in named]
+    fakes = [_fake(item, mode) for item in named]
 
     def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
         lookup.start()
@@ -85,11 +88,23 @@ def trace(
         traced = _torch.make_fx(
             function, decomposition_table=PORTABLE_OPERATORS, record_stack_traces=True
         )(*leaves)
-        graph = pure(traced, [leaf.detach() for leaf in leaves])
+        graph = pure(traced, leaves)
     anchors = lookup.choose(graph, [(item.name, item.role) for item in named])
     own_constants(graph)
     own_outputs(graph)
     return _as_program(name, graph, named, anchors, time.perf_counter() - started)
+
+
+def _fake(item: Named, mode: _torch.FakeTensorMode) -> torch.Tensor:
+    """A tensor without data that stands for a slot."""
+    value = item.value
+    if item.role in _OURS and value.layout is torch.strided:
+        # Nobody asks whether they are parameters or views, so a new one will do, and is cheap.
+        with mode:
+            return torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device=value.device
+            )
+    return mode.from_tensor(value)
 
 
 def _as_program(

@@ -43,11 +43,10 @@ def test_one_layout_is_traced_once_and_all_are_written():
     assert [result.tolist() for result in results] == [[1.5] * 3] * 3
 
 
-def test_other_keys_layouts_and_types_are_traced_again():
+def test_other_keys_types_and_layouts_that_tell_too_little_are_traced_again():
     calls = []
-    tensors = [*_ones(3, 3, 4), torch.ones(3, dtype=torch.float64), torch.ones(2, 2).t()]
-    tensors.append(torch.ones(2, 3).t())
-    tensors.append(torch.ones(3, 2))
+    tensors = [*_ones(3, 3), torch.ones(3, dtype=torch.float64), torch.ones(2, 2).t()]
+    tensors += [torch.ones(2, 3).t(), torch.ones(3, 1), torch.ones(()), torch.ones(1)]
 
     def body(*tensors):
         repeats = Repeats()
@@ -60,7 +59,61 @@ def test_other_keys_layouts_and_types_are_traced_again():
     values = [tensor.clone() for tensor in tensors]
     graph(*values)
     assert len(calls) == len(tensors)
-    assert [value.flatten()[0].item() for value in values] == [0.25] + [0.5] * 6
+    assert [value.flatten()[0].item() for value in values] == [0.25] + [0.5] * 7
+
+
+def _updates(scale_of):
+    """Traces an update of four shapes, by repeats and one by one."""
+    graphs, calls = [], []
+    for repeats in (Repeats(), None):
+
+        def body(*tensors, repeats=repeats):
+            for value, step in zip(tensors[::2], tensors[1::2], strict=True):
+
+                def update(value=value, step=step):
+                    calls.append(repeats)
+                    step.add_(1)
+                    value.copy_((value.half() * scale_of(value) / step).lerp(value.half(), 0.5))
+
+                if repeats is None:
+                    update()
+                else:
+                    repeats.run("update", update, [value, step])
+            return [tensor * 1 for tensor in tensors]
+
+        values = [
+            value for shape in ((2, 3), (4, 2, 5), (7,), (2, 3)) for value in _ones(shape, ())
+        ]
+        graphs.append(_traced(body, *values))
+    return graphs, len([each for each in calls if each is not None])
+
+
+def _described(graph):
+    found = []
+    for node in graph.graph.nodes:
+        if node.op == "call_function":
+            value = node.meta["val"]
+            layout = value.dtype, value.shape, value.stride()
+            found.append((node.target, layout, node.meta.get("tensor_meta")))
+    return found
+
+
+def test_updates_of_elements_are_traced_once_for_all_plain_shapes():
+    (repeated, plain), traced = _updates(lambda value: 2.0)
+    assert traced == 1
+    assert _described(repeated) == _described(plain)
+    values = [
+        [torch.full_like(v, 3.0) for v in _ones((2, 3), (), (4, 2, 5), (), 7, (), (2, 3), ())]
+    ]
+    values.append([value.clone() for value in values[0]])
+    for one, other in zip(repeated(*values[0]), plain(*values[1]), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_updates_that_look_at_whole_tensors_are_traced_for_each_shape():
+    (repeated, plain), traced = _updates(lambda value: value.sum())
+    assert traced == 3
+    assert _described(repeated) == _described(plain)
 
 
 def test_a_tensor_that_comes_twice_is_no_pattern_for_others():

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from abele.errors import ProgramError
-from abele.passes._edit import settled
 from abele.passes.common_subexpressions import common_subexpressions
 from abele.passes.dead_code import dead_code
 from abele.passes.effects_in_order import effects_in_order
@@ -52,4 +51,4 @@ def run(program: Program, extra: Sequence[Pass] = ()) -> Program:
         )
         program = program.replace(history=(*program.history, stamp))
         done.append(each.__name__)
-    return settled(program)
+    return program

@@ -22,13 +22,8 @@ def editable(program: Program) -> torch.fx.GraphModule:
 def finished(program: Program, graph: torch.fx.GraphModule) -> Program:
     """The program with ``graph`` in place of its own."""
     graph.graph.lint()
-    graph.recompile()
+    graph.recompile()  # marks its code, which was not generated yet, as old
     return program.replace(graph=graph)
-
-
-def settled(program: Program) -> Program:
-    """The program with its code generated, once, after the last edit."""
-    return program.replace(graph=torch.fx.GraphModule(program.graph, program.graph.graph))
 
 
 def substitute(node: torch.fx.Node, target: OpOverload, arguments: tuple) -> None:
