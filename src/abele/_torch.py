@@ -7,12 +7,14 @@ Heavy imports (the compiler) stay inside functions: importing abele must not loa
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
 import multiprocessing
 import re
 import shlex
 import threading
+import types
 from collections.abc import Callable, Iterator, Mapping, Reversible, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,25 +31,23 @@ if ".".join(torch.__version__.split(".")[:2]) not in SUPPORTED:
         f"that torch does not promise to keep. Run: pip install torch=={SUPPORTED[-1]}.0"
     )
 
-from torch._ops import (  # noqa: E402 - the classes of all operators
-    HigherOrderOperator,
-    OpOverload,
-    OpOverloadPacket,
-)
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket  # noqa: E402
 from torch._subclasses.fake_tensor import (  # noqa: E402 - after the check
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    in_kernel_invocation_manager,
 )
 from torch.fx.experimental.proxy_tensor import (  # noqa: E402
+    _ProxyTensor,
     disable_proxy_modes_tracing,
     get_proxy_mode,
     get_proxy_slot,
     make_fx,
     track_tensor_tree,
 )
-from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files  # noqa: E402
 
 __all__ = [
     "DataDependentOutputException",
@@ -126,6 +126,82 @@ def traced_nodes() -> Reversible[torch.fx.Node]:
     """The nodes of the trace under way, in order; empty when there is none."""
     mode = get_proxy_mode()
     return () if mode is None else mode.tracer.graph.nodes
+
+
+class Interception:
+    """The trace under way, for somebody who traces operators himself while this is open."""
+
+    def __init__(self, fakes: FakeTensorMode):
+        self._fakes = fakes
+
+    def __enter__(self) -> Interception:
+        mode = get_proxy_mode()
+        assert mode is not None, "no trace under way"
+        self._mode, self._tracer = mode, mode.tracer
+        self.graph = mode.tracer.graph
+        self._recorded = mode.tracer.record_stack_traces
+        return self
+
+    def intercept(self, call: Callable, created: Callable[[torch.fx.Node], None]) -> None:
+        """Hands over operators: ``call`` gets each with its arguments and a function to trace it.
+
+        ``created`` gets each node that is traced; stack traces are its business.
+        """
+        trace, create = type(self._mode).__torch_dispatch__, self._tracer.create_node
+
+        def dispatch(mode: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+            kwargs = kwargs or {}
+            if not isinstance(function, OpOverload):
+                return trace(mode, function, types, args, kwargs)
+            if function is torch.ops.prim.device.default and type(args[0]) is FakeTensor:
+                return args[0].fake_device  # autograd asks at every operation
+            return call(function, args, kwargs, lambda: trace(mode, function, types, args, kwargs))
+
+        def create_node(*args: Any, **kwargs: Any) -> torch.fx.Node:
+            node = create(*args, **kwargs)
+            created(node)
+            return node
+
+        # Not a class of its own: loops and branches know the mode by its class.
+        self._mode.__torch_dispatch__ = types.MethodType(dispatch, self._mode)
+        self._tracer.create_node = create_node
+        self._tracer.record_stack_traces = False
+
+    def __exit__(self, *exc: object) -> None:
+        for changed, name in ((self._mode, "__torch_dispatch__"), (self._tracer, "create_node")):
+            changed.__dict__.pop(name, None)
+        self._tracer.record_stack_traces = self._recorded
+
+    def node_of(self, tensor: FakeTensor) -> torch.fx.Node | None:
+        """The node that a tensor stands for; None for constants and tensors of nobody."""
+        slot = self._tracer.tensor_tracker.get(tensor)
+        if slot is None or slot.constant is not None or tensor.constant is not None:
+            return None
+        return slot.proxy.node
+
+    def stand_for(self, tensor: torch.Tensor, node: torch.fx.Node) -> None:
+        """Ties a tensor to a node of the trace."""
+        proxy = torch.fx.Proxy(node, self._tracer)
+        self._tracer.tensor_tracker[tensor] = _ProxyTensor(proxy, None)
+
+    def new_fake(self, like: FakeTensor, shared: torch.Tensor | None) -> torch.Tensor:
+        """A tensor without data, laid out like another one, in memory of its own or shared."""
+        shape, stride = like.shape, like.stride()
+        with in_kernel_invocation_manager(self._fakes):
+            made = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
+            if shared is not None:
+                made.set_(shared.untyped_storage(), like.storage_offset(), shape, stride)
+        return FakeTensor(self._fakes, made, like.fake_device)
+
+
+def is_of_the_tracer(path: str) -> bool:
+    """Whether a file is one that torch leaves out of the stacks it records."""
+    return path in uninteresting_files()
+
+
+def without_torch_function_modes() -> contextlib.AbstractContextManager[None]:
+    """While open, reading a tensor's shape does not go through the modes that are open."""
+    return torch._C.DisableTorchFunction()
 
 
 def mark_traced(phase: str) -> None:
@@ -251,6 +327,34 @@ def find_operator(qualified: str) -> OpOverload | HigherOrderOperator | None:
     if isinstance(found, OpOverloadPacket) and match["overload"]:
         found = getattr(found, match["overload"], None)
     return found if isinstance(found, OpOverload | HigherOrderOperator) else None
+
+
+@functools.cache
+def is_composite(operator: OpOverload) -> bool:
+    """Whether an operator is made of others, so that tracing it may take it apart."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return key in operator.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(
+        operator.name(), key
+    )
+
+
+@contextlib.contextmanager
+def code_when_run() -> Iterator[None]:
+    """While open, tracing makes graphs that generate their code when they first run.
+
+    The others do at every change, which took a fifth of the time that a large model compiles.
+    """
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
+
+    with _use_lazy_graph_module(True):
+        yield
+
+
+def graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
+    """A graph with the constants of ``root``, which generates its code when it first runs."""
+    from torch.fx._lazy_graph_module import _LazyGraphModule
+
+    return _LazyGraphModule(root, graph)
 
 
 @contextlib.contextmanager

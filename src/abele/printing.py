@@ -93,7 +93,8 @@ def program_text(program: Program, *, provenance: bool) -> str:
     names = _node_names(program)
     lines = _header(program) if provenance else []
     lines.append(f"def {program.name}(")
-    lines += [_parameter(program, names, i, slot) for i, slot in enumerate(program.inputs)]
+    slots = zip(program.placeholders(), program.inputs, strict=True)
+    lines += [_parameter(node, names, slot) for node, slot in slots]
     lines.append("):")
     phase, source = None, None
     for name, inner in subgraphs(program.graph):
@@ -173,8 +174,7 @@ def _unused(name: str, taken: set[str]) -> str:
     return name
 
 
-def _parameter(program: Program, names: dict, index: int, slot: Slot) -> str:
-    node = program.placeholders()[index]
+def _parameter(node: torch.fx.Node, names: dict, slot: Slot) -> str:
     written = ", written" if slot.mutated else ""
     kind = type_text(node.meta["val"])
     return f"    {names[node]},  # {kind} {slot.role}{written}"

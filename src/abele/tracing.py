@@ -11,16 +11,18 @@ import time
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.fx.graph import CodeGen
 
-from abele import _torch
-from abele.control_flow import restore_views
+from abele import _torch, memo
 from abele.decompositions import PORTABLE_OPERATORS, portable_kernels
 from abele.ownership import own_constants, own_outputs
 from abele.program import Program, Role, Slot, Stamp, returned_nodes, writes
+from abele.purity import pure
 from abele.tensor_names import Lookup
 
 aten = torch.ops.aten
+
+# Slots that no code of the user sees.
+_OURS = {Role.OPTIMIZER_STATE, Role.ACCUMULATOR, Role.HYPER, Role.COUNTER}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,13 +72,15 @@ def trace(
         lookup: chooses which other tensors the program returns behind its outputs.
     """
     started = time.perf_counter()
-    fakes = [mode.from_tensor(item.value) for item in named]
+    fakes = [_fake(item, mode) for item in named]
 
     def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
         lookup.start()
-        return [*body(Values(named, tensors)), *lookup.gradients]
+        with memo.remembering(mode):
+            return [*body(Values(named, tensors)), *lookup.gradients]
 
-    with mode, portable_kernels(), _torch.without_log_of_fakes():
+    quiet = _torch.without_log_of_fakes()
+    with mode, portable_kernels(), quiet, _torch.code_when_run():
         leaves = [
             fake.requires_grad_() if item.requires_grad else fake
             for item, fake in zip(named, fakes, strict=True)
@@ -84,24 +88,23 @@ def trace(
         traced = _torch.make_fx(
             function, decomposition_table=PORTABLE_OPERATORS, record_stack_traces=True
         )(*leaves)
-        graph = _pure(traced, [leaf.detach() for leaf in leaves])
+        graph = pure(traced, leaves)
     anchors = lookup.choose(graph, [(item.name, item.role) for item in named])
     own_constants(graph)
     own_outputs(graph)
     return _as_program(name, graph, named, anchors, time.perf_counter() - started)
 
 
-def _pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
-    """Re-traces a graph so that only final ``copy_`` nodes write, and only into inputs."""
-    run = torch.fx.Interpreter(graph).run
-    functional = torch.func.functionalize(run, remove="mutations")
-    with torch.no_grad(), _torch.preserve_node_meta():
-        pure = _torch.make_fx(functional)(*fakes)
-    pure.graph.set_codegen(CodeGen())
-    pure.graph.eliminate_dead_code()
-    restore_views(pure)
-    pure.recompile()
-    return pure
+def _fake(item: Named, mode: _torch.FakeTensorMode) -> torch.Tensor:
+    """A tensor without data that stands for a slot."""
+    value = item.value
+    if item.role in _OURS and value.layout is torch.strided:
+        # Nobody asks whether they are parameters or views, so a new one will do, and is cheap.
+        with mode:
+            return torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device=value.device
+            )
+    return mode.from_tensor(value)
 
 
 def _as_program(

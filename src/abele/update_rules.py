@@ -9,12 +9,14 @@ so no rule makes the program wait for the host.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from abele.loss_scaling import AutomaticScaling
+from abele.repeats import Repeats
 from abele.rounding import Write, write_nearest
 
 Number = float | torch.Tensor
@@ -259,13 +261,16 @@ def apply(
     if math.isfinite(rule.max_grad_norm) and values:
         values = clip_by_global_norm(values, rule.max_grad_norm)
     by_name = dict(zip(names, values, strict=True))
+    repeats, update = Repeats(), RULES[rule.kind].update
     for index, group in enumerate(rule.groups):
         numbers: dict[str, Number] = dict(group.values)
         numbers |= {name: hyper[f"group{index}.{name}"] for name in group.variable}
         for name in group.params:
             if name in by_name:
-                update = RULES[rule.kind].update
-                _update(update, params[name], by_name[name], state[name], numbers, write)
+                given = (params[name], by_name[name], state[name])
+                run = functools.partial(_update, update, *given, numbers, write)
+                key = (index, tuple(state[name]))
+                repeats.run(key, run, [*given[:2], *state[name].values()])
 
 
 def _update(

@@ -363,3 +363,71 @@ def test_a_convolution_can_apply_an_activation():
     ):
         found = function(x, weight, bias, *settings, *activation)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_composite_operators_are_made_of_others():
+    assert _torch.is_composite(torch.ops.aten.matmul.default)
+    assert _torch.is_composite(torch.ops.aten.upsample_bilinear2d.vec)
+    assert not _torch.is_composite(torch.ops.aten.mm.default)
+
+
+def test_graphs_can_generate_their_code_when_they_first_run():
+    with _torch.code_when_run():
+        traced = _torch.make_fx(lambda x: x * 2)(torch.ones(2))
+    copied = _torch.graph_module(traced, traced.graph)
+    for graph in (traced, copied):
+        assert "_code" not in vars(graph)
+        assert graph(torch.ones(2)).tolist() == [2, 2]
+        assert "mul" in graph.code
+
+
+def test_operators_of_a_trace_can_be_intercepted():
+    seen, created = [], []
+
+    def call(function, args, kwargs, run):
+        seen.append(function)
+        return run()
+
+    def body(mode, x):
+        with _torch.Interception(mode) as trace:
+            trace.intercept(call, created.append)
+            y = x.double()
+            node, source = trace.node_of(y), trace.node_of(x)
+            copied = trace.graph.node_copy(node, lambda old: old)
+            made = trace.new_fake(y, None)
+            trace.stand_for(made, copied)
+            assert trace.node_of(made) is copied
+            assert next(reversed(trace.graph.nodes)) is copied
+            shared = trace.new_fake(x, x)
+        assert source.op == "placeholder"
+        assert (made.dtype, made.shape, made.device.type) == (torch.float64, (2, 3), "cpu")
+        assert shared.untyped_storage()._cdata == x.untyped_storage()._cdata
+        return [y * 1, made * 1]
+
+    with _torch.static_fakes() as mode:
+        graph = _torch.make_fx(lambda x: body(mode, x))(mode.from_tensor(torch.ones(2, 3)))
+    assert seen == [torch.ops.aten._to_copy.default]
+    assert [node.target for node in created] == seen
+    assert [value.dtype for value in graph(torch.ones(2, 3))] == [torch.float64] * 2
+
+
+def test_stacks_leave_the_tracer_out():
+    assert _torch.is_of_the_tracer(inspect.getfile(torch.fx.Interpreter))
+    assert not _torch.is_of_the_tracer(__file__)
+
+
+def test_reading_a_shape_can_go_around_modes():
+    seen = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    fake = _torch.FakeTensorMode().from_tensor(torch.ones(2))
+    with Mode():
+        with _torch.without_torch_function_modes():
+            assert fake.shape == (2,)
+        assert not seen
+        assert fake.shape == (2,)
+    assert seen

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from abele.errors import ProgramError
+from abele.passes._edit import one_after_the_other
 from abele.passes.common_subexpressions import common_subexpressions
 from abele.passes.dead_code import dead_code
 from abele.passes.effects_in_order import effects_in_order
@@ -35,8 +36,13 @@ def run(program: Program, extra: Sequence[Pass] = ()) -> Program:
     Raises:
         ProgramError: a pass broke the program; names it and those that ran before.
     """
+    with one_after_the_other():
+        return _run(program, (*PIPELINE, *extra))
+
+
+def _run(program: Program, order: Sequence[Pass]) -> Program:
     done: list[str] = []
-    for each in (*PIPELINE, *extra):
+    for each in order:
         started = time.perf_counter()
         try:
             program = each(program).verify()

@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import copy
+from collections.abc import Iterator
 
 import torch
 from torch.fx.graph import CodeGen
 
+from abele import _torch
 from abele._torch import OpOverload
 from abele.program import Program
+
+# The graph that the pass before has made; nobody else has it yet.
+_passing = contextvars.ContextVar("passing", default=False)
+_private: contextvars.ContextVar[torch.fx.GraphModule | None]
+_private = contextvars.ContextVar("private", default=None)
+
+
+@contextlib.contextmanager
+def one_after_the_other() -> Iterator[None]:
+    """While open, each pass gets what the one before has made, and no program in between is kept.
+
+    So a pass may change that instead of a copy of it. One that has changed it must finish it.
+    """
+    token = _passing.set(True)
+    try:
+        yield
+    finally:
+        _passing.reset(token)
+        _private.set(None)
 
 
 def editable(program: Program) -> torch.fx.GraphModule:
     """A copy of the program's graph that shares constants but no nodes."""
-    graph = torch.fx.GraphModule(program.graph, copy.deepcopy(program.graph.graph))
+    if program.graph is _private.get():
+        return program.graph
+    graph = _torch.graph_module(program.graph, copy.deepcopy(program.graph.graph))
     graph.graph.set_codegen(CodeGen())
     return graph
 
@@ -21,7 +46,9 @@ def editable(program: Program) -> torch.fx.GraphModule:
 def finished(program: Program, graph: torch.fx.GraphModule) -> Program:
     """The program with ``graph`` in place of its own."""
     graph.graph.lint()
-    graph.recompile()
+    graph.recompile()  # marks its code, which was not generated yet, as old
+    if _passing.get():
+        _private.set(graph)
     return program.replace(graph=graph)
 
 

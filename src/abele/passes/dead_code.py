@@ -7,14 +7,20 @@ A random operation goes too if nothing reads it: the stream of a program is its 
 
 from __future__ import annotations
 
+import torch
+
 from abele.passes._edit import editable, finished
 from abele.program import Program, writes
 
 
 def dead_code(program: Program) -> Program:
     """Keeps inputs, outputs, writes and what they need."""
+    if all(node.users or _stays(node) for node in program.graph.graph.nodes):
+        return program
     graph = editable(program)
-    graph.graph.eliminate_dead_code(
-        lambda node: node.op in ("placeholder", "output") or writes(node)
-    )
+    graph.graph.eliminate_dead_code(_stays)
     return finished(program, graph)
+
+
+def _stays(node: torch.fx.Node) -> bool:
+    return node.op in ("placeholder", "output") or writes(node)

@@ -18,6 +18,8 @@ from abele.program import Program, has_effect, is_getitem
 
 def effects_in_order(program: Program) -> Program:
     """Chains the nodes with effects."""
+    if not any(has_effect(node) for node in program.graph.graph.nodes):
+        return program
     graph = editable(program)
     before: torch.fx.Node | None = None
     for node in list(graph.graph.nodes):

@@ -44,10 +44,10 @@ aten = torch.ops.aten
 
 def recomputation(program: Program) -> Program:
     """Acts on marks and borders, and removes the marks."""
+    if not any(map(_is_mark, program.graph.graph.nodes)) and not _borders(program.graph):
+        return program
     graph = editable(program)
     marked = _remove_marks(graph) | _borders(graph)
-    if not marked:
-        return program
     order = {node: index for index, node in enumerate(graph.graph.nodes)}
     again = _computed_again(graph, marked, order)
     clones: dict[torch.fx.Node, torch.fx.Node] = {}

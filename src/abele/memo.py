@@ -1,0 +1,252 @@
+"""Operators are traced once for each layout of their arguments; the next time, nodes are copied.
+
+    a = relu(x); b = relu(y)   ->   the second costs a tenth if x and y are laid out alike
+
+What an operator does to tensors without data depends on their layouts and on its numbers alone, and
+so do the nodes that it leaves in the trace, decomposed or not. Each call still makes nodes of its
+own, with the user's line of this call. Only operators of torch itself are remembered: others may do
+anything while they are traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType
+from typing import Any
+
+import torch
+
+from abele import _torch
+from abele._torch import OpOverload
+
+Run = Callable[[], Any]
+
+_NUMBERS = {int, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
+_NOT_REMEMBERED = {
+    torch.Tag.data_dependent_output,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.inplace_view,
+}
+_META = ("val", "tensor_meta")
+
+
+class _UnknownError(Exception):
+    """An argument or a result that is not understood; the operator is traced as usual."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Remembered:
+    """What a call of an operator left behind.
+
+    Attributes:
+        nodes: copies of its nodes, in order.
+        inputs: what stands for the nodes of its tensor arguments.
+        results: its structure of results, with a ``_Made`` or ``_Given`` for each tensor.
+    """
+
+    nodes: list[torch.fx.Node]
+    inputs: list[torch.fx.Node]
+    results: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _Made:
+    """A new tensor: its layout, its node, and the index of the argument whose memory it shares."""
+
+    like: _torch.FakeTensor
+    node: torch.fx.Node
+    shares: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """An argument that is returned, and the node for which it stands from now on."""
+
+    index: int
+    node: torch.fx.Node
+
+
+@contextlib.contextmanager
+def remembering(mode: _torch.FakeTensorMode) -> Iterator[None]:
+    """While open, the trace under way remembers operators, and writes user's lines on nodes.
+
+    Args:
+        mode: makes the tensors.
+    """
+    with _torch.Interception(mode) as trace:
+        memo = _Memo(trace)
+        trace.intercept(memo.call, memo.created)
+        yield
+
+
+class _Memo:
+    def __init__(self, trace: _torch.Interception):
+        self._trace = trace
+        self._calls: dict[Any, _Remembered | None] = {}
+        self._stacks: dict[tuple[tuple[CodeType, int], ...], str] = {}
+        self._memory = torch.fx.Graph()
+        self._refused: dict[OpOverload, bool] = {}
+
+    # -- the user's lines --------------------------------------------------------------
+
+    def created(self, node: torch.fx.Node) -> None:
+        """Writes the calls of ``forward`` under way on a node that was just created."""
+        if node.op in ("call_function", "get_attr"):
+            stack = self._stack()
+            if stack:
+                node.stack_trace = stack
+
+    def _stack(self) -> str:
+        """The frames of all functions named ``forward``, outermost first."""
+        frame, frames = sys._getframe(1), []
+        while frame is not None:
+            if frame.f_code.co_name == "forward":
+                frames.append((frame.f_code, frame.f_lineno))
+            frame = frame.f_back
+        key = tuple(reversed(frames))
+        if key not in self._stacks:
+            summaries = [
+                traceback.FrameSummary(code.co_filename, line, code.co_name)
+                for code, line in key
+                if not _torch.is_of_the_tracer(code.co_filename)
+            ]
+            self._stacks[key] = "".join(
+                traceback.StackSummary.from_list(summaries).format()
+            ).strip()
+        return self._stacks[key]
+
+    # -- operators ---------------------------------------------------------------------
+
+    def call(self, function: OpOverload, args: Sequence, kwargs: dict, run: Run) -> Any:
+        """An operator's results, traced by ``run`` or from memory."""
+        if function not in self._refused:
+            tags = _NOT_REMEMBERED.intersection(function.tags)
+            self._refused[function] = function.namespace != "aten" or bool(tags)
+        if self._refused[function]:
+            return run()
+        tensors: list[_torch.FakeTensor] = []
+        nodes: list[torch.fx.Node] = []
+        try:
+            with _torch.without_torch_function_modes():
+                key = (function, self._key(args, tensors, nodes), *_state())
+                key = (*key, *((name, self._key(v, tensors, nodes)) for name, v in kwargs.items()))
+        except _UnknownError:
+            return run()
+        if key not in self._calls:
+            before = next(iter(reversed(self._trace.graph.nodes)), None)
+            result = run()
+            self._calls[key] = self._remembered(before, nodes, tensors, result)
+            return result
+        found = self._calls[key]
+        return run() if found is None else self._again(found, nodes, tensors)
+
+    def _key(self, value: Any, tensors: list[_torch.FakeTensor], nodes: list[torch.fx.Node]) -> Any:
+        """All that the nodes of an operator depend on; collects its tensors and their nodes."""
+        if value is None:
+            return None
+        kind = type(value)
+        if kind is float:
+            return kind, value.hex()  # 0.0 and -0.0 are equal, and NaN is not
+        if kind in _NUMBERS:
+            return kind, value
+        if kind in (list, tuple):
+            return kind, *[self._key(each, tensors, nodes) for each in value]
+        node = self._trace.node_of(value) if kind is _torch.FakeTensor else None
+        if node is None or value.is_complex() or value.layout is not torch.strided:
+            raise _UnknownError
+        tensors.append(value)
+        nodes.append(node)
+        # Which arguments are the same one decides what nodes can be told of.
+        same = next(index for index, each in enumerate(tensors) if each is value)
+        layout = value.dtype, value.fake_device, value.shape, value.stride()
+        return *layout, value.storage_offset(), value.requires_grad, same, nodes.index(node)
+
+    def _remembered(
+        self,
+        before: torch.fx.Node | None,
+        inputs: list[torch.fx.Node],
+        tensors: list[_torch.FakeTensor],
+        result: Any,
+    ) -> _Remembered | None:
+        made = list(
+            itertools.takewhile(lambda n: n is not before, reversed(self._trace.graph.nodes))
+        )
+        placeholders = {node: self._memory.placeholder(node.name) for node in inputs}
+        copies = dict(placeholders)
+        for node in reversed(made):
+            known = all(each in copies for each in node.all_input_nodes)
+            if node.op != "call_function" or not known:
+                return None
+            copies[node] = self._memory.node_copy(node, copies.__getitem__)
+            copies[node].meta = {key: node.meta[key] for key in _META if key in node.meta}
+        try:
+            with _torch.without_torch_function_modes():
+                results = self._template(result, tensors, copies, set())
+        except _UnknownError:
+            return None
+        given = {id(each) for each in (result if isinstance(result, list | tuple) else [result])}
+        for tensor, node in zip(tensors, inputs, strict=True):
+            if id(tensor) not in given and self._trace.node_of(tensor) is not node:
+                return None  # it stands for another node now, and nothing returned says so
+        nodes = [copies[node] for node in reversed(made)]
+        return _Remembered(nodes, [placeholders[node] for node in inputs], results)
+
+    def _template(
+        self, result: Any, tensors: list[_torch.FakeTensor], copies: dict, new: set[int]
+    ) -> Any:
+        """Results as ``_Made`` and ``_Given``; ``new`` collects memory that no argument has."""
+        if result is None:
+            return None
+        if isinstance(result, list | tuple):
+            return type(result)(self._template(each, tensors, copies, new) for each in result)
+        node = self._trace.node_of(result) if type(result) is _torch.FakeTensor else None
+        if node is None or node not in copies:
+            raise _UnknownError
+        for index, tensor in enumerate(tensors):
+            if tensor is result:
+                return _Given(index, copies[node])
+        if "val" not in node.meta:
+            raise _UnknownError
+        storages = [tensor.untyped_storage()._cdata for tensor in tensors]
+        own = result.untyped_storage()._cdata
+        shares = storages.index(own) if own in storages else None
+        if shares is None and own in new:
+            raise _UnknownError  # two results in the same memory
+        new.add(own)
+        return _Made(node.meta["val"], copies[node], shares)
+
+    def _again(
+        self, found: _Remembered, nodes: list[torch.fx.Node], tensors: list[_torch.FakeTensor]
+    ) -> Any:
+        copies = dict(zip(found.inputs, nodes, strict=True))
+        stack = self._stack()
+        for node in found.nodes:
+            copies[node] = made = self._trace.graph.node_copy(node, copies.__getitem__)
+            if stack:
+                made.stack_trace = stack
+        with _torch.without_torch_function_modes():
+            return self._made(found.results, tensors, copies)
+
+    def _made(self, result: Any, tensors: list[_torch.FakeTensor], copies: dict) -> Any:
+        if result is None:
+            return None
+        if isinstance(result, list | tuple):
+            return type(result)(self._made(each, tensors, copies) for each in result)
+        if isinstance(result, _Given):
+            tensor = tensors[result.index]
+        else:
+            shared = None if result.shares is None else tensors[result.shares]
+            tensor = self._trace.new_fake(result.like, shared)
+        self._trace.stand_for(tensor, copies[result.node])
+        return tensor
+
+
+def _state() -> tuple:
+    """What else an operator may look at."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return torch.get_default_dtype(), torch.is_grad_enabled(), deterministic

@@ -1,0 +1,265 @@
+"""A traced graph that writes in place -> the same graph, in which only final ``copy_`` write.
+
+    y = relu_(x); n.add_(1)   ->   y = relu(x); m = add(n, 1); ...; copy_(n, m)
+
+Nearly every write is of a whole tensor that no view looks into. It becomes the operation that
+computes the new value, node by node, and whoever reads the tensor later reads that. Where views see
+a write, or there are loops, torch's functionalisation runs the graph once more. It gives the same
+graph and takes about as long as tracing did.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx.graph import CodeGen
+
+from abele import _torch
+from abele._torch import OpOverload
+from abele.control_flow import restore_views
+from abele.program import is_getitem, is_view, node_argument, writes
+
+aten = torch.ops.aten
+
+# What computes the new values, where that is not the write's own name without the underscore. New
+# values are the last results.
+_VALUES = {
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
+}
+
+
+def pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+    """The graph without writes but for ``copy_`` into inputs, at the end and in their order.
+
+    Args:
+        graph: as traced; may be changed.
+        fakes: its inputs, without data.
+    """
+    memory = _Memory()
+    without_writes = _Results(memory)
+    if all(map(without_writes.follow, graph.graph.nodes)):
+        memory.replace_writes(graph.graph, without_writes.changed)
+    else:
+        graph = _retraced(graph, fakes)
+    graph.graph.set_codegen(CodeGen())
+    graph.graph.eliminate_dead_code()
+    restore_views(graph)
+    graph.recompile()
+    return graph
+
+
+def _retraced(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+    run = torch.fx.Interpreter(graph).run
+    functional = torch.func.functionalize(run, remove="mutations")
+    with torch.no_grad(), _torch.preserve_node_meta():
+        return _torch.make_fx(functional)(*(fake.detach() for fake in fakes))
+
+
+class _Memory:
+    """Which values of a graph live in the same memory, and what that holds now."""
+
+    def __init__(self):
+        self._known: dict[torch.fx.Node, tuple[torch.fx.Node, bool]] = {}
+        self._latest: dict[torch.fx.Node, torch.fx.Node] = {}
+
+    def base(self, node: torch.fx.Node) -> torch.fx.Node:
+        """The node whose memory a value lives in."""
+        return self._of(node)[0]
+
+    def is_whole(self, node: torch.fx.Node) -> bool:
+        """Whether a value is its memory as it is, not a view of it."""
+        return self._of(node)[1]
+
+    def _of(self, node: torch.fx.Node) -> tuple[torch.fx.Node, bool]:
+        # Kept, because replaced writes no longer tell.
+        found = self._known.get(node)
+        if found is None:
+            found = node, True
+            source = node_argument(node, 0) if is_getitem(node) else node
+            if _returns_first_argument(source):
+                found = self._of(node_argument(source, 0))
+            elif is_view(source):
+                found = self.base(node_argument(source, 0)), False
+            self._known[node] = found
+        return found
+
+    def replace_writes(self, graph: torch.fx.Graph, values: dict[torch.fx.Node, Any]) -> None:
+        """Puts what computes the new value in place of each write."""
+        for node in graph.nodes:
+            if any(self.base(each) in self._latest for each in node.all_input_nodes):
+                node.args = torch.fx.map_arg(node.args, self._now)
+                node.kwargs = torch.fx.map_arg(node.kwargs, self._now)
+            if node in values:
+                node.meta["val"] = values[node]
+            if writes(node):
+                self._replace(node)
+        with graph.inserting_before(next(reversed(graph.nodes))):
+            for slot in [node for node in graph.nodes if node.op == "placeholder"]:
+                slot.meta.pop("custom", None)  # no part of a phase
+                if slot in self._latest:
+                    write = graph.call_function(aten.copy_.default, (slot, self._latest[slot]))
+                    write.meta = {"val": slot.meta["val"]}
+
+    def _now(self, node: torch.fx.Node) -> torch.fx.Node:
+        return self._latest.get(self.base(node), node) if self.is_whole(node) else node
+
+    def _replace(self, node: torch.fx.Node) -> None:
+        written = [self.base(each) for each in _written(node)]
+        alone = _returns_first_argument(node)
+        target = _value_of(node.target)
+        assert target is not None, node.target
+        node.target = target
+        if alone:
+            self._latest[written[0]] = node
+            return
+        behind, results = node, node.meta["val"]
+        while is_getitem(behind.next) and node_argument(behind.next, 0) is node:
+            behind = behind.next
+        for index, base in enumerate(written, len(results) - len(written)):
+            with node.graph.inserting_after(behind):
+                behind = node.graph.call_function(operator.getitem, (node, index))
+            behind.meta = {**node.meta, "val": results[index]}
+            self._latest[base] = behind
+            self._known[behind] = base, True
+
+
+class _Results:
+    """What nodes compute, without data, once no node writes.
+
+    A written tensor has the layout then of what computes its value, not that which it had before,
+    and this may show in whatever is computed from it.
+
+    Attributes:
+        changed: the results of what stands for writes, and those that differ.
+    """
+
+    def __init__(self, memory: _Memory):
+        self.changed: dict[torch.fx.Node, Any] = {}
+        self._memory = memory
+        self._order: dict[torch.fx.Node, int] = {}
+        self._last: dict[torch.fx.Node, tuple[int, torch.Tensor]] = {}
+
+    def follow(self, node: torch.fx.Node) -> bool:
+        """Goes on to the next node; false if writes cannot be replaced.
+
+        They cannot where a view of a tensor is read after that was written through another.
+        """
+        self._order[node] = len(self._order)
+        written = _written(node) if writes(node) else []
+        possible = _is_same_when_retraced(node) and all(map(self._is_writable, written))
+        if not possible or any(map(self._is_stale, node.all_input_nodes)):
+            return False
+        if node.op != "call_function":
+            return True
+        if not written and not any(map(self._is_other, node.all_input_nodes)):
+            return True
+        found = _computed(node, self._value)
+        if found is None:
+            return False
+        self.changed[node] = found
+        results = list(found) if isinstance(found, list | tuple) else [found]
+        for each, new in zip(written, results[len(results) - len(written) :], strict=True):
+            if (new.dtype, new.shape) != (each.meta["val"].dtype, each.meta["val"].shape):
+                return False
+            self._last[self._memory.base(each)] = self._order[node], new
+        return True
+
+    def _is_writable(self, node: torch.fx.Node) -> bool:
+        return self._memory.is_whole(node) and self._memory.base(node).op != "get_attr"
+
+    def _is_stale(self, node: torch.fx.Node) -> bool:
+        """Whether a value is a view of something that was written since it was made."""
+        if self._memory.is_whole(node):
+            return False
+        written_at, _ = self._last.get(self._memory.base(node), (-1, None))
+        return self._order[node] < written_at
+
+    def _value(self, node: torch.fx.Node) -> Any:
+        base = self._memory.base(node)
+        if base in self._last and self._memory.is_whole(node):
+            return self._last[base][1]
+        return self.changed[node] if node in self.changed else node.meta.get("val")
+
+    def _is_other(self, node: torch.fx.Node) -> bool:
+        now, before = self._value(node), node.meta.get("val")
+        return now is not before and _layout(now) != _layout(before)
+
+
+def _is_same_when_retraced(node: torch.fx.Node) -> bool:
+    """Whether functionalisation changes nothing about a node but its writes."""
+    if node.op != "call_function" or is_getitem(node):
+        return True
+    target = node.target
+    return isinstance(target, OpOverload) and not _torch.is_composite(target)
+
+
+def _returns_first_argument(node: torch.fx.Node) -> bool:
+    """Whether a node writes into its first argument, and into no other, and returns it."""
+    if not writes(node):
+        return False
+    assert isinstance(node.target, OpOverload)
+    schema = node.target._schema
+    return len(schema.returns) == 1 and [
+        argument.alias_info is not None and argument.alias_info.is_write
+        for argument in schema.arguments
+    ] == [True] + [False] * (len(schema.arguments) - 1)
+
+
+def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """The tensors that a node writes into, in the order of its arguments."""
+    assert isinstance(node.target, OpOverload)
+    return [
+        node_argument(node, index)
+        for index, argument in enumerate(node.target._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+
+
+@functools.cache
+def _value_of(target: OpOverload) -> OpOverload | None:
+    """The operator that computes what this one writes."""
+    if target in _VALUES:
+        return _VALUES[target]
+    name, overload = _torch.operator_name(target).split(".")
+    found = _torch.find_operator(f"{name.removesuffix('_')}.{overload or 'default'}")
+    if not name.endswith("_") or torch.Tag.inplace_view in target.tags:
+        return None
+    if not isinstance(found, OpOverload) or _torch.is_composite(found):
+        return None
+    same = [each.name for each in found._schema.arguments] == [
+        each.name for each in target._schema.arguments
+    ]
+    return found if same and not found._schema.is_mutable else None
+
+
+def _computed(node: torch.fx.Node, value: Callable[[torch.fx.Node], Any]) -> Any:
+    """What a node, or what stands for a write, computes from values of its arguments, if known."""
+    if any(each.op == "get_attr" for each in node.all_input_nodes):
+        return None
+    if is_getitem(node):
+        return value(node_argument(node, 0))[node.args[1]]
+    assert isinstance(node.target, OpOverload)
+    target = _value_of(node.target) if writes(node) else node.target
+    if target is aten.copy.default and value(node_argument(node, 0)).is_contiguous():
+        return value(node_argument(node, 0))  # most writes of an update
+    if target is None:
+        return None
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value)
+    try:
+        with torch.no_grad():
+            return target(*args, **kwargs)
+    except RuntimeError:
+        return None  # it cannot work on the other layout; retracing says so
+
+
+def _layout(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_layout(each) for each in value]
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.dtype, value.device, value.shape, value.stride()

@@ -1,0 +1,129 @@
+"""Traces the same function of other tensors once: the nodes are copied for the others.
+
+    update(a); update(b)   ->   traced for a; its nodes, with b's in place of a's, for b
+
+A model has few layouts of parameters and many parameters, and tracing an operation costs some
+twenty times what copying its node does. Where a function works on elements alone, shapes do not
+matter either.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import operator
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+
+from abele import _torch
+
+Nodes = list[torch.fx.Node]
+_Layout = tuple[tuple[int, ...], tuple[int, ...]]
+
+_COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
+
+
+class Repeats:
+    """What was traced so far, by key and layouts of the tensors."""
+
+    def __init__(self):
+        self._traced: dict[Hashable, _Pattern] = {}
+
+    def run(
+        self, key: Hashable, function: Callable[[], None], tensors: Sequence[torch.Tensor]
+    ) -> None:
+        """Calls ``function``, or copies what an earlier call with the same key has traced.
+
+        Args:
+            key: of everything but ``tensors`` that decides what ``function`` does.
+            function: returns nothing; writes to ``tensors`` in place.
+            tensors: whatever it reads or writes that another call with this key does not.
+        """
+        given = [_torch.traced_node(tensor) for tensor in tensors]
+        arguments = [node for node in given if node is not None]
+        if len(set(arguments)) < len(tensors):
+            function()  # nobody traces; or one tensor came twice, and where it is meant is unknown
+            return
+        key = (key, *((t.dtype, t.device, t.dim() == 0) for t in tensors))
+        exactly = (key, *((t.shape, t.stride()) for t in tensors))
+        layout = _plain_layout(tensors)
+        found = self._traced.get(exactly)
+        if found is None and layout is not None:
+            found = self._traced.get(key)
+        if found is not None:
+            found.copy(arguments, layout)
+            return
+        before = next(iter(reversed(_torch.traced_nodes())))
+        function()
+        newest = itertools.takewhile(lambda n: n is not before, reversed(_torch.traced_nodes()))
+        pattern = _Pattern(arguments, list(newest)[::-1], layout)
+        self._traced[exactly] = pattern
+        if layout is not None and all(_is_of_elements(node, layout) for node in pattern.nodes):
+            self._traced[key] = pattern
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pattern:
+    """Nodes that were traced for some tensors.
+
+    Attributes:
+        tensors: the nodes of the tensors.
+        nodes: what was traced behind them.
+        layout: the plain layout of the tensors, if they have one.
+    """
+
+    tensors: Nodes
+    nodes: Nodes
+    layout: _Layout | None
+
+    def copy(self, tensors: Nodes, layout: _Layout | None) -> None:
+        """Adds the nodes once more, for other tensors."""
+        # A tensor goes on to stand for the node it had: reading that after the writes of the copied
+        # nodes is reading what they wrote.
+        other = dict(zip(self.tensors, tensors, strict=True))
+        values: dict[torch.dtype, torch.Tensor] = {}
+        for node in self.nodes:
+            other[node] = made = node.graph.node_copy(node, lambda old: other.get(old, old))
+            if layout != self.layout and made.meta["val"].dim():
+                assert layout is not None
+                _lay_out(made, layout, values)
+
+
+def _plain_layout(tensors: Sequence[torch.Tensor]) -> _Layout | None:
+    """The shape and strides of all tensors that are not single numbers, if these say everything.
+
+    Contiguous and without dimensions of one, which may have any stride.
+    """
+    layouts = {(tuple(t.shape), t.stride()) for t in tensors if t.dim()}
+    if len(layouts) != 1:
+        return None
+    shape, stride = layouts.pop()
+    contiguous = stride == tuple(itertools.accumulate((1, *shape[:0:-1]), operator.mul))[::-1]
+    return (shape, stride) if contiguous and min(shape) > 1 else None
+
+
+def _is_of_elements(node: torch.fx.Node, layout: _Layout) -> bool:
+    """Whether a node does the same to tensors of any plain layout."""
+    tags = getattr(node.target, "tags", ())
+    value = node.meta.get("val")
+    if node.target not in _COPIES and torch.Tag.pointwise not in tags:
+        return False
+    if not isinstance(value, torch.Tensor):
+        return False
+    return not value.dim() or (tuple(value.shape), value.stride()) == layout
+
+
+def _lay_out(node: torch.fx.Node, layout: _Layout, values: dict) -> None:
+    """Gives a copied node's value another layout; ``values`` keeps one tensor of each type."""
+    shape, stride = layout
+    before = node.meta["val"]
+    if before.dtype not in values:
+        with _torch.disable_proxy_modes_tracing():
+            values[before.dtype] = torch.empty_strided(
+                shape, stride, dtype=before.dtype, device=before.device
+            )
+    node.meta["val"] = values[before.dtype]
+    if "tensor_meta" in node.meta:
+        described = node.meta["tensor_meta"]
+        node.meta["tensor_meta"] = described._replace(shape=torch.Size(shape), stride=stride)

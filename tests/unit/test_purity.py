@@ -1,0 +1,145 @@
+"""Purity: writes become new values, node by node, as functionalisation would have it."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+
+from abele import _torch, purity
+from abele.program import returned_nodes, writes
+
+aten = torch.ops.aten
+
+
+def relu_in_place(x, n):
+    y = F.relu(x * 2, inplace=True)
+    n.add_(1)
+    return [y + 1, n * 3]
+
+
+def written_again(x, n):
+    n.mul_(2)
+    y = n + x.sum()
+    n.copy_(n + 1)
+    return [y, n]
+
+
+def read_under_its_old_name(x, n):
+    m = n.add_(1)
+    n.mul_(3)
+    return [m * 1, n * 1]
+
+
+def batch_norm_twice(x, n):
+    mean, var = torch.zeros(3) * 1, torch.ones(3) * 1
+    pictures = x.reshape(2, 3, 2)
+    first = aten._native_batch_norm_legit(pictures, None, None, mean, var, True, 0.1, 1e-5)[0]
+    second = aten._native_batch_norm_legit(first, None, None, mean, var, True, 0.1, 1e-5)[0]
+    n.copy_(mean.sum())
+    return [second, mean, var]
+
+
+def dropout_of_a_transposed(x, n):
+    mask = torch.empty_like(x.t()).bernoulli_(1.0)
+    return [(x.t() * mask * mask).sum(1, keepdim=True).clone()]
+
+
+def view_of_the_new_value(x, n):
+    y = (x * 1).mul_(2)
+    return [y.view(12) + 1, y.t().clone()]
+
+
+def write_through_a_view(x, n):
+    y = x * 1
+    y[0].mul_(2)
+    return [y]
+
+
+def stale_view(x, n):
+    y = x * 1
+    row = y[0]
+    y.mul_(2)
+    return [row + 1]
+
+
+def other_type(x, n):
+    y = (x * 1).half()
+    y.add_(x)
+    return [y]
+
+
+BY_NODES = [relu_in_place, written_again, read_under_its_old_name, batch_norm_twice]
+BY_NODES += [dropout_of_a_transposed, view_of_the_new_value]
+RETRACED = [write_through_a_view, stale_view, other_type]
+
+
+def _values():
+    return [torch.arange(12.0).reshape(4, 3), torch.tensor(1.0)]
+
+
+def _traced(function):
+    with _torch.static_fakes() as mode:
+        fakes = [mode.from_tensor(value) for value in _values()]
+        return _torch.make_fx(function)(*fakes), fakes, mode
+
+
+def _printed(graph):
+    names = {node: f"n{index}" for index, node in enumerate(graph.graph.nodes)}
+    printed = []
+    for node in graph.graph.nodes:
+        arguments = torch.fx.map_arg((node.args, node.kwargs), names.__getitem__)
+        value = purity._layout(node.meta.get("val"))
+        printed.append(f"{node.op} {node.target} {arguments} {value}")
+    return printed[2:]  # placeholders have names
+
+
+@pytest.fixture
+def retraced(monkeypatch):
+    graphs = []
+    original = purity._retraced
+    monkeypatch.setattr(purity, "_retraced", lambda *a: graphs.append(1) or original(*a))
+    return graphs
+
+
+@pytest.mark.parametrize("function", BY_NODES + RETRACED)
+def test_it_computes_and_writes_what_the_function_does(function):
+    traced, fakes, mode = _traced(function)
+    with mode:
+        graph = purity.pure(traced, fakes)
+    expected, found = _values(), _values()
+    for one, other in zip(function(*expected), graph(*found), strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("function", BY_NODES)
+def test_it_is_the_graph_of_functionalisation_without_its_cost(function, retraced):
+    traced, fakes, mode = _traced(function)
+    with mode:
+        reference = purity._retraced(traced, fakes)
+        reference.graph.eliminate_dead_code()
+        del retraced[:]
+        graph = purity.pure(traced, fakes)
+    assert not retraced
+    assert _printed(graph) == _printed(reference)
+
+
+@pytest.mark.parametrize("function", RETRACED)
+def test_views_that_see_a_write_are_left_to_functionalisation(function, retraced):
+    traced, fakes, mode = _traced(function)
+    with mode:
+        purity.pure(traced, fakes)
+    assert retraced
+
+
+@pytest.mark.parametrize("function", BY_NODES + RETRACED)
+def test_only_final_copies_into_inputs_write(function):
+    traced, fakes, mode = _traced(function)
+    with mode:
+        graph = purity.pure(traced, fakes)
+    nodes = [node for node in graph.graph.nodes if node.op != "output"]
+    final = [node for node in nodes if writes(node)]
+    assert nodes[len(nodes) - len(final) :] == final
+    assert all(node.target is aten.copy_.default for node in final)
+    assert all(node.args[0].op == "placeholder" for node in final)
+    assert not set(final) & set(returned_nodes(graph))
