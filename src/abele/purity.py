@@ -115,6 +115,8 @@ class _Memory:
         assert target is not None, node.target
         node.target = target
         if alone:
+            # Nobody may have asked yet where it lives, and its new name does not tell.
+            self._known[node] = written[0], True
             self._latest[written[0]] = node
             return
         behind, results = node, node.meta["val"]
