@@ -32,10 +32,9 @@ def check_image_size(network: Network, image_size: tuple[int, int]) -> None:
 def check_not_sparse(sparse: bool) -> None:
     """Refuses ``framework.sparse=True``: no library computes it here.
 
-    Tried with torch 2.13 on a CPU. spconv 2.3.8 installs and runs forward, but reads the memory of
-    its weights as ``[kernel, in, out]`` where it declares ``[out, kernel, in]``, and its backward
-    asks for a CUDA stream. torchsparse has no package; MinkowskiEngine 0.5.4 (of 2021) does not
-    build.
+    What was tried with torch 2.13 on a CPU: spconv 2.3.8 installs and runs forward, and its
+    backward asks for CUDA. The package index has no torchsparse. The metadata of MinkowskiEngine's
+    source package cannot be made, so pip does not install it.
 
     Raises:
         ConfigError: it was asked for.
@@ -43,8 +42,8 @@ def check_not_sparse(sparse: bool) -> None:
     if sparse:
         raise ConfigError(
             "framework.sparse=True was asked for, but there is no sparse network: of the libraries "
-            "for sparse convolutions, spconv 2.3.8 cannot train without CUDA, torchsparse has no "
-            "package and MinkowskiEngine 0.5.4 does not build with PyTorch 2.13. "
+            "for sparse convolutions, spconv 2.3.8 computes no gradients without CUDA, torchsparse "
+            "is not on the package index, and MinkowskiEngine's package cannot be installed. "
             "Use framework.sparse=False."
         )
 
