@@ -74,6 +74,8 @@ class Launch:
         """
         config = self.config
         models.check_not_sparse(config.framework.sparse)
+        rows, columns = (edge << config.data.downsample for edge in image_size)
+        models.check_image_size(config.network, image_size, (rows, columns))
         torch.manual_seed(self.seed)
         network = models.build(config.network, image_size)
         count = sum(value.numel() for value in network.parameters())
@@ -204,20 +206,26 @@ def _ending(record: RunRecord) -> Iterator[None]:
     except OSError as error:
         _note_failure(record, str(error))
         raise CosmicTaggerError(f"A file cannot be read or written: {error}") from error
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        _note_failure(record, str(error))
-        raise CosmicTaggerError(
-            f"Memory is not enough: {error or 'of the host'}. Choose a smaller "
-            "run.minibatch_size, a larger data.downsample or a smaller network."
-        ) from error
     except KeyboardInterrupt as error:
         _end(record, f"stopped by signal {getattr(error, 'signal', int(signal.SIGINT))}")
         raise
     except BaseException as error:
         _note_failure(record, f"{type(error).__name__}: {error}", exc_info=True)
+        if _is_of_memory(error):
+            raise CosmicTaggerError(
+                f"Memory is not enough: {str(error).splitlines()[0].rstrip('.')}. Choose a smaller "
+                "run.minibatch_size, a larger data.downsample or a smaller network."
+            ) from error
         raise
     if record.values["ended"] is None:
         record.end("finished")
+
+
+def _is_of_memory(error: BaseException) -> bool:
+    # torch has a type for the memory of a GPU, and words for that of the host.
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return bool(str(error))
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def _note_failure(record: RunRecord, text: str, *, exc_info: bool = False) -> None:

@@ -42,8 +42,10 @@ def training(config: Config, seed: int) -> BatchStream:
 def validation(config: Config) -> BatchStream | None:
     """Batches of other events than those trained on, in order; None where there are none.
 
+    A file that is missing is said in the log.
+
     Raises:
-        DataError: the aux file is missing or damaged.
+        DataError: the aux file is damaged.
     """
     data = config.data
     if not config.run.aux_iterations or data.name is DataKind.synthetic:
@@ -53,10 +55,12 @@ def validation(config: Config) -> BatchStream | None:
     else:
         file = Path(data.data_directory, data.aux_file) if data.aux_file else None
         if file is not None and not file.exists():
-            raise DataError(
-                f"data.aux_file={data.aux_file} was asked for, but there is no {file}. Name "
-                "another file, or leave data.aux_file= empty to train without validation."
+            # As the original does: its default names a file that few have.
+            logger.warning(
+                f"There is no validation: data.aux_file={data.aux_file} was asked for, but there "
+                f"is no {file}. Name another file, or none with data.aux_file= ."
             )
+            return None
     if file is None:
         return None
     return EventLoader(_opened(config, file), batch_size=config.run.minibatch_size, **_look(config))

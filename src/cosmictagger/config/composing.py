@@ -20,6 +20,8 @@ from cosmictagger.config.mode import MODES
 from cosmictagger.config.root import PRESETS, Config, network_choices, register, typed
 from cosmictagger.errors import ConfigError
 
+_FREE = "framework.environment_variables"  # the one place for names of one's own
+
 
 def composed(preset: str, overrides: Sequence[str]) -> Config:
     """The configuration of a preset with changes.
@@ -33,7 +35,12 @@ def composed(preset: str, overrides: Sequence[str]) -> Config:
     """
     check_preset(preset)
     try:
-        return typed(_compose(preset, overrides))
+        found = _compose(preset, overrides)
+        # Hydra takes a new key from anybody who writes a + before it, and nobody would read it.
+        if any(override.is_add() for _, override in _parsed(overrides)):
+            for sentence in _keys(preset, overrides):
+                raise ConfigError(sentence)
+        return typed(found)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_explained(preset, overrides, error)) from None
 
@@ -110,18 +117,15 @@ def _keys(preset: str, overrides: Sequence[str]) -> Iterator[str]:
     known = list(_leaves(config))
     for text, override in parsed:
         key = override.key_or_group
-        free = override.is_add() or override.is_delete()
-        if key in groups or free or key.startswith("hydra."):
+        if key in groups or key.startswith(("hydra.", f"{_FREE}.")):
             continue
-        if OmegaConf.select(config, key, throw_on_missing=False, default=key) == key:
-            if key in known:
-                continue  # there, and without a value by now
+        if key not in known:
             yield f"{text} was asked for, but there is no key {key}.{_nearest(key, known)}"
-            continue
-        try:
-            OmegaConf.update(config, key, override.value())
-        except OmegaConfBaseException as error:
-            yield f"{text} was asked for: {str(error).splitlines()[0]}."
+        elif not override.is_delete():
+            try:
+                OmegaConf.update(config, key, override.value())
+            except OmegaConfBaseException as error:
+                yield f"{text} was asked for: {str(error).splitlines()[0]}."
 
 
 def _leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
