@@ -78,4 +78,4 @@ class Stop(_Handlers):
             _raise(number, frame)
         self.signal = number
         name = signal.Signals(number).name
-        logger.warning(f"{name}: ending after this step, with a checkpoint. Again: at once.")
+        logger.warning(f"{name}: ending in order after this step. Again: at once.")
