@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 
 from torch.distributed import TCPStore
-from torch.distributed.elastic.agent.server import WorkerSpec
+from torch.distributed.elastic.agent.server import RunResult, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous import (
@@ -127,7 +127,7 @@ def run(
     )
     agent = LocalElasticAgent(spec, _Attempts(begin), shutdown_timeout=grace + 5)
     try:
-        result = agent.run()
+        result: RunResult = agent.run()
     except SignalException as stopped:
         return int(stopped.sigval), {}
     finally:

@@ -6,6 +6,8 @@ from standard input, which also tells it that poprun is gone. It ends with the p
 last line on stderr, which poprun takes out, says how the program ended and when.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import json
@@ -15,6 +17,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from typing import Any
 
 ORDERS = "POPRUN_INSTANCE"
 REMOTE = "--remote"
@@ -24,7 +28,7 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _SSH_FAILED = 255
 
 
-def main():
+def main() -> int:
     """Starts what the orders say; returns the exit status."""
     if sys.argv[1:] == [REMOTE]:
         received = json.loads(sys.stdin.buffer.readline())
@@ -47,15 +51,15 @@ def main():
 class _Process:
     """A program in its own process group, to which the shim's signals go."""
 
-    def __init__(self, orders):
+    def __init__(self, orders: dict[str, Any]) -> None:
         self.orders = orders
-        self.process = None
-        self.asked = None  # the first signal that should end us
+        self.process: subprocess.Popen[bytes] | None = None
+        self.asked: int | None = None  # the first signal that should end us
         for number in _STOPPING:
             signal.signal(number, self.stop)
         signal.signal(signal.SIGALRM, self.kill)
 
-    def start(self, command, stdin):
+    def start(self, command: list[str], stdin: int | None) -> None:
         self.process = subprocess.Popen(
             command,
             stdin=stdin,
@@ -65,16 +69,20 @@ class _Process:
         if self.asked:
             self.stop(self.asked)
 
-    def stop(self, number, _frame=None):
+    def wait(self) -> int:
+        assert self.process is not None
+        return self.process.wait()
+
+    def stop(self, number: int, _frame: object = None) -> None:
         if self.asked is None:
             signal.alarm(self.orders["grace"])
         self.asked = number
         self.signal(number)
 
-    def kill(self, *_):
+    def kill(self, *_: object) -> None:
         self.signal(signal.SIGKILL)
 
-    def signal(self, number):
+    def signal(self, number: int) -> None:
         if self.process is not None and self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, number)
@@ -83,7 +91,7 @@ class _Process:
 class _Instance(_Process):
     """The program itself, on this host."""
 
-    def run(self, command, watch_stdin=False):
+    def run(self, command: list[str], watch_stdin: bool = False) -> int:
         become_subreaper()
         _place(self.orders)
         shared = self.orders["stdin"] and not watch_stdin and not os.isatty(0)
@@ -93,12 +101,12 @@ class _Instance(_Process):
             return _missing(self.orders, f"{command[0]} cannot be started: {error.strerror}")
         if watch_stdin:
             threading.Thread(target=self._follow, daemon=True).start()
-        code = self.process.wait()
+        code = self.wait()
         _report(self.orders, *((KILLED, -code) if code < 0 else (EXITED, code)))
         _end_descendants()
         return 128 - code if code < 0 else code
 
-    def _follow(self):
+    def _follow(self) -> None:
         """Passes on signals that arrive as lines; the end of input means that poprun is gone."""
         for line in sys.stdin.buffer:
             os.kill(os.getpid(), int(line))
@@ -108,7 +116,7 @@ class _Instance(_Process):
 class _Connection(_Process):
     """The program on another host, through ssh and a shim there."""
 
-    def run(self, command):
+    def run(self, command: list[str]) -> int:
         orders = self.orders
         environment = {n: os.environ[n] for n in orders["forwarded"] if n in os.environ}
         message = {"orders": orders, "command": command, "environment": environment}
@@ -117,57 +125,60 @@ class _Connection(_Process):
         except OSError as error:
             return _missing(orders, f"{orders['ssh'][0]} cannot be started: {error.strerror}")
         self.send(json.dumps(message))
-        code = self.process.wait()
+        code = self.wait()
         if code in (_SSH_FAILED, -signal.SIGKILL):
             _report(orders, SSH, _SSH_FAILED)
         return 128 - code if code < 0 else code
 
-    def send(self, line):
+    def send(self, line: object) -> None:
+        assert self.process is not None and self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.write(f"{line}\n".encode())
             self.process.stdin.flush()
 
-    def signal(self, number):
+    def signal(self, number: int) -> None:
         if number == signal.SIGKILL:
             super().signal(number)
         elif self.process is not None:
             self.send(int(number))
 
-    def stop(self, number, _frame=None):
+    def stop(self, number: int, _frame: object = None) -> None:
         super().stop(number)
         # The shim there needs the time of grace, and then a moment to say how it ended.
         signal.alarm(self.orders["grace"] + 2)
 
 
-def become_subreaper():
-    """Makes orphans among this process's descendants its children."""
+def become_subreaper() -> None:
+    """Make orphans among this process's descendants its children."""
     _prctl(_SET_SUBREAPER, 1)
 
 
-def _prctl(option, value):
+def _prctl(option: int, value: int) -> None:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(option, int(value), 0, 0, 0)
 
 
-def _missing(orders, sentence):
+def _missing(orders: dict[str, Any], sentence: str) -> int:
     print(sentence, file=sys.stderr, flush=True)
     _report(orders, MISSING, 127)
     return 127
 
 
-def _report(orders, kind, value):
+def _report(orders: dict[str, Any], kind: str, value: int) -> None:
     line = f"{orders['mark']}{kind} {value} {time.time():.6f}{orders['mark']}\n"
     with contextlib.suppress(OSError):
         os.write(2, line.encode())
 
 
-def _place(orders):
+def _place(orders: dict[str, Any]) -> None:
     """Chooses cores, threads and the network interface of this instance."""
     if orders["bind"]:
         cores = share(orders["local_rank"], orders["local_size"], cores_by_node())
         os.sched_setaffinity(0, cores)
     count = threads(len(os.sched_getaffinity(0)), 1 if orders["bind"] else orders["local_size"])
     os.environ.setdefault("OMP_NUM_THREADS", str(count))
+    # Through a pipe, Python would keep lines back until there are kilobytes of them.
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
     if orders["subnet"]:
         name = next((n for n, a in interfaces().items() if within(a, orders["subnet"])), None)
         if name:
@@ -175,13 +186,13 @@ def _place(orders):
             os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
-def threads(cores, instances):
-    """How many threads each of some instances should use."""
+def threads(cores: int, instances: int) -> int:
+    """Return how many threads each of some instances should use."""
     return max(1, cores // instances)
 
 
-def cores_by_node(root="/sys/devices/system/node"):
-    """Cores that this process may use, in the order of their NUMA nodes."""
+def cores_by_node(root: str = "/sys/devices/system/node") -> list[int]:
+    """Return the cores that this process may use, in the order of their NUMA nodes."""
     usable = os.sched_getaffinity(0)
     found = []
     with contextlib.suppress(OSError):
@@ -192,21 +203,21 @@ def cores_by_node(root="/sys/devices/system/node"):
     return found + sorted(usable - set(found))
 
 
-def share(index, count, cores):
-    """The cores of one instance of several: neighbours, and every core has an owner."""
+def share(index: int, count: int, cores: list[int]) -> set[int]:
+    """Return the cores of one instance of several: neighbours, and every core has an owner."""
     if count > len(cores):
         return {cores[index % len(cores)]}
     return set(cores[index * len(cores) // count : (index + 1) * len(cores) // count])
 
 
-def _numbers(text):
+def _numbers(text: str) -> Iterator[int]:
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
         yield from range(int(first), int(last or first) + 1)
 
 
-def interfaces():
-    """IPv4 addresses of this host's network interfaces, by name."""
+def interfaces() -> dict[str, str]:
+    """Return IPv4 addresses of this host's network interfaces, by name."""
     import fcntl
     import socket
     import struct
@@ -221,14 +232,14 @@ def interfaces():
     return found
 
 
-def within(address, network):
-    """Whether an address is of a network such as 10.1.0.0/16."""
+def within(address: str, network: str) -> bool:
+    """Tell whether an address is of a network such as 10.1.0.0/16."""
     import ipaddress
 
     return ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False)
 
 
-def _end_descendants():
+def _end_descendants() -> None:
     """Ends what the program left running, and waits for it.
 
     Helpers that clean up after a killed program, such as those of shared memory, end by themselves
@@ -249,8 +260,8 @@ def _end_descendants():
                 return
 
 
-def descendants(process):
-    """Numbers of all living processes below one, from /proc."""
+def descendants(process: int) -> list[int]:
+    """Return the numbers of all living processes below one, from /proc."""
     parents = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError, ValueError, IndexError):

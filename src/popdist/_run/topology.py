@@ -77,7 +77,7 @@ def _spread(cells: Sequence[str], width: int) -> str:
 
 
 def _by_host(plan: Plan) -> str:
-    rows = [_ROWS]
+    rows: list[tuple[str, ...]] = [_ROWS]
     for host, group in groupby(plan.instances, lambda instance: instance.host):
         found = list(group)
         last = found[-1]
