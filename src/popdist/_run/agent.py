@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
+from typing import cast
 
-from torch.distributed import TCPStore
+from torch.distributed import DistNetworkError, HashStore, TCPStore
 from torch.distributed.elastic.agent.server import RunResult, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
@@ -22,9 +24,12 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
+from popdist._run.problems import Problem
 from popdist._run.ssh import SHIM
 
 _RUN_ID = "poprun"
+_HANDLED = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
 
 Begin = Callable[[int], list[tuple[dict[str, str], str, str]]]
 
@@ -42,9 +47,13 @@ class _Rendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         self._store = None  # its port may be asked for again
-        self._store = TCPStore("127.0.0.1", self._port, is_master=True, wait_for_workers=False)
+        try:
+            self._store = TCPStore("127.0.0.1", self._port, is_master=True, wait_for_workers=False)
+        except DistNetworkError as error:
+            raise Problem(f"--master-port {self._port} cannot be listened on: {error}") from error
         info = RendezvousStoreInfo(self._address, self._store.port)
-        return RendezvousInfo(self._store, rank=0, world_size=1, bootstrap_store_info=info)
+        # The agent's own notes stay here: it would keep the other store, and so its port, alive.
+        return RendezvousInfo(HashStore(), rank=0, world_size=1, bootstrap_store_info=info)
 
     def get_backend(self) -> str:
         return "poprun"
@@ -125,14 +134,22 @@ def run(
         max_restarts=restarts,
         monitor_interval=0.05,
     )
+    handled = [name for name in _SIGNALS if not _is_ignored(name)]
+    if len(handled) < len(_SIGNALS):
+        os.environ.setdefault(_HANDLED, ",".join(handled))
     agent = LocalElasticAgent(spec, _Attempts(begin), shutdown_timeout=grace + 5)
     try:
-        result: RunResult = agent.run()
+        result = cast(RunResult, agent.run())
     except SignalException as stopped:
         return int(stopped.sigval), {}
     finally:
         spec.rdzv_handler.shutdown()
     return None, {rank: failure.exitcode for rank, failure in result.failures.items()}
+
+
+def _is_ignored(name: str) -> bool:
+    # nohup and shells' background jobs rely on it.
+    return signal.getsignal(getattr(signal, name)) == signal.SIG_IGN
 
 
 def _escaped(word: str) -> str:

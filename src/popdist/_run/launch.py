@@ -83,7 +83,7 @@ def launch(plan: Plan, program: Sequence[str], settings: Settings) -> int:
 
     agent.log_through(logger.handlers[0], settings.verbosity > 1)
     shim.become_subreaper()
-    _allow_many_files()
+    _allow_files(8 * len(plan.instances) + 256)
     run = _Run(plan, settings)
     signalled, codes = None, {}
     try:
@@ -109,7 +109,7 @@ class _Run:
     def __init__(self, plan: Plan, settings: Settings) -> None:
         self._plan, self._settings = plan, settings
         options = settings.options
-        self._screen = Screen(options["tag_output"], options["only_output_from_instance"])
+        self._screen = Screen(options["tag_output"], options["only_output_from_instance"], _stop)
         self._mark = f"\x1d{secrets.token_hex(8)}\x1d"
         self._relay: Relay | None = None
 
@@ -136,7 +136,7 @@ class _Run:
         ]
 
     def finish(self) -> None:
-        """Show what instances have printed; again is harmless."""
+        """Show all that instances have printed; again is harmless."""
         if self._relay:
             self._relay.finish()
 
@@ -250,10 +250,18 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _allow_many_files() -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+def _allow_files(count: int) -> None:
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if now != unlimited and now < count:
+        wanted = count if most == unlimited else min(count, most)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+def _stop() -> None:
+    """Ends the run when nobody reads what it prints."""
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _ignore_signals() -> None:

@@ -11,6 +11,7 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import BinaryIO
 
 from popdist._run import shim
@@ -58,6 +59,7 @@ class Screen:
     Args:
         tagged: Whether lines begin with their instance.
         only: The only instance to show; None for all.
+        broken: Called once when nobody reads any more.
         streams: Where stdout and stderr go; default: those of the process.
     """
 
@@ -65,9 +67,10 @@ class Screen:
         self,
         tagged: bool = True,
         only: int | None = None,
+        broken: Callable[[], None] = lambda: None,
         streams: tuple[BinaryIO, BinaryIO] | None = None,
     ) -> None:
-        self._tagged, self._only = tagged, only
+        self._tagged, self._only, self._on_broken = tagged, only, broken
         self._streams = streams or (sys.stdout.buffer, sys.stderr.buffer)
         self._terminals = [stream.isatty() for stream in self._streams]
         self._bar: tuple[int, bytes] | None = None
@@ -126,6 +129,7 @@ class Screen:
             self._streams[stream].flush()
         except BrokenPipeError:
             self.broken = True
+            self._on_broken()
 
 
 class _Lines:
@@ -204,6 +208,8 @@ class Relay:
             self._writers.append([self._pipe(rank, stream) for stream in range(2)])
         self._wake, self._woken = os.pipe()
         self._selector.register(self._wake, selectors.EVENT_READ)
+        ends = [end for pair in self._writers for end in pair]
+        self._open = [self._woken, self._wake, *self._lines, *ends]
         self._thread = threading.Thread(target=self._run, name="poprun output", daemon=True)
         self._thread.start()
 
@@ -212,13 +218,13 @@ class Relay:
         return f"/dev/fd/{self._writers[rank][stream]}"
 
     def finish(self) -> None:
-        """Show what is left in the pipes; to be called once, when all instances have ended."""
-        os.write(self._woken, b"x")
+        """Show what is left in the pipes, when all instances have ended; again is harmless."""
+        if self._open:
+            os.write(self._woken, b"x")
         self._thread.join()
         self._selector.close()
-        ends = [end for pair in self._writers for end in pair]
-        for descriptor in (*self._lines, *ends, self._wake, self._woken):
-            os.close(descriptor)
+        while self._open:
+            os.close(self._open.pop())
 
     def _pipe(self, rank: int, stream: int) -> int:
         reader, writer = os.pipe()

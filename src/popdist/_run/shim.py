@@ -18,7 +18,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+
+TYPE_CHECKING = False  # as importing typing would take as long as the rest
+if TYPE_CHECKING:
+    from typing import Any
 
 ORDERS = "POPRUN_INSTANCE"
 REMOTE = "--remote"
@@ -31,14 +34,17 @@ _SSH_FAILED = 255
 def main() -> int:
     """Starts what the orders say; returns the exit status."""
     if sys.argv[1:] == [REMOTE]:
-        received = json.loads(sys.stdin.buffer.readline())
+        lines = _input()
+        received = json.loads(next(lines, b"null"))
+        if received is None:
+            return 1  # poprun ended before it said what to do
         orders, command = received["orders"], received["command"]
         os.environ.update(received["environment"])
         try:
             os.chdir(orders["folder"])
         except OSError as error:
             return _missing(orders, f"the folder {orders['folder']} cannot be entered: {error}")
-        return _Instance(orders).run(command, watch_stdin=True)
+        return _Instance(orders).run(command, lines)
     orders, command = json.loads(os.environ.pop(ORDERS)), sys.argv[1:]
     _prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
     if os.getppid() != orders["parent"]:
@@ -91,24 +97,24 @@ class _Process:
 class _Instance(_Process):
     """The program itself, on this host."""
 
-    def run(self, command: list[str], watch_stdin: bool = False) -> int:
+    def run(self, command: list[str], lines: Iterator[bytes] | None = None) -> int:
         become_subreaper()
         _place(self.orders)
-        shared = self.orders["stdin"] and not watch_stdin and not os.isatty(0)
+        shared = self.orders["stdin"] and lines is None and not os.isatty(0)
         try:
             self.start(command, None if shared else subprocess.DEVNULL)
         except OSError as error:
             return _missing(self.orders, f"{command[0]} cannot be started: {error.strerror}")
-        if watch_stdin:
-            threading.Thread(target=self._follow, daemon=True).start()
+        if lines is not None:
+            threading.Thread(target=self._follow, args=(lines,), daemon=True).start()
         code = self.wait()
         _report(self.orders, *((KILLED, -code) if code < 0 else (EXITED, code)))
         _end_descendants()
         return 128 - code if code < 0 else code
 
-    def _follow(self) -> None:
+    def _follow(self, lines: Iterator[bytes]) -> None:
         """Passes on signals that arrive as lines; the end of input means that poprun is gone."""
-        for line in sys.stdin.buffer:
+        for line in lines:
             os.kill(os.getpid(), int(line))
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -131,7 +137,8 @@ class _Connection(_Process):
         return 128 - code if code < 0 else code
 
     def send(self, line: object) -> None:
-        assert self.process is not None and self.process.stdin is not None
+        assert self.process is not None
+        assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.write(f"{line}\n".encode())
             self.process.stdin.flush()
@@ -146,6 +153,14 @@ class _Connection(_Process):
         super().stop(number)
         # The shim there needs the time of grace, and then a moment to say how it ended.
         signal.alarm(self.orders["grace"] + 2)
+
+
+def _input() -> Iterator[bytes]:
+    """Lines of standard input; not through sys.stdin, which no thread may hold at the end."""
+    held = b""
+    while data := os.read(0, 1 << 16):
+        *lines, held = (held + data).split(b"\n")
+        yield from lines
 
 
 def become_subreaper() -> None:
