@@ -99,11 +99,8 @@ def test_every_instance_is_told_its_part(poprun, tmp_path):
     }  # fmt: skip
     assert (second["POPDIST_REPLICA_INDEX_OFFSET"], second["COLOUR"]) == ("3", "red")
     assert run.lines(1, "stderr") == ["to stderr"]
-    without_effect = [line for line in run.log if "without effect" in line]
-    assert without_effect == [
-        "[W] Accepted without effect, as there is no IPU partition here: --vipu-partition, "
-        "--update-partition"
-    ]
+    (without_effect,) = [line for line in run.log if "without effect" in line]
+    assert without_effect.endswith("no IPU partition here: --vipu-partition, --update-partition")
     assert "[I] All instances ended with exit status 0" in run.log
 
 
@@ -346,10 +343,10 @@ def test_no_orphans_on_other_hosts(poprun, other_hosts, number):
 def test_other_hosts_are_asked_before_anything_is_launched(poprun, other_hosts, server, tmp_path):
     run = poprun(["-H", "alpha,nowhere", "--num-instances", "2"], "print('no')", **other_hosts)
     assert run.status == 2
-    assert run.log == [
-        "[E] The host nowhere cannot be reached: ssh: Could not resolve hostname nowhere: Name or "
-        "service not known."
-    ]
+    (said,) = run.log
+    assert said.startswith(
+        "[E] The host nowhere cannot be reached: ssh: Could not resolve hostname"
+    )
     run = server.run(tmp_path, "-H", "alpha", "no-such-program", **other_hosts)
     assert run.status == 127
     assert run.log == ["[E] The host alpha has no program no-such-program."]
@@ -386,7 +383,9 @@ def test_a_rank_of_slurm_is_adopted(poprun):
     import json
 
     found = json.loads(run.out)
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
-             "POPDIST_REPLICA_INDEX_OFFSET", "OMPI_COMM_WORLD_RANK", "POPDIST_LOCAL_INSTANCE_INDEX")  # fmt: skip
+    names = (
+        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
+        "POPDIST_REPLICA_INDEX_OFFSET", "OMPI_COMM_WORLD_RANK", "POPDIST_LOCAL_INSTANCE_INDEX",
+    )  # fmt: skip
     assert [found[name] for name in names] == ["3", "4", "1", "2", "n07", "6", "3", "1"]
     assert 20000 <= int(found["MASTER_PORT"]) < 30000

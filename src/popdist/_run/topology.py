@@ -55,11 +55,13 @@ def _spans(plan: Plan, key: Callable[[Instance], Hashable]) -> list[tuple[str, i
 
 
 def _widen(widths: list[int], hosts: Sequence[tuple[str, int]]) -> None:
-    """Gives a host's last column what its name lacks."""
+    """Gives the columns of a host, evenly, what its name lacks."""
     start = 0
     for name, count in hosts:
         inner = sum(widths[start : start + count]) + count - 1
-        widths[start + count - 1] += max(0, len(name) + 2 - inner)
+        each, more = divmod(max(0, len(name) + 2 - inner), count)
+        for n in range(count):
+            widths[start + n] += each + (n < more)
         start += count
 
 
