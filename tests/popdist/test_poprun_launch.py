@@ -193,6 +193,19 @@ def test_no_orphans_whatever_ends_poprun(poprun, number):
         assert f"Ended by {signal.Signals(number).name}" in run.err
 
 
+def test_a_shim_that_is_killed_takes_its_program_along(poprun):
+    program = f"""
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+    sys.exit(0)
+{STAY}"""
+    run = poprun(["--num-instances", "2", "--max-restarts", "1"], program, start=True)
+    run.until(lambda: run.out.count("here") == 2, "both instances")
+    shims = [pid for pid, line in run.processes().items() if "shim.py" in line]
+    os.kill(shims[0], signal.SIGKILL)
+    assert run.wait() == 0
+    assert "An instance failed; starting all 2 instances anew" in run.err
+
+
 def test_who_ignores_signals_is_killed_after_the_time_of_grace(poprun):
     program = """
 signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,10 +12,11 @@ from popdist._run import adopt, config, environment, hosts, launch, mpi_argument
 from popdist._run import plan as plans
 from popdist._run.log import logger, set_up
 from popdist._run.options import NO_EFFECT, OPTIONS
-from popdist._run.problems import NOT_FOUND, Problem
+from popdist._run.problems import Problem
 from popdist._run.topology import table
 
 _MOST_GRACE = 25  # seconds; the agent kills after 30
+_NO_PROGRAM = "There is no program to run: poprun [options] PROGRAM [arguments]."
 _NOT_ADOPTED = ("host", "hostfile", "max_restarts", "only_output_from_instance", "print_topology")
 
 
@@ -68,7 +68,7 @@ def _run(given: dict[str, Any], program: list[str]) -> int:
     if not program:
         if options["print_topology"]:
             return 0
-        raise Problem("There is no program to run: poprun [options] PROGRAM [arguments].")
+        raise Problem(_NO_PROGRAM)
     return launch.launch(plan, program, _settings(plan, options, verbosity))
 
 
@@ -154,8 +154,9 @@ def _become(
             f"{place.by} started {place.size} processes, but --num-instances is {count}; leave "
             "the option out, or ask both for the same number."
         )
-    if not program or not shutil.which(program[0]):
-        raise Problem(f"There is no program {' '.join(program[:1]) or 'to run'}.", NOT_FOUND)
+    if not program:
+        raise Problem(_NO_PROGRAM)
+    launch.check_program(program)
     settings = _settings_in(place, options)
     address = os.environ.get("MASTER_ADDR") or options["master_addr"] or place.address
     if address is None:
@@ -192,6 +193,8 @@ def _settings_in(place: adopt.Place, options: Mapping[str, Any]) -> dict[str, st
         "LOCAL_RANK": str(place.local_rank),
         "LOCAL_WORLD_SIZE": str(place.local_size),
     }
+    for name in ("GROUP_RANK", "GROUP_WORLD_SIZE"):  # nobody counted the hosts
+        del contract[name]
     return environment.of_program(options) | for_all.values | own.values | contract
 
 

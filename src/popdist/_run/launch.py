@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from popdist._run import hosts, shim, ssh
@@ -48,16 +49,29 @@ def check(plan: Plan, program: Sequence[str], port: int) -> None:
     Raises:
         Problem: No such program, a host that cannot be used, or a port that is taken.
     """
-    if any(map(hosts.is_here, plan.hosts)) and not shutil.which(program[0]):
-        raise Problem(
-            f"There is no program {program[0]}, neither at that path nor in PATH.", NOT_FOUND
-        )
+    if any(map(hosts.is_here, plan.hosts)):
+        check_program(program)
     if port and not _is_free(port):
         raise Problem(
             f"--master-port {port} is taken by another process; choose another one, or leave the "
             "option out for a free one."
         )
     ssh.check([host for host in plan.hosts if not hosts.is_here(host)], program[0])
+
+
+def check_program(program: Sequence[str]) -> None:
+    """Look for a program on this machine.
+
+    Raises:
+        Problem: It is not there, or cannot be started.
+    """
+    name = program[0]
+    if shutil.which(name):
+        return
+    if Path(name).is_file():
+        first = "python3 " if name.endswith(".py") else "its interpreter and "
+        raise Problem(f"{name} is no program by itself; start it as {first}{name}.", NOT_FOUND)
+    raise Problem(f"There is no program {name}, neither at that path nor in PATH.", NOT_FOUND)
 
 
 def launch(plan: Plan, program: Sequence[str], settings: Settings) -> int:
@@ -116,6 +130,7 @@ class _Run:
     def begin(self, attempt: int) -> list[tuple[dict[str, str], str, str]]:
         """Return environment, stdout and stderr of each instance for an attempt."""
         if self._relay:
+            _kill_leftovers()
             self.finish()
             first = self._first(self._relay.endings)
             logger.warning(
