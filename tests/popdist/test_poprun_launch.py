@@ -6,6 +6,7 @@ import socket
 import stat
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -200,10 +201,17 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
 {STAY}"""
     run = poprun(["--num-instances", "2", "--max-restarts", "1"], program, start=True)
     run.until(lambda: run.out.count("here") == 2, "both instances")
-    shims = [pid for pid, line in run.processes().items() if "shim.py" in line]
-    os.kill(shims[0], signal.SIGKILL)
+    shims = {pid for pid, line in run.processes().items() if "shim.py" in line}
+    victim = max(shims)
+    rank = next(r for r in (0, 1) if f"RANK={r}".encode() in environment(victim))
+    os.kill(victim, signal.SIGKILL)
     assert run.wait() == 0
-    assert "An instance failed; starting all 2 instances anew" in run.err
+    host = socket.gethostname()
+    assert f"Instance {rank} on {host} was killed together with its shim; starting" in run.err
+
+
+def environment(pid):
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
 def test_who_ignores_signals_is_killed_after_the_time_of_grace(poprun):

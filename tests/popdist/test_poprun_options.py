@@ -172,7 +172,7 @@ def test_options_survive_a_file(capsys, tmp_path):
     assert given == parsing.parse([str(word) for word in words])[0]
     # The command line wins.
     out = poprun(capsys, "--import-config", file, "--num-replicas", 2, "--print-topology")[1]
-    assert "| replicas  | 0 | 1 |" in out
+    assert "| replicas  |  0  |  1  |\n" in out
 
 
 def test_a_file_is_not_overwritten_unasked(capsys, tmp_path):

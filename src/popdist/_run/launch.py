@@ -23,6 +23,7 @@ from popdist._run.plan import Instance, Plan
 from popdist._run.problems import NOT_FOUND, Problem
 
 _SHOWN = 10  # last lines of the instance that failed first
+_SILENT = "silent"  # what killed the instance killed its shim, too
 _PIPE_CLOSED = 128 + signal.SIGPIPE
 
 
@@ -165,10 +166,10 @@ class _Run:
             logger.warning("Ended by %s, and all instances with it", name)
             return 128 + signalled
         first = self._first(relay.endings) if relay else None
-        if first is None and codes:
-            rank, code = next(iter(codes.items()))
-            kind = shim.KILLED if code < 0 else shim.EXITED
-            first = Ending(rank, kind, abs(code), 0.0)
+        if codes and (first is None or first.kind == _SILENT):
+            rank = first.rank if first else next(iter(codes))
+            code = codes.get(rank, 1)
+            first = Ending(rank, shim.KILLED if code < 0 else shim.EXITED, abs(code), 0.0)
         if first is None or relay is None:
             logger.info("All instances ended with exit status 0")
             return 0
@@ -183,7 +184,10 @@ class _Run:
         # Clocks of different hosts say little; the order of arrival then has to do.
         if len(self._plan.hosts) == 1:
             failed.sort(key=lambda ending: ending.seconds)
-        return failed[0] if failed else None
+        if failed:
+            return failed[0]
+        silent = {i.rank for i in self._plan.instances} - {ending.rank for ending in endings}
+        return Ending(min(silent), _SILENT, 1, 0.0) if silent else None
 
     def _told(self, ending: Ending) -> str:
         instance = self._plan.instances[ending.rank]
@@ -217,6 +221,8 @@ def how(ending: Ending) -> str:
         return "could not be started"
     if ending.kind == shim.SSH:
         return f"lost its connection (ssh ended with status {ending.value})"
+    if ending.kind == _SILENT:
+        return "was killed together with its shim"
     return f"ended with exit status {ending.value}"
 
 

@@ -41,8 +41,8 @@ class Ending:
 
     @property
     def failed(self) -> bool:
-        """Whether it is not a success."""
-        return (self.kind, self.value) != (shim.EXITED, 0)
+        """Whether it is neither a success nor the doing of poprun."""
+        return self.kind != shim.STOPPED and (self.kind, self.value) != (shim.EXITED, 0)
 
     @property
     def status(self) -> int:

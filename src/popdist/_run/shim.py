@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ORDERS = "POPRUN_INSTANCE"
 REMOTE = "--remote"
-EXITED, KILLED, MISSING, SSH = "exited", "killed", "missing", "ssh"
+EXITED, KILLED, STOPPED, MISSING, SSH = "exited", "killed", "stopped", "missing", "ssh"
 _SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # of prctl(2)
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _SSH_FAILED = 255
@@ -108,7 +108,8 @@ class _Instance(_Process):
         if lines is not None:
             threading.Thread(target=self._follow, args=(lines,), daemon=True).start()
         code = self.wait()
-        _report(self.orders, *((KILLED, -code) if code < 0 else (EXITED, code)))
+        kind = STOPPED if self.asked else KILLED if code < 0 else EXITED
+        _report(self.orders, kind, abs(code))
         _end_descendants()
         return 128 - code if code < 0 else code
 
@@ -132,7 +133,7 @@ class _Connection(_Process):
             return _missing(orders, f"{orders['ssh'][0]} cannot be started: {error.strerror}")
         self.send(json.dumps(message))
         code = self.wait()
-        if code in (_SSH_FAILED, -signal.SIGKILL):
+        if code == _SSH_FAILED and not self.asked:
             _report(orders, SSH, _SSH_FAILED)
         return 128 - code if code < 0 else code
 
