@@ -11,7 +11,9 @@ import pytest
 
 from popdist._run import cli, config, mpi_arguments, parsing
 from popdist._run.options import NO_EFFECT, OPTIONS
+from popdist._run.plan import make
 from popdist._run.problems import Problem
+from popdist._run.topology import table
 
 ROOT = Path(__file__).parents[2]
 
@@ -220,10 +222,15 @@ def test_arguments_of_mpirun():
 
 
 def test_the_guide_lists_every_option():
-    guide = (ROOT / "docs/poprun.md").read_text()
+    _, _, guide = (ROOT / "docs/poprun.md").read_text().partition("## All options")
     expected = [
         f"| `{' '.join([f'--{o.name}', parsing.metavar(o)]).strip()}` "
         f"| {parsing.default(o)} | {o.help if o.group != NO_EFFECT else 'no effect'} |"
         for o in OPTIONS
     ]
     assert re.findall(r"^\| `--.*\|$", guide, re.MULTILINE) == expected
+
+
+def test_the_guide_shows_the_topology_as_it_is():
+    guide = (ROOT / "docs/poprun.md").read_text()
+    assert f"```text\n{table(make(('a', 'b'), 4, 8))}\n```" in guide
