@@ -214,6 +214,33 @@ def environment(pid):
     return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 
+SHARE = """
+from multiprocessing import Process, shared_memory
+if __name__ == "__main__":
+    name = f"{os.environ['NAME']}-{os.environ['RANK']}"
+    kept = shared_memory.SharedMemory(create=True, size=1000, name=name)
+    Process(target=time.sleep, args=[1000]).start()
+    print("pid", os.getpid())
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("victim", ["instance", "shim", "poprun"])
+def test_no_shared_memory_is_left_whoever_is_killed(poprun, victim, tmp_path):
+    name = f"poprun-{tmp_path.name}-{os.getpid()}"
+    run = poprun(["--num-instances", "2"], SHARE, start=True, NAME=name)
+    run.until(lambda: run.out.count("pid") == 2, "both instances")
+    assert len(list(Path("/dev/shm").glob(f"{name}*"))) == 2
+    candidates = {
+        "instance": [int(run.lines(1)[0].split()[1])],
+        "shim": [pid for pid, line in run.processes().items() if "shim.py" in line],
+        "poprun": [run.pid],
+    }
+    os.kill(candidates[victim][0], signal.SIGKILL)
+    assert run.wait() == (-9 if victim == "poprun" else 137)
+    assert not list(Path("/dev/shm").glob(f"{name}*"))
+
+
 def test_who_ignores_signals_is_killed_after_the_time_of_grace(poprun):
     program = """
 signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -69,7 +69,7 @@ def _run(given: dict[str, Any], program: list[str]) -> int:
         if options["print_topology"]:
             return 0
         raise Problem(_NO_PROGRAM)
-    return launch.launch(plan, program, _settings(plan, options, verbosity))
+    return launch.launch(plan, program, _settings(plan, options))
 
 
 def _check(options: Mapping[str, Any]) -> None:
@@ -103,7 +103,7 @@ def _plan(options: Mapping[str, Any]) -> plans.Plan:
     )
 
 
-def _settings(plan: plans.Plan, options: Mapping[str, Any], verbosity: int) -> launch.Settings:
+def _settings(plan: plans.Plan, options: Mapping[str, Any]) -> launch.Settings:
     count = len(plan.instances)
     for_all, for_one, ignored = _variables(options, count)
     if ignored:
@@ -122,7 +122,7 @@ def _settings(plan: plans.Plan, options: Mapping[str, Any], verbosity: int) -> l
     # Those that torch's agent sets.
     names |= {"MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"}
     names |= {f"TORCHELASTIC_{n}" for n in ("RESTART_COUNT", "MAX_RESTARTS", "USE_AGENT_STORE")}
-    return launch.Settings(made, sorted(names), options, verbosity)
+    return launch.Settings(made, sorted(names), options)
 
 
 def _variables(

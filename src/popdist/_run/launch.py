@@ -35,13 +35,11 @@ class Settings:
         environments: Variables of each instance, by its number.
         forwarded: Names that instances on other hosts get too.
         options: Values of poprun's options, by key.
-        verbosity: 0, 1 or 2.
     """
 
     environments: Sequence[Mapping[str, str]]
     forwarded: Sequence[str]
     options: Mapping[str, Any]
-    verbosity: int
 
 
 def check(plan: Plan, program: Sequence[str], port: int) -> None:
@@ -96,7 +94,7 @@ def launch(plan: Plan, program: Sequence[str], settings: Settings) -> int:
     # Late, because it takes seconds to load.
     from popdist._run import agent
 
-    agent.log_through(logger.handlers[0], settings.verbosity > 1)
+    agent.quiet()
     shim.become_subreaper()
     _allow_files(8 * len(plan.instances) + 256)
     run = _Run(plan, settings)
@@ -113,7 +111,8 @@ def launch(plan: Plan, program: Sequence[str], settings: Settings) -> int:
         )
     finally:
         _ignore_signals()
-        _kill_leftovers()
+        # What a shim could not end: it was killed, or a second Ctrl-C cut the time short.
+        shim.end_descendants()
         run.finish()
     return run.conclude(signalled, codes)
 
@@ -131,7 +130,7 @@ class _Run:
     def begin(self, attempt: int) -> list[tuple[dict[str, str], str, str]]:
         """Return environment, stdout and stderr of each instance for an attempt."""
         if self._relay:
-            _kill_leftovers()
+            shim.end_descendants()
             self.finish()
             first = self._first(self._relay.endings)
             logger.warning(
@@ -288,10 +287,3 @@ def _stop() -> None:
 def _ignore_signals() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
-
-
-def _kill_leftovers() -> None:
-    """Ends what a shim could not: it was killed itself, or a second Ctrl-C cut the grace short."""
-    for process in shim.descendants(os.getpid()):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(process, signal.SIGKILL)

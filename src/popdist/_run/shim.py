@@ -110,7 +110,7 @@ class _Instance(_Process):
         code = self.wait()
         kind = STOPPED if self.asked else KILLED if code < 0 else EXITED
         _report(self.orders, kind, abs(code))
-        _end_descendants()
+        end_descendants()
         return 128 - code if code < 0 else code
 
     def _follow(self, lines: Iterator[bytes]) -> None:
@@ -255,8 +255,8 @@ def within(address: str, network: str) -> bool:
     return ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False)
 
 
-def _end_descendants() -> None:
-    """Ends what the program left running, and waits for it.
+def end_descendants() -> None:
+    """End what is left running below this process, and wait for it.
 
     Helpers that clean up after a killed program, such as those of shared memory, end by themselves
     at once and ignore SIGTERM; they get the time for it.
