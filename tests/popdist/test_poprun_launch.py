@@ -241,13 +241,14 @@ def test_no_shared_memory_is_left_whoever_is_killed(poprun, victim, tmp_path):
     assert not list(Path("/dev/shm").glob(f"{name}*"))
 
 
-def test_who_ignores_signals_is_killed_after_the_time_of_grace(poprun):
+@pytest.mark.parametrize("seconds", [0, 1])
+def test_who_ignores_signals_is_killed_after_the_time_of_grace(poprun, seconds):
     program = """
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 print("here", flush=True)
 time.sleep(1000)
 """
-    run = poprun(["--grace-seconds", "1"], program, start=True)
+    run = poprun(["--grace-seconds", seconds], program, start=True)
     run.until(lambda: "here" in run.out, "the instance")
     began = time.monotonic()
     run.signal(signal.SIGINT)
@@ -355,7 +356,8 @@ exit 255
 def test_hosts_are_reached_by_ssh(poprun, other_hosts, tmp_path):
     program = """
 print(os.environ.get("REMOTE"), os.environ["LOCAL_RANK"], os.environ["GROUP_RANK"], os.getcwd(),
-      os.environ.get("TAKEN"), os.environ.get("LEFT"), os.environ["MASTER_ADDR"] != "127.0.0.1")
+      os.environ.get("TAKEN"), os.environ.get("ONE"), os.environ.get("LEFT"),
+      os.environ["MASTER_ADDR"] != "127.0.0.1")
 if len(sys.argv) > 1 and os.environ["RANK"] == "3":
     os.kill(os.getpid(), signal.SIGKILL)
 if len(sys.argv) > 1:
@@ -368,13 +370,14 @@ if len(sys.argv) > 1:
         "6",
         "--mpi-local-args",
         "-x TAKEN",
+        "--instance-mpi-local-args=2:-x ONE",
     ]
-    more = other_hosts | {"TAKEN": "yes", "LEFT": "behind"}
+    more = other_hosts | {"TAKEN": "yes", "ONE": "1", "LEFT": "behind"}
     run = poprun(options, program, **more)
     assert run.status == 0, run.err
-    assert run.lines(1) == [f"None 1 0 {tmp_path} yes behind True"]
-    assert run.lines(2) == [f"alpha 0 1 {tmp_path} yes None True"]
-    assert run.lines(5) == [f"beta 1 2 {tmp_path} yes None True"]
+    assert run.lines(1) == [f"None 1 0 {tmp_path} yes 1 behind True"]
+    assert run.lines(2) == [f"alpha 0 1 {tmp_path} yes 1 None True"]
+    assert run.lines(5) == [f"beta 1 2 {tmp_path} yes None None True"]
     run = poprun(options, program, arguments=["fail"], **more)
     assert run.status == 137
     assert "Instance 3 on alpha was killed by SIGKILL (signal 9) first" in run.err

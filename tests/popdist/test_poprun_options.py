@@ -221,6 +221,35 @@ def test_arguments_of_mpirun():
     assert found.ignored == ["--bind-to core", "--oddity", "-mca pml ob1"]
 
 
+def test_what_has_no_effect_is_said_once(capsys):
+    words = ["--mpi-global-args", "--bind-to core -x UNSET", "--mpi-local-args", "--bind-to core"]
+    status, _, log = poprun(capsys, *words, "no-such-program-anywhere")
+    assert status == 127
+    assert log[:2] == [
+        "[W] Arguments of mpirun without effect here: --bind-to core",
+        "[W] -x names variables that are not set here: UNSET",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--num-instances 3 ls", "MPI started 4 processes, but --num-instances is 3; leave the"),
+        ("--num-replicas 6 ls", "--num-replicas 6 does not divide into --num-instances 4"),
+        ("ls", "MPI started processes on several hosts, but does not tell where the first one is"),
+        ("no-such-program-anywhere", "There is no program no-such-program-anywhere"),
+        ("", "There is no program to run"),
+    ],
+)
+def test_mistakes_in_places_that_others_gave(capsys, monkeypatch, line, said):
+    places = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
+    for name, value in places.items():
+        monkeypatch.setenv(name, value)
+    status, _, log = poprun(capsys, *line.split())
+    assert status in (2, 127)
+    assert log[0].startswith(f"[E] {said}")
+
+
 def test_the_guide_lists_every_option():
     _, _, guide = (ROOT / "docs/poprun.md").read_text().partition("## All options")
     expected = [

@@ -81,9 +81,12 @@ class _Process:
 
     def stop(self, number: int, _frame: object = None) -> None:
         if self.asked is None:
-            signal.alarm(self.orders["grace"])
+            signal.setitimer(signal.ITIMER_REAL, self.grace())
         self.asked = number
         self.signal(number)
+
+    def grace(self) -> float:
+        return self.orders["grace"] or 0.01  # as 0 would mean never
 
     def kill(self, *_: object) -> None:
         self.signal(signal.SIGKILL)
@@ -123,6 +126,8 @@ class _Instance(_Process):
 class _Connection(_Process):
     """The program on another host, through ssh and a shim there."""
 
+    ordered = False  # whether signals may follow
+
     def run(self, command: list[str]) -> int:
         orders = self.orders
         environment = {n: os.environ[n] for n in orders["forwarded"] if n in os.environ}
@@ -132,6 +137,9 @@ class _Connection(_Process):
         except OSError as error:
             return _missing(orders, f"{orders['ssh'][0]} cannot be started: {error.strerror}")
         self.send(json.dumps(message))
+        self.ordered = True
+        if self.asked:
+            self.send(self.asked)
         code = self.wait()
         if code == _SSH_FAILED and not self.asked:
             _report(orders, SSH, _SSH_FAILED)
@@ -140,20 +148,19 @@ class _Connection(_Process):
     def send(self, line: object) -> None:
         assert self.process is not None
         assert self.process.stdin is not None
+        data = f"{line}\n".encode()
         with contextlib.suppress(OSError):
-            self.process.stdin.write(f"{line}\n".encode())
-            self.process.stdin.flush()
+            while data:
+                data = data[os.write(self.process.stdin.fileno(), data) :]
 
     def signal(self, number: int) -> None:
         if number == signal.SIGKILL:
             super().signal(number)
-        elif self.process is not None:
+        elif self.ordered:
             self.send(int(number))
 
-    def stop(self, number: int, _frame: object = None) -> None:
-        super().stop(number)
-        # The shim there needs the time of grace, and then a moment to say how it ended.
-        signal.alarm(self.orders["grace"] + 2)
+    def grace(self) -> float:
+        return super().grace() + 2  # a moment for the shim there to say how it ended
 
 
 def _input() -> Iterator[bytes]:
