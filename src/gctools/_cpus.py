@@ -160,7 +160,8 @@ def _temperature(system: System, position: int, count: int) -> float | None:
         if name == "coretemp":
             for label in chip.glob("temp*_label"):
                 if system.text(label) == f"Package id {position}":
-                    return system.number(Path(str(label).replace("_label", "_input")), 1e-3)
+                    sensor = label.with_name(label.name.replace("_label", "_input"))
+                    return system.number(sensor, 1e-3)
         if name in _CORE_SENSORS:
             chips.append(chip / "temp1_input")
     if not chips:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-_LEAST = 8  # columns to which a shrinking one may go
+_LEAST = 8  # characters to which texts are cut when no more columns can go
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class Column:
         group: printed above the titles of neighbours with the same group.
         align: ``<``, ``^`` or ``>``.
         rank: when space is short columns go, that of the highest rank first; 0 always stays.
-        shrinks: whether its texts may be cut.
+        least: to how many characters its texts may be cut before columns go; 0 if they may not.
     """
 
     title: str
     group: str = ""
     align: str = "<"
     rank: int = 0
-    shrinks: bool = False
+    least: int = 0
 
 
 Row = Sequence[str]
@@ -59,8 +59,12 @@ def table(columns: Sequence[Column], groups: Sequence[Sequence[Row]], width: int
     lines = []
     if any(column.group for column in columns):
         spans = _spans(columns, sizes)
-        lines += [_rule([size for _, size in spans]), _line([f"{t:^{n}}" for t, n in spans])]
-    lines += [rule, _line([f"{c.title:^{n}}" for c, n in zip(columns, sizes, strict=True)]), rule]
+        lines += [_rule([n for _, n in spans]), _line([_over(t, n) for t, n in spans])]
+    lines += [
+        rule,
+        _line([_cut(c.title, n).center(n) for c, n in zip(columns, sizes, strict=True)]),
+        rule,
+    ]
     for rows in texts:
         for row in rows:
             cells = zip(columns, sizes, (row[i] for i in kept), strict=True)
@@ -101,15 +105,20 @@ def _fit(
     ]
     kept = list(range(len(columns)))
     while True:
-        sizes = _widened([columns[i] for i in kept], [natural[i] for i in kept])
-        excess = 0 if width is None else sum(sizes) + 3 * len(sizes) + 1 - width
-        if excess <= 0:
-            return kept, sizes
-        room = [max(0, sizes[n] - _LEAST) if columns[i].shrinks else 0 for n, i in enumerate(kept)]
-        last = max((columns[i].rank for i in kept), default=0)
-        if sum(room) >= excess or last == 0:
-            return kept, _shrunk(sizes, room, excess)
-        kept = [i for i in kept if columns[i].rank != last]
+        sizes, present = [natural[i] for i in kept], [columns[i] for i in kept]
+        spare = None if width is None else width - sum(sizes) - 3 * len(sizes) - 1
+        if spare is None or spare >= 0:
+            return kept, _widened(present, sizes, spare)
+        room = [max(0, n - c.least) if c.least else 0 for n, c in zip(sizes, present, strict=True)]
+        last = max((column.rank for column in present), default=0)
+        if sum(room) < -spare and last:
+            kept = [i for i in kept if columns[i].rank != last]
+            continue
+        if sum(room) < -spare:
+            room = [
+                max(0, n - _LEAST) if c.least else 0 for n, c in zip(sizes, present, strict=True)
+            ]
+        return kept, _shrunk(sizes, room, -spare)
 
 
 def _shrunk(sizes: list[int], room: list[int], excess: int) -> list[int]:
@@ -123,13 +132,17 @@ def _shrunk(sizes: list[int], room: list[int], excess: int) -> list[int]:
     return sizes
 
 
-def _widened(columns: Sequence[Column], sizes: list[int]) -> list[int]:
-    """Gives the last column of a group what the group's title needs."""
+def _widened(columns: Sequence[Column], sizes: list[int], spare: int | None) -> list[int]:
+    """Gives the last column of a group what the group's title needs, as far as there is space."""
     sizes = list(sizes)
     end = 0
     for title, size in _spans(columns, sizes):
         end = _end_of(columns, end)
-        sizes[end - 1] += max(0, len(title) - size)
+        wanted = max(0, len(title) - size)
+        if spare is not None:
+            wanted = min(wanted, spare)
+            spare -= wanted
+        sizes[end - 1] += wanted
     return sizes
 
 
@@ -147,6 +160,11 @@ def _spans(columns: Sequence[Column], sizes: list[int]) -> list[tuple[str, int]]
         spans.append((columns[start].group, sum(sizes[start:end]) + 3 * (end - start - 1)))
         start = end
     return spans
+
+
+def _over(title: str, size: int) -> str:
+    """The title of a group in its space; two letters of it would say nothing."""
+    return (_cut(title, size) if size >= min(len(title), _LEAST) else "").center(size)
 
 
 def _rule(sizes: Sequence[int]) -> str:
@@ -167,9 +185,10 @@ def _placed(text: str, column: Column, size: int) -> str:
 def _cut(text: str, size: int) -> str:
     if _len(text) <= size:
         return text
-    while text and _len(text) > size - 3:
+    dots = "..." if size > 6 else ""
+    while _len(text) > size - len(dots):
         text = text[:-1]
-    return text + "..." if size > 3 else text[:size]
+    return text + dots
 
 
 def _len(text: str) -> int:
@@ -180,5 +199,5 @@ def _len(text: str) -> int:
 
 def write(text: str, stream: TextIO | None = None) -> None:
     """Prints to a stream (standard output by default) whatever its encoding."""
-    stream = stream or sys.stdout
-    print(can_print(stream, text), file=stream, flush=True)
+    chosen = sys.stdout if stream is None else stream
+    print(can_print(chosen, text), file=chosen, flush=True)

@@ -23,19 +23,19 @@ from gctools._text import UNKNOWN, count, elapsed, gibibytes, number
 _DEVICES = (
     Column("ID", align=">"),
     Column("Type"),
-    Column("#", align=">", rank=3),
-    Column("Name", shrinks=True),
+    Column("#", align=">", rank=5),
+    Column("Name", least=16),
     Column("Cores", align=">"),
-    Column("Usable", align=">", rank=4),
-    Column("Memory (GiB)", align=">", rank=5),
-    Column("Free (GiB)", align=">", rank=1),
-    Column("Clock (MHz)", align=">", rank=2),
+    Column("Usable", align=">", rank=6),
+    Column("Memory (GiB)", align=">", rank=7),
+    Column("Free (GiB)", align=">", rank=4),
+    Column("Clock (MHz)", align=">", rank=3),
     Column("Temp (C)", align=">", rank=2),
-    Column("Power (W)", align=">", rank=2),
-    Column("NUMA", align=">", rank=6),
-    Column("Driver", rank=7, shrinks=True),
-    Column("Bus", rank=8),
-    Column("Serial", rank=9),
+    Column("Power (W)", align=">", rank=1),
+    Column("NUMA", align=">", rank=8),
+    Column("Driver", rank=9, least=8),
+    Column("Bus", rank=10),
+    Column("Serial", rank=11),
 )
 _OPTIONAL = ("NUMA", "Driver", "Bus", "Serial")  # left out where no device has one
 _CLEAR_REST, _HOME, _CLEAR = "\033[K", "\033[H", "\033[J"
@@ -171,8 +171,9 @@ def device_table(devices: Sequence[Device], width: int | None) -> str:
         f"Partition: {partition()} [active] has {count(sockets, 'CPU socket')} and "
         f"{count(gpus, 'GPU')}"
     )
+    least = len(summary) + 19  # what the box needs so as not to cut it
     if not devices:
-        return box(["gc-monitor", summary], width or len(summary) + 20)
+        return box(["gc-monitor", summary], min(width or least, least))
     rows = [_device_row(device) for device in devices]
     shown = [
         i
@@ -182,7 +183,8 @@ def device_table(devices: Sequence[Device], width: int | None) -> str:
     rows = [[row[i] for i in shown] for row in rows]
     groups = [group for group in (rows[:sockets], rows[sockets:]) if group]
     text = table([_DEVICES[i] for i in shown], groups, width)
-    return "\n".join([box(["gc-monitor", summary], text.index("\n")), text])
+    size = max(text.index("\n"), min(width or least, least))
+    return "\n".join([box(["gc-monitor", summary], size), text])
 
 
 def _device_row(device: Device) -> list[str]:
@@ -218,7 +220,7 @@ def process_tables(
         title = f"Attached processes in partition {partition()}"
         columns = (
             Column("PID", title, align=">"),
-            Column("Command", title, shrinks=True),
+            Column("Command", title, least=24),
             Column("Time", title, align=">"),
             Column("User", title, rank=3),
         )
@@ -227,14 +229,16 @@ def process_tables(
         ]
     if away:
         title = f"Devices in {partition()} attached from other namespaces"
-        columns = (Column("Application host", title, shrinks=True), Column("User", title, rank=3))
+        columns = (Column("Application host", title, least=12), Column("User", title, rank=3))
         rows = [(hold, [str(hold.elsewhere), hold.user]) for hold in away]
         tables.append(_grouped(columns, rows, devices, width))
     return tables
 
 
 def _who(hold: Hold) -> list[str]:
-    return [str(hold.pid), hold.command, elapsed(hold.seconds), hold.user]
+    program, space, rest = hold.command.partition(" ")
+    command = program.rpartition("/")[2] + space + rest
+    return [str(hold.pid), command, elapsed(hold.seconds), hold.user]
 
 
 def _grouped(
@@ -247,10 +251,10 @@ def _grouped(
     columns = (
         *columns,
         Column("ID", "Device", align=">"),
-        Column("Type", "Device", rank=5),
-        Column("Target", "Device", rank=4),
-        Column("Clock (MHz)", "Device", align=">", rank=2),
-        Column("Temp (C)", "Board", align=">", rank=1),
+        Column("Type", "Device", rank=6),
+        Column("Target", "Device", rank=5),
+        Column("Clock (MHz)", "Device", align=">", rank=4),
+        Column("Temp (C)", "Board", align=">", rank=2),
         Column("Power (W)", "Board", align=">", rank=1),
     )
     groups: list[list[Row]] = []
