@@ -1,5 +1,6 @@
 """The model of many ranks: formulas against a simulation, limits, and fits that find what is in."""
 
+import itertools
 import math
 import sys
 from pathlib import Path
@@ -113,12 +114,12 @@ def test_efficiency_falls_with_ranks_and_is_one_at_its_base():
     system = System("test", NET)
     found = [efficiency(workload(), system, 2**n, base=4) for n in range(2, 13)]
     assert found[0] == 1
-    assert all(later < earlier for earlier, later in zip(found, found[1:], strict=False))
+    assert all(later < earlier for earlier, later in itertools.pairwise(found))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_kind_of_a_distribution_is_found_again(kind):
-    times = Spread(kind, 2.0, 0.1).draw(numpy.random.default_rng(5), (1000,))
+    times = Spread(kind, 2.0, 0.1).draw(numpy.random.default_rng(6), (5000,))
     found, distances = fit_spread(list(times))
     assert found.kind == kind
     assert (found.mean, found.sd) == (pytest.approx(2, rel=0.01), pytest.approx(0.1, rel=0.1))
