@@ -1,16 +1,21 @@
 """The model of many ranks: formulas against a simulation, limits, and fits that find what is in."""
 
 import itertools
+import json
 import math
+import re
 import sys
 from pathlib import Path
 
 import numpy
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
 
-from scaling_model import (
+import scaling  # noqa: E402 - after the path above; benchmarks are no package
+import scaling_page  # noqa: E402
+from scaling_model import (  # noqa: E402
     KINDS,
     Network,
     Spread,
@@ -157,3 +162,48 @@ def test_only_what_is_simulated_is_taken():
         simulate(workload(), System("test", NET, hidden=0.5), 4, steps=1, seed=0)
     with pytest.raises(ValueError, match="powers of two, not for 6 ranks"):
         simulate(workload(), System("test", NET, "tree"), 6, steps=1, seed=0)
+
+
+MEASURED = {
+    "reduction_s": {
+        str(n): {str(s): ring(n, s, NET) for s in (1 << 10, 1 << 20, 1 << 24)} for n in (2, 4)
+    },
+    "a21_parameters": 8_510_547,
+    "a21_step_s": [1.0 + 0.01 * (n % 7) for n in range(40)],
+    "a21_loader_s": 0.001,
+}
+HERE = {"cpu": "Test", "cores": 2, "torch": "2"}
+
+
+def test_a_record_holds_what_was_measured_assumed_and_follows():
+    result = json.loads(json.dumps(scaling.project(HERE, MEASURED, 1.2)))
+    assert result["fitted"]["loopback"]["latency_s"] == pytest.approx(NET.latency)
+    assert list(result["fitted"]["measured_over_model_4"].values()) == pytest.approx([1.0] * 3)
+    found = {(entry["workload"], entry["system"]): entry for entry in result["projected"]}
+    assert found["A21", "ring"]["gradient_bytes"] == 34_042_188
+    assert found["ResNet-18", "ring"]["gradient_bytes"] == 44_695_848
+    assert len(found) == 8
+    terms = found["A21", "ring"]["terms_s"]["1024"]
+    network = Network(NET.latency + scaling.WIRE_LATENCY, NET.bandwidth)
+    assert terms["reduction"] == pytest.approx(ring(1024, 34_042_188, network))
+    text = "\n".join(scaling_page.lines(result))
+    assert "| published, torch DDP |  | 100 % | 97 % | 80 % | 57 % |  | 3,097 |" in text
+    assert "100 microseconds a hop, 1.00 GB/s" in text
+
+
+def test_the_page_says_what_its_record_says():
+    page = (ROOT / "docs" / "scaling.md").read_text()
+    name = re.search(r"benchmarks/records/(scaling_\S+\.json)\)", page)[1]
+    record = json.loads((ROOT / "benchmarks" / "records" / name).read_text())
+    assert "\n".join(scaling_page.lines(record)) in page
+
+
+def test_the_picture_is_drawn_the_same_every_time(tmp_path):
+    pytest.importorskip("matplotlib")
+    result = json.loads(json.dumps(scaling.project(HERE, MEASURED, 1.2)))
+    for name in ("a.svg", "b.svg"):
+        scaling_page.draw(result, tmp_path / name)
+    text = (tmp_path / "a.svg").read_text()
+    assert text == (tmp_path / "b.svg").read_text()
+    assert "published: A100, torch DDP" in text
+    assert len(text) < 200_000
