@@ -57,6 +57,17 @@ PUBLISHED = {
 # the spread that the same authors saw between tiles of another machine.
 POLARIS_BATCH, POLARIS_SPREAD = 8, 0.27 / 18.85
 POLARIS = System("Polaris, assumed", Network(10e-6, 25e9), hidden=0.5, calls=2)
+ASSUMED = {
+    "wire_latency_s": WIRE_LATENCY,
+    "wire_bytes_per_s": WIRE_BANDWIDTH,
+    "storage_bytes_per_s": STORAGE,
+    "a21_event_bytes": A21_EVENT_BYTES,
+    "overlap": {"hidden": HIDDEN, "buckets": BUCKETS},
+    "polaris_latency_s": POLARIS.network.latency,
+    "polaris_bytes_per_s": POLARIS.network.bandwidth,
+    "polaris_batch": POLARIS_BATCH,
+    "polaris_relative_sd": POLARIS_SPREAD,
+}
 
 
 def main() -> int:
@@ -111,17 +122,7 @@ def project(
             "spread": {"kind": spread.kind, "relative_sd": spread.sd / spread.mean},
             "spread_distances": distances,
         },
-        "assumed": {
-            "wire_latency_s": WIRE_LATENCY,
-            "wire_bytes_per_s": WIRE_BANDWIDTH,
-            "storage_bytes_per_s": STORAGE,
-            "a21_event_bytes": A21_EVENT_BYTES,
-            "overlap": {"hidden": HIDDEN, "buckets": BUCKETS},
-            "polaris_latency_s": POLARIS.network.latency,
-            "polaris_bytes_per_s": POLARIS.network.bandwidth,
-            "polaris_batch": POLARIS_BATCH,
-            "polaris_relative_sd": POLARIS_SPREAD,
-        },
+        "assumed": ASSUMED,
         "ranks": RANKS,
         "projected": [_projected(work, system) for work in works for system in cluster],
         "polaris": _polaris(),

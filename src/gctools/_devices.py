@@ -11,7 +11,7 @@ from gctools import _cpus, _gpus
 from gctools._system import System
 
 # Between two readings of counters: of energy, and of time that the kernel counts in hundredths.
-_ENERGY_S, _BUSY_S = 0.05, 0.1
+_ENERGY_S, _BUSY_S = 0.05, 0.08
 
 
 @dataclass
@@ -78,7 +78,7 @@ def list_devices(system: System, *, utilisation: bool = False) -> list[Device]:
 
     Args:
         system: the machine.
-        utilisation: whether to watch sockets for a tenth of a second to tell how busy they are.
+        utilisation: whether to watch sockets for a moment to tell how busy they are.
     """
     sockets = _cpus.sockets(system)
     before = {number: _cpus.counters(system, number, cpus) for number, cpus in sockets.items()}
