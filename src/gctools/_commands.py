@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
-import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +24,10 @@ class _Version(argparse.Action):
 
 def version() -> str:
     """The version of the distribution."""
+    # Imported here because only this needs them; commands have to answer at once.
+    import importlib.util
+    import runpy
+
     found = importlib.util.find_spec("abele")
     if found is None or found.origin is None:
         return "unknown"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,8 +87,10 @@ def _usual() -> Iterator[Path]:
     if of_session:
         yield Path(of_session) / "abele"
     yield from (path / "abele" for path in _entries(Path("/run/user")))
-    # A batch system may give every job its own folder for temporary files.
-    for temporary in dict.fromkeys((Path(tempfile.gettempdir()), Path("/tmp"))):
+    # What tempfile looks at, without the milliseconds that importing it takes. A batch system may
+    # give every job its own folder for temporary files, so the common one is looked into as well.
+    named = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
+    for temporary in dict.fromkeys(Path(name) for name in (*named, "/tmp") if name):
         yield from (path for path in _entries(temporary) if path.name.startswith("abele-"))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 import unicodedata
 from collections.abc import Sequence
@@ -41,7 +40,16 @@ def width_of(stream: TextIO) -> int | None:
     columns = os.environ.get("COLUMNS", "")
     if columns.isdigit() and int(columns) > 0:
         return int(columns)
-    return shutil.get_terminal_size().columns if stream.isatty() else None
+    return terminal_size().columns if stream.isatty() else None
+
+
+def terminal_size() -> os.terminal_size:
+    """Of the terminal that standard output is; a common one where nobody knows."""
+    try:
+        found = os.get_terminal_size(sys.stdout.fileno())
+    except (OSError, ValueError):
+        return os.terminal_size((80, 24))
+    return found if found.columns and found.lines else os.terminal_size((80, 24))
 
 
 def table(columns: Sequence[Column], groups: Sequence[Sequence[Row]], width: int | None) -> str:

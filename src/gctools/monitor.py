@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import dataclasses
-import io
 import json
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -17,7 +14,7 @@ from gctools import _commands
 from gctools._devices import Device, list_devices, partition
 from gctools._processes import Hold, list_holds
 from gctools._system import System
-from gctools._tables import Column, Row, box, table, width_of, write
+from gctools._tables import Column, Row, box, table, terminal_size, width_of, write
 from gctools._text import UNKNOWN, count, elapsed, gibibytes, number
 
 _DEVICES = (
@@ -101,7 +98,7 @@ def _repeated(options: argparse.Namespace) -> int:
             began = time.monotonic()
             frame = _frame(system, options, width_of(sys.stdout))
             if on_terminal:
-                lines = _fitting(frame, shutil.get_terminal_size().lines)
+                lines = _fitting(frame, terminal_size().lines)
                 write(_HOME + "".join(f"{line}{_CLEAR_REST}\n" for line in lines) + _CLEAR)
             else:
                 write(frame)
@@ -148,6 +145,9 @@ def _plain(device: Device) -> dict[str, Any]:
 
 def _csv(devices: Sequence[Device], holds: Sequence[Hold]) -> str:
     """A line for each device, one for each of the processes on it; empty where not known."""
+    import csv
+    import io
+
     of_device = ("id", "kind", "name", "clock_mhz", "temperature_c", "power_w")
     of_process = ("pid", "user", "seconds", "target", "elsewhere", "command")
     file = io.StringIO()
