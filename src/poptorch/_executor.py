@@ -27,6 +27,7 @@ from poptorch import (
     profiling,
 )
 from poptorch._arguments import Binder, Bound
+from poptorch._attaching import Attaching
 from poptorch._compiled import CompiledModel
 from poptorch._copying import Copying
 from poptorch._error import error
@@ -46,7 +47,7 @@ from poptorch.options import Options
 
 
 class PoplarExecutor(
-    Copying, Observing, PlacementMember, PublishedNames, SavingMixin, WeightCopies
+    Attaching, Copying, Observing, PlacementMember, PublishedNames, SavingMixin, WeightCopies
 ):
     """A wrapped model; made by ``trainingModel`` and ``inferenceModel``.
 
@@ -76,7 +77,6 @@ class PoplarExecutor(
         self._binder = Binder(self._module.forward)
         self._config = _translate.to_config(options, training=training)
         self._compiled: CompiledModel | None = None
-        self._attached = False
         self._host_is_stale = False
         self._shared = _weights.shared_by(self._user_model)
         self._sources = Sources(self._user_model)
@@ -195,7 +195,7 @@ class PoplarExecutor(
             AssertionError: the rows do not divide, or the connection type is Never.
             poptorch.Error: arguments unlike the first call's, or a model that cannot be compiled.
         """
-        compiled = self._compiled if self._attached else None
+        compiled = self._compiled if self._attachment is not None else None
         # The plain case is checked first and costs least: see benchmarks of the call overhead.
         plain = compiled is not None and not kwargs and compiled.matches(args)
         if compiled is None or not plain:

@@ -85,3 +85,9 @@ def test_tour(tmp_path):
 def test_links_point_somewhere(page):
     for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / link).exists(), f"{page.name} links {link}"
+
+
+def test_the_module_of_the_device_tools(tmp_path):
+    done = run(blocks("docs/gc-tools.md"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 2

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
+from abele.attached import Attachment
 from abele.executable import Executable
 from abele.program import Role, Slot
 
@@ -56,6 +57,7 @@ class Device:
         self._inputs: dict[str, list[tuple[int, str]]] = {}
         self._arguments = {p.name: self._prepared(p.name, p.inputs) for p in executable.programs}
         self._outputs = {p.name: [s.name for s in p.outputs] for p in executable.programs}
+        Attachment(self, executable.target.name, self.where)
 
     @property
     def programs(self) -> tuple[str, ...]:

@@ -1,0 +1,171 @@
+"""Which devices this process holds, told to other processes by one small file.
+
+Tools such as ``gc-monitor`` list the processes that hold a device, and must do so without torch and
+without asking those processes. So each process keeps a file in a folder of its user while it holds
+something: JSON with its PID, when that PID was given out, and what it holds. The kernel says
+whether a PID still is the same process, so that a file which a killed process left means nothing.
+
+A file is a courtesy to other people's tools. Nothing here fails a run: where the file cannot be
+written, ``Attachment.problem`` says why.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import stat
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ENVIRONMENT = "ABELE_RUNTIME_DIR"
+FORMAT = 1
+
+_PROC = Path("/proc")
+_lock = threading.Lock()
+_numbers = itertools.count()
+_held: dict[int, dict[str, Any]] = {}
+_holder = 0  # the process that _held is about; a fork inherits the table, not the devices
+_known: dict[str, Any] = {}
+
+
+class Attachment:
+    """One model's hold of its device; ends with ``end``, with its owner or with the process.
+
+    Args:
+        owner: the object without which the device is not held any more.
+        target: which target runs the model, such as ``cpu``.
+        device: where the target keeps the weights.
+
+    Attributes:
+        problem: why other processes cannot know of it; None if they can.
+    """
+
+    def __init__(self, owner: object, target: str, device: torch.device):
+        self._process, self._number = os.getpid(), next(_numbers)
+        entry = {"target": target, "device": str(device), "since": time.time(), **_gpu(device)}
+        self.problem = _change(self._number, entry)
+        # Also runs when the interpreter exits, which does not delete what is still referred to.
+        self._end = weakref.finalize(owner, _give_up, self._process, self._number)
+
+    def end(self) -> None:
+        """Gives the device up; a second time, or in a fork of the process, does nothing."""
+        self._end()
+
+
+def _give_up(process: int, number: int) -> None:
+    if os.getpid() == process and number in _held:
+        _change(number, None)
+
+
+def folder() -> Path:
+    """Where this process keeps its file.
+
+    ``ABELE_RUNTIME_DIR`` if it is set; else the session's own folder, which the system empties;
+    else one with the user's number among temporary files.
+    """
+    chosen = os.environ.get(ENVIRONMENT)
+    if chosen:
+        return Path(chosen)
+    of_session = os.environ.get("XDG_RUNTIME_DIR")
+    if of_session and os.access(of_session, os.W_OK):
+        return Path(of_session) / "abele"
+    return Path(tempfile.gettempdir()) / f"abele-{_user()}"
+
+
+def _user() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def _gpu(device: torch.device) -> dict[str, str]:
+    """What tells a GPU from the others of a machine, whatever CUDA_VISIBLE_DEVICES calls it."""
+    if device.type != "cuda":
+        return {}
+    identifier = str(torch.cuda.get_device_properties(device).uuid)
+    return {"uuid": identifier if identifier.startswith("GPU-") else f"GPU-{identifier}"}
+
+
+def _change(number: int, entry: dict[str, Any] | None) -> str | None:
+    """Adds or removes what is held and writes the file anew; returns why that failed."""
+    global _holder
+    with _lock:
+        if _holder != os.getpid():
+            _holder = os.getpid()
+            _held.clear()
+            _known.clear()
+        _held.pop(number, None)
+        if entry is not None:
+            _held[number] = entry
+        try:
+            _write(list(_held.values()))
+        except (OSError, ValueError) as problem:
+            return f"Other processes cannot see that this one holds a device: {problem}"
+    return None
+
+
+def _write(held: list[dict[str, Any]]) -> None:
+    if not _known:
+        _known.update(_describe())
+    path = Path(_known["path"])
+    if not held:
+        path.unlink(missing_ok=True)
+        return
+    _make(path.parent)
+    text = json.dumps({**_known["record"], "held": held})
+    partial = path.with_suffix(".part")
+    # Not synchronised with the disk: after a crash of the machine the file would mean nothing.
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+def _make(path: Path) -> None:
+    """Makes the folder; among temporary files somebody else may have made one of that name."""
+    path.mkdir(mode=0o755, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or (hasattr(os, "getuid") and found.st_uid != _user()):
+        raise OSError(f"{path} is not a folder of this user's own")
+
+
+def _describe() -> dict[str, Any]:
+    """What stays the same while the process runs: its path and who it is."""
+    pid, started = os.getpid(), _started()
+    record = {
+        "format": FORMAT,
+        "pid": pid,
+        "started": started,
+        "namespace": _namespace(),
+        "boot": _read("sys/kernel/random/boot_id"),
+        "host": socket.gethostname(),
+        "command": [argument[:500] for argument in sys.orig_argv[:20]],
+    }
+    name = f"{pid}-{started}.json" if started is not None else f"{pid}.json"
+    return {"path": str(folder() / name), "record": record}
+
+
+def _started() -> int | None:
+    """When the kernel gave out this PID, in its own unit; None where it does not tell."""
+    text = _read("self/stat")
+    # The name of the program comes second, in parentheses, and may contain anything.
+    return None if text is None else int(text.rpartition(")")[2].split()[19])
+
+
+def _namespace() -> str | None:
+    try:
+        return os.readlink(_PROC / "self/ns/pid")
+    except OSError:
+        return None
+
+
+def _read(name: str) -> str | None:
+    try:
+        return (_PROC / name).read_text().strip()
+    except OSError:
+        return None

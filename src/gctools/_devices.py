@@ -1,0 +1,103 @@
+"""What a device is to the tools, and the list of those of a machine."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import time
+from dataclasses import dataclass, field
+
+from gctools import _cpus, _gpus
+from gctools._system import System
+
+# Between two readings of counters: of energy, and of time that the kernel counts in hundredths.
+_ENERGY_S, _BUSY_S = 0.05, 0.08
+
+
+@dataclass
+class Device:
+    """A processor socket or a GPU. None stands for what the system does not tell.
+
+    Attributes:
+        id: number among all devices, from 0.
+        kind: ``CPU`` or ``GPU``.
+        index: number among devices of this kind, from 0.
+        name: as its maker calls it.
+        architecture: ``x86_64``, ``sm_90``.
+        cores: physical cores of a CPU, arithmetic units of a GPU.
+        threads: that the system schedules on it; only of a CPU.
+        usable: threads that this process may run on; only of a CPU.
+        memory: bytes; of a CPU those of the machine, which its sockets share.
+        memory_free: bytes.
+        clock_mhz: now.
+        clock_max_mhz: at most.
+        temperature_c: degrees Celsius.
+        power_w: watts, of the whole socket or board.
+        power_limit_w: watts.
+        utilisation: per cent of time at work.
+        numa_node: the memory next to it.
+        driver: version.
+        serial: number of the board.
+        bus: PCI address.
+        link_generation: of PCI Express, now.
+        link_width: lanes, now.
+        uuid: what tells it from all other GPUs.
+        board: what the machine is called by its maker.
+        cpus: logical processors of a socket.
+    """
+
+    id: int
+    kind: str
+    index: int
+    name: str | None = None
+    architecture: str | None = None
+    cores: int | None = None
+    threads: int | None = None
+    usable: int | None = None
+    memory: int | None = None
+    memory_free: int | None = None
+    clock_mhz: float | None = None
+    clock_max_mhz: float | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    utilisation: float | None = None
+    numa_node: int | None = None
+    driver: str | None = None
+    serial: str | None = None
+    bus: str | None = None
+    link_generation: int | None = None
+    link_width: int | None = None
+    uuid: str | None = None
+    board: str | None = None
+    cpus: frozenset[int] = field(default_factory=frozenset)
+
+
+def list_devices(system: System, *, utilisation: bool = False) -> list[Device]:
+    """The sockets of a machine, then its GPUs; an empty list where the system tells nothing.
+
+    Args:
+        system: the machine.
+        utilisation: whether to watch sockets for a moment to tell how busy they are.
+    """
+    sockets = _cpus.sockets(system)
+    before = {number: _cpus.counters(system, number, cpus) for number, cpus in sockets.items()}
+    started = time.monotonic()
+    facts = {number: _cpus.describe(system, number, sockets) for number in sockets}
+    gpus = _gpus.describe_all(system)
+    if utilisation or any(reading.energy for reading in before.values()):
+        interval = _BUSY_S if utilisation else _ENERGY_S
+        time.sleep(max(0.0, started + interval - time.monotonic()))
+    for number, found in facts.items():
+        after = _cpus.counters(system, number, sockets[number])
+        found["power_w"] = _cpus.power(before[number], after, time.monotonic() - started)
+        found["utilisation"] = _cpus.utilisation(before[number], after) if utilisation else None
+        found["architecture"] = platform.machine() or None
+    devices = [Device(i, "CPU", i, **found) for i, found in enumerate(facts.values())]
+    devices += [Device(len(facts) + i, "GPU", i, **found) for i, found in enumerate(gpus)]
+    return devices
+
+
+def partition() -> str:
+    """What stands for the name of a partition: that of this machine."""
+    return socket.gethostname() or "localhost"

@@ -1,0 +1,186 @@
+"""A run tells the tools that it holds a device, and never fails because it cannot."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import poptorch
+from abele import attached
+from abele.attached import Attachment
+from gctools._devices import list_devices
+from gctools._processes import list_holds
+from gctools._system import System
+
+SOURCE = Path(__file__).parents[2] / "src"
+CPU = torch.device("cpu")
+
+
+class Owner:
+    """Anything that can be referred to weakly."""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(attached, "_held", {})
+    monkeypatch.setattr(attached, "_known", {})
+    monkeypatch.setenv(attached.ENVIRONMENT, str(tmp_path / "held"))
+    return tmp_path / "held"
+
+
+def holds():
+    system = System()
+    return list_holds(system, list_devices(system))
+
+
+def test_the_tools_read_what_a_run_writes(folder):
+    owner = Owner()
+    attachment = Attachment(owner, "reference", CPU)
+    assert attachment.problem is None
+    (hold,) = holds()
+    assert (hold.pid, hold.target) == (os.getpid(), "reference")
+    assert hold.seconds < 60
+    assert "python" in hold.command
+    assert hold.devices
+    attachment.end()
+    attachment.end()
+    assert holds() == []
+    assert list(folder.iterdir()) == []
+
+
+def test_the_file_goes_with_the_last_owner(folder):
+    first, second = Owner(), Owner()
+    Attachment(first, "cpu", CPU)
+    Attachment(second, "reference", CPU)
+    assert {hold.target for hold in holds()} == {"cpu", "reference"}
+    del first
+    assert {hold.target for hold in holds()} == {"reference"}
+    del second
+    assert list(folder.iterdir()) == []
+
+
+class Regression(torch.nn.Linear):
+    def forward(self, x, y):
+        return torch.nn.functional.mse_loss(super().forward(x), y)
+
+
+def test_a_wrapped_model_is_listed_while_it_holds_the_device(folder, monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    model = Regression(2, 1)
+    options = poptorch.Options().showCompilationProgressBar(False)
+    options.connectionType(poptorch.ConnectionType.OnDemand)
+    training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+    training.compile(torch.ones(1, 2), torch.ones(1, 1))
+    assert holds() == []
+    training(torch.ones(1, 2), torch.ones(1, 1))
+    assert training.isAttachedToDevice()
+    assert [hold.target for hold in holds()] == ["reference"]
+    training.detachFromDevice()
+    assert holds() == []
+    training.attachToDevice()
+    assert len(holds()) == 1
+    training.destroy()
+    assert holds() == []
+
+
+def test_a_folder_that_cannot_be_made_is_said_and_the_run_goes_on(folder, monkeypatch, caplog):
+    folder.write_text("a file in its place")
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    poptorch_logger = logging.getLogger("poptorch::python")
+    monkeypatch.setattr(poptorch_logger, "propagate", True)
+    model = torch.nn.Linear(2, 1)
+    options = poptorch.Options().showCompilationProgressBar(False)
+    with caplog.at_level(logging.DEBUG, "poptorch::python"):
+        inference = poptorch.inferenceModel(model, options)
+        assert inference(torch.ones(1, 2)).shape == (1, 1)
+    assert "Other processes cannot see that this one holds a device" in caplog.text
+    assert "held" in caplog.text
+    inference.destroy()
+
+
+def test_a_full_disk_is_said(folder, monkeypatch):
+    def full(self, text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(attached.Path, "write_text", full)
+    attachment = Attachment(Owner(), "cpu", CPU)
+    assert "No space left on device" in attachment.problem
+
+
+def test_a_folder_that_somebody_else_made_first_is_not_used(folder, monkeypatch):
+    folder.mkdir()
+    user = os.getuid()
+    monkeypatch.setattr(attached.os, "getuid", lambda: user + 1)
+    assert "not a folder of this user's own" in Attachment(Owner(), "cpu", CPU).problem
+
+
+def test_the_folder_is_that_of_the_session(monkeypatch, tmp_path):
+    monkeypatch.delenv(attached.ENVIRONMENT, raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert attached.folder() == tmp_path / "abele"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "not there"))
+    assert attached.folder().name == f"abele-{os.getuid()}"
+    monkeypatch.setenv(attached.ENVIRONMENT, "/chosen")
+    assert attached.folder() == Path("/chosen")
+
+
+def test_it_costs_little(folder):
+    """Less than a millisecond; the least of several, because other work only adds to it."""
+    owners, times = [Owner() for _ in range(10)], []
+    for owner in owners:
+        started = time.perf_counter()
+        Attachment(owner, "cpu", CPU)
+        times.append(time.perf_counter() - started)
+    assert min(times) < 1e-3
+
+
+CHILD = """
+import os, sys, time, torch
+from abele.attached import Attachment
+class Owner: pass
+owner = Owner()
+Attachment(owner, "cpu", torch.device("cpu"))
+child = os.fork()
+if child == 0:
+    sys.exit()  # a fork that exits must not take its parent's file along
+os.waitpid(child, 0)
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_killed_processes_leave_nothing_and_ended_ones_clear_up(folder):
+    env = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", CHILD],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    try:
+        assert [child.stdout.readline() for child in children] == ["ready\n"] * 2
+        assert {hold.pid for hold in holds()} == {child.pid for child in children}
+        children[0].send_signal(signal.SIGKILL)
+        children[0].wait(60)
+        assert len(list(folder.iterdir())) == 2
+        assert [hold.pid for hold in holds()] == [children[1].pid]
+        (path,) = folder.iterdir()
+        record = json.loads(path.read_text())
+        assert record["pid"] == children[1].pid
+        children[1].communicate("\n", timeout=60)
+        assert list(folder.iterdir()) == []
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()

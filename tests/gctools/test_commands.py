@@ -1,0 +1,283 @@
+"""The three commands, on machines of files; once in processes of their own, on this machine."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import gcipuinfo
+from gctools import info, inventory, monitor
+from machines import Machine, Nvml
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+@pytest.fixture
+def busy(machine, at):
+    """Two sockets and a GPU, a process on both kinds and one of another container."""
+    machine.add_process(321, command="/usr/bin/python3\0train.py\0--lr\x1b[31m", cpus="0-1")
+    gpu = {"target": "cuda", "device": "cuda:0", "since": 1e9, "uuid": "GPU-0"}
+    cpu = {"target": "cpu", "device": "cpu", "since": time.time() - 60}
+    machine.add_record(321, held=[cpu, gpu])
+    machine.add_record(9, namespace="pid:[7]", host="pod-1")
+    at(machine, Nvml())
+    return machine
+
+
+def titles(line):
+    return [part.strip() for part in line.strip("|").split("|")]
+
+
+def test_monitor(busy, capsys):
+    assert monitor.main([]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    devices, processes, elsewhere = out.rstrip("\n").split("\n\n")
+    lines = devices.splitlines()
+    assert "Partition: node7 [active] has 2 CPU sockets and 1 GPU" in lines[1]
+    assert titles(lines[9])[:6] == ["2", "GPU", "0", "NVIDIA Test 100", "16896", "N/A"]
+    assert lines[8] == lines[5] == lines[3]  # a rule between kinds
+    lines = processes.splitlines()
+    assert titles(lines[1]) == ["Attached processes in partition node7", "Device", "Board"]
+    cells = titles(lines[5])
+    assert cells[:2] == ["321", "python3 train.py --lr [31m"]
+    assert cells[4:] == ["0", "CPU", "cpu", "2000", "N/A", "N/A"]
+    assert titles(lines[-2])[4:] == ["2", "GPU", "cuda", "1980", "41", "312"]
+    lines = elsewhere.splitlines()
+    assert titles(lines[1])[0] == "Devices in node7 attached from other namespaces"
+    assert titles(lines[5])[0] == "pod-1"
+    for part in (devices, processes, elsewhere):
+        assert len({len(line) for line in part.splitlines()}) == 1
+
+
+@pytest.mark.parametrize("width", [132, 100, 80, 60, 44])
+def test_monitor_on_narrow_terminals(busy, capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert monitor.main(["--all-partitions"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+
+
+def test_board_values_stand_on_one_row_of_a_device(busy, capsys):
+    busy.add_process(400, cpus="0")
+    gpu = {"target": "cuda", "device": "cuda:0", "since": 1e9, "uuid": "GPU-0"}
+    busy.add_record(400, held=[gpu])
+    monitor.main(["--no-card-info"])
+    rows = [titles(line) for line in capsys.readouterr().out.splitlines() if "| cuda" in line]
+    assert [row[0] for row in rows] == ["321", "400"]
+    assert [row[-2:] for row in rows] == [["41", "312"], ["", ""]]
+
+
+def test_monitor_without_processes(machine, at, capsys):
+    at(machine)
+    assert monitor.main(["--no-card-info", "-v"]) == 0
+    captured = capsys.readouterr()
+    assert "No attached processes in partition node7" in captured.out
+    assert "Usable" not in captured.out
+
+
+def test_monitor_where_nothing_can_be_seen(tmp_path, at, capsys):
+    at(Machine(tmp_path), Nvml(broken=True))
+    assert monitor.main(["-v"]) == 0
+    captured = capsys.readouterr()
+    assert "has 0 CPU sockets and 0 GPUs" in captured.out
+    assert captured.err == "gc-monitor: No GPU is listed: Driver Not Loaded.\n"
+
+
+def test_monitor_as_json(busy, capsys):
+    monitor.main(["--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [device["kind"] for device in found["devices"]] == ["CPU", "CPU", "GPU"]
+    assert found["devices"][2]["power_w"] == 312.5
+    assert found["devices"][0]["power_w"] is None
+    held = {(p["pid"], p["target"]): p for p in found["processes"]}
+    assert held[321, "cuda"]["devices"] == [2]
+    assert held[9, "cpu"]["elsewhere"] == "pod-1"
+
+
+def test_monitor_as_csv(busy, capsys):
+    monitor.main(["--csv"])
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    found = {(row["id"], row["pid"]) for row in rows}
+    assert found == {("0", "321"), ("0", "9"), ("1", "9"), ("2", "321")}
+    assert rows[-1]["temperature_c"] == "41"
+    assert rows[0]["temperature_c"] == ""
+
+
+def test_watching_a_pipe_prints_frame_after_frame(busy, capsys, monkeypatch):
+    waits = iter([None, KeyboardInterrupt])
+
+    def sleep(seconds):
+        wait = next(waits)
+        if wait is not None:
+            raise wait
+
+    monkeypatch.setattr("gctools.monitor.time.sleep", sleep)
+    assert monitor.main(["--watch", "0.5", "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["partition"] for line in lines] == ["node7", "node7"]
+
+
+def test_a_frame_that_is_too_long_is_cut_to_the_terminal():
+    frame = "\n".join(map(str, range(50)))
+    lines = monitor._fitting(frame, 10)
+    assert len(lines) == 8
+    assert lines[-1] == "... 44 more lines"
+    assert len(monitor._fitting("1\n2", 10)) == 3
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e9", "soon"])
+def test_intervals_that_are_none(seconds, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        monitor.main([f"--watch={seconds}"])
+    assert "--watch" in capsys.readouterr().err
+
+
+def test_info_lists_devices(busy, capsys):
+    assert info.main(["-l", "--all-partitions"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "Partition: node7 [active]"
+    assert lines[3].startswith("-+- Id: [0], target: [CPU], host: [node7], CPU#: [0]")
+    assert lines[5].endswith("cores: [16896], PCI: [00000000:3B:00.0]")
+
+
+def test_info_of_a_device(busy, capsys):
+    assert info.main(["-d", "2", "--device-info"]) == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == "Device Info:"
+    found = dict(line.strip().split(": ", 1) for line in rest)
+    assert found["clock"] == "1980MHz"
+    assert found["link speed"] == "32.0GT/s"
+    assert found["ipu architecture"] == "sm_90"
+    assert found["user process id"] == "321"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "printed"),
+    [
+        (["--ipu-count"], "3"),
+        (["--ipu-arch", "-d", "2"], "sm_90"),
+        (["--tile-clock-speed"], "2000MHz"),
+        (["-d", "1", "--tile-clock-speed"], "2100MHz"),
+    ],
+)
+def test_info_answers(busy, capsys, arguments, printed):
+    assert info.main(arguments) == 0
+    assert capsys.readouterr().out == f"{printed}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--tile-status"], "--tile-status is not here: CPUs and GPUs have no tiles."),
+        (["--dump-mem", "-d", "0"], "belongs to the process that holds it"),
+        (
+            ["-d", "7", "-i"],
+            "device 7 does not exist. Devices 0 to 2 exist; gc-info -l lists them.",
+        ),
+        (["-d", "-1", "--ipu-count"], "device -1 does not exist"),
+        (["-d", "one"], "invalid int value"),
+        ([], "usage: gc-info"),
+    ],
+)
+def test_info_that_cannot_be_had(busy, capsys, arguments, said):
+    try:
+        status = info.main(arguments)
+    except SystemExit as end:
+        status = end.code
+    assert status == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_clock_that_nobody_tells(tmp_path, at, capsys):
+    machine = Machine(tmp_path)
+    machine.add_sockets(1)
+    (machine.proc / "cpuinfo").unlink()
+    at(machine)
+    assert info.main(["--tile-clock-speed"]) == 2
+    assert "does not tell the clock" in capsys.readouterr().err
+
+
+def test_inventory(busy, capsys):
+    assert inventory.main(["-j"]) == 0
+    devices = json.loads(capsys.readouterr().out)["devices"]
+    assert len(devices) == 3
+    assert {type(value) for device in devices for value in device.values()} == {str}
+    assert all(device["remote buffers"] == "1" for device in devices)
+    assert devices[2]["ipu power"] == "312.5W"
+    assert "user process id" not in devices[1]
+    assert inventory.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Device 0:"
+    assert "  ipu utilisation: 37.00%" in lines
+    assert "\x1b" not in "".join(lines)
+
+
+def test_gcipuinfo(busy):
+    found = gcipuinfo.gcipuinfo()
+    assert [device["target"] for device in found.getDevices()] == ["CPU", "CPU", "GPU"]
+    assert found.getNamedAttributeForAll(gcipuinfo.IpuPower) == ["N/A", "N/A", "312.5W"]
+    assert found.getNamedAttributeForDevice(2, "nothing") == "N/A"
+    assert json.loads(found.getDevicesAsJSON()) == {"devices": found.getDevices()}
+    with pytest.raises(IndexError, match="Device 3 does not exist; this machine has 3"):
+        found.getNamedAttributeForDevice(3, "id")
+
+
+def test_gcipuinfo_reads_anew_when_told(busy):
+    found = gcipuinfo.gcipuinfo()
+    assert found.getDevices()[0]["user process id"] == "321"
+    (busy.registry / "321-5000.json").unlink()
+    assert found.getDevices()[0]["user process id"] == "321"
+    found.setUpdateMode(True)
+    assert "user process id" not in found.getDevices()[0]
+
+
+def test_scripts_find_themselves_on_a_device_that_others_share(busy):
+    busy.add_process(os.getpid())
+    busy.add_record(os.getpid())
+    assert gcipuinfo.gcipuinfo().getDevices()[0]["user process id"] == str(os.getpid())
+
+
+def run(module, *arguments, **settings):
+    command = [sys.executable, "-X", "importtime", "-m", f"gctools.{module}", *arguments]
+    env = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    env.pop("COLUMNS", None)
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=60, check=False, **settings
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"), [("monitor", []), ("info", ["-l"]), ("inventory", ["-j"])]
+)
+def test_on_this_machine_without_torch(module, arguments):
+    done = run(module, *arguments)
+    assert done.returncode == 0, done.stderr
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "gctools._devices" in imported
+    assert not {name for name in imported if name.split(".")[0] in ("torch", "numpy", "abele")}
+    assert done.stdout
+
+
+def test_a_reader_that_leaves_is_no_error():
+    script = f"{sys.executable} -m gctools.monitor --watch 0.1 | head -n 1"
+    env = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(
+        ["sh", "-c", script], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith("+")
+    assert done.stderr == ""
+
+
+def test_version(capsys):
+    from abele.version import __version__
+
+    with pytest.raises(SystemExit, match="0"):
+        info.main(["--version"])
+    assert capsys.readouterr().out == f"gc-info {__version__}\n"
