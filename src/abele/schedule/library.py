@@ -42,6 +42,14 @@ class AdamTensor(ctypes.Structure):
     ]
 
 
+class Conv(ctypes.Structure):
+    """``AbeleConv`` of image_conv.h."""
+
+    _fields_ = [
+        (name, ctypes.c_int64) for name in ("images", "height", "width", "inputs", "out", "kernel")
+    ] + [("slope", ctypes.c_double)]
+
+
 def load(code: bytes) -> ctypes.CDLL:
     """Maps the library with these bytes into this process, once.
 
@@ -85,6 +93,9 @@ def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
     library.abele_norm_apply.argtypes = [norm, *[pointer] * 6, number]
     library.abele_norm_backward.argtypes = [norm, *[pointer] * 10, number]
     library.abele_scale_shift.argtypes = [norm, *[pointer] * 5, number]
+    conv = ctypes.POINTER(Conv)
+    library.abele_conv.argtypes = [conv, *[pointer] * 4, number, number]
+    library.abele_conv_weight_gradient.argtypes = [conv, *[pointer] * 3, number]
     tensors = ctypes.POINTER(AdamTensor)
     library.abele_adam.argtypes = [adam, tensors, ctypes.c_int64, ctypes.c_double, number]
     library.abele_adam.restype = None
