@@ -41,7 +41,7 @@ inline void store(float* to, Vec<V> value) {
 // packed: [K][in][K][V].
 template <int V, int K>
 void tile(const float* const* rows, Index in, const float* packed, const float* bias, float slope,
-          float* y, Index out) {
+          float* y, Index out, Index lanes) {
   Vec<V> sums[PIXELS];
   for (int p = 0; p < PIXELS; ++p) sums[p] = load<V>(bias);
   for (int k = 0; k < K; ++k) {
@@ -61,8 +61,13 @@ void tile(const float* const* rows, Index in, const float* packed, const float* 
     }
   }
   for (int p = 0; p < PIXELS; ++p) {
-    const Vec<V> z = sums[p];
-    store<V>(y + p * out, slope == 1.0f ? z : (z > 0.0f ? z : z * slope));
+    Vec<V> z = sums[p];
+    if (slope != 1.0f) z = z > 0.0f ? z : z * slope;
+    if (lanes == V) {
+      store<V>(y + p * out, z);
+    } else {
+      for (Index v = 0; v < lanes; ++v) y[p * out + v] = z[v];
+    }
   }
 }
 
@@ -71,10 +76,10 @@ struct Image {
   Index height, width, channels;
 };
 
-// One row of the result for one block of V output channels.
+// One row of the result for one block of V output channels, of which `lanes` exist.
 template <int V, int K>
 void one_row(const Image& x, Index r, const float* packed, const float* bias, float slope, float* y,
-             Index out, float* edge) {
+             Index out, Index lanes, float* edge) {
   constexpr Index HALF = K / 2, SPAN = PIXELS + K - 1;
   for (Index i = 0; i < x.width; i += PIXELS) {
     // The last tile may overlap the one before.
@@ -96,24 +101,31 @@ void one_row(const Image& x, Index r, const float* packed, const float* bias, fl
                 copy + (begin - left) * x.channels);
       rows[k] = copy;
     }
-    tile<V, K>(rows, x.channels, packed, bias, slope, y + first * out, out);
+    tile<V, K>(rows, x.channels, packed, bias, slope, y + first * out, out, lanes);
   }
 }
 
-// [out / V][K][in][K][V] from torch's order; for the way back, in and out change places.
+template <int V>
+Index rounded(Index channels) {
+  return (channels + V - 1) / V * V;
+}
+
+// [out / V][K][in][K][V] from torch's order, zeros where V does not divide the output channels. For
+// the way back, in and out change places.
 template <int V, int K>
 std::vector<float> pack(const AbeleConv& conv, const float* weight, bool back) {
   const Index in = back ? conv.out : conv.in, out = back ? conv.in : conv.out;
-  std::vector<float> packed(in * out * K * K);
+  std::vector<float> packed(in * rounded<V>(out) * K * K);
   float* to = packed.data();
   for (Index block = 0; block < out; block += V)
     for (int ky = 0; ky < K; ++ky)
       for (Index c = 0; c < in; ++c)
         for (int kx = 0; kx < K; ++kx)
-          for (int v = 0; v < V; ++v) {
+          for (int v = 0; v < V; ++v, ++to) {
+            if (block + v >= out) continue;
             const Index o = back ? c : block + v, i = back ? block + v : c;
             const int y = back ? K - 1 - ky : ky, x = back ? K - 1 - kx : kx;
-            *to++ = weight[((o * conv.in + i) * K + y) * K + x];
+            *to = weight[((o * conv.in + i) * K + y) * K + x];
           }
   return packed;
 }
@@ -123,7 +135,7 @@ void convolve(const AbeleConv& conv, const float* x, const float* weight, const 
               float* y, bool back, int threads) {
   const Index in = back ? conv.out : conv.in, out = back ? conv.in : conv.out;
   const std::vector<float> packed = pack<V, K>(conv, weight, back);
-  std::vector<float> start(out);
+  std::vector<float> start(rounded<V>(out));
   if (bias != nullptr) std::copy(bias, bias + out, start.begin());
   const float slope = back ? 1.0f : static_cast<float>(conv.slope);
   const Index edge = K * (PIXELS + K - 1) * in, pixels = conv.height * conv.width;
@@ -137,7 +149,7 @@ void convolve(const AbeleConv& conv, const float* x, const float* weight, const 
       for (Index block = 0; block < out; block += V)
         one_row<V, K>(from, r % conv.height, packed.data() + block * in * K * K,
                       start.data() + block, slope, y + r * conv.width * out + block, out,
-                      edges.data() + part * edge);
+                      std::min<Index>(V, out - block), edges.data() + part * edge);
     }
   }
 }
@@ -222,7 +234,6 @@ int choose(Index kernel, Index lanes, Body body) {
       return wide ? body(std::integral_constant<int, WIDEST>(), k)
                   : body(std::integral_constant<int, 8>(), k);
     };
-    if (lanes % 8 != 0) return 3;
     if (kernel == 1) return with(std::integral_constant<int, 1>());
     if (kernel == 3) return with(std::integral_constant<int, 3>());
     if (kernel == 5) return with(std::integral_constant<int, 5>());
@@ -245,6 +256,7 @@ int abele_conv(const AbeleConv* conv, const float* x, const float* weight, const
 
 int abele_conv_weight_gradient(const AbeleConv* conv, const float* x, const float* grad,
                                float* grad_weight, int threads) {
+  if (conv->out % 8 != 0) return 3;
   return choose(conv->kernel, conv->out, [&](auto v, auto k) {
     if (conv->in == 1) {
       weight_gradient<v(), k(), 1>(*conv, x, grad, grad_weight, threads);

@@ -54,8 +54,6 @@ def own_convolution(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | N
     plain = {*stride, *dilation, groups} == {1} and not transposed
     if not plain or image.dim() != 4 or not _sizes_fit(image, shape, padding):
         return None
-    if make is _forward and shape[0] % _LANES:
-        return None
     return make(library, slope)
 
 
@@ -108,7 +106,7 @@ def _backward(library: ctypes.CDLL, slope: float) -> Callable[..., Any]:
         conv, threads = _describe(x, weight, slope)
         out, inputs = weight.shape[:2]
         grad_x = grad_weight = None
-        if of_x and inputs % _LANES == 0:
+        if of_x:
             grad_x, of_x = torch.empty(x.shape, memory_format=torch.channels_last), False
             pointers = grad.data_ptr(), weight.data_ptr(), None, grad_x.data_ptr()
             _check(library.abele_conv(conv, *pointers, 1, threads))
