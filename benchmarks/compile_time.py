@@ -131,6 +131,7 @@ def measure(name: str) -> dict[str, Any]:
         began, began_wall = time.process_time(), time.perf_counter()
         wrapped.compile(*inputs)
         cpu["all"], wall["all"] = time.process_time() - began, time.perf_counter() - began_wall
+    assert wrapped._compiled is not None
     program = wrapped._compiled.captured.programs[0]
     return {
         "nodes": len(program.graph.graph.nodes),

@@ -26,6 +26,13 @@ anything.
 
 | | torch.compile | abele | abele, with loader | first step cold | first step cached | record |
 |---|---:|---:|---:|---:|---:|---|"""
+COSMIC_HEAD = """
+CosmicTagger's A21 network, two images of 3 planes, float32, against plain PyTorch in a process of
+its own in the same run.
+
+| | work | images/s | peak memory | first step after | record |
+|---|---|---:|---:|---:|---|"""
+_PIXELS = {1: "640 x 1024", 2: "320 x 512", 3: "160 x 256"}
 _KINDS = {
     "class": "classes",
     "function": "functions",
@@ -90,7 +97,30 @@ def speed() -> str:
     lines = [SPEED_HEAD]
     for threads, path in sorted(newest.items()):
         lines.append(_speed_row(threads, path))
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_cosmic_rows()]) + "\n"
+
+
+def _cosmic_rows() -> list[str]:
+    """The newest record of CosmicTagger for each size, work and number of threads."""
+    newest: dict[tuple, Path] = {}
+    for path in sorted(RECORDS.glob("cosmictagger_a21_ds*.json"), key=_order):
+        size, mode = re.match(r"cosmictagger_a21_ds(\d)_([a-z]+)", path.stem).groups()
+        threads = json.loads(path.read_text())["environment"]["threads"]
+        newest[int(size), mode, threads] = path
+    rows = [_cosmic_row(*key, path) for key, path in sorted(newest.items())]
+    return [COSMIC_HEAD, *rows] if rows else []
+
+
+def _cosmic_row(size: int, mode: str, threads: int, path: Path) -> str:
+    result = json.loads(path.read_text())
+    ratio, own = result["ratio"], result["ways"]["abele"]
+    where = result["environment"]
+    return (
+        f"| {where['gpu'] or where['cpu']}, {threads} thread{'s' if threads > 1 else ''} "
+        f"| {mode}, {_PIXELS[size]} | {ratio['images_per_s']:.2f} x "
+        f"| {ratio['peak_mib']:.2f} x | {own['first_step_s']:.1f} s "
+        f"| [json](benchmarks/records/{path.name}) |"
+    )
 
 
 def _order(path: Path) -> tuple[str, int]:

@@ -63,6 +63,23 @@ def event(number: int, size: tuple[int, int] = SIZE) -> Event:
     return Event({"sbndwire": images, "sbnd_cosmicseg": labels}, (1, 0, number))
 
 
+def given(events: Path, name: str = "x") -> list[str]:
+    """The command line of a small run on the files of a folder."""
+    return [
+        f"run.id={name}",
+        "data=real",
+        f"data.data_directory={events}",
+        "data.file=train.h5",
+        "data.aux_file=aux.h5",
+        "data.downsample=1",
+        "data.seed=7",
+        "framework.seed=11",
+        "run.compute_mode=CPU",
+        "run.saver=False",
+        *TINY,
+    ]
+
+
 def record(folder: Path) -> dict:
     """The run record of an output folder."""
     return json.loads((folder / "run.json").read_text())

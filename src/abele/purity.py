@@ -115,7 +115,10 @@ class _Memory:
         assert target is not None, node.target
         node.target = target
         if alone:
+            # Nobody may have asked yet where it lives, and its new name does not tell.
+            self._known[node] = written[0], True
             self._latest[written[0]] = node
+            self._known[node] = written[0], True
             return
         behind, results = node, node.meta["val"]
         while is_getitem(behind.next) and node_argument(behind.next, 0) is node:

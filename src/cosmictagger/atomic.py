@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -12,13 +14,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yields a file to write to; when the block ends well it becomes ``path``, at once.
 
     Args:
-        path: what to make or to replace; its folder is made if it is not there.
+        path: what to make or to replace; its folder is made if it is not there. What killed
+            processes of this machine left half written of it is deleted.
 
     Raises:
         OSError: the folder cannot be written, or the disk is full; an older ``path`` stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    _clear(path)
+    partial = path.with_name(f".{path.name}.{_host()}-{os.getpid()}.part")
     try:
         with open(partial, "wb") as file:
             yield file
@@ -38,6 +42,29 @@ def write_text(path: Path, text: str) -> None:
     """
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def _host() -> str:
+    return re.sub(r"\W", "_", socket.gethostname())
+
+
+def _clear(path: Path) -> None:
+    """Deletes what dead processes of this machine left; others may still be writing."""
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.{re.escape(_host())}-(\d+)\.part")
+    for entry in os.scandir(path.parent):
+        found = pattern.fullmatch(entry.name)
+        if found is not None and not _alive(int(found[1])):
+            Path(entry.path).unlink(missing_ok=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # somebody else's, and there
+    return True
 
 
 def _settle(folder: Path) -> None:

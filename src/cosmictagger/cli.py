@@ -9,17 +9,18 @@ Hydra changes no directory, writes no files and configures no log here.
 
 from __future__ import annotations
 
+import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import hydra
-from omegaconf import DictConfig
-
 from cosmictagger import __version__
+from cosmictagger.config.composing import check_preset, composed
 from cosmictagger.config.mode import ModeKind
 from cosmictagger.config.root import Config, register, typed
-from cosmictagger.errors import CosmicTaggerError
+from cosmictagger.errors import ConfigError, CosmicTaggerError
+from cosmictagger.stopping import interruptible
 
 # `disabled` would switch off every logger that there is, ours among them.
 _QUIET = (
@@ -31,6 +32,9 @@ _QUIET = (
     "hydra.sweep.dir=output",
     "hydra.sweep.subdir=.",
 )
+_PRESET = ("--config-name", "-cn")
+
+Task = Callable[[Config], int | None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,47 +47,97 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0, 1 after an error, 128 + N where signal N ended a run early.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    before = sys.argv
+    # The record of a run names what was asked for, also where a program asked.
+    sys.argv = ["cosmictagger", *arguments]
     try:
-        if arguments[:1] == ["generate"]:
-            from cosmictagger.commands import generate
-
-            return generate.main(arguments[1:])
-        if "--version" in arguments:
-            print(f"cosmictagger {__version__}")
-            return 0
-        if "--help" in arguments or "-h" in arguments:
-            from cosmictagger.commands import help as help_
-
-            print(help_.text())
-            return 0
-        if arguments[:1] == ["compile"]:
-            from cosmictagger.commands import compile as compile_
-
-            return _with_hydra(arguments[1:], compile_.run)
-        return _with_hydra(arguments, _run)
+        with interruptible():
+            return _run_command(arguments)
     except CosmicTaggerError as error:
-        print(f"cosmictagger: {error}", file=sys.stderr)
-        return 1
+        return _failed(error)
+    except KeyboardInterrupt as error:
+        print(f"cosmictagger: {error or 'stopped'}; nothing is half written.", file=sys.stderr)
+        return 128 + getattr(error, "signal", signal.SIGINT)
+    finally:
+        sys.argv = before
 
 
-def _with_hydra(arguments: Sequence[str], task: Callable[[Config], int | None]) -> int:
+def _failed(error: Exception) -> int:
+    print(f"cosmictagger: {error}", file=sys.stderr)
+    return 1
+
+
+def _run_command(arguments: list[str]) -> int:
+    if arguments[:1] == ["generate"]:
+        from cosmictagger.commands import generate
+
+        return generate.main(arguments[1:])
+    if "--version" in arguments:
+        print(f"cosmictagger {__version__}")
+        return 0
+    if "--help" in arguments or "-h" in arguments:
+        from cosmictagger.commands import help as help_
+
+        print(help_.text())
+        return 0
+    if arguments[:1] == ["compile"]:
+        from cosmictagger.commands import compile as compile_
+
+        return _configured(arguments[1:], compile_.run)
+    return _configured(arguments, _run)
+
+
+def _configured(arguments: Sequence[str], task: Task) -> int:
     """Composes the configuration of a command line and hands it to a task."""
+    preset, others, overrides = _sorted(arguments)
+    check_preset(preset)
+    if others:
+        return _with_hydra([*_PRESET[:1], preset, *others, *overrides], task)
+    signalled = task(composed(preset, overrides))
+    return 0 if signalled is None else 128 + signalled
+
+
+def _sorted(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
+    """The preset, Hydra's other options, and the overrides; people mix them in any order."""
+    preset, options, overrides = "config", [], []
+    words = iter(arguments)
+    for word in words:
+        name, is_given, value = word.partition("=")
+        if name in _PRESET:
+            preset = value if is_given else next(words, "")
+        elif word.startswith("-"):
+            options.append(word)
+        elif is_given or word.startswith("~"):
+            overrides.append(word)
+        elif options:
+            options.append(word)  # the value of the option before it
+        else:
+            raise ConfigError(
+                f"{word} is neither KEY=VALUE nor a command; commands are generate and compile. "
+                "See cosmictagger --help."
+            )
+    return preset, options, overrides
+
+
+def _with_hydra(arguments: Sequence[str], task: Task) -> int:
+    """Hydra's own command line, for --multirun, --cfg and what else it can do."""
+    import hydra
+
     register()
     signals: list[int | None] = []
 
-    def composed(config: DictConfig) -> None:
+    def composed(config: Any) -> None:
         try:
             signals.append(task(typed(config)))
         except CosmicTaggerError as error:
             # Hydra would put its own frame around it.
-            print(f"cosmictagger: {error}", file=sys.stderr)
+            raise SystemExit(_failed(error)) from None
+        except Exception:  # noqa: BLE001  told once and whole
+            traceback.print_exc()
             raise SystemExit(1) from None
 
-    before: list[str] = sys.argv
-    # Hydra wants its options before all overrides; people write them anywhere.
-    overrides = [each for each in arguments if _is_override(each)]
-    options = [each for each in arguments if not _is_override(each)]
-    sys.argv = ["cosmictagger", *options, *overrides, *_QUIET]
+    before = sys.argv
+    sys.argv = ["cosmictagger", *arguments, *_QUIET]
     decorated: Any = hydra.main(version_base="1.3", config_path=None, config_name="config")
     try:
         decorated(composed)()
@@ -93,10 +147,6 @@ def _with_hydra(arguments: Sequence[str], task: Callable[[Config], int | None]) 
         sys.argv = before
     ended = next((number for number in signals if number is not None), None)
     return 0 if ended is None else 128 + ended
-
-
-def _is_override(argument: str) -> bool:
-    return not argument.startswith("-") and ("=" in argument or argument.startswith("~"))
 
 
 def _run(config: Config) -> int | None:

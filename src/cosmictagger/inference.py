@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cosmictagger import checkpoints, metrics, sources
+from cosmictagger import metrics, sources
 from cosmictagger.backends import Backend, StepResult
 from cosmictagger.config.mode import ModeKind
 from cosmictagger.data import Batch, EventLoader
@@ -118,10 +118,21 @@ class Pass:
                 downsample=self.launch.config.data.downsample,
                 proof=self.backend.proof,
                 displays=self.mode.displays,
-                settings={"run": self.launch.config.run.id, **self.launch.weights_said},
+                settings=self._settings(),
                 progress=sys.stderr.isatty(),
             )
         )
+
+    def _settings(self) -> dict[str, object]:
+        """What the report names besides the proof."""
+        config, network = self.launch.config, self.backend.network
+        count = sum(value.numel() for value in network.parameters())
+        return {
+            "run": config.run.id,
+            "network": f"{config.network.name}, {count:,} parameters",
+            **self.launch.weights_said,
+            "events": sources.said(config),
+        }
 
     def _step(self, index: int, batches: Iterator[Batch], results: Any) -> dict[str, float]:
         started = time.perf_counter()
@@ -178,19 +189,14 @@ class Pass:
 
     def _end(self, signal: int | None, results: Any) -> None:
         self.timings.save(self.launch.folder / "profiles")
-        self.launch.prove(self.backend)
-        means = self._means()
-        size = self.events.batch_size
-        found = checkpoints.weights_hash(self.backend.state_dict()["state_dict"])
+        means, size = self._means(), self.events.batch_size
         times = self.timings.iterations
-        self.launch.record.update(
-            {
-                "events": sum(self._counts),
-                "metrics": means,
-                "weights_hash": found,
-                "images_per_second": throughput(times, size),
-            }
-        )
+        values = {
+            "events": sum(self._counts),
+            "metrics": means,
+            "images_per_second": throughput(times, size),
+        }
+        self.launch.prove_end(self.backend, "of this pass", values)
         if signal is not None:
             self.launch.record.end(f"stopped by signal {signal}")
         for line in closing_lines(times, size):

@@ -8,6 +8,7 @@ import logging
 import os
 import platform
 import random
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from cosmictagger import __version__, backends, checkpoints, models
-from cosmictagger.backends import Backend, Settings
+from cosmictagger.backends import Backend, Proof, Settings
 from cosmictagger.config.checks import dump, plain, settle
 from cosmictagger.config.data import DataFormat
 from cosmictagger.config.mode import ModeKind
@@ -54,6 +55,7 @@ class Launch:
     data_seed: int
     seed: int
     weights_said: dict[str, str] = dataclasses.field(default_factory=dict)
+    _said: str = ""
 
     @property
     def checkpoints(self) -> checkpoints.Checkpoints:
@@ -71,11 +73,9 @@ class Launch:
             ConfigError: image and network do not fit, or a precision that the device lacks.
         """
         config = self.config
-        if config.framework.sparse:
-            raise ConfigError(
-                "framework.sparse=True was asked for, but there is no sparse network here. Leave "
-                "it False."
-            )
+        models.check_not_sparse(config.framework.sparse)
+        rows, columns = (edge << config.data.downsample for edge in image_size)
+        models.check_image_size(config.network, image_size, (rows, columns))
         torch.manual_seed(self.seed)
         network = models.build(config.network, image_size)
         count = sum(value.numel() for value in network.parameters())
@@ -97,11 +97,28 @@ class Launch:
         self.prove(backend)
         return backend
 
-    def prove(self, backend: Backend) -> None:
-        """Writes to log and record where the backend runs, as far as is known."""
+    def prove(self, backend: Backend) -> Proof:
+        """Writes to the record where the backend runs, and to the log what of that is new."""
         proof = backend.proof()
-        logger.info(proof.line())
+        if proof.line() != self._said:
+            self._said = proof.line()
+            logger.info(self._said)
         self.record.update({"proof": dataclasses.asdict(proof)})
+        return proof
+
+    def prove_end(self, backend: Backend, when: str, values: dict[str, Any]) -> None:
+        """Writes to record and log what the run has come to, its weights and where it was.
+
+        Args:
+            backend: at the end of its steps.
+            when: what the weights are after, in words.
+            values: further entries for the record.
+        """
+        proof = backend.proof()
+        found = checkpoints.weights_hash(backend.state_dict()["state_dict"])
+        self.record.update({**values, "weights_hash": found, "proof": dataclasses.asdict(proof)})
+        logger.info(f"Weights {when}: {found}")
+        logger.info(f"Proof: {proof.line()}; {proof.counts()}")
 
     def weights(self) -> dict[str, Any] | None:
         """The checkpoint to start from: the one that was named, or the run's own; None if none.
@@ -162,27 +179,64 @@ def launched(config: Config) -> Iterator[Launch]:
         os.environ[name] = value
     notes = settle(config)
     folder = Path(config.output_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"output_dir={folder} cannot be made: {error}") from None
-    with logging_to(folder), _seeded(config) as seeds:
-        _say_what_runs(config, notes)
-        launch = Launch(config, folder, RunRecord(folder, _first(config, seeds)), *seeds)
+    with contextlib.ExitStack() as stack:
         try:
-            yield launch
-        except CosmicTaggerError as error:
-            log_to_file(logging.ERROR, str(error))
-            launch.record.end(f"failed: {error}")
-            raise
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(logging_to(folder))
+            seeds = stack.enter_context(_seeded(config))
+            _say_what_runs(config, notes)
+            launch = Launch(config, folder, RunRecord(folder, _first(config, seeds)), *seeds)
         except OSError as error:
-            launch.record.end(f"failed: {error}")
-            raise CosmicTaggerError(f"A file cannot be read or written: {error}") from error
-        except BaseException as error:
-            launch.record.end(f"failed: {type(error).__name__}: {error}")
-            raise
-        if launch.record.values["ended"] is None:
-            launch.record.end("finished")
+            raise ConfigError(
+                f"output_dir={folder} cannot be made or written: {error}. Name another folder, or "
+                "make room."
+            ) from None
+        stack.enter_context(_ending(launch.record))
+        yield launch
+
+
+@contextlib.contextmanager
+def _ending(record: RunRecord) -> Iterator[None]:
+    """Notes in log and record how a launch ends, and turns the machine's errors into sentences."""
+    try:
+        yield
+    except CosmicTaggerError as error:
+        _note_failure(record, str(error))
+        raise
+    except OSError as error:
+        _note_failure(record, str(error))
+        raise CosmicTaggerError(f"A file cannot be read or written: {error}") from error
+    except KeyboardInterrupt as error:
+        _end(record, f"stopped by signal {getattr(error, 'signal', int(signal.SIGINT))}")
+        raise
+    except BaseException as error:
+        _note_failure(record, f"{type(error).__name__}: {error}", exc_info=True)
+        if _is_of_memory(error):
+            raise CosmicTaggerError(
+                f"Memory is not enough: {str(error).splitlines()[0].rstrip('.')}. Choose a smaller "
+                "run.minibatch_size, a larger data.downsample or a smaller network."
+            ) from error
+        raise
+    if record.values["ended"] is None:
+        record.end("finished")
+
+
+def _is_of_memory(error: BaseException) -> bool:
+    # torch has a type for the memory of a GPU, and words for that of the host.
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return bool(str(error))
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def _note_failure(record: RunRecord, text: str, *, exc_info: bool = False) -> None:
+    log_to_file(logging.ERROR, text, exc_info=exc_info)
+    _end(record, f"failed: {text}")
+
+
+def _end(record: RunRecord, how: str) -> None:
+    # Where the disk is full, the first error is the one to tell.
+    with contextlib.suppress(OSError):
+        record.end(how)
 
 
 def _say_what_runs(config: Config, notes: list[str]) -> None:

@@ -68,9 +68,9 @@ def log_step(saver: str, step: int, metrics: Mapping[str, float]) -> None:
     logger.info(step_line(saver, step, metrics), extra={"kind": "step"})
 
 
-def log_to_file(level: int, text: str) -> None:
-    """Logs what the terminal gets in another way."""
-    logger.log(level, text, extra={"kind": "file"})
+def log_to_file(level: int, text: str, *, exc_info: bool = False) -> None:
+    """Logs what the terminal gets in another way, with a traceback if there is one to tell."""
+    logger.log(level, text, extra={"kind": "file"}, exc_info=exc_info)
 
 
 def step_line(saver: str, step: int, metrics: Mapping[str, float]) -> str:
@@ -116,7 +116,7 @@ class Table:
         elif self._columns is None and not self._path.read_bytes().endswith(b"\n"):
             lines.append("")  # the last run was killed in the middle of a row
         self._columns = columns
-        values = [f"{metrics[name]:.5f}" if name in metrics else "" for name in columns]
+        values = [_cell(name, metrics[name]) if name in metrics else "" for name in columns]
         lines.append(",".join([str(step), *values]))
         with open(self._path, "a", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
@@ -125,6 +125,11 @@ class Table:
         with contextlib.suppress(FileNotFoundError), open(self._path, encoding="utf-8") as file:
             return file.readline().strip().split(",")[1:] or None
         return None
+
+
+def _cell(name: str, value: float) -> str:
+    # A rate of 0.0003 that rises by a hundredth each step has nothing to show in five decimals.
+    return f"{value:.8g}" if name == "learning_rate" else f"{value:.5f}"
 
 
 class RunRecord:

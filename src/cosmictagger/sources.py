@@ -10,6 +10,7 @@ from cosmictagger.config.root import Config
 from cosmictagger.data import Batch, EventFile, EventLoader, SyntheticLoader
 from cosmictagger.data.loader import BatchStream
 from cosmictagger.errors import ConfigError, DataError
+from cosmictagger.records import logger
 
 _CACHE = "COSMICTAGGER_CACHE"
 _HELD_OUT = 1_000_000  # added to the generator's seed for events that nothing is trained on
@@ -41,8 +42,10 @@ def training(config: Config, seed: int) -> BatchStream:
 def validation(config: Config) -> BatchStream | None:
     """Batches of other events than those trained on, in order; None where there are none.
 
+    A file that is missing is said in the log.
+
     Raises:
-        DataError: the aux file is missing or damaged.
+        DataError: the aux file is damaged.
     """
     data = config.data
     if not config.run.aux_iterations or data.name is DataKind.synthetic:
@@ -52,10 +55,12 @@ def validation(config: Config) -> BatchStream | None:
     else:
         file = Path(data.data_directory, data.aux_file) if data.aux_file else None
         if file is not None and not file.exists():
-            raise DataError(
-                f"data.aux_file={data.aux_file} was asked for, but there is no {file}. Name "
-                "another file, or leave data.aux_file= empty to train without validation."
+            # As the original does: its default names a file that few have.
+            logger.warning(
+                f"There is no validation: data.aux_file={data.aux_file} was asked for, but there "
+                f"is no {file}. Name another file, or none with data.aux_file= ."
             )
+            return None
     if file is None:
         return None
     return EventLoader(_opened(config, file), batch_size=config.run.minibatch_size, **_look(config))
@@ -111,6 +116,16 @@ def stored_size(loader: BatchStream) -> tuple[int, int]:
     return found or (1280, 2048)
 
 
+def said(config: Config) -> str:
+    """Which events ``in_order`` gives, in words."""
+    data = config.data
+    if data.name is DataKind.synthetic:
+        return "random numbers"
+    if data.name is DataKind.real:
+        return str(_main_file(config))
+    return f"{_generated_path(config, held_out=True)}, of the built-in generator"
+
+
 def _look(config: Config) -> dict[str, Any]:
     return {"downsample": config.data.downsample, "img_transform": config.data.img_transform}
 
@@ -146,11 +161,23 @@ def _generated(config: Config, *, held_out: bool) -> Path:
             f"data.{'aux_events' if held_out else 'events'}={events} was asked for; this mode "
             "needs at least one event."
         )
-    seed = data.generator_seed + (_HELD_OUT if held_out else 0)
-    version = getattr(generator, "VERSION", 1)
-    name = f"events-v{version}-{data.rows}x{data.columns}-seed{seed}-{events}.h5"
-    path = cache_folder(config) / name
+    path = _generated_path(config, held_out=held_out)
     if not path.exists():
+        logger.info(f"Making {events} events, once; they are kept in {path}.")
         path.parent.mkdir(parents=True, exist_ok=True)
-        generator.generate(path, events, seed, size=(data.rows, data.columns), progress=True)
+        size = (data.rows, data.columns)
+        generator.generate(path, events, _generator_seed(config, held_out), size=size)
     return path
+
+
+def _generator_seed(config: Config, held_out: bool) -> int:
+    return config.data.generator_seed + (_HELD_OUT if held_out else 0)
+
+
+def _generated_path(config: Config, *, held_out: bool) -> Path:
+    from cosmictagger.data import generator
+
+    data, seed = config.data, _generator_seed(config, held_out)
+    events = data.aux_events if held_out else data.events
+    what = f"{data.rows}x{data.columns}-seed{seed}-{events}"
+    return cache_folder(config) / f"events-v{generator.VERSION}-{what}.h5"

@@ -1,40 +1,81 @@
-"""The first Ctrl-C or SIGTERM lets a run end in order, the second one ends it at once."""
+"""Ctrl-C and SIGTERM: files on their way are cleared away, and a loop ends in order.
+
+Anywhere the signal becomes an exception, so that no half-written file stays. Inside ``Stop`` the
+first one lets the loop finish its step; the second one is the exception, a third ends the process.
+"""
 
 import os
 import signal
+import threading
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 from cosmictagger.records import logger
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Stop:
-    """Context manager that keeps the first signal for the loop to see.
+class Stopped(KeyboardInterrupt):
+    """A signal came.
 
     Attributes:
-        signal: the number of the signal that came, or None.
+        signal: its number.
     """
 
-    def __init__(self):
-        self.signal: int | None = None
+    def __init__(self, number: int):
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.signal = number
+
+
+class _Handlers:
+    """Context manager that answers both signals; outside the main thread it does nothing."""
+
+    def __init__(self, came: Callable[[int, FrameType | None], None]):
+        self._came = came
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> "Stop":
-        for number in _SIGNALS:
-            self._before[number] = signal.signal(number, self._came)
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                self._before[number] = signal.signal(number, self._came)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _came(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:
+
+def interruptible() -> _Handlers:
+    """A block in which each signal raises ``Stopped``."""
+    return _Handlers(_raise)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    del frame
+    raise Stopped(number)
+
+
+class Stop(_Handlers):
+    """A block that keeps the first signal for its loop to see.
+
+    Attributes:
+        signal: the number of the signal that came, or None.
+    """
+
+    def __init__(self):
+        super().__init__(self._keep)
+        self.signal: int | None = None
+        self._again = False
+
+    def _keep(self, number: int, frame: FrameType | None) -> None:
+        if self._again:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
+        if self.signal is not None:
+            self._again = True
+            _raise(number, frame)
         self.signal = number
         name = signal.Signals(number).name
-        logger.warning(f"{name}: ending after this step, with a checkpoint. Again: at once.")
+        logger.warning(f"{name}: ending in order after this step. Again: at once.")

@@ -24,8 +24,8 @@ PARTS = (
 )
 """Parts of an iteration, as CosmicTagger's profile files name them.
 
-Forward, backward, loss and optimizer are one program in every compiled mode, so their time is in
-``train`` and they stay zero.
+In CPU mode ``train`` is the sum of forward, loss, backward, optimizer and of moving data. Compiled
+modes run them as one program and a GPU runs them behind the host's back, so there they stay zero.
 """
 
 _US = "timedelta64[us]"
@@ -58,7 +58,11 @@ class Timings:
         """One part of the present iteration; repeated parts add up."""
         started = time.perf_counter()
         yield
-        self._row[name] += _microseconds(time.perf_counter() - started)
+        self.add(name, time.perf_counter() - started)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Adds to a part of the present iteration what was measured elsewhere."""
+        self._row[name] += _microseconds(seconds)
 
     def seconds(self, name: str) -> float:
         """How long a part of the present iteration took so far."""

@@ -182,6 +182,8 @@ class Training:
         with self.timings.part("train"):
             result = self._profiled(batch, rate) if self.config.run.profile else None
             result = result or self.backend.train_step(batch, rate)
+        for name, seconds in result.seconds.items():
+            self.timings.add(name, seconds)
         self._check(batch, result)
         self._note(batch, result, rate)
         self.step += 1
@@ -257,8 +259,9 @@ class Training:
         self._latest = {**self._latest, **values, **speeds}
         if logged:
             with self.timings.part("log"):
-                self._tables["train"].add(self.step, {**values, **speeds})
-                log_step("train", self.step, {**values, **speeds})
+                row = {**values, **speeds, "learning_rate": rate}
+                self._tables["train"].add(self.step, row)
+                log_step("train", self.step, row)
         if summarised:
             with self.timings.part("summary"):
                 scalars = {**values, **speeds, "learning_rate": rate}
@@ -276,19 +279,11 @@ class Training:
         profiles = self.launch.folder / "profiles"
         self.timings.save(profiles)
         atomic.write_text(profiles / "args.json", json.dumps(plain(self.config), indent=1) + "\n")
-        self.launch.prove(self.backend)
-        found = checkpoints.weights_hash(self.backend.state_dict()["state_dict"])
         times = self.timings.iterations
-        self.launch.record.update(
-            {
-                "steps": self.step,
-                "weights_hash": found,
-                "last": self._latest,
-                "images_per_second": throughput(times, self.images),
-            }
-        )
+        speed = throughput(times, self.images)
+        values = {"steps": self.step, "last": self._latest, "images_per_second": speed}
+        self.launch.prove_end(self.backend, f"after step {self.step}", values)
         if signal is not None:
             self.launch.record.end(f"stopped by signal {signal}")
         for line in closing_lines(times, self.images):
             logger.info(line)
-        logger.info(f"Weights after step {self.step}: {found}")

@@ -23,6 +23,11 @@ MOMENTUM, EPS = 0.3, 1e-5
 SHAPES = [(2, 8, 33, 17), (3, 5, 7, 9), (2, 24, 40, 61), (1, 300, 3, 5), (2, 1, 6, 6)]
 
 
+@pytest.fixture(autouse=True)
+def same_numbers():
+    torch.manual_seed(7)
+
+
 @pytest.fixture(scope="module")
 def code():
     return kernels.scheduled_library(compiler, "here")
@@ -98,8 +103,9 @@ def test_a_large_mean_does_not_swallow_the_variance(own):
     x, weight, bias, mean, var = inputs((2, 8, 64, 64))
     x = (x + 1e4).contiguous(memory_format=torch.channels_last)
     grad = torch.randn_like(x)
-    exact = exactly(x, weight, bias, mean, var, 0.01, None, grad)
-    found = ours(own, x, weight, bias, mean, var, 0.01, None, grad)
+    # No activation: at its kink the last bit of float32 decides on a whole gradient.
+    exact = exactly(x, weight, bias, mean, var, 1.0, None, grad)
+    found = ours(own, x, weight, bias, mean, var, 1.0, None, grad)
     for value, wanted in zip(found, exact, strict=True):
         assert error(value, wanted) < 3e-4  # a mean of 1e4 is known to 5e-4
 

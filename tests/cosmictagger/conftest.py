@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import poptorch  # noqa: F401  changes the environment when it is imported, so before any test
-from cosmic_small import SIZE, TINY, PlaneNet, event
+from cosmic_small import SIZE, PlaneNet, event, given
 from cosmictagger import launch
 from cosmictagger.cli import main
 from cosmictagger.data.writer import write_events
@@ -45,24 +45,11 @@ def run(events_folder, tmp_path, monkeypatch):
 
     def launched(*overrides: str, name: str = "x", folder: str | None = None) -> tuple[int, Path]:
         output = tmp_path / (folder or name)
-        arguments = [
-            f"run.id={name}",
-            f"output_dir={output}",
-            "data=real",
-            f"data.data_directory={events_folder}",
-            "data.file=train.h5",
-            "data.aux_file=aux.h5",
-            "data.downsample=1",
-            "data.seed=7",
-            "framework.seed=11",
-            "run.compute_mode=CPU",
-            "run.saver=False",
-            *TINY,
-        ]
-        given = {override.split("=")[0].lstrip("+") for override in overrides}
-        if "data" in given:  # another group, without files
-            given |= {a.split("=")[0] for a in arguments if re.match("data.*(file|directory)", a)}
-        kept = [a for a in arguments if a.split("=")[0] not in given]
+        arguments = [f"output_dir={output}", *given(events_folder, name)]
+        changed = {override.split("=")[0].lstrip("+") for override in overrides}
+        if "data" in changed:  # another group, without files
+            changed |= {a.split("=")[0] for a in arguments if re.match("data.*(file|directory)", a)}
+        kept = [a for a in arguments if a.split("=")[0] not in changed]
         commands = [each for each in overrides if each == "compile"]
         return main([*commands, *kept, *(o for o in overrides if o != "compile")]), output
 

@@ -1,5 +1,8 @@
 """Keys, groups and presets of the original; what cannot be is refused, what is in vain is said."""
 
+import copy
+import math
+
 import pytest
 import torch
 from hydra import compose, initialize
@@ -26,6 +29,9 @@ def settled(*overrides, preset="config"):
     return config, settle(config)
 
 
+PLAIN = configured()
+
+
 def test_defaults_train_here_on_built_in_events():
     config, notes = settled()
     assert config.mode.name is ModeKind.train
@@ -41,24 +47,20 @@ def test_numbers_of_modes_are_those_of_the_ports():
     assert numbers == {"CPU": 0, "GPU": 1, "DPCPP": 2, "XPU": 3, "HPU": 4, "IPU": 5, "RDU": 6}
 
 
-@pytest.mark.parametrize(
-    ("override", "key", "wanted"),
-    [
-        ("run.compute_mode=IPU", "run.compute_mode", ComputeMode.IPU),
-        ("run.compute_mode=5", "run.compute_mode", ComputeMode.IPU),
-        ("run.precision=3", "run.precision", Precision.float16),
-        ("mode.optimizer.name=1", "mode.optimizer.name", OptimizerKind.rmsprop),
-        (
-            "mode.optimizer.loss_balance_scheme=light",
-            "mode.optimizer.loss_balance_scheme",
-            LossBalanceScheme.light,
-        ),
-        ("network.connections=2", "network.connections", Connection.none),
-        ("data.data_format=channels_first", "data.data_format", DataFormat.channels_first),
-    ],
+CHOICES = (
+    ("run.compute_mode=5", ComputeMode.IPU),
+    ("run.precision=3", Precision.float16),
+    ("mode.optimizer.name=1", OptimizerKind.rmsprop),
+    ("mode.optimizer.loss_balance_scheme=light", LossBalanceScheme.light),
+    ("network.connections=2", Connection.none),
+    ("data.data_format=channels_first", DataFormat.channels_first),
 )
-def test_choices_by_name_or_number(override, key, wanted):
-    assert look_up(configured(override), key) is wanted
+
+
+def test_choices_by_name_or_number():
+    config = configured(*(override for override, _ in CHOICES))
+    for override, wanted in CHOICES:
+        assert look_up(config, override.split("=")[0]) is wanted
 
 
 def test_both_definitions_of_a21_are_there():
@@ -115,28 +117,36 @@ def test_iterations_of_inference_are_all_events_unless_given():
     assert settled("mode=inference", "run.iterations=3")[0].run.iterations == 3
 
 
-@pytest.mark.parametrize("mode", ["DPCPP", "XPU", "HPU"])
-def test_modes_that_do_not_exist_here(mode):
-    with pytest.raises(ConfigError, match=rf"{mode} was asked for; .* CPU \(0\).*RDU \(6\)"):
-        settled(f"run.compute_mode={mode}")
+def test_modes_that_do_not_exist_here():
+    config = configured()
+    for mode in (ComputeMode.DPCPP, ComputeMode.XPU, ComputeMode.HPU):
+        config.run.compute_mode = mode
+        match = rf"{mode.name} was asked for; .* CPU \(0\).*RDU \(6\)"
+        with pytest.raises(ConfigError, match=match):
+            settle(config)
 
 
-@pytest.mark.parametrize(
-    ("override", "match"),
-    [
-        ("framework=tensorflow", "this application is PyTorch"),
-        ("run.minibatch_size=0", "minibatch_size=0 was asked for; the least is 1"),
-        ("mode.checkpoint_iteration=0", "checkpoint_iteration=0"),
-        ("mode.optimizer.gradient_accumulation=0", "gradient_accumulation=0"),
-        ("mode.optimizer.learning_rate=-1", "has to be positive"),
-        ("data.downsample=-1", "the least is 0"),
-        ("mode.quantization_aware=True", "8-bit integers"),
-        ("network.normalization=layer", "exists by name only"),
-    ],
-)
-def test_what_cannot_be(override, match):
-    with pytest.raises(ConfigError, match=match):
-        settled(override)
+def test_what_cannot_be():
+    for key, value, match in (
+        ("run.minibatch_size", 0, "minibatch_size=0 was asked for; the least is 1"),
+        ("mode.checkpoint_iteration", 0, "checkpoint_iteration=0"),
+        ("mode.optimizer.gradient_accumulation", 0, "gradient_accumulation=0"),
+        ("mode.optimizer.learning_rate", -1.0, "has to be positive"),
+        ("mode.optimizer.learning_rate", math.nan, "has to be positive"),
+        ("data.downsample", -1, "the least is 0"),
+        ("data.generator_seed", -1, "the least is 0"),
+        ("framework.seed", 2**63, "the largest is"),
+        ("mode.quantization_aware", True, "8-bit integers"),
+        ("framework.name", "tensorflow", "this application is PyTorch"),
+        ("output_dir", " ", "output_dir is empty"),
+    ):
+        config = copy.deepcopy(PLAIN)
+        owner, _, name = key.rpartition(".")
+        setattr(look_up(config, owner) if owner else config, name, value)
+        with pytest.raises(ConfigError, match=match):
+            settle(config)
+    with pytest.raises(ConfigError, match="exists by name only"):
+        configured("network.normalization=layer")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

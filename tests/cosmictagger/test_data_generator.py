@@ -28,9 +28,9 @@ def pixels(event, producer):
 
 
 def test_equal_seeds_give_equal_files(tmp_path):
-    generator.generate(tmp_path / "a.h5", 3, 5, SMALL, progress=False)
-    generator.generate(tmp_path / "b.h5", 3, 5, SMALL, progress=False)
-    generator.generate(tmp_path / "c.h5", 3, 6, SMALL, progress=False)
+    generator.generate(tmp_path / "a.h5", 2, 5, SMALL, progress=False)
+    generator.generate(tmp_path / "b.h5", 2, 5, SMALL, progress=False)
+    generator.generate(tmp_path / "c.h5", 2, 6, SMALL, progress=False)
     contents = [(tmp_path / f"{name}.h5").read_bytes() for name in "abc"]
     assert contents[0] == contents[1]
     assert contents[0] != contents[2]

@@ -14,13 +14,19 @@ def test_from_nothing_to_a_report(tmp_path, capsys):
     out = tmp_path / "demo"
     small = ["--mode", "CPU", "--events", "4", "--unseen", "2", "--steps", "2", "--out", str(out)]
     assert cosmictagger_demo.main(small) == 0
-    lines = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr().out
+    log = (out / "process.log").read_text()
+    for second in ("Running Training", "Running Inference"):
+        assert second in said  # the second run of a process writes to terminal and file as well
+        assert second in log
+    lines = said.splitlines()
     start = lines.index("entry | neutrino | mIoU  | cosmic | neutrino")
     rows = [[cell.strip() for cell in line.split("|")] for line in lines[start + 1 : start + 3]]
     assert [row[0] for row in rows] == ["0", "1"]
     assert all(float(row[1]) > 0 and 0 <= float(row[2]) <= 1 for row in rows)
     for promised in (
         "run.json",
+        "process.log",
         "train_metrics.csv",
         "ana_metrics.csv",
         "checkpoints/model-2.ckpt",

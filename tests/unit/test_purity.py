@@ -143,3 +143,19 @@ def test_only_final_copies_into_inputs_write(function):
     assert all(node.target is aten.copy_.default for node in final)
     assert all(node.args[0].op == "placeholder" for node in final)
     assert not set(final) & set(returned_nodes(graph))
+
+
+def test_a_second_write_under_the_name_of_the_input_is_the_last():
+    # As in updates whose nodes were copied: they write to the input, not to what was written first.
+    traced, fakes, mode = _traced(written_again)
+    copy = next(node for node in traced.graph.nodes if node.target is aten.copy_.default)
+    slot = [node for node in traced.graph.nodes if node.op == "placeholder"][1]
+    copy.replace_input_with(copy.args[0], slot)
+    mul = next(node for node in traced.graph.nodes if node.target is aten.mul_.Tensor)
+    mul.replace_all_uses_with(slot)
+    with mode:
+        graph = purity.pure(traced, fakes)
+    expected, found = _values(), _values()
+    written_again(*expected)
+    graph(*found)
+    assert torch.equal(found[1], expected[1])

@@ -2,7 +2,7 @@
 
 import torch
 
-from abele import _torch
+from abele import _torch, purity
 from abele.repeats import Repeats
 from abele.update_rules import Group, UpdateRule, apply
 
@@ -114,6 +114,25 @@ def test_updates_that_look_at_whole_tensors_are_traced_for_each_shape():
     (repeated, plain), traced = _updates(lambda value: value.sum())
     assert traced == 3
     assert _described(repeated) == _described(plain)
+
+
+def test_what_copied_nodes_wrote_can_be_written_again():
+    def body(*tensors):
+        repeats = Repeats()
+        for tensor in tensors:
+            repeats.run("double", lambda tensor=tensor: tensor.mul_(2), [tensor])
+        for tensor in tensors:
+            tensor.copy_(tensor + 1)
+            tensor.add_(tensor)
+        return [tensor - 1 for tensor in tensors]
+
+    with _torch.static_fakes() as mode:
+        fakes = [mode.from_tensor(tensor) for tensor in _ones((2, 3), 3, 3)]
+        graph = purity.pure(_torch.make_fx(body)(*fakes), fakes)
+    values = _ones((2, 3), 3, 3)
+    results = graph(*values)
+    assert [value.flatten()[0].item() for value in values] == [6, 6, 6]
+    assert [result.flatten()[0].item() for result in results] == [5, 5, 5]
 
 
 def test_a_tensor_that_comes_twice_is_no_pattern_for_others():

@@ -17,6 +17,8 @@ from cosmictagger.errors import BackendError
 
 Logits = tuple[torch.Tensor, ...]
 
+EAGER = "eager"  # the target of what no compiler has seen
+
 # Per-parameter state of each optimizer, besides its count of steps.
 STATE = {OptimizerKind.adam: ("exp_avg", "exp_avg_sq"), OptimizerKind.rmsprop: ("square_avg",)}
 BETAS, ADAM_EPS = (0.9, 0.999), 1e-8
@@ -30,10 +32,12 @@ class StepResult:
     Attributes:
         loss: 0-d float32, the mean over micro-batches; None where there were no labels.
         logits: three of [B, 3, H, W], one per plane, on the host.
+        seconds: of forward, loss, backward and optimizer, where these are apart: CPU mode.
     """
 
     loss: torch.Tensor | None
     logits: Logits
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +68,24 @@ class Proof:
 
     def line(self) -> str:
         """One line for the banner and the log."""
-        made = "no executable: interpreted by PyTorch"
         if self.executable is not None:
             made = f"executable {self.executable[:16]}, made in {self.compile_seconds or 0:.1f} s"
-        elif self.target is None:
+        elif self.target == EAGER:
+            made = "no executable: interpreted by PyTorch"
+        elif self.compile_seconds is not None:
+            made = f"compiled within the first step, which took {self.compile_seconds:.1f} s"
+        else:
             made = "executable: at the first step"
         return (
             f"Mode {self.mode}: {self.backend}, target {self.target or 'to be chosen'}, "
             f"{self.precision}, on {self.device}; {made}"
+        )
+
+    def counts(self) -> str:
+        """How many steps went through the device, for the end of the log."""
+        return (
+            f"{self.training_steps} training and {self.evaluation_steps} evaluation steps went "
+            "through it"
         )
 
 

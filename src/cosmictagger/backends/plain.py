@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 from cosmictagger.backends._base import (
     ADAM_EPS,
     BETAS,
+    EAGER,
     RMSPROP_EPS,
     Backend,
     Logits,
@@ -67,26 +68,33 @@ class PlainBackend(Backend):
         self.network.train()
         optimizer.zero_grad()
         losses, logits = [], []
+        watch = _Watch(self.device)
         for images, labels in micro_batches(self.settings, image, label):
-            loss, scores = self._run(images, labels)
-            self._scaler.scale(loss / self.settings.accumulation).backward()
+            with watch.part("forward"):
+                scores = self._score(images)
+            with watch.part("loss"):
+                loss = self.loss(scores, labels.to(self.device))
+            with watch.part("backward"):
+                self._scaler.scale(loss / self.settings.accumulation).backward()
             losses.append(loss.detach())
             logits.append(tuple(plane.detach() for plane in scores))
-        self._scaler.step(optimizer)
-        self._scaler.update()
+        with watch.part("optimizer"):
+            self._scaler.step(optimizer)
+            self._scaler.update()
         self.training_steps += 1
-        result = StepResult(torch.stack(losses).mean().cpu(), joined(logits))
+        result = StepResult(torch.stack(losses).mean().cpu(), joined(logits), watch.seconds)
         self._first_seconds = self._first_seconds or time.perf_counter() - started
         return result
 
     def _evaluate(self, image: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, Logits]:
         self.network.eval()
         with torch.no_grad():
-            loss, logits = self._run(image, label)
+            logits = self._score(image)
+            loss = self.loss(logits, label.to(self.device))
         self.evaluation_steps += 1
         return loss.cpu(), joined([logits])
 
-    def _run(self, image: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, Logits]:
+    def _score(self, image: torch.Tensor) -> Logits:
         with self._casting():
             logits = self._forward(image.to(self.device, self.dtype))
         # The loss computes in float32 whatever the network does.
@@ -96,7 +104,7 @@ class PlainBackend(Backend):
                 f"A step of {self.settings.mode.name} mode ran on {logits[0].device}, not on "
                 f"{self.device}: the network has been moved."
             )
-        return self.loss(logits, label.to(self.device)), logits
+        return logits
 
     def _casting(self) -> contextlib.AbstractContextManager:
         if self.settings.precision is not Precision.mixed:
@@ -112,7 +120,7 @@ class PlainBackend(Backend):
         return Proof(
             mode=self.settings.mode.name,
             backend="PyTorch, compiled" if compiled else "PyTorch, eager",
-            target="inductor" if compiled else "eager",
+            target="inductor" if compiled else EAGER,
             device=torch.cuda.get_device_name() if gpu else processor(),
             precision=self.settings.precision.name,
             executable=None,
@@ -134,6 +142,26 @@ class PlainBackend(Backend):
     def _load_scaling(self, scaling: Any) -> None:
         if self._scaler.is_enabled() and isinstance(scaling, dict):
             self._scaler.load_state_dict(scaling)
+
+
+class _Watch:
+    """Seconds of the parts of a step, on a processor: a GPU is only told what to do.
+
+    Attributes:
+        seconds: by name; repeated parts add up.
+    """
+
+    def __init__(self, device: torch.device):
+        self.seconds: dict[str, float] = {}
+        self._on = device.type == "cpu"
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        if self._on:
+            passed = time.perf_counter() - started
+            self.seconds[name] = self.seconds.get(name, 0.0) + passed
 
 
 def _check(settings: Settings) -> None:

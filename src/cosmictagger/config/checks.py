@@ -18,6 +18,7 @@ from cosmictagger.errors import ConfigError
 
 AVAILABLE = (ComputeMode.CPU, ComputeMode.GPU, ComputeMode.IPU, ComputeMode.RDU)
 _DEFAULT_ITERATIONS = 500
+_LARGEST = 2**63 - 1
 _WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")
 
 
@@ -33,6 +34,9 @@ def settle(config: Config) -> list[str]:
     Raises:
         ConfigError: something is asked for that cannot be.
     """
+    for name, value in (("run.id", config.run.id), ("output_dir", config.output_dir)):
+        if not value.strip():
+            raise ConfigError(f"{name} is empty. Give it a name, for example {name}=first.")
     _check_framework(config)
     _settle_mode(config)
     _check_numbers(config)
@@ -79,7 +83,13 @@ def _check_numbers(config: Config) -> None:
         ("data.downsample", config.data.downsample, 0),
     ]
     lowest += [
-        (f"mode.{name}", getattr(config.mode, name, None), 0 if name == "start_index" else 1)
+        (name, getattr(config.data, name.removeprefix("data."), None), 0)
+        for name in ("data.seed", "data.generator_seed")
+    ]
+    lowest += [("framework.seed", getattr(config.framework, "seed", None), 0)]
+    lowest += [("mode.displays", getattr(config.mode, "displays", None), 0)]
+    lowest += [
+        (f"mode.{name}", getattr(config.mode, name, None), 1)
         for name in ("checkpoint_iteration", "summary_iteration", "logging_iteration")
     ]
     lowest.append(("mode.start_index", getattr(config.mode, "start_index", None), 0))
@@ -89,6 +99,8 @@ def _check_numbers(config: Config) -> None:
     for name, value, least in lowest:
         if value is not None and value < least:
             raise ConfigError(f"{name}={value} was asked for; the least is {least}.")
+        if value is not None and value > _LARGEST:
+            raise ConfigError(f"{name}={value} was asked for; the largest is {_LARGEST}.")
     rate = getattr(optimizer, "learning_rate", 1.0)
     if not 0 < rate < float("inf"):
         raise ConfigError(

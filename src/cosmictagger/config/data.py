@@ -97,8 +97,8 @@ class Generated:
     data_format: DataFormat = DataFormat.channels_last
     img_transform: bool = True
     seed: int = 0
-    events: int = 200
-    aux_events: int = 50
+    events: int = 64
+    aux_events: int = 16
     generator_seed: int = 1
     rows: int = 1280
     columns: int = 2048

@@ -21,6 +21,9 @@ from cosmictagger.data.layout import IMAGE, LABEL
 from cosmictagger.data.writer import Event, EventWriter
 from cosmictagger.errors import DataError
 
+VERSION = 1
+"""Goes up whenever the same seed gives other events, so that kept files are not taken for these."""
+
 # Particles leave the volume by so much before they are given up: what is outside leaves no charge,
 # but a track that grazes the surface may come back.
 _MARGIN = 2.0

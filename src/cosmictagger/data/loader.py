@@ -307,6 +307,6 @@ def _check_finite(file: EventFile, event: int, planes: Sequence[Any]) -> None:
         if len(wrong):
             raise DataError(
                 f"{file.path}: event {event}, plane {plane} of {file.image!r} has the value "
-                f"{values[wrong[0]]} at pixel id {ids[wrong[0]]}; {len(wrong)} values are no "
+                f"{values[wrong[0]]} at pixel id {ids[wrong[0]]}; {len(wrong)} in all are no "
                 "numbers. Remove the event or mend the file."
             )

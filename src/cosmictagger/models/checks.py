@@ -8,12 +8,15 @@ from cosmictagger.errors import ConfigError
 FULL_SIZE = (1280, 2048)  # rows (time) and columns (wires) of an SBND image
 
 
-def check_image_size(network: Network, image_size: tuple[int, int]) -> None:
+def check_image_size(
+    network: Network, image_size: tuple[int, int], stored: tuple[int, int] = FULL_SIZE
+) -> None:
     """Sees to it that every halving of the network meets an even size.
 
     Args:
         network: its depth counts.
         image_size: rows and columns.
+        stored: those of the file, before they shrink.
 
     Raises:
         ConfigError: names the size, the depth, and the values of ``data.downsample`` that fit.
@@ -25,17 +28,16 @@ def check_image_size(network: Network, image_size: tuple[int, int]) -> None:
     raise ConfigError(
         f"A network of depth {network.depth} halves the image {network.depth} times, so rows and "
         f"columns must be multiples of {factor}, but the image has {rows} x {columns}. "
-        f"{_advice(network.depth)}"
+        f"{_advice(network.depth, stored)}"
     )
 
 
 def check_not_sparse(sparse: bool) -> None:
     """Refuses ``framework.sparse=True``: no library computes it here.
 
-    Tried with torch 2.13 on a CPU. spconv 2.3.8 installs and runs forward, but reads the memory of
-    its weights as ``[kernel, in, out]`` where it declares ``[out, kernel, in]``, and its backward
-    asks for a CUDA stream. torchsparse has no package; MinkowskiEngine 0.5.4 (of 2021) does not
-    build.
+    What was tried with torch 2.13 on a CPU: spconv 2.3.8 installs and runs forward, and its
+    backward asks for CUDA. The package index has no torchsparse. The metadata of MinkowskiEngine's
+    source package cannot be made, so pip does not install it.
 
     Raises:
         ConfigError: it was asked for.
@@ -43,8 +45,8 @@ def check_not_sparse(sparse: bool) -> None:
     if sparse:
         raise ConfigError(
             "framework.sparse=True was asked for, but there is no sparse network: of the libraries "
-            "for sparse convolutions, spconv 2.3.8 cannot train without CUDA, torchsparse has no "
-            "package and MinkowskiEngine 0.5.4 does not build with PyTorch 2.13. "
+            "for sparse convolutions, spconv 2.3.8 computes no gradients without CUDA, torchsparse "
+            "is not on the package index, and MinkowskiEngine's package cannot be installed. "
             "Use framework.sparse=False."
         )
 
@@ -54,15 +56,15 @@ def fitting_downsamples(depth: int, size: tuple[int, int] = FULL_SIZE) -> list[i
     return [k for k in range(16) if all(edge % 2 ** (depth + k) == 0 for edge in size)]
 
 
-def _advice(depth: int) -> str:
-    values = ", ".join(map(str, fitting_downsamples(depth)))
-    deepest = max(d for d in range(1, 16) if fitting_downsamples(d))
-    full = f"{FULL_SIZE[0]} x {FULL_SIZE[1]}"
-    if not values:
+def _advice(depth: int, stored: tuple[int, int]) -> str:
+    values = ", ".join(map(str, fitting_downsamples(depth, stored)))
+    deepest = max((d for d in range(1, 16) if fitting_downsamples(d, stored)), default=0)
+    full = f"{stored[0]} x {stored[1]}"
+    if values:
         return (
-            f"No data.downsample fits images of {full} to it; network.depth is at most {deepest}."
+            f"For images of {full}, data.downsample may be {values} at this depth. "
+            "Choose one of these, or a smaller network.depth."
         )
-    return (
-        f"For images of {full}, data.downsample may be {values} at this depth. "
-        "Choose one of these, or a smaller network.depth."
-    )
+    if not deepest:
+        return f"Images of {full} cannot be halved once: no network takes them."
+    return f"No data.downsample fits images of {full} to it; network.depth is at most {deepest}."

@@ -1,0 +1,146 @@
+"""From the words of a command line to a configuration, and mistakes in them told in a sentence."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hydra import compose, initialize
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from cosmictagger.config.data import DATA
+from cosmictagger.config.framework import FRAMEWORKS
+from cosmictagger.config.mode import MODES
+from cosmictagger.config.root import PRESETS, Config, network_choices, register, typed
+from cosmictagger.errors import ConfigError
+
+_FREE = "framework.environment_variables"  # the one place for names of one's own
+
+
+def composed(preset: str, overrides: Sequence[str]) -> Config:
+    """The configuration of a preset with changes.
+
+    Args:
+        preset: one of ``PRESETS``.
+        overrides: like ``data=real`` or ``run.id=first``, in the grammar of Hydra.
+
+    Raises:
+        ConfigError: an unknown key or choice, with those that are near; a value of another type.
+    """
+    check_preset(preset)
+    try:
+        found = _compose(preset, overrides)
+        # Hydra takes a new key from anybody who writes a + before it, and nobody would read it.
+        if any(override.is_add() for _, override in _parsed(overrides)):
+            for sentence in _keys(preset, overrides):
+                raise ConfigError(sentence)
+        return typed(found)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_explained(preset, overrides, error)) from None
+
+
+def check_preset(name: str) -> None:
+    """Refuses an unknown ``--config-name``.
+
+    Raises:
+        ConfigError: names those that there are.
+    """
+    if name not in PRESETS:
+        raise ConfigError(
+            f"--config-name {name} was asked for; presets are {', '.join(PRESETS)}."
+            f"{_nearest(name, PRESETS)}"
+        )
+
+
+def _compose(preset: str, overrides: Sequence[str]) -> DictConfig:
+    register()
+    # A caller that uses Hydra itself keeps its state.
+    before, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
+    try:
+        with initialize(version_base="1.3", config_path=None):
+            return compose(preset, list(overrides))
+    finally:
+        GlobalHydra.instance().hydra = before
+
+
+def _explained(preset: str, overrides: Sequence[str], error: Exception) -> str:
+    """What is wrong with the first override that is wrong."""
+    for found in (_choices(overrides), _keys(preset, overrides)):
+        for sentence in found:
+            return sentence
+    said = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    return f"The configuration cannot be read: {said}"
+
+
+def _parsed(overrides: Sequence[str]) -> list[tuple[str, Override]]:
+    parser, found = OverridesParser.create(), []
+    for text in overrides:
+        try:
+            found.append((text, parser.parse_override(text)))
+        except HydraException:
+            raise ConfigError(
+                f"{text} cannot be read as KEY=VALUE. Put values with blanks, commas or brackets "
+                "into two pairs of quotes: \"KEY='VALUE'\"."
+            ) from None
+    return found
+
+
+def _groups() -> dict[str, list[str]]:
+    return {
+        "mode": list(MODES),
+        "data": list(DATA),
+        "framework": list(FRAMEWORKS),
+        "network": list(network_choices()),
+    }
+
+
+def _choices(overrides: Sequence[str]) -> Iterator[str]:
+    groups = _groups()
+    for text, override in _parsed(overrides):
+        known = groups.get(override.key_or_group)
+        if known is not None and str(override.value()) not in known:
+            near = _nearest(str(override.value()), known)
+            yield f"{text} was asked for; choices are {', '.join(known)}.{near}"
+
+
+def _keys(preset: str, overrides: Sequence[str]) -> Iterator[str]:
+    """Overrides whose key does not exist, or whose value does not fit, one after another."""
+    groups, parsed = _groups(), _parsed(overrides)
+    chosen = [text for text, override in parsed if override.key_or_group in groups]
+    config = _compose(preset, chosen)
+    known = list(_leaves(config))
+    for text, override in parsed:
+        key = override.key_or_group
+        if key in groups or key.startswith(("hydra.", f"{_FREE}.")):
+            continue
+        if key not in known:
+            yield f"{text} was asked for, but there is no key {key}.{_nearest(key, known)}"
+        elif not override.is_delete():
+            try:
+                OmegaConf.update(config, key, override.value())
+            except OmegaConfBaseException as error:
+                yield f"{text} was asked for: {str(error).splitlines()[0]}."
+
+
+def _leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    for name in config:
+        value: Any = config._get_node(name)
+        key = f"{prefix}{name}"
+        if isinstance(value, DictConfig):
+            yield from _leaves(value, f"{key}.")
+        yield key
+
+
+def _nearest(name: str, known: Any) -> str:
+    found = difflib.get_close_matches(name, list(known), n=2, cutoff=0.6)
+    last = name.rsplit(".", 1)[-1]
+    found += [key for key in known if key.rsplit(".", 1)[-1] == last and key not in found]
+    if not found:
+        return " See cosmictagger --help."
+    return f" Did you mean {' or '.join(found[:3])}?"

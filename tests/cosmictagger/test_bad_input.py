@@ -1,0 +1,210 @@
+"""What people and disks do to a run, through the command line: one sentence, and nothing lost."""
+
+import os
+import re
+import signal
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from cosmic_small import SIZE, column, event, record
+from cosmictagger import atomic, checkpoints, training
+from cosmictagger.cli import main
+from cosmictagger.data import generator
+from cosmictagger.data.layout import Plane
+from cosmictagger.data.writer import write_events
+
+EMPTY = Plane(np.zeros(0, np.uint64), np.zeros(0, np.float32))
+
+
+@pytest.fixture(scope="module")
+def bad(events_folder):
+    """Files that were cut, are something else, or have one bad pixel; beside the good ones."""
+    whole = (events_folder / "train.h5").read_bytes()
+    (events_folder / "cut.h5").write_bytes(whole[: len(whole) // 2])
+    (events_folder / "text.h5").write_text("no events")
+    with h5py.File(events_folder / "other.h5", "w") as file:
+        file["table"] = np.zeros(3)
+    write_events(events_folder / "none.h5", [], SIZE)
+    for name, producer, value in (
+        ("class", "sbnd_cosmicseg", 7),
+        ("half", "sbnd_cosmicseg", 1.5),
+        ("nan", "sbndwire", np.nan),
+    ):
+        events = [event(number) for number in range(4)]
+        events[1].planes[producer][2].values[3] = value
+        write_events(events_folder / f"{name}.h5", events, SIZE)
+    nothing = {"sbndwire": [EMPTY] * 3, "sbnd_cosmicseg": [EMPTY] * 3}
+    events = [event(0)._replace(planes=nothing), event(1)]
+    write_events(events_folder / "empty.h5", events, SIZE)
+    return events_folder
+
+
+def sentence(capsys) -> str:
+    """The one line that a run says on standard error."""
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("cosmictagger: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("nowhere", "nowhere.h5 does not exist. Check data.data_directory and data.file"),
+        ("cut", "cut.h5 is cut off: .* Fetch it again"),
+        ("text", r"text.h5 is not an HDF5 file \(9 bytes\)"),
+        ("other", "no table 'Events/event_id', so it is no larcv3 file"),
+        ("none", "it has no events"),
+        ("class", r"step \d: .*class.h5: event 1, plane 2 of .* has label 7 .* 2 \(neutrino\)"),
+        ("half", r"half.h5: event 1, plane 2 of .* has label 1.5"),
+        ("nan", r"nan.h5: event 1, plane 2 of 'sbndwire' has the value nan at pixel id \d+"),
+    ],
+)
+def test_files(run, bad, capsys, name, match):
+    status, out = run("run.iterations=3", f"data.file={name}.h5", "data.aux_file=")
+    said = sentence(capsys)
+    assert status == 1
+    assert re.search(match, said)
+    assert record(out)["ended"] == f"failed: {said.removeprefix('cosmictagger: ')}"
+    assert said.removeprefix("cosmictagger: ") in (out / "process.log").read_text()
+
+
+@pytest.mark.parametrize("mode", ["train", "evaluate"])
+def test_events_without_a_pixel_are_events(run, bad, mode):
+    random = ["mode.weights_location=random"] if mode == "evaluate" else []
+    status, out = run(
+        f"mode={mode}", *random, "data.file=empty.h5", "data.aux_file=", "run.iterations=2",
+        "run.minibatch_size=1",
+    )  # fmt: skip
+    assert status == 0
+    losses = column(out, "loss", "train" if mode == "train" else "ana")
+    assert len(losses) == 2
+    assert np.isfinite([float(loss) for loss in losses]).all()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "match"),
+    [
+        (["data.image=wire"], "no sparse images of producer 'wire'; it has 'sbnd_.*', 'sbndwire'"),
+        (["data.downsample=9"], "does not fit images of 64 x 128.* fit: 0 to 6"),
+        (["network.depth=6"], "For images of 64 x 128, data.downsample may be 0 at this depth"),
+        (["run.compute_mode=DPCPP"], "DPCPP was asked for; modes that exist are CPU"),
+        (["run.id="], "run.id is empty"),
+        (["data.seed=-4"], "data.seed=-4 was asked for; the least is 0"),
+        ([f"framework.seed={2**70}"], "framework.seed=.* was asked for; the largest is"),
+        (["+run.stop=3"], "no key run.stop"),
+        (["mode.weights_location=random.ckpt"], "random.ckpt does not exist"),
+    ],
+)  # fmt: skip
+def test_settings(run, capsys, overrides, match):
+    assert run("run.iterations=1", *overrides)[0] == 1
+    assert re.search(match, sentence(capsys))
+
+
+def test_an_aux_file_that_is_missing_is_said_and_training_goes_on(run):
+    status, out = run("run.iterations=2", "run.aux_iterations=1", "data.aux_file=nowhere.h5")
+    assert status == 0
+    assert record(out)["steps"] == 2
+    assert not (out / "test_metrics.csv").exists()
+    log = (out / "process.log").read_text()
+    assert re.search("WARNING - There is no validation: .* there is no .*/nowhere.h5", log)
+
+
+def test_a_folder_that_cannot_be_written(run, tmp_path, capsys):
+    (tmp_path / "x" / "process.log").mkdir(parents=True)
+    assert run("run.iterations=1")[0] == 1
+    assert re.search("output_dir=.*/x cannot be made or written: .* another", sentence(capsys))
+
+
+def test_a_disk_that_fills_up_between_checkpoints(run, monkeypatch, capsys):
+    """The table of metrics cannot be written; neither can the record, and that is not the story."""
+    add, write = training.Table.add, atomic.write_text
+
+    def full(self, step, metrics):
+        if step == 3:
+            monkeypatch.setattr(atomic, "write_text", failing)
+            raise OSError(28, "No space left on device")
+        add(self, step, metrics)
+
+    def failing(path, text):
+        raise OSError(28, "No space left on device either")
+
+    monkeypatch.setattr(training.Table, "add", full)
+    status, out = run("run.iterations=9", "run.aux_iterations=0", "mode.checkpoint_iteration=2")
+    assert status == 1
+    wanted = "cosmictagger: A file cannot be read or written: [Errno 28] No space left on device"
+    assert sentence(capsys) == wanted
+    monkeypatch.setattr(training.Table, "add", add)
+    monkeypatch.setattr(atomic, "write_text", write)
+    assert run("run.iterations=1", "run.aux_iterations=0")[0] == 0
+    assert checkpoints.load(checkpoints.locate(out))["global_step"] == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate ..."),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_memory_that_is_not_enough(run, monkeypatch, capsys, error):
+    def step(self, batch, rate):
+        raise error
+
+    monkeypatch.setattr("cosmictagger.backends.plain.PlainBackend.train_step", step)
+    assert run("run.iterations=1")[0] == 1
+    assert re.search(r"Memory is not enough: .* memory\. Choose a smaller", sentence(capsys))
+
+
+def test_an_error_that_nobody_thought_of_is_told_once_and_whole(run, monkeypatch, capsys):
+    def broken(self, batch, rate):
+        raise ZeroDivisionError("nobody thought of it")
+
+    monkeypatch.setattr("cosmictagger.backends.plain.PlainBackend.train_step", broken)
+    with pytest.raises(ZeroDivisionError) as caught:
+        run("run.iterations=1", name="one")
+    assert not any("hydra" in str(entry.path) for entry in caught.traceback)
+    out = caught.traceback[1].frame.f_locals["output"]
+    log = (out / "process.log").read_text()
+    assert log.count("Traceback (most recent call last)") == 1
+    assert record(out)["ended"] == "failed: ZeroDivisionError: nobody thought of it"
+    assert run("--multirun", "run.iterations=1,2", name="two")[0] == 1
+    said = capsys.readouterr().err
+    assert said.count("Traceback (most recent call last)") == 1
+    assert "Error executing job" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_events_are_made_leaves_nothing(tmp_path, monkeypatch, capsys, number):
+    simulated = generator._simulated
+
+    def watched(place, *others):
+        if place == 1:
+            os.kill(os.getpid(), number)
+        return simulated(place, *others)
+
+    monkeypatch.setattr(generator, "_simulated", watched)
+    before = signal.getsignal(number)
+    path = tmp_path / "made.h5"
+    small = ["--rows", "32", "--columns", "32"]
+    assert main(["generate", "--events", "3", "--output", str(path), *small]) == 128 + number
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == f"cosmictagger: stopped by {number.name}; nothing is half written."
+    assert signal.getsignal(number) == before
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_dead_processes_left_goes_and_what_others_write_stays(tmp_path):
+    path = tmp_path / "run.json"
+    left = tmp_path / f".run.json.{atomic._host()}-99999999.part"
+    others = [
+        tmp_path / f".run.json.{atomic._host()}-1.part",  # a process that is there
+        tmp_path / ".run.json.elsewhere-99999999.part",  # another machine's, on a shared disk
+        tmp_path / f".other.json.{atomic._host()}-99999999.part",
+    ]
+    for file in (left, *others):
+        file.write_text("half")
+    atomic.write_text(path, "whole")
+    assert sorted(tmp_path.iterdir()) == sorted([path, *others])
