@@ -1,12 +1,12 @@
-// Direct convolution of channels-last images with a multiple of eight channels, or one.
+// Direct convolution of channels-last images with few channels.
 //
-// A register holds eight or sixteen output channels of a pixel. A tile of pixels of a row stays in
-// registers; each input is broadcast once and meets all columns of the kernel. Libraries reach a
-// third of the processor's speed with so few channels.
+// A register holds eight or sixteen output channels of a pixel; channels left over cost a whole
+// register. A tile of pixels of a row stays in registers; each input is broadcast once and meets all
+// columns of the kernel. Libraries reach a third of the processor's speed with so few channels.
 #include "image_conv.h"
 
 #include <algorithm>
-#include <cstring>
+#include <array>
 #include <new>
 #include <type_traits>
 #include <vector>
@@ -187,7 +187,7 @@ template <int V, int K, int I>
 void part_gradient(const AbeleConv& conv, const float* x, const float* grad, Index first, Index end,
                    double* sums) {
   const Index in = conv.in, out = conv.out;
-  std::vector<double> some(I * K * V);
+  std::array<double, I * K * V> some;
   for (Index block = 0; block < out; block += V)
     for (Index c = 0; c < in; c += I)
       for (int ky = 0; ky < K; ++ky) {
@@ -225,7 +225,7 @@ void weight_gradient(const AbeleConv& conv, const float* x, const float* grad, f
             static_cast<float>(sums[((o / V * conv.in + c) * K * K + k) * V + o % V]);
 }
 
-// Calls body with the kernel's size and the lanes as constants; 3 if there is no such code.
+// Calls body with the kernel's size and the lanes as constants.
 template <class Body>
 int choose(Index kernel, Index lanes, Body body) {
   try {
@@ -237,9 +237,9 @@ int choose(Index kernel, Index lanes, Body body) {
     if (kernel == 1) return with(std::integral_constant<int, 1>());
     if (kernel == 3) return with(std::integral_constant<int, 3>());
     if (kernel == 5) return with(std::integral_constant<int, 5>());
-    return 3;
+    return ABELE_CONV_NO_CODE;
   } catch (const std::bad_alloc&) {
-    return 2;
+    return ABELE_CONV_NO_MEMORY;
   }
 }
 
@@ -247,7 +247,7 @@ int choose(Index kernel, Index lanes, Body body) {
 
 int abele_conv(const AbeleConv* conv, const float* x, const float* weight, const float* bias,
                float* y, int back, int threads) {
-  if (conv->width < PIXELS) return 3;
+  if (conv->width < PIXELS) return ABELE_CONV_NO_CODE;
   return choose(conv->kernel, back ? conv->in : conv->out, [&](auto v, auto k) {
     convolve<v(), k()>(*conv, x, weight, bias, y, back != 0, threads);
     return 0;
@@ -256,13 +256,13 @@ int abele_conv(const AbeleConv* conv, const float* x, const float* weight, const
 
 int abele_conv_weight_gradient(const AbeleConv* conv, const float* x, const float* grad,
                                float* grad_weight, int threads) {
-  if (conv->out % 8 != 0) return 3;
+  if (conv->out % 8 != 0) return ABELE_CONV_NO_CODE;
   return choose(conv->kernel, conv->out, [&](auto v, auto k) {
     if (conv->in == 1) {
       weight_gradient<v(), k(), 1>(*conv, x, grad, grad_weight, threads);
       return 0;
     }
-    if (conv->in % 8 != 0) return 3;
+    if (conv->in % 8 != 0) return ABELE_CONV_NO_CODE;
     constexpr int inputs = k() == 5 ? 4 : 8;
     weight_gradient<v(), k(), inputs>(*conv, x, grad, grad_weight, threads);
     return 0;

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from abele import _torch
+from abele.errors import CorruptExecutable
 from abele.schedule.calls import threads_for
 from abele.schedule.library import Conv
 
@@ -26,6 +27,8 @@ _MOST_WEIGHTS = 32 * 32 * 9
 _LEAST_WIDTH = 16
 _LANES = 8
 _ADDS_PER_THREAD = 2**20
+
+NO_CODE = 3  # of image_conv.h
 
 
 def own_convolution(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | None:
@@ -81,6 +84,10 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _check(status: int) -> None:
+    if status == NO_CODE:
+        raise CorruptExecutable(
+            "The executable's kernels lack a convolution of this program. Compile it again."
+        )
     if status:
         raise MemoryError("A convolution found no memory for its sums.")
 
@@ -118,7 +125,9 @@ def _backward(library: ctypes.CDLL, slope: float) -> Callable[..., Any]:
         if of_x or of_weight:
             mask = [of_x, of_weight, of_bias]
             rest = aten.convolution_backward(grad, x, weight, sizes, *settings, mask)
-            grad_x, grad_weight = (b if a is None else a for a, b in zip((grad_x, grad_weight), rest))
+            # What was not asked for is None there.
+            grad_x = rest[0] if grad_x is None else grad_x
+            grad_weight = rest[1] if grad_weight is None else grad_weight
             grad_bias = rest[2]
         elif of_bias:
             grad_bias = grad.sum((0, 2, 3))

@@ -93,10 +93,16 @@ def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
     library.abele_norm_apply.argtypes = [norm, *[pointer] * 6, number]
     library.abele_norm_backward.argtypes = [norm, *[pointer] * 10, number]
     library.abele_scale_shift.argtypes = [norm, *[pointer] * 5, number]
-    conv = ctypes.POINTER(Conv)
-    library.abele_conv.argtypes = [conv, *[pointer] * 4, number, number]
-    library.abele_conv_weight_gradient.argtypes = [conv, *[pointer] * 3, number]
+    typed_convolutions(library)
     tensors = ctypes.POINTER(AdamTensor)
     library.abele_adam.argtypes = [adam, tensors, ctypes.c_int64, ctypes.c_double, number]
     library.abele_adam.restype = None
+    return library
+
+
+def typed_convolutions(library: ctypes.CDLL) -> ctypes.CDLL:
+    """The same for the functions of image_conv.h alone."""
+    conv, pointer, number = ctypes.POINTER(Conv), ctypes.c_void_p, ctypes.c_int
+    library.abele_conv.argtypes = [conv, *[pointer] * 4, number, number]
+    library.abele_conv_weight_gradient.argtypes = [conv, *[pointer] * 3, number]
     return library
