@@ -59,8 +59,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     network = build(named(options.network), tuple(batches[0][0].shape[2:]))
     model = LossInForward(network, Loss("light"))
+    found = {"abele": _abele(model, batches), "eager": _eager(copy.deepcopy(model), batches)}
     exact_losses, exact = _eager(copy.deepcopy(model).double(), batches)
-    found = {"eager": _eager(copy.deepcopy(model), batches), "abele": _abele(model, batches)}
     return {
         "environment": harness.environment(),
         "events": options.events.name if options.events else "generated",
@@ -127,6 +127,7 @@ def _eager(model: torch.nn.Module, batches: list) -> tuple[list[float], dict[str
 def _abele(model: torch.nn.Module, batches: list) -> tuple[list[float], dict[str, torch.Tensor]]:
     from abele import build, capture, get_target
     from abele.config import StepConfig
+    from abele.losses import mark_loss
     from abele.module_state import ModuleState
     from abele.runtime.session import Session
     from abele.update_rules import Group, UpdateRule
@@ -135,7 +136,13 @@ def _abele(model: torch.nn.Module, batches: list) -> tuple[list[float], dict[str
     values = {"lr": 3e-4, **ADAM}
     group = Group(params=tuple(state.params), values=values, variable=frozenset({"lr"}))
     rule = UpdateRule(kind="adam", groups=(group,))
-    made = capture(lambda inputs: list(model(*inputs)), model, batches[0], config, rule)
+
+    def forward(inputs: Any) -> list[torch.Tensor]:
+        *logits, loss = model(*inputs)
+        mark_loss(loss)  # the network has one for each plane, and this is their sum
+        return [*logits, loss]
+
+    made = capture(forward, model, batches[0], config, rule)
     executable, record = build(made.programs, config, target=get_target("cpu"), cache=None)
     if not record.scheduled:
         raise RuntimeError("The network was compiled, not scheduled; nothing to compare.")
