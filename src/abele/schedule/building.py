@@ -15,6 +15,7 @@ from abele.program import Program, is_getitem
 from abele.schedule import calls, memory
 from abele.schedule.convolutions import own_convolution
 from abele.schedule.lifetimes import Lifetimes
+from abele.schedule.pools import own_pool
 
 aten = torch.ops.aten
 
@@ -41,7 +42,7 @@ def schedule(program: Program, library: ctypes.CDLL) -> Callable:
     graph.graph.set_codegen(CodeGen())
     lifetimes = Lifetimes(graph.graph)
     for node in list(graph.graph.nodes):
-        own = own_convolution(node, library)
+        own = own_convolution(node, library) or own_pool(node, library)
         if own is not None:
             node.target = own
         elif node.target in _OURS:

@@ -50,6 +50,12 @@ class Conv(ctypes.Structure):
     ] + [("slope", ctypes.c_double)]
 
 
+class ImagePool(ctypes.Structure):
+    """``AbeleImagePool`` of image_pool.h."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("images", "height", "width", "channels")]
+
+
 def load(code: bytes) -> ctypes.CDLL:
     """Maps the library with these bytes into this process, once.
 
@@ -94,6 +100,10 @@ def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
     library.abele_norm_backward.argtypes = [norm, *[pointer] * 10, number]
     library.abele_scale_shift.argtypes = [norm, *[pointer] * 5, number]
     typed_convolutions(library)
+    pool = ctypes.POINTER(ImagePool)
+    for name in ("abele_image_pool", "abele_image_pool_backward"):
+        function = getattr(library, name)
+        function.argtypes, function.restype = [pool, *[pointer] * 3, number], None
     tensors = ctypes.POINTER(AdamTensor)
     library.abele_adam.argtypes = [adam, tensors, ctypes.c_int64, ctypes.c_double, number]
     library.abele_adam.restype = None
