@@ -26,13 +26,14 @@ def own_pool(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | None:
         node: any node of a graph.
         library: the kernels.
     """
+    arguments: tuple[Any, ...] = node.args
     if node.target is aten.max_pool2d_with_indices.default:
         picked = {user.args[1]: user for user in node.users if is_getitem(user)}
         readers = list(picked[1].users) if 1 in picked else []
         back = aten.max_pool2d_with_indices_backward.default
         # Nobody else may see that a place is no index.
         alone = all(user.target is back and user.args[7] is picked[1] for user in readers)
-        if alone and _fits(*node.args):
+        if alone and _fits(*arguments):
             return _forward(library, places=bool(readers))
     elif node.target is aten.max_pool2d_with_indices_backward.default:
         return _backward(library)
