@@ -1,8 +1,8 @@
 // Direct convolution of channels-last images with few channels.
 //
 // A register holds eight or sixteen output channels of a pixel; channels left over cost a whole
-// register. A tile of pixels of a row stays in registers; each input is broadcast once and meets all
-// columns of the kernel. Libraries reach a third of the processor's speed with so few channels.
+// register. A tile of pixels of a row stays in registers; each input is broadcast once and meets
+// all columns of the kernel. Libraries reach a third of the processor's speed with so few channels.
 #include "image_conv.h"
 
 #include <algorithm>
