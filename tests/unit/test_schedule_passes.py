@@ -111,6 +111,16 @@ def test_a_bias_before_a_norm_gets_no_gradient_computed():
     assert sorted(mask[2] for mask in masks) == [False] * 8 + [True] * 2
 
 
+def test_zero_gradients_of_a_layer_used_twice_are_not_added():
+    program = step_of()
+
+    def sums(each):
+        return targets(each).count(aten.add.Tensor)
+
+    # Of each of the four layers before a norm, the two planes' gradients of the bias.
+    assert sums(fused_normalisation(program)) == sums(program) - 4
+
+
 def test_a_norm_whose_result_is_read_twice_keeps_its_activation_apart():
     class Twice(nn.Module):
         def __init__(self):

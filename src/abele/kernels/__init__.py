@@ -29,7 +29,7 @@ FOLDER = Path(__file__).parent
 KERNELS = ("few_channel_conv.cpp", "max_pool.cpp")
 SHIMS = ("shims.cpp",)
 # What schedules call; see abele/schedule.
-SCHEDULED = ("norm_activation.cpp", "adam.cpp")
+SCHEDULED = ("norm_activation.cpp", "adam.cpp", "image_conv.cpp", "image_pool.cpp")
 
 # No -ffast-math: NaN and infinity mean what they say.
 FLAGS = (

@@ -193,4 +193,16 @@ def _drop_zero_gradient(node: _Node) -> None:
         )
     zero.meta = dict(picked.meta)
     picked.replace_all_uses_with(zero)
+    _add_nothing(zero)
     node.update_arg(10, [mask[0], mask[1], False])  # type: ignore[index]
+
+
+def _add_nothing(zero: _Node) -> None:
+    """What ``zero`` is added to stays as it is: layers used several times sum their gradients."""
+    for user in list(zero.users):
+        if user.target is not aten.add.Tensor or len(user.args) != 2 or user.kwargs:
+            continue
+        other = user.args[1] if user.args[0] is zero else user.args[0]
+        same = isinstance(other, _Node) and other.meta["val"].shape == user.meta["val"].shape
+        if same and other.meta["val"].dtype == user.meta["val"].dtype:  # type: ignore[union-attr]
+            user.replace_all_uses_with(other)  # type: ignore[arg-type]

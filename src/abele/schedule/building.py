@@ -13,7 +13,9 @@ from torch.fx.graph import CodeGen
 from abele.ops import adam, norm_activation
 from abele.program import Program, is_getitem
 from abele.schedule import calls, memory
+from abele.schedule.convolutions import own_convolution
 from abele.schedule.lifetimes import Lifetimes
+from abele.schedule.pools import own_pool
 
 aten = torch.ops.aten
 
@@ -40,7 +42,10 @@ def schedule(program: Program, library: ctypes.CDLL) -> Callable:
     graph.graph.set_codegen(CodeGen())
     lifetimes = Lifetimes(graph.graph)
     for node in list(graph.graph.nodes):
-        if node.target in _OURS:
+        own = own_convolution(node, library) or own_pool(node, library)
+        if own is not None:
+            node.target = own
+        elif node.target in _OURS:
             make, index = _OURS[node.target]
             overwrite = lifetimes.may_overwrite(node, node.args[index])
             node.target = make(library, overwrite=overwrite)

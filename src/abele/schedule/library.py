@@ -42,6 +42,20 @@ class AdamTensor(ctypes.Structure):
     ]
 
 
+class Conv(ctypes.Structure):
+    """``AbeleConv`` of image_conv.h."""
+
+    _fields_ = [
+        (name, ctypes.c_int64) for name in ("images", "height", "width", "inputs", "out", "kernel")
+    ] + [("slope", ctypes.c_double)]
+
+
+class ImagePool(ctypes.Structure):
+    """``AbeleImagePool`` of image_pool.h."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("images", "height", "width", "channels")]
+
+
 def load(code: bytes) -> ctypes.CDLL:
     """Maps the library with these bytes into this process, once.
 
@@ -85,7 +99,20 @@ def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
     library.abele_norm_apply.argtypes = [norm, *[pointer] * 6, number]
     library.abele_norm_backward.argtypes = [norm, *[pointer] * 10, number]
     library.abele_scale_shift.argtypes = [norm, *[pointer] * 5, number]
+    typed_convolutions(library)
+    pool = ctypes.POINTER(ImagePool)
+    for name in ("abele_image_pool", "abele_image_pool_backward"):
+        function = getattr(library, name)
+        function.argtypes, function.restype = [pool, *[pointer] * 3, number], None
     tensors = ctypes.POINTER(AdamTensor)
     library.abele_adam.argtypes = [adam, tensors, ctypes.c_int64, ctypes.c_double, number]
     library.abele_adam.restype = None
+    return library
+
+
+def typed_convolutions(library: ctypes.CDLL) -> ctypes.CDLL:
+    """The same for the functions of image_conv.h alone."""
+    conv, pointer, number = ctypes.POINTER(Conv), ctypes.c_void_p, ctypes.c_int
+    library.abele_conv.argtypes = [conv, *[pointer] * 4, number, number]
+    library.abele_conv_weight_gradient.argtypes = [conv, *[pointer] * 3, number]
     return library

@@ -1,0 +1,274 @@
+"""The convolutions of images with few channels against torch in double precision."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import platform
+import shutil
+import subprocess
+
+import pytest
+import torch
+
+from abele import kernels
+from abele.schedule import convolutions, library
+from abele.schedule.library import Conv
+
+aten = torch.ops.aten
+compiler = shutil.which("g++") or shutil.which("clang++")
+pytestmark = [
+    pytest.mark.compiler,
+    pytest.mark.skipif(compiler is None, reason="no C++ compiler on PATH"),
+]
+
+# images, in, out, kernel, height, width; the kernels take 16 pixels of a row at once, or 8
+CASES = [
+    (1, 1, 8, 5, 9, 16),
+    (2, 1, 16, 3, 5, 17),
+    (1, 8, 8, 3, 33, 31),
+    (2, 8, 16, 3, 4, 40),
+    (3, 16, 24, 1, 7, 33),
+    (1, 24, 8, 3, 1, 47),
+    (2, 32, 32, 3, 3, 18),
+    (1, 64, 16, 1, 2, 100),
+    (2, 8, 3, 1, 6, 64),
+    (1, 5, 7, 3, 6, 19),
+    (2, 3, 20, 5, 3, 35),
+    (1, 2, 2, 5, 2, 23),
+    (2, 16, 16, 5, 20, 21),
+]
+CANARY, WORDS = 12345.0, 64
+
+
+@pytest.fixture(scope="module")
+def own():
+    return library.load(kernels.scheduled_library(compiler, "here"))
+
+
+def described(case, slope=1.0):
+    images, inputs, out, kernel, height, width = case
+    return Conv(images, height, width, inputs, out, kernel, slope)
+
+
+def tensors(case):
+    torch.manual_seed(7)
+    images, inputs, out, kernel, height, width = case
+    last = {"memory_format": torch.channels_last}
+    x = torch.randn(images, inputs, height, width).contiguous(**last)
+    grad = torch.randn(images, out, height, width).contiguous(**last)
+    return x, torch.randn(out, inputs, kernel, kernel), torch.randn(out), grad
+
+
+def guarded(shape):
+    """Memory between canaries, and the channels-last image or the weight in it."""
+    memory = torch.full((math.prod(shape) + 2 * WORDS,), CANARY)
+    inner = memory[WORDS:-WORDS]
+    inner.fill_(math.nan)  # shows what was not written
+    return memory, inner
+
+
+def taken_out(memory, shape, *, image):
+    """The result, after a look at the canaries."""
+    assert (memory[:WORDS] == CANARY).all()
+    assert (memory[-WORDS:] == CANARY).all()
+    inner = memory[WORDS:-WORDS]
+    if not image:
+        return inner.view(shape)
+    images, channels, height, width = shape
+    return inner.view(images, height, width, channels).permute(0, 3, 1, 2)
+
+
+def convolved(own, case, x, weight, bias=None, *, slope=1.0, back=False, threads=1):
+    images, inputs, out, _, height, width = case
+    shape = (images, inputs if back else out, height, width)
+    memory, inner = guarded(shape)
+    start = None if bias is None else bias.data_ptr()
+    pointers = x.data_ptr(), weight.data_ptr(), start, inner.data_ptr()
+    assert own.abele_conv(described(case, slope), *pointers, int(back), threads) == 0
+    return taken_out(memory, shape, image=True)
+
+
+def of_weight(own, case, x, grad, *, threads=1):
+    _, inputs, out, kernel, *_ = case
+    shape = (out, inputs, kernel, kernel)
+    memory, inner = guarded(shape)
+    pointers = x.data_ptr(), grad.data_ptr(), inner.data_ptr()
+    assert own.abele_conv_weight_gradient(described(case), *pointers, threads) == 0
+    return taken_out(memory, shape, image=False)
+
+
+def has_weight_gradient(case):
+    return case[2] % 8 == 0 and (case[1] == 1 or case[1] % 8 == 0)
+
+
+def exactly(case, x, weight, bias, grad, slope):
+    half = [case[3] // 2] * 2
+    x, weight, grad = x.double(), weight.double(), grad.double()
+    y = aten.conv2d(x, weight, None if bias is None else bias.double(), [1, 1], half)
+    y = torch.where(y > 0, y, y * slope)
+    rest = None, [1, 1], half, [1, 1], False, [0, 0], 1, [True, True, False]
+    return y, *aten.convolution_backward(grad, x, weight, *rest)[:2]
+
+
+def error(found, exact):
+    return ((found.double() - exact).norm() / exact.norm()).item()
+
+
+def check(own, case):
+    x, weight, bias, grad = tensors(case)
+    for slope, start in itertools.product((1.0, 0.01, 0.0), (bias, None)):
+        y, of_x, wanted = exactly(case, x, weight, start, grad, slope)
+        assert error(convolved(own, case, x, weight, start, slope=slope), y) < 5e-7
+    assert error(convolved(own, case, grad, weight, back=True), of_x) < 5e-7
+    if has_weight_gradient(case):
+        assert error(of_weight(own, case, x, grad), wanted) < 5e-7
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_numbers_are_right_and_nothing_else_is_written(own, case):
+    check(own, case)
+
+
+@pytest.mark.parametrize("case", CASES[:4] + CASES[-1:], ids=str)
+def test_threads_do_not_change_a_bit(own, case):
+    x, weight, bias, grad = tensors(case)
+
+    def results(threads):
+        settings = {"threads": threads}
+        yield convolved(own, case, x, weight, bias, **settings)
+        yield convolved(own, case, grad, weight, back=True, **settings)
+        yield of_weight(own, case, x, grad, **settings)
+
+    alone = list(results(1))
+    for threads in (2, 5):
+        assert all(torch.equal(a, b) for a, b in zip(alone, results(threads), strict=True))
+
+
+def test_weight_gradients_of_a_large_image_keep_their_digits(own):
+    """One sum over all pixels in float32 would lose three; the mean of the image makes it worse."""
+    case = (1, 8, 8, 3, 320, 512)
+    x, weight, _, grad = tensors(case)
+    x += 3
+    assert (
+        error(
+            of_weight(own, case, x, grad, threads=2), exactly(case, x, weight, None, grad, 1.0)[2]
+        )
+        < 2e-6
+    )
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_reaches_its_neighbours_and_nobody_else(own, bad):
+    case = (1, 8, 8, 3, 9, 33)
+    x, weight, bias, grad = tensors(case)
+    x[0, 3, 4, 32] = bad
+    found = convolved(own, case, x, weight, bias).isfinite()
+    assert torch.equal(found, aten.conv2d(x, weight, bias, [1, 1], [1, 1]).isfinite())
+    assert found.logical_not().sum() == 8 * 3 * 2
+    assert of_weight(own, case, x, grad)[:, 2].isfinite().all()
+    assert not of_weight(own, case, x, grad)[:, 3].isfinite().any()
+
+
+@pytest.mark.parametrize(
+    "case", [(1, 8, 8, 7, 9, 32), (1, 8, 8, 2, 9, 32), (1, 8, 8, 3, 9, 5)], ids=str
+)
+def test_what_has_no_code_is_refused_and_not_computed(own, case):
+    x, weight, bias, _ = tensors(case)
+    y = torch.full_like(x, CANARY)
+    pointers = x.data_ptr(), weight.data_ptr(), bias.data_ptr(), y.data_ptr()
+    status = own.abele_conv(described(case), *pointers, 0, 1)
+    assert status == convolutions.NO_CODE
+    assert (y == CANARY).all()
+
+
+# -- which convolutions are given to the kernels ---------------------------------------------------
+
+
+def node(case=(2, 8, 8, 3, 6, 40), *, stride=1, padding=None, dilation=1, groups=1, dtype=None):
+    """A graph's convolution with these settings."""
+    images, inputs, out, kernel, height, width = case
+    graph = torch.fx.Graph()
+    x, weight = graph.placeholder("x"), graph.placeholder("weight")
+    x.meta["val"] = torch.empty(images, inputs, height, width, dtype=dtype)
+    weight.meta["val"] = torch.empty(out, inputs // groups, kernel, kernel, dtype=dtype)
+    half = kernel // 2 if padding is None else padding
+    settings = [stride] * 2, [half] * 2, [dilation] * 2, False, [0, 0], groups
+    return graph.call_function(aten.convolution.default, (x, weight, None, *settings))
+
+
+@pytest.fixture
+def capable(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case[5] >= 16], ids=str)
+def test_convolutions_that_gain_are_ours(own, capable, case):
+    assert convolutions.own_convolution(node(case), own) is not None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"stride": 2},
+        {"dilation": 2},
+        {"groups": 8},
+        {"padding": 0},
+        {"dtype": torch.float64},
+        {"case": (1, 8, 8, 7, 20, 40)},
+        {"case": (1, 8, 8, 3, 40, 15)},
+        {"case": (1, 33, 32, 3, 40, 40)},
+    ],
+    ids=str,
+)
+def test_others_stay_the_librarys(own, capable, settings):
+    assert convolutions.own_convolution(node(**settings), own) is None
+
+
+def test_processors_without_wide_registers_keep_the_library(own, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    assert convolutions.own_convolution(node(), own) is None
+
+
+@pytest.mark.parametrize("case", [(2, 8, 8, 3, 6, 40), (1, 5, 7, 3, 6, 19), (2, 1, 8, 5, 6, 20)])
+@pytest.mark.parametrize("mask", list(itertools.product([False, True], repeat=3))[1:], ids=str)
+def test_backward_gives_what_was_asked_for(own, capable, case, mask):
+    """Whatever part the kernels do not have comes from the library."""
+    x, weight, _, grad = tensors(case)
+    half = [case[3] // 2] * 2
+    settings = [case[2]], [1, 1], half, [1, 1], False, [0, 0], 1, list(mask)
+    forward = node(case)
+    inputs = forward.graph.placeholder("grad"), *forward.args[:2]
+    backward = forward.graph.call_function(aten.convolution_backward.default, (*inputs, *settings))
+    found = convolutions.own_convolution(backward, own)(grad, x, weight, *settings)
+    doubles = (each.double() for each in (grad, x, weight))
+    for value, exact in zip(found, aten.convolution_backward(*doubles, *settings), strict=True):
+        assert (value is None) == (exact is None)
+        assert value is None or error(value, exact) < 2e-6
+
+
+# -- other processors and compilers ----------------------------------------------------------------
+
+
+def library_for(path, *flags):
+    """The kernels compiled otherwise, with every warning an error."""
+    source = kernels.FOLDER / "image_conv.cpp"
+    usual = [flag for flag in kernels.FLAGS if flag != "-march=native"]
+    command = [compiler, *usual, "-fvisibility=default", "-Wall", "-Wextra", "-Werror", *flags]
+    subprocess.run([*command, "-shared", "-o", str(path), str(source)], check=True)
+    return library.typed_convolutions(ctypes.CDLL(str(path)))
+
+
+x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="flags of x86")
+
+
+@x86
+@pytest.mark.thorough
+@pytest.mark.parametrize("flag", ["-march=native", "-march=haswell", "-march=x86-64"])
+def test_processors_with_narrower_registers_compute_the_same(tmp_path, flag):
+    narrow = library_for(tmp_path / "narrow.so", flag)
+    for case in CASES:
+        check(narrow, case)
+    if flag != "-march=native":
+        check(narrow, (2, 8, 8, 3, 4, 9))  # rows of less than sixteen pixels

@@ -1,0 +1,113 @@
+"""Max pooling of channels-last images as schedules do it, against torch."""
+
+from __future__ import annotations
+
+import math
+import operator
+import shutil
+
+import pytest
+import torch
+
+from abele import kernels
+from abele.schedule import library, pools
+
+aten = torch.ops.aten
+compiler = shutil.which("g++") or shutil.which("clang++")
+pytestmark = [
+    pytest.mark.compiler,
+    pytest.mark.skipif(compiler is None, reason="no C++ compiler on PATH"),
+]
+
+SETTINGS = [2, 2], [2, 2], [0, 0], [1, 1], False
+SHAPES = [(1, 8, 2, 2), (2, 8, 6, 10), (3, 5, 4, 8), (2, 21, 8, 4), (1, 1, 6, 6), (2, 24, 200, 100)]
+
+
+@pytest.fixture(scope="module")
+def own():
+    return library.load(kernels.scheduled_library(compiler, "here"))
+
+
+def images(shape, kind="random"):
+    torch.manual_seed(3)
+    x = torch.randn(shape) if kind == "random" else torch.randint(-2, 2, shape) * 1.0
+    if kind == "special":
+        x[torch.rand_like(x) < 0.3] = math.nan
+        x[torch.rand_like(x) < 0.2] = -math.inf
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def nodes(shape, settings=SETTINGS, *, read=True, shown=False, dtype=torch.float32):
+    """A pool and, where ``read``, its backward; where ``shown``, the indices are a result too."""
+    graph = torch.fx.Graph()
+    x, grad = graph.placeholder("x"), graph.placeholder("grad")
+    x.meta["val"] = torch.empty(shape, dtype=dtype)
+    pool = graph.call_function(aten.max_pool2d_with_indices.default, (x, *settings))
+    results = [graph.call_function(operator.getitem, (pool, 0))]
+    if not read:
+        return pool, None
+    indices = graph.call_function(operator.getitem, (pool, 1))
+    back = aten.max_pool2d_with_indices_backward.default
+    backward = graph.call_function(back, (grad, x, *settings, indices))
+    graph.output([*results, backward, indices] if shown else [*results, backward])
+    return pool, backward
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", ["random", "ties", "special"])
+def test_values_and_gradients_are_torchs_to_the_bit(own, kind, shape):
+    pool, backward = (pools.own_pool(node, own) for node in nodes(shape))
+    x = images(shape, kind)
+    y, places = pool(x, *SETTINGS)
+    wanted, indices = aten.max_pool2d_with_indices(x, *SETTINGS)
+    torch.testing.assert_close(y, wanted, rtol=0, atol=0, equal_nan=True)
+    assert places.dtype is torch.uint8
+    for grad in (torch.randn_like(y), torch.randn(y.shape)):  # also in the default order
+        exact = aten.max_pool2d_with_indices_backward(grad, x, *SETTINGS, indices)
+        assert torch.equal(backward(grad, x, *SETTINGS, places), exact)
+
+
+def test_threads_do_not_change_a_bit(own, monkeypatch):
+    pool, backward = (pools.own_pool(node, own) for node in nodes(SHAPES[-1]))
+    x, results = images(SHAPES[-1]), []
+    for threads in (1, 3):
+        monkeypatch.setattr(pools, "threads_for", lambda floats, count=threads: count)
+        y, places = pool(x, *SETTINGS)
+        results.append((y, places, backward(y, x, *SETTINGS, places)))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_without_backward_no_places_are_kept(own):
+    pool = pools.own_pool(nodes((2, 8, 6, 10), read=False)[0], own)
+    x = images((2, 8, 6, 10))
+    y, places = pool(x, *SETTINGS)
+    assert places is None
+    assert torch.equal(y, aten.max_pool2d_with_indices(x, *SETTINGS)[0])
+
+
+def test_images_in_the_default_order_are_the_librarys(own):
+    pool, backward = (pools.own_pool(node, own) for node in nodes((2, 8, 6, 10)))
+    x = images((2, 8, 6, 10)).contiguous()
+    y, indices = pool(x, *SETTINGS)
+    assert y.is_contiguous()
+    assert indices.dtype is torch.int64
+    exact = aten.max_pool2d_with_indices_backward(y, x, *SETTINGS, indices)
+    assert torch.equal(backward(y, x, *SETTINGS, indices), exact)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"shown": True},
+        {"dtype": torch.float64},
+        {"shape": (2, 8, 7, 10)},
+        {"shape": (2, 8, 6, 11)},
+        {"settings": ([3, 3], [2, 2], [0, 0], [1, 1], False)},
+        {"settings": ([2, 2], [1, 1], [0, 0], [1, 1], False)},
+        {"settings": ([2, 2], [2, 2], [1, 1], [1, 1], False)},
+        {"settings": ([2, 2], [2, 2], [0, 0], [2, 2], False)},
+    ],
+    ids=str,
+)
+def test_other_pools_stay_the_librarys(own, settings):
+    assert pools.own_pool(nodes(**{"shape": (2, 8, 6, 10), **settings})[0], own) is None
