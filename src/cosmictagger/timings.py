@@ -54,6 +54,7 @@ class Timings:
         yield
         self._row["iteration"] = _microseconds(time.perf_counter() - self._started)
         self._rows.append(self._row)
+        self._row = np.zeros((), _RECORD)  # what follows, like a last checkpoint, is of none
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
