@@ -44,7 +44,7 @@ RECIPE = (
 )
 TRAINING = (
     "mode.optimizer.learning_rate=0.003",
-    "mode.optimizer.loss_balance_scheme=light",
+    "mode.optimizer.loss_balance_scheme=focal",
     "run.aux_iterations=25",
     "mode.checkpoint_iteration=100",
 )
