@@ -42,11 +42,13 @@ RECIPE = (
     f"data.aux_events={HELD_OUT}",
     "run.minibatch_size=2",
 )
-TRAINING = (
-    "mode.optimizer.learning_rate=0.003",
-    "mode.optimizer.loss_balance_scheme=focal",
-    "run.aux_iterations=25",
-    "mode.checkpoint_iteration=100",
+TRAINING = ("run.aux_iterations=25", "mode.checkpoint_iteration=100")
+# The focal loss soon tells tracks from noise and would leave the few pixels of neutrinos for much
+# later; weights by class find those at once, but alone they take long to find anything else.
+FIRST_STEPS = 200
+STAGES = (
+    ("mode.optimizer.loss_balance_scheme=focal", "mode.optimizer.learning_rate=0.003"),
+    ("mode.optimizer.loss_balance_scheme=light", "mode.optimizer.learning_rate=0.002"),
 )
 NAMES = ("mIoU", "Cosmic_IoU", "Neutrino_IoU")
 
@@ -94,7 +96,8 @@ def measure(out: Path, seed: int, steps: int, mode: str) -> dict[str, Any]:
         random = "mode.weights_location=random"
         launch(out / "untrained", *common, *seeds, "mode=inference", random, "mode.displays=0")
     while (done := steps_done(trained)) < steps:
-        more = ("mode=train", f"run.iterations={steps - done}")
+        end = min(steps, FIRST_STEPS) if done < FIRST_STEPS else steps
+        more = (*STAGES[done >= FIRST_STEPS], "mode=train", f"run.iterations={end - done}")
         launch(trained, *common, *seeds, *TRAINING, *more)
         # Inference will replace it.
         shutil.copy(trained / "run.json", trained / "training.json")
@@ -103,6 +106,7 @@ def measure(out: Path, seed: int, steps: int, mode: str) -> dict[str, Any]:
     return {
         "environment": harness.environment(),
         "settings": [*RECIPE, *TRAINING, *seeds],
+        "stages": {"from 0": STAGES[0], f"from {FIRST_STEPS}": STAGES[1]},
         "steps": steps,
         "seconds_per_iteration": run["seconds_per_iteration"],
         "proof": run["proof"],
