@@ -33,7 +33,7 @@ from cosmictagger.results import curves  # noqa: E402
 
 TRAINED, HELD_OUT, NEUTRINO = 200, 40, 2
 REACH = 0.5
-STEPS = 800
+STEPS = 1500
 RECIPE = (
     "network=small",
     "data=generated",
@@ -42,13 +42,12 @@ RECIPE = (
     f"data.aux_events={HELD_OUT}",
     "run.minibatch_size=2",
 )
-TRAINING = ("run.aux_iterations=25", "mode.checkpoint_iteration=100")
-# The focal loss soon tells tracks from noise and would leave the few pixels of neutrinos for much
-# later; weights by class find those at once, but alone they take long to find anything else.
-FIRST_STEPS = 200
-STAGES = (
-    ("mode.optimizer.loss_balance_scheme=focal", "mode.optimizer.learning_rate=0.003"),
-    ("mode.optimizer.loss_balance_scheme=light", "mode.optimizer.learning_rate=0.002"),
+TRAINING = (
+    "run.aux_iterations=25",
+    "mode.checkpoint_iteration=100",
+    # Weights by class (light) make a track that could be either a neutrino's, and so all of them.
+    "mode.optimizer.loss_balance_scheme=focal",
+    "mode.optimizer.learning_rate=0.003",
 )
 NAMES = ("mIoU", "Cosmic_IoU", "Neutrino_IoU")
 
@@ -96,8 +95,7 @@ def measure(out: Path, seed: int, steps: int, mode: str) -> dict[str, Any]:
         random = "mode.weights_location=random"
         launch(out / "untrained", *common, *seeds, "mode=inference", random, "mode.displays=0")
     while (done := steps_done(trained)) < steps:
-        end = min(steps, FIRST_STEPS) if done < FIRST_STEPS else steps
-        more = (*STAGES[done >= FIRST_STEPS], "mode=train", f"run.iterations={end - done}")
+        more = ("mode=train", f"run.iterations={steps - done}")
         launch(trained, *common, *seeds, *TRAINING, *more)
         # Inference will replace it.
         shutil.copy(trained / "run.json", trained / "training.json")
@@ -106,7 +104,6 @@ def measure(out: Path, seed: int, steps: int, mode: str) -> dict[str, Any]:
     return {
         "environment": harness.environment(),
         "settings": [*RECIPE, *TRAINING, *seeds],
-        "stages": {"from 0": STAGES[0], f"from {FIRST_STEPS}": STAGES[1]},
         "steps": steps,
         "seconds_per_iteration": run["seconds_per_iteration"],
         "proof": run["proof"],
