@@ -23,7 +23,7 @@ from cosmictagger.progress import Bar
 from cosmictagger.records import Table, log_step, logger
 from cosmictagger.stopping import Stop
 from cosmictagger.tensorboard import Summaries
-from cosmictagger.timings import Timings, closing_lines, throughput
+from cosmictagger.timings import Timings, closing_lines, split_line, throughput
 
 _SYNTHETIC_STEPS = 500
 
@@ -190,17 +190,20 @@ class Pass:
     def _end(self, signal: int | None, results: Any) -> None:
         self.timings.save(self.launch.folder / "profiles")
         means, size = self._means(), self.events.batch_size
-        times = self.timings.iterations
+        times, split = self.timings.iterations, self.timings.split()
         values = {
             "events": sum(self._counts),
             "metrics": means,
             "images_per_second": throughput(times, size),
+            "seconds_per_iteration": split,
         }
         self.launch.prove_end(self.backend, "of this pass", values)
         if signal is not None:
             self.launch.record.end(f"stopped by signal {signal}")
         for line in closing_lines(times, size):
             logger.info(line)
+        if split:
+            logger.info(split_line(split))
         logger.info(
             f"Inference report: {len(self._counts)} batches processed for "
             f"{sum(self._counts)} entries."

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,8 @@ _US = "timedelta64[us]"
 _RECORD = np.dtype(
     [("i", "i4"), ("start", "datetime64[us]"), ("iteration", _US), *((p, _US) for p in PARTS)]
 )
+_TIMED = ("iteration", *PARTS)
+_OF_A_STEP = ("forward", "loss", "backward", "optimizer")
 
 
 class Timings:
@@ -52,6 +54,7 @@ class Timings:
         yield
         self._row["iteration"] = _microseconds(time.perf_counter() - self._started)
         self._rows.append(self._row)
+        self._row = np.zeros((), _RECORD)  # what follows, like a last checkpoint, is of none
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -72,6 +75,18 @@ class Timings:
     def iterations(self) -> list[float]:
         """Seconds of each whole iteration."""
         return [float(row["iteration"] / np.timedelta64(1, "s")) for row in self._rows]
+
+    def split(self) -> dict[str, float]:
+        """Mean seconds of an iteration and of its parts, without the first one if there are others.
+
+        Returns:
+            ``iteration`` and those of ``PARTS`` that took any time.
+        """
+        rows = np.array(self._rows[1:] or self._rows, _RECORD)
+        if not len(rows):
+            return {}
+        means = {name: float(rows[name].astype(np.int64).mean() / 1e6) for name in _TIMED}
+        return {name: seconds for name, seconds in means.items() if seconds > 0}
 
     def save(self, folder: Path) -> Path:
         """Writes ``profiling_info_rank_0.npy``: a structured array, one row per iteration."""
@@ -100,6 +115,20 @@ def throughput(iterations: list[float], images: int) -> dict[str, float]:
     if len(iterations) > 40:
         parts["last_40"] = iterations[-40:]
     return {n: images * len(times) / sum(times) for n, times in parts.items() if sum(times) > 0}
+
+
+def split_line(split: Mapping[str, float]) -> str:
+    """Where the time of an iteration went, in one line; ``split`` is that of ``Timings``."""
+    others = [name for name in PARTS if name not in ("io", "train", *_OF_A_STEP)]
+
+    def said(*names: str) -> str:
+        return ", ".join(f"{name} {split[name]:.3g}" for name in names if name in split)
+
+    step = said(*_OF_A_STEP)
+    if "train" in split:
+        step = said("train") + (f" ({step})" if step else "")
+    told = ", ".join(part for part in (said("io"), step, said(*others)) if part)
+    return f"Mean seconds of an iteration: {split['iteration']:.3g}: {told}"
 
 
 def closing_lines(iterations: list[float], images: int) -> list[str]:

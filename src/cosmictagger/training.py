@@ -27,7 +27,7 @@ from cosmictagger.records import Table, log_step, logger
 from cosmictagger.schedule import Schedule
 from cosmictagger.stopping import Stop
 from cosmictagger.tensorboard import IMAGES_EVERY, Summaries
-from cosmictagger.timings import Timings, closing_lines, throughput
+from cosmictagger.timings import Timings, closing_lines, split_line, throughput
 
 _FORMAT = 1  # of checkpoints
 
@@ -281,9 +281,17 @@ class Training:
         atomic.write_text(profiles / "args.json", json.dumps(plain(self.config), indent=1) + "\n")
         times = self.timings.iterations
         speed = throughput(times, self.images)
-        values = {"steps": self.step, "last": self._latest, "images_per_second": speed}
+        split = self.timings.split()
+        values = {
+            "steps": self.step,
+            "last": self._latest,
+            "images_per_second": speed,
+            "seconds_per_iteration": split,
+        }
         self.launch.prove_end(self.backend, f"after step {self.step}", values)
         if signal is not None:
             self.launch.record.end(f"stopped by signal {signal}")
         for line in closing_lines(times, self.images):
             logger.info(line)
+        if split:
+            logger.info(split_line(split))

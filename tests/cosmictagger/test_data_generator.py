@@ -1,5 +1,7 @@
 """Simulated events: reproducible, like the sample in their statistics, true to simple physics."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -285,6 +287,9 @@ def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_bar_tells_how_far_it_is(tmp_path, capsys):
+def test_the_bar_tells_how_far_it_is_where_somebody_looks(tmp_path, capsys, monkeypatch):
+    generator.generate(tmp_path / "f.h5", 2, 1, (32, 32))
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     generator.generate(tmp_path / "f.h5", 2, 1, (32, 32))
     assert "2/2" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from cosmictagger.progress import Bar
 from cosmictagger.records import RunRecord, Table, log_step, logger, logging_to, step_line
 from cosmictagger.tensorboard import Summaries
-from cosmictagger.timings import PARTS, Timings, closing_lines, throughput
+from cosmictagger.timings import PARTS, Timings, closing_lines, split_line, throughput
 
 
 def test_a_log_line_has_its_words_where_the_analysis_looks(tmp_path):
@@ -93,6 +93,28 @@ def test_throughput_leaves_out_the_first_iterations():
     )
     assert lines[3].startswith("Total time to batch process last 40 iterations: 20.0000")
     assert len(closing_lines(times[:2], 2)) == 2
+
+
+def test_the_split_of_an_iteration_leaves_out_the_first():
+    timings = Timings()
+    assert timings.split() == {}
+    for index, seconds in enumerate((9.0, 0.25, 0.75)):
+        with timings.iteration(index):
+            timings.add("io", seconds / 4)
+            timings.add("train", seconds)
+            timings.add("backward", seconds / 2)
+            timings.add("log", seconds / 8)
+    split = timings.split()
+    assert list(split) == ["iteration", "train", "io", "backward", "log"]
+    del split["iteration"]
+    assert split == pytest.approx({"train": 0.5, "io": 0.125, "backward": 0.25, "log": 0.0625})
+    assert split_line({"iteration": 0.75, **split}) == (
+        "Mean seconds of an iteration: 0.75: io 0.125, train 0.5 (backward 0.25), log 0.0625"
+    )
+    del split["train"], split["backward"]
+    assert split_line({"iteration": 0.75, "forward": 0.5, **split}).endswith(
+        "0.75: io 0.125, forward 0.5, log 0.0625"
+    )
 
 
 def test_tensorboard_scalars_and_pictures(tmp_path):

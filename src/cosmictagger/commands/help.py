@@ -28,6 +28,8 @@ neutrino. The device is an option; network, loss and loop are the same on all of
   cosmictagger generate --events 100 --output events.h5    a file of built-in events
   cosmictagger compile run.id=x run.compute_mode=RDU       compiles without training
 
+The network of these runs is small: it learns faster with mode.optimizer.learning_rate=0.003.
+
 Everything goes to output_dir, which is output/torch/NETWORK/RUN_ID/ unless it is given:
 process.log, train_metrics.csv, TensorBoard files, checkpoints/, and run.json, which proves where
 steps ran.

@@ -49,7 +49,7 @@ def generate(
         events: how many.
         seed: another seed gives other events; the same one gives the same file.
         size: (H, W) of the images; smaller ones show the same detector with coarser pixels.
-        progress: show a progress bar.
+        progress: show a progress bar, where standard error is a terminal.
 
     Raises:
         DataError: a number or size out of range, or the file cannot be written.
@@ -59,7 +59,8 @@ def generate(
     _check_seed(seed)
     detector = _detector(size)
     with EventWriter(path, size, (IMAGE, LABEL), particles=True) as writer:
-        for number in tqdm(range(events), "generating", unit="event", disable=not progress):
+        off = None if progress else True  # None: where nobody sees it
+        for number in tqdm(range(events), "generating", unit="event", disable=off):
             writer.write(_simulated(number, seed, detector))
 
 

@@ -1,0 +1,172 @@
+"""Does a short training of CosmicTagger's small network find neutrinos in events it has not seen?
+
+python benchmarks/cosmictagger_training.py            one training; curves and displays in out/
+python benchmarks/cosmictagger_training.py --record   keeps numbers and pictures under records/
+
+What was interrupted goes on when it is started again with the same --out.
+
+Everything goes through the application's command line: events are generated, the network is
+trained on 200 of them, and 40 others are labelled by the weights of its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import shutil
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import harness
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+from cosmictagger import checkpoints  # noqa: E402 - after the path above
+from cosmictagger.cli import main as cosmictagger  # noqa: E402
+from cosmictagger.data import EventFile  # noqa: E402
+from cosmictagger.results import curves  # noqa: E402
+
+TRAINED, HELD_OUT, NEUTRINO = 200, 40, 2
+REACH = 0.5
+STEPS = 1500
+RECIPE = (
+    "network=small",
+    "data=generated",
+    "data.downsample=3",
+    f"data.events={TRAINED}",
+    f"data.aux_events={HELD_OUT}",
+    "run.minibatch_size=2",
+)
+TRAINING = (
+    "run.aux_iterations=25",
+    "mode.checkpoint_iteration=100",
+    # Weights by class (light) make a track that could be either a neutrino's, and so all of them.
+    "mode.optimizer.loss_balance_scheme=focal",
+    "mode.optimizer.learning_rate=0.003",
+)
+NAMES = ("mIoU", "Cosmic_IoU", "Neutrino_IoU")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"of training (default {STEPS})")
+    parser.add_argument("--seed", type=int, default=1, help="of weights and order (default 1)")
+    parser.add_argument("--mode", default="CPU", help="compute mode (default CPU)")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
+    parser.add_argument("--out", type=Path, default=Path("out/cosmictagger_training"))
+    parser.add_argument("--record", action="store_true", help="keep the result under records/")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    result = measure(options.out, options.seed, options.steps, options.mode)
+    found = result["held_out"]
+    print(
+        f"seed {options.seed}: mIoU {found['mIoU']:.3f} over {found['events']} held-out events "
+        f"(planes with a neutrino {found['mIoU_with_neutrino']:.3f}; untrained "
+        f"{result['untrained']['mIoU']:.3f}) after {result['steps']} steps of "
+        f"{result['seconds_per_iteration']['train']:.2f} s"
+    )
+    if options.record:
+        print(f"record: {keep(result, options.out).relative_to(ROOT)}")
+    return 0 if found["mIoU"] > REACH else 1
+
+
+def measure(out: Path, seed: int, steps: int, mode: str) -> dict[str, Any]:
+    """Generates the events, trains, and labels those that were held out.
+
+    Args:
+        out: for events and runs; what an earlier call has made there is not made again.
+        seed: of weights and order.
+        steps: of training.
+        mode: the compute mode.
+
+    Returns:
+        Environment, settings, the metrics of the held-out events before and after training, and
+        the curves.
+    """
+    events, trained = out / "events", out / "trained"
+    seeds = (f"data.seed={seed}", f"framework.seed={seed}")
+    common = (*RECIPE, f"data.folder={events}", f"run.compute_mode={mode}")
+    if not (out / "untrained" / "event_metrics.csv").exists():
+        random = "mode.weights_location=random"
+        launch(out / "untrained", *common, *seeds, "mode=inference", random, "mode.displays=0")
+    while (done := steps_done(trained)) < steps:
+        more = ("mode=train", f"run.iterations={steps - done}")
+        launch(trained, *common, *seeds, *TRAINING, *more)
+        # Inference will replace it.
+        shutil.copy(trained / "run.json", trained / "training.json")
+    run = json.loads((trained / "training.json").read_text())
+    launch(trained, *common, *seeds, "mode=inference", "mode.displays=4")
+    return {
+        "environment": harness.environment(),
+        "settings": [*RECIPE, *TRAINING, *seeds],
+        "steps": steps,
+        "seconds_per_iteration": run["seconds_per_iteration"],
+        "proof": run["proof"],
+        "weights_hash": run["weights_hash"],
+        "untrained": held_out(out / "untrained", events),
+        "held_out": held_out(trained, events),
+        "curve": curve(trained),
+    }
+
+
+def steps_done(output: Path) -> int:
+    """Steps of the latest checkpoint."""
+    entries = checkpoints.Checkpoints(output / "checkpoints").entries()
+    return entries[0][0] if entries else 0
+
+
+def launch(output: Path, *overrides: str) -> None:
+    """Runs a command line into a folder."""
+    status = cosmictagger([f"run.id={output.name}", f"output_dir={output}", *overrides])
+    if status:
+        raise SystemExit(status)
+
+
+def curve(output: Path) -> dict[str, Any]:
+    """Loss and IoU by step, of every training step and of the validations between."""
+    kept = ("step", "loss", *(f"Average/{name}" for name in NAMES))
+    found = curves.read_folder(output)
+    return {saver: {key: found[saver][key].round(4).tolist() for key in kept} for saver in found}
+
+
+def held_out(output: Path, events: Path) -> dict[str, float]:
+    """Means over events; and over planes that have neutrino pixels, where no union is empty."""
+    with open(output / "event_metrics.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    values = {
+        name: statistics.mean(float(row[f"Average/{name}"]) for row in rows) for name in NAMES
+    }
+    (path,) = (path for path in events.iterdir() if path.stem.endswith(f"-{HELD_OUT}"))
+    with EventFile(path) as file:
+        there = [
+            (row, plane)
+            for row in rows
+            for plane, voxels in enumerate(file.sparse("sbnd_cosmicseg", int(row["entry"])))
+            if (voxels.values == NEUTRINO).any()
+        ]
+    for name in NAMES:
+        found = statistics.mean(float(row[f"plane{plane}/{name}"]) for row, plane in there)
+        values[f"{name}_with_neutrino"] = found
+    return {key: round(value, 4) for key, value in values.items()} | {"events": len(rows)}
+
+
+def keep(result: dict[str, Any], out: Path) -> Path:
+    """The record, with the learning curve and the best event's display beside it."""
+    record = harness.write_record("cosmictagger_training", result)
+    shutil.copy(out / "trained" / "curves.png", record.with_suffix(".curve.png"))
+    with open(out / "trained" / "event_metrics.csv", encoding="utf-8", newline="") as file:
+        ranked = sorted(csv.DictReader(file), key=lambda row: float(row["Average/mIoU"]))
+    # The displays are the two worst and the two best events; the second best flatters least.
+    chosen = int(ranked[-2]["entry"])
+    display = out / "trained" / "displays" / f"entry_{chosen:06d}.png"
+    shutil.copy(display, record.with_suffix(".event.png"))
+    return record
+
+
+if __name__ == "__main__":
+    sys.exit(main())
