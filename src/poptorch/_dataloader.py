@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from poptorch import _distributed
 from poptorch._accessor import AsynchronousDataAccessor
 from poptorch._batch_sampler import grouped
 from poptorch._batch_size import BatchSize
@@ -125,6 +126,7 @@ class DataLoader(torch.utils.data.DataLoader):
     def __iter__(self) -> Any:
         if self._is_empty():
             raise error(self._why_empty())
+        _distributed.note_epoch(self)
         if self._uses_accessor:
             if self._accessor is None:  # this is a copy
                 self._accessor = self._make_accessor()
