@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from poptorch import _distributed
 from poptorch._accessor import AsynchronousDataAccessor
 from poptorch._batch_sampler import grouped
 from poptorch._batch_size import BatchSize
@@ -127,6 +128,7 @@ class DataLoader(torch.utils.data.DataLoader):
     def __iter__(self) -> Any:
         if self._is_empty():
             raise error(self._why_empty())
+        _distributed.note_epoch(self)
         make = self._from_accessor if self._uses_accessor else self._from_batch
         return self._position.begin(make, self.generator)
 
@@ -188,9 +190,10 @@ class DataLoader(torch.utils.data.DataLoader):
 
     def _description(self) -> dict[str, Any]:
         """What decides which batches there are."""
+        dataset: Any = self.dataset
         return {
             "combined batch": self.combinedBatchSize,
-            "rows of data": None if self._is_iterable else len(self.dataset),  # type: ignore
+            "rows of data": None if self._is_iterable else len(dataset),
             "sampler": type(self.batch_sampler if self._groups else self.sampler).__name__,
             "process": self._options.Distributed.processId,
             "processes": self._options.Distributed.numProcesses,

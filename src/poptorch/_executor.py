@@ -13,9 +13,11 @@ import torch
 from tqdm import tqdm
 
 from abele.building import BuildRecord
+from abele.collectives import Counts
 from abele.module_state import parameter_names
 from abele.update_rules import UpdateRule
 from poptorch import (
+    _distributed,
     _optimizer,
     _per_replica,
     _progress,
@@ -123,6 +125,15 @@ class PoplarExecutor(
     def build_record(self) -> BuildRecord | None:
         """How the executable was made: target, fallback, cache and times; None before compiling."""
         return None if self._compiled is None else self._compiled.record
+
+    @property
+    def exchanges(self) -> Counts:
+        """What this process has exchanged with the others: calls, bytes and seconds in them.
+
+        An addition of this project. Counted over all wrappers of this process since it connected;
+        zero in a process that trains by itself.
+        """
+        return _distributed.counts()
 
     def program_text(self) -> str:
         """The compiled programs as Python, with shapes, types and source lines.
@@ -258,6 +269,8 @@ class PoplarExecutor(
             offline = self._options.connection_type == ConnectionType.Never
             self._optimizer_state.start(None if offline else compiled.session)
         self._attached = self._options.connection_type == ConnectionType.Always
+        if compiled.session.received:  # process 0's weights are those of the module now
+            self.copyWeightsToHost()
         self._compile_seconds = time.perf_counter() - started
         _report.write_reports(compiled, self._options, self._compile_seconds)
         if self._options._show_compilation_progress_bar:
@@ -397,6 +410,9 @@ class PoplarExecutor(
             self.copyWeightsToHostIfNeeded()
             _weights.unwrap(self._user_model)
         self._optimizer_state.stop()
+        exchange = self._compiled.session.exchange
+        if exchange is not None:
+            exchange.close()
         self._compiled, self._attached, self._compile_seconds = None, False, None
 
     def __del__(self):

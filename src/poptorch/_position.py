@@ -200,7 +200,8 @@ def check_fits(here: dict[str, Any], there: dict[str, Any]) -> None:
     """Refuses the state of a loader that gives other batches.
 
     Args:
-        here, there: what describes the batches of this loader, and of that of the state.
+        here: what describes the batches of this loader.
+        there: that of the state's.
 
     Raises:
         poptorch.Error: they differ; the message says in what.
