@@ -164,6 +164,7 @@ class DataLoader(torch.utils.data.DataLoader):
         return {
             **self._position.state(has_workers=self._iterator is not None),
             "seed": None if accessor is None else accessor._seed,
+            "generator": None if self.generator is None else self.generator.get_state(),
             "batches": self._description(),
         }
 
@@ -185,6 +186,8 @@ class DataLoader(torch.utils.data.DataLoader):
         check_fits(self._description(), state["batches"])
         self._position.load(state, replay)
         self._set_epoch(self._position.begun)
+        if self.generator is not None and state["generator"] is not None:
+            self.generator.set_state(state["generator"])
         if self._accessor is not None:
             self._accessor._begin_at(self._position.begun, state["seed"])
 

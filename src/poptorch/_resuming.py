@@ -18,6 +18,7 @@ from abele.runtime import state
 from poptorch import _random_state
 from poptorch._error import error
 from poptorch._logging import logger
+from poptorch._optimizer_host import _extras
 from poptorch._saving import _present_state
 
 if TYPE_CHECKING:
@@ -196,3 +197,57 @@ def _form(tensors: Mapping[str, torch.Tensor], name: str, groups: set[str]) -> A
 def _said(tensors: Mapping[str, torch.Tensor], name: str) -> str:
     value = tensors.get(name)
     return "missing" if value is None else f"{list(value.shape)} {value.dtype}"
+
+
+# -- the optimizer object --------------------------------------------------------------------
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What the host knows of an optimizer: its class, groups and further values.
+
+    The device's part, moments and counts, is in ``state_of``.
+    """
+    torchs = torch.optim.Optimizer.state_dict(optimizer)
+    return {"class": type(optimizer).__name__, **torchs, "values": _values(optimizer)}
+
+
+def put_optimizer(optimizer: torch.optim.Optimizer, held: Mapping[str, Any]) -> None:
+    """Continues from what ``optimizer_state`` returned.
+
+    Raises:
+        poptorch.Error: another class, other groups, or values that cannot change have changed.
+    """
+    kind = type(optimizer).__name__
+    if kind != held["class"]:
+        raise error(
+            f"The state is of optimizer {held['class']}, this one is {kind}. Use the same class."
+        )
+    here, there = _values(optimizer), held["values"]
+    variable = here.get("variable attributes", [])
+    unlike = [n for n in {**there, **here} if n not in variable and here.get(n) != there.get(n)]
+    if unlike:
+        said = ", ".join(f"{n} {there.get(n)} there, {here.get(n)} here" for n in unlike)
+        raise error(
+            f"The state is of an optimizer with other values: {said}. Make it as it was when the "
+            "state was kept."
+        )
+    for name in variable:
+        if name in there:
+            setattr(optimizer, name, there[name])
+    try:
+        torch.optim.Optimizer.load_state_dict(
+            optimizer, {"state": held["state"], "param_groups": held["param_groups"]}
+        )
+    except ValueError as problem:
+        raise error(f"The state is of an optimizer with other groups: {problem}") from problem
+
+
+def _values(optimizer: Any) -> dict[str, Any]:
+    """Attributes that this package's optimizers have beside torch's."""
+    attributes = getattr(optimizer, "variable_attrs", None)
+    if attributes is None:
+        return {}
+    common = {"state", "defaults", "param_groups", "variable_attrs"}
+    names = [name for name in _extras(optimizer) if name not in common]
+    found = {name: getattr(optimizer, name) for name in names}
+    return {**found, "variable attributes": sorted(attributes._variable)}

@@ -12,8 +12,7 @@ FRONT_ENDS = {"popart", "poptorch", "popdist", "sambaflow", "cosmictagger"}
 FORBIDDEN = {
     "abele": FRONT_ENDS | {"examples", "benchmarks", "tests"},
     "popart": (FRONT_ENDS - {"popart"}) | {"abele", "torch", "examples", "benchmarks", "tests"},
-    "popdist": (FRONT_ENDS - {"popdist", "poptorch"})
-    | {"abele", "examples", "benchmarks", "tests"},
+    "popdist": (FRONT_ENDS - {"popdist", "poptorch"}) | {"examples", "benchmarks", "tests"},
     "poptorch": {"popdist", "sambaflow", "cosmictagger", "examples", "benchmarks", "tests"},
     "sambaflow": (FRONT_ENDS - {"sambaflow"}) | {"examples", "benchmarks", "tests"},
     # The application sees the engine through the front-ends, but for its version.
