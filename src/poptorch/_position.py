@@ -138,8 +138,11 @@ class Order:
         if resumed is not None:
             host_random.write(resumed, generator)
         self.start = outside if resumed is None else resumed
-        indices = islice(iter(sampler), skip, None)
-        first = list(islice(indices, 1))
+        indices = iter(sampler)
+        for _ in islice(indices, skip):
+            pass
+        # Its first item makes a sampler draw. Not one more, because at its end it may draw again.
+        first = list(islice(indices, int(resumed is not None and not skip)))
         if resumed is not None:
             self.after = host_random.read(generator)
             host_random.write(outside, generator)
