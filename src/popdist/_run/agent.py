@@ -1,0 +1,169 @@
+"""Instances under torch's elastic agent: started together, watched, ended and restarted together.
+
+All instances are workers of one agent, those of other hosts through their connection, so that one
+place knows who failed first. The store that instances find each other in is held by poprun, on a
+port that is its own from before the first instance starts until the last one ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import cast
+
+from torch.distributed import DistNetworkError, HashStore, TCPStore
+from torch.distributed.elastic.agent.server import RunResult, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
+
+from popdist._run.problems import Problem
+from popdist._run.ssh import SHIM
+
+_RUN_ID = "poprun"
+_HANDLED = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+
+Begin = Callable[[int], list[tuple[dict[str, str], str, str]]]
+
+
+class _Rendezvous(RendezvousHandler):
+    """A new store for each attempt, held by this process."""
+
+    def __init__(self, address: str, port: int) -> None:
+        self._address, self._port = address, port
+        self._store: TCPStore | None = None
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self._store = None  # its port may be asked for again
+        try:
+            self._store = TCPStore("127.0.0.1", self._port, is_master=True, wait_for_workers=False)
+        except DistNetworkError as error:
+            raise Problem(f"--master-port {self._port} cannot be listened on: {error}") from error
+        info = RendezvousStoreInfo(self._address, self._store.port)
+        # The agent's own notes stay here: it would keep the other store, and so its port, alive.
+        return RendezvousInfo(HashStore(), rank=0, world_size=1, bootstrap_store_info=info)
+
+    def get_backend(self) -> str:
+        return "poprun"
+
+    def get_run_id(self) -> str:
+        return _RUN_ID
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        return None
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def shutdown(self) -> bool:
+        self._store = None
+        return True
+
+
+class _Attempts(LogsSpecs):
+    """Gives each instance its environment and its pipes when an attempt begins."""
+
+    def __init__(self, begin: Begin) -> None:
+        super().__init__()
+        self._begin = begin
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        attempt = int(envs[0]["TORCHELASTIC_RESTART_COUNT"])
+        found = self._begin(attempt)
+        for rank, (environment, _, _) in enumerate(found):
+            envs[rank].update(environment)
+            envs[rank]["TORCHELASTIC_ERROR_FILE"] = ""
+        return LogsDest(
+            stdouts={rank: out for rank, (_, out, _) in enumerate(found)},
+            stderrs={rank: err for rank, (_, _, err) in enumerate(found)},
+            error_files=dict.fromkeys(range(len(found)), os.devnull),
+        )
+
+    @property
+    def root_log_dir(self) -> str:
+        return os.devnull
+
+
+def run(
+    program: list[str],
+    count: int,
+    begin: Begin,
+    *,
+    address: str,
+    port: int,
+    restarts: int,
+    grace: int,
+) -> tuple[int | None, dict[int, int]]:
+    """Run all instances until they succeed, or fail for good.
+
+    Args:
+        program: What each of them starts.
+        count: How many.
+        begin: Called with the number of each attempt, from 0, when everything of the one before
+            has ended; returns environment, path for stdout and path for stderr of each instance.
+        address: Where instances find this process.
+        port: Of the store; 0 for a free one.
+        restarts: How many times everything is started anew after a failure.
+        grace: Seconds that instances have to end by themselves.
+
+    Returns:
+        The signal that ended the run, if one did, and exit codes of failed instances, negative for
+        signals.
+    """
+    spec = WorkerSpec(
+        role="instance",
+        local_world_size=count,
+        rdzv_handler=_Rendezvous(address, port),
+        entrypoint=sys.executable,
+        args=("-I", "-S", SHIM, *map(_escaped, program)),
+        max_restarts=restarts,
+        monitor_interval=0.05,
+    )
+    handled = [name for name in _SIGNALS if not _is_ignored(name)]
+    if len(handled) < len(_SIGNALS):
+        os.environ.setdefault(_HANDLED, ",".join(handled))
+    agent = LocalElasticAgent(spec, _Attempts(begin), shutdown_timeout=grace + 5)
+    try:
+        result = cast(RunResult, agent.run())
+    except SignalException as stopped:
+        return int(stopped.sigval), {}
+    finally:
+        spec.rdzv_handler.shutdown()
+    return None, {rank: failure.exitcode for rank, failure in result.failures.items()}
+
+
+def _is_ignored(name: str) -> bool:
+    # nohup and shells' background jobs rely on it.
+    return signal.getsignal(getattr(signal, name)) == signal.SIG_IGN
+
+
+def _escaped(word: str) -> str:
+    # The agent replaces ${local_rank} in arguments; those of the program are none of its business.
+    return word.replace("$", "$$")
+
+
+def log_through(handler: logging.Handler, verbose: bool) -> None:
+    """Let the agent log as poprun does, or not at all.
+
+    Args:
+        handler: Of poprun's log.
+        verbose: Whether it should say anything.
+    """
+    found = logging.getLogger("torch.distributed.elastic")
+    found.handlers = [handler] if verbose else [logging.NullHandler()]
+    found.propagate = False

@@ -1,0 +1,206 @@
+"""The command line of poprun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from popdist._run import adopt, config, environment, hosts, launch, mpi_arguments, parsing, shim
+from popdist._run import plan as plans
+from popdist._run.log import logger, set_up
+from popdist._run.options import NO_EFFECT, OPTIONS
+from popdist._run.problems import Problem
+from popdist._run.topology import table
+
+_MOST_GRACE = 25  # seconds; the agent kills after 30
+_NO_PROGRAM = "There is no program to run: poprun [options] PROGRAM [arguments]."
+_NOT_ADOPTED = ("host", "hostfile", "max_restarts", "only_output_from_instance", "print_topology")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line.
+
+    Args:
+        argv: Without the program's name; default: that of the process.
+
+    Returns:
+        The exit status; see ``poprun --help``.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    set_up(0)
+    try:
+        text = parsing.asks_for(arguments)
+        if text is not None:
+            sys.stdout.write(text)
+            return 0
+        return _run(*parsing.parse(arguments))
+    except Problem as problem:
+        logger.error("%s", problem)
+        return problem.status
+    except KeyboardInterrupt:
+        logger.warning("Ended by SIGINT before anything was launched")
+        return 128 + signal.SIGINT
+
+
+def _run(given: dict[str, Any], program: list[str]) -> int:
+    if path := given.get("import_config"):
+        given = {**config.read(path), **given}
+    options = {option.key: option.default for option in OPTIONS} | given
+    verbosity = 2 if options["vv"] else min(int(options["verbose"]), 2)
+    set_up(verbosity)
+    _check(options)
+    if path := options["export_config"]:
+        config.write(path, given, overwrite=options["overwrite_config"])
+        logger.info("Wrote the options to %s", path)
+        if not program:
+            return 0
+    _say_what_has_no_effect(given)
+    place = adopt.find()
+    if place:
+        _become(place, options, given, program)
+    plan = _plan(options)
+    _check_instance(options, plan)
+    if options["print_topology"] or verbosity > 1:
+        print(table(plan), flush=True)
+    if not program:
+        if options["print_topology"]:
+            return 0
+        raise Problem(_NO_PROGRAM)
+    return launch.launch(plan, program, _settings(plan, options, verbosity))
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    launch.check_subnet(options["host_subnet"])
+    if options["host"] and options["hostfile"]:
+        raise Problem("--host and --hostfile exclude each other; give one of them.")
+    if options["grace_seconds"] > _MOST_GRACE:
+        raise Problem(f"--grace-seconds takes at most {_MOST_GRACE}.")
+    if options["master_port"] > 65535:
+        raise Problem(f"--master-port {options['master_port']} is no port: they end at 65535.")
+
+
+def _check_instance(options: Mapping[str, Any], plan: plans.Plan) -> None:
+    only, count = options["only_output_from_instance"], len(plan.instances)
+    if only is not None and only >= count:
+        raise Problem(f"--only-output-from-instance {only}: there are {count} instances, from 0.")
+
+
+def _plan(options: Mapping[str, Any]) -> plans.Plan:
+    listed: tuple[str, ...] = ("localhost",)
+    if options["host"]:
+        listed = hosts.expand(options["host"])
+    elif options["hostfile"]:
+        listed = hosts.read_file(options["hostfile"])
+    return plans.make(
+        listed,
+        options["num_instances"] or 1,
+        options["num_replicas"],
+        options["ipus_per_replica"],
+        options["num_ilds"],
+    )
+
+
+def _settings(plan: plans.Plan, options: Mapping[str, Any], verbosity: int) -> launch.Settings:
+    count = len(plan.instances)
+    for_all, for_one, ignored = _variables(options, count)
+    if ignored:
+        logger.warning("Arguments of mpirun without effect here: %s", "; ".join(ignored))
+    common = environment.of_program(options) | for_all.values
+    made, names = [], {*environment.FORWARDED, *common, *for_all.names}
+    for instance in plan.instances:
+        own = for_one.get(instance.rank, mpi_arguments.Variables())
+        contract = environment.of_instance(plan, instance)
+        made.append({**common, **own.values, **contract})
+        names |= {*own.values, *own.names, *contract}
+    if any(map(hosts.is_here, plan.hosts)) and "OMP_NUM_THREADS" not in {**os.environ, **common}:
+        cores, here = len(os.sched_getaffinity(0)), count // len(plan.hosts)
+        share = shim.threads(cores, here)
+        logger.info("%d instances share %d cores: OMP_NUM_THREADS=%d", here, cores, share)
+    # Those that torch's agent sets.
+    names |= {"MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"}
+    names |= {f"TORCHELASTIC_{n}" for n in ("RESTART_COUNT", "MAX_RESTARTS", "USE_AGENT_STORE")}
+    return launch.Settings(made, sorted(names), options, verbosity)
+
+
+def _variables(
+    options: Mapping[str, Any], count: int
+) -> tuple[mpi_arguments.Variables, dict[int, mpi_arguments.Variables], list[str]]:
+    both = mpi_arguments.read(options["mpi_global_args"], "mpi-global-args")
+    local = mpi_arguments.read(options["mpi_local_args"], "mpi-local-args")
+    single = mpi_arguments.read_of_instances(options["instance_mpi_local_args"], count)
+    both.values |= local.values
+    both.names += local.names
+    ignored = [*both.ignored, *local.ignored, *(w for v in single.values() for w in v.ignored)]
+    return both, single, list(dict.fromkeys(ignored))
+
+
+def _say_what_has_no_effect(given: Mapping[str, Any]) -> None:
+    names = [o.name for o in OPTIONS if o.group == NO_EFFECT and o.key in given]
+    if names:
+        listed = ", ".join(f"--{name}" for name in names)
+        logger.warning("Accepted without effect, as there is no IPU partition here: %s", listed)
+
+
+def _become(
+    place: adopt.Place, options: dict[str, Any], given: Mapping[str, Any], program: list[str]
+) -> NoReturn:
+    """Runs the program in the place of this process, as one of the ranks that there are."""
+    count = options["num_instances"] or place.size
+    if count != place.size:
+        raise Problem(
+            f"{place.by} started {place.size} processes, but --num-instances is {count}; leave "
+            "the option out, or ask both for the same number."
+        )
+    if not program:
+        raise Problem(_NO_PROGRAM)
+    launch.check_program(program)
+    settings = _settings_in(place, options)
+    address = os.environ.get("MASTER_ADDR") or options["master_addr"] or place.address
+    if address is None:
+        raise Problem(
+            f"{place.by} started processes on several hosts, but does not tell where the first "
+            "one is: give all of them --master-addr, or set MASTER_ADDR."
+        )
+    port = os.environ.get("MASTER_PORT") or options["master_port"] or place.port
+    if place.rank == 0:
+        unused = ", ".join(f"--{n.replace('_', '-')}" for n in _NOT_ADOPTED if n in given)
+        logger.warning(
+            "%s has started %d processes; this is one of them, and starts nothing more%s",
+            place.by,
+            place.size,
+            f". Without effect: {unused}" if unused else "",
+        )
+    os.environ.update(settings | {"MASTER_ADDR": address, "MASTER_PORT": str(port)})
+    os.environ.setdefault("OMP_NUM_THREADS", str(shim.threads(_cores(), 1)))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvp(program[0], program)
+
+
+def _settings_in(place: adopt.Place, options: Mapping[str, Any]) -> dict[str, str]:
+    plan = plans.make(
+        ("adopted",), place.size, options["num_replicas"], options["ipus_per_replica"]
+    )
+    for_all, for_one, _ = _variables(options, place.size)
+    own = for_one.get(place.rank, mpi_arguments.Variables())
+    contract = environment.of_instance(plan, plan.instances[place.rank]) | {
+        environment.names.LOCAL_INSTANCE: str(place.local_rank),
+        environment.names.MPI_LOCAL_RANK: str(place.local_rank),
+        environment.MPI_LOCAL_SIZE: str(place.local_size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_size),
+    }
+    for name in ("GROUP_RANK", "GROUP_WORLD_SIZE"):  # nobody counted the hosts
+        del contract[name]
+    return environment.of_program(options) | for_all.values | own.values | contract
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

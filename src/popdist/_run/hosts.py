@@ -1,0 +1,75 @@
+"""Lists of hosts: ``a,b[0-2,4]`` and files with one host per line."""
+
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from popdist._run.problems import Problem
+
+_RANGE = re.compile(r"(?P<head>[^\[\]]*)\[(?P<numbers>[\d,-]+)\](?P<tail>.*)")
+_BETWEEN = re.compile(r",(?![^\[]*\])")  # commas outside of brackets
+_NAME = re.compile(r"[A-Za-z0-9_.:@-]+")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """Write out a list of hosts.
+
+    Args:
+        text: Names with commas in between; ``n[0-2,4]`` stands for n0, n1, n2 and n4, and
+            ``n[08-10]`` keeps its zeros.
+
+    Raises:
+        Problem: It is no such list, or names a host twice.
+    """
+    names = tuple(name for part in _BETWEEN.split(text) for name in _ranges(part.strip(), text))
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise Problem(
+            f"The host {twice[0]} is listed twice in {text!r}; list it once, and say with "
+            "--num-instances how many instances there are."
+        )
+    return names
+
+
+def read_file(path: str) -> tuple[str, ...]:
+    """Read a file with one host per line; ``#`` starts a comment, ``slots=N`` is ignored.
+
+    Raises:
+        Problem: The file cannot be read, or lists no host.
+    """
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise Problem(f"--hostfile {path} cannot be read: {reason}.") from error
+    words = [line.partition("#")[0].split() for line in lines]
+    names = [found[0] for found in words if found]
+    if not names:
+        raise Problem(f"--hostfile {path} lists no host; write one per line.")
+    return expand(",".join(names))
+
+
+def is_here(name: str) -> bool:
+    """Tell whether a name is that of this machine."""
+    own = socket.gethostname()
+    return name in (*LOOPBACK, own) or own.startswith(f"{name}.") or name.startswith(f"{own}.")
+
+
+def _ranges(part: str, text: str) -> Iterator[str]:
+    found = _RANGE.fullmatch(part)
+    if not found:
+        if not _NAME.fullmatch(part) or part.startswith("-"):
+            raise Problem(
+                f"{part!r} in the list of hosts {text!r} is not a host; write names with commas "
+                "in between, such as a,b[0-2]."
+            )
+        yield part
+        return
+    for piece in found["numbers"].split(","):
+        first, _, last = piece.partition("-")
+        if not first.isdigit() or (last and not last.isdigit()) or int(last or first) < int(first):
+            raise Problem(f"{piece!r} in the list of hosts {text!r} is not a range such as 0-2.")
+        for number in range(int(first), int(last or first) + 1):
+            yield from _ranges(f"{found['head']}{number:0{len(first)}}{found['tail']}", text)

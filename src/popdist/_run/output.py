@@ -1,0 +1,254 @@
+"""What instances print: whole lines that say where they are from, and the last ones remembered."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import re
+import selectors
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import BinaryIO
+
+from popdist._run import shim
+
+_CHUNK = 1 << 16
+_LONGEST = 1 << 20  # bytes of a line that is held until it ends
+_BAR_SECONDS = 30.0  # between states of a progress bar in a file
+_TAIL = 20
+STREAMS = ("stdout", "stderr")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """How an instance ended, as its shim tells.
+
+    Args:
+        rank: The instance.
+        kind: One of the shim's words for it.
+        value: Exit status or signal number.
+        seconds: Time of its host, since the epoch.
+    """
+
+    rank: int
+    kind: str
+    value: int
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is not a success."""
+        return (self.kind, self.value) != (shim.EXITED, 0)
+
+    @property
+    def status(self) -> int:
+        """Exit status as shells count."""
+        return 128 + self.value if self.kind == shim.KILLED else self.value
+
+
+class Screen:
+    """The streams of poprun itself, shared by all instances.
+
+    On a terminal a progress bar stays the last line; in a file its states become lines, now and
+    then. Nobody writes in the middle of a line of another.
+
+    Args:
+        tagged: Whether lines begin with their instance.
+        only: The only instance to show; None for all.
+        broken: Called once when nobody reads any more.
+        streams: Where stdout and stderr go; default: those of the process.
+    """
+
+    def __init__(
+        self,
+        tagged: bool = True,
+        only: int | None = None,
+        broken: Callable[[], None] = lambda: None,
+        streams: tuple[BinaryIO, BinaryIO] | None = None,
+    ) -> None:
+        self._tagged, self._only, self._on_broken = tagged, only, broken
+        self._streams = streams or (sys.stdout.buffer, sys.stderr.buffer)
+        self._terminals = [stream.isatty() for stream in self._streams]
+        self._bar: tuple[int, bytes] | None = None
+        self._bar_written = time.monotonic()
+        self.broken = False
+
+    def line(self, rank: int, stream: int, text: bytes) -> None:
+        """Show a line of an instance."""
+        if self._shown(rank):
+            self._clear()
+            self._write(stream, self._tag(rank, stream) + text + b"\n")
+            self._draw()
+
+    def bar(self, rank: int, stream: int, text: bytes) -> None:
+        """Show the state of a progress bar; of instance 0, or of the only one that is shown."""
+        if not self.shows_bars(rank) or not text.strip():
+            return
+        if self._terminals[stream]:
+            self._clear()
+            self._bar = (stream, self._tag(rank, stream) + text)
+            self._draw()
+        elif time.monotonic() - self._bar_written > _BAR_SECONDS:
+            self._bar_written = time.monotonic()
+            self.line(rank, stream, text)
+
+    def end_bar(self) -> None:
+        """Forget the bar: what follows is its final state, or nothing."""
+        self._clear()
+        self._bar = None
+
+    def shows_bars(self, rank: int) -> bool:
+        """Tell whether progress bars of an instance are shown."""
+        return rank == (self._only or 0)
+
+    def _shown(self, rank: int) -> bool:
+        return self._only is None or rank == self._only
+
+    def _tag(self, rank: int, stream: int) -> bytes:
+        return f"[1,{rank}]<{STREAMS[stream]}>:".encode() if self._tagged else b""
+
+    def _clear(self) -> None:
+        if self._bar:
+            self._write(self._bar[0], b"\r\x1b[K")
+
+    def _draw(self) -> None:
+        if self._bar:
+            width = shutil.get_terminal_size().columns - 1
+            stream, text = self._bar
+            self._write(stream, text.decode(errors="replace")[:width].encode())
+
+    def _write(self, stream: int, data: bytes) -> None:
+        if self.broken:
+            return
+        try:
+            self._streams[stream].write(data)
+            self._streams[stream].flush()
+        except BrokenPipeError:
+            self.broken = True
+            self._on_broken()
+
+
+class _Lines:
+    """Cuts one stream of one instance into lines."""
+
+    def __init__(self, relay: Relay, rank: int, stream: int) -> None:
+        self._relay, self._rank, self._stream = relay, rank, stream
+        self._held = b""
+        mark = re.escape(relay.mark.encode())
+        self._ending = re.compile(mark + rb"(\w+) (\d+) ([\d.]+)" + mark)
+
+    def feed(self, data: bytes) -> None:
+        *lines, self._held = (self._held + data).split(b"\n")
+        for line in lines:
+            self._whole(line)
+        if b"\r" in self._held:
+            self._progress()
+        elif len(self._held) > _LONGEST:
+            self.end()
+
+    def end(self) -> None:
+        """Shows what has no end of line."""
+        held, self._held = self._held, b""
+        if held:
+            self._whole(held)
+
+    def _whole(self, line: bytes) -> None:
+        found = self._ending.search(line)
+        if found:
+            kind, value, seconds = found[1].decode(), int(found[2]), float(found[3])
+            self._relay.endings.append(Ending(self._rank, kind, value, seconds))
+            line = line[: found.start()]
+            if not line:
+                return
+        self._show(line.rstrip(b"\r"))
+
+    def _show(self, line: bytes) -> None:
+        screen = self._relay.screen
+        if b"\r" in line:
+            *before, line = line.split(b"\r")
+            # A bar blanks itself out before a program prints a message in its place.
+            message = bool(before[-1]) and not before[-1].strip()
+            if screen.shows_bars(self._rank):
+                screen.end_bar()
+            elif not message:
+                return
+        self._relay.tails[self._rank].append((self._stream, line))
+        screen.line(self._rank, self._stream, line)
+
+    def _progress(self) -> None:
+        *before, last = self._held.split(b"\r")
+        state = last or before[-1]
+        self._relay.screen.bar(self._rank, self._stream, state)
+        # Only the latest state matters, and whether the bar was blanked out.
+        kept = before[-1] if before[-1] and not before[-1].strip() else b""
+        self._held = kept + b"\r" + last
+
+
+class Relay:
+    """Reads the pipes of all instances, in a thread of its own, until `finish`.
+
+    Args:
+        count: Number of instances.
+        screen: Where their lines go.
+        mark: What the shims' last lines begin and end with.
+    """
+
+    def __init__(self, count: int, screen: Screen, mark: str) -> None:
+        self.screen, self.mark = screen, mark
+        self.endings: list[Ending] = []
+        self.tails = [collections.deque[tuple[int, bytes]](maxlen=_TAIL) for _ in range(count)]
+        self._lines: dict[int, _Lines] = {}
+        self._writers: list[list[int]] = []
+        self._selector = selectors.DefaultSelector()
+        for rank in range(count):
+            self._writers.append([self._pipe(rank, stream) for stream in range(2)])
+        self._wake, self._woken = os.pipe()
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        ends = [end for pair in self._writers for end in pair]
+        self._open = [self._woken, self._wake, *self._lines, *ends]
+        self._thread = threading.Thread(target=self._run, name="poprun output", daemon=True)
+        self._thread.start()
+
+    def path(self, rank: int, stream: int) -> str:
+        """Return a path that opens the writing end of an instance's pipe."""
+        return f"/dev/fd/{self._writers[rank][stream]}"
+
+    def finish(self) -> None:
+        """Show what is left in the pipes, when all instances have ended; again is harmless."""
+        if self._open:
+            os.write(self._woken, b"x")
+        self._thread.join()
+        self._selector.close()
+        while self._open:
+            os.close(self._open.pop())
+
+    def _pipe(self, rank: int, stream: int) -> int:
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        self._lines[reader] = _Lines(self, rank, stream)
+        self._selector.register(reader, selectors.EVENT_READ)
+        return writer
+
+    def _run(self) -> None:
+        finishing = False
+        while not finishing:
+            ready = [key.fd for key, _ in self._selector.select()]
+            finishing = self._wake in ready
+            for reader in self._lines if finishing else ready:
+                self._read(reader, everything=finishing)
+        for lines in self._lines.values():
+            lines.end()
+        self.screen.end_bar()
+
+    def _read(self, reader: int, everything: bool) -> None:
+        try:
+            while data := os.read(reader, _CHUNK):
+                self._lines[reader].feed(data)
+                if not everything:
+                    return
+        except BlockingIOError:
+            return

@@ -1,0 +1,297 @@
+"""The small process between poprun and one instance: it starts it, and leaves nothing behind.
+
+Runs by itself, with the standard library only, as ``python -I -S shim.py PROGRAM ARGUMENTS`` with
+its orders in a variable; on another host ssh starts it with ``--remote`` and it reads its orders
+from standard input, which also tells it that poprun is gone. It ends with the program's status. Its
+last line on stderr, which poprun takes out, says how the program ended and when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+TYPE_CHECKING = False  # as importing typing would take as long as the rest
+if TYPE_CHECKING:
+    from typing import Any
+
+ORDERS = "POPRUN_INSTANCE"
+REMOTE = "--remote"
+EXITED, KILLED, MISSING, SSH = "exited", "killed", "missing", "ssh"
+_SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # of prctl(2)
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_SSH_FAILED = 255
+
+
+def main() -> int:
+    """Starts what the orders say; returns the exit status."""
+    if sys.argv[1:] == [REMOTE]:
+        lines = _input()
+        received = json.loads(next(lines, b"null"))
+        if received is None:
+            return 1  # poprun ended before it said what to do
+        orders, command = received["orders"], received["command"]
+        os.environ.update(received["environment"])
+        try:
+            os.chdir(orders["folder"])
+        except OSError as error:
+            return _missing(orders, f"the folder {orders['folder']} cannot be entered: {error}")
+        return _Instance(orders).run(command, lines)
+    orders, command = json.loads(os.environ.pop(ORDERS)), sys.argv[1:]
+    _prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
+    if os.getppid() != orders["parent"]:
+        return 1  # poprun died before it could take us with it
+    if orders["ssh"]:
+        return _Connection(orders).run(command)
+    return _Instance(orders).run(command)
+
+
+class _Process:
+    """A program in its own process group, to which the shim's signals go."""
+
+    def __init__(self, orders: dict[str, Any]) -> None:
+        self.orders = orders
+        self.process: subprocess.Popen[bytes] | None = None
+        self.asked: int | None = None  # the first signal that should end us
+        for number in _STOPPING:
+            signal.signal(number, self.stop)
+        signal.signal(signal.SIGALRM, self.kill)
+
+    def start(self, command: list[str], stdin: int | None) -> None:
+        self.process = subprocess.Popen(
+            command,
+            stdin=stdin,
+            process_group=0,
+            preexec_fn=lambda: _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL),
+        )
+        if self.asked:
+            self.stop(self.asked)
+
+    def wait(self) -> int:
+        assert self.process is not None
+        return self.process.wait()
+
+    def stop(self, number: int, _frame: object = None) -> None:
+        if self.asked is None:
+            signal.alarm(self.orders["grace"])
+        self.asked = number
+        self.signal(number)
+
+    def kill(self, *_: object) -> None:
+        self.signal(signal.SIGKILL)
+
+    def signal(self, number: int) -> None:
+        if self.process is not None and self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, number)
+
+
+class _Instance(_Process):
+    """The program itself, on this host."""
+
+    def run(self, command: list[str], lines: Iterator[bytes] | None = None) -> int:
+        become_subreaper()
+        _place(self.orders)
+        shared = self.orders["stdin"] and lines is None and not os.isatty(0)
+        try:
+            self.start(command, None if shared else subprocess.DEVNULL)
+        except OSError as error:
+            return _missing(self.orders, f"{command[0]} cannot be started: {error.strerror}")
+        if lines is not None:
+            threading.Thread(target=self._follow, args=(lines,), daemon=True).start()
+        code = self.wait()
+        _report(self.orders, *((KILLED, -code) if code < 0 else (EXITED, code)))
+        _end_descendants()
+        return 128 - code if code < 0 else code
+
+    def _follow(self, lines: Iterator[bytes]) -> None:
+        """Passes on signals that arrive as lines; the end of input means that poprun is gone."""
+        for line in lines:
+            os.kill(os.getpid(), int(line))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+class _Connection(_Process):
+    """The program on another host, through ssh and a shim there."""
+
+    def run(self, command: list[str]) -> int:
+        orders = self.orders
+        environment = {n: os.environ[n] for n in orders["forwarded"] if n in os.environ}
+        message = {"orders": orders, "command": command, "environment": environment}
+        try:
+            self.start(orders["ssh"], subprocess.PIPE)
+        except OSError as error:
+            return _missing(orders, f"{orders['ssh'][0]} cannot be started: {error.strerror}")
+        self.send(json.dumps(message))
+        code = self.wait()
+        if code in (_SSH_FAILED, -signal.SIGKILL):
+            _report(orders, SSH, _SSH_FAILED)
+        return 128 - code if code < 0 else code
+
+    def send(self, line: object) -> None:
+        assert self.process is not None
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.write(f"{line}\n".encode())
+            self.process.stdin.flush()
+
+    def signal(self, number: int) -> None:
+        if number == signal.SIGKILL:
+            super().signal(number)
+        elif self.process is not None:
+            self.send(int(number))
+
+    def stop(self, number: int, _frame: object = None) -> None:
+        super().stop(number)
+        # The shim there needs the time of grace, and then a moment to say how it ended.
+        signal.alarm(self.orders["grace"] + 2)
+
+
+def _input() -> Iterator[bytes]:
+    """Lines of standard input; not through sys.stdin, which no thread may hold at the end."""
+    held = b""
+    while data := os.read(0, 1 << 16):
+        *lines, held = (held + data).split(b"\n")
+        yield from lines
+
+
+def become_subreaper() -> None:
+    """Make orphans among this process's descendants its children."""
+    _prctl(_SET_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(option, int(value), 0, 0, 0)
+
+
+def _missing(orders: dict[str, Any], sentence: str) -> int:
+    print(sentence, file=sys.stderr, flush=True)
+    _report(orders, MISSING, 127)
+    return 127
+
+
+def _report(orders: dict[str, Any], kind: str, value: int) -> None:
+    line = f"{orders['mark']}{kind} {value} {time.time():.6f}{orders['mark']}\n"
+    with contextlib.suppress(OSError):
+        os.write(2, line.encode())
+
+
+def _place(orders: dict[str, Any]) -> None:
+    """Chooses cores, threads and the network interface of this instance."""
+    if orders["bind"]:
+        cores = share(orders["local_rank"], orders["local_size"], cores_by_node())
+        os.sched_setaffinity(0, cores)
+    count = threads(len(os.sched_getaffinity(0)), 1 if orders["bind"] else orders["local_size"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(count))
+    # Through a pipe, Python would keep lines back until there are kilobytes of them.
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    if orders["subnet"]:
+        name = next((n for n, a in interfaces().items() if within(a, orders["subnet"])), None)
+        if name:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
+def threads(cores: int, instances: int) -> int:
+    """Return how many threads each of some instances should use."""
+    return max(1, cores // instances)
+
+
+def cores_by_node(root: str = "/sys/devices/system/node") -> list[int]:
+    """Return the cores that this process may use, in the order of their NUMA nodes."""
+    usable = os.sched_getaffinity(0)
+    found = []
+    with contextlib.suppress(OSError):
+        folders = [name for name in os.listdir(root) if name.startswith("node")]
+        for name in sorted((n for n in folders if n[4:].isdigit()), key=lambda n: int(n[4:])):
+            with open(os.path.join(root, name, "cpulist")) as file:
+                found += [core for core in _numbers(file.read()) if core in usable]
+    return found + sorted(usable - set(found))
+
+
+def share(index: int, count: int, cores: list[int]) -> set[int]:
+    """Return the cores of one instance of several: neighbours, and every core has an owner."""
+    if count > len(cores):
+        return {cores[index % len(cores)]}
+    return set(cores[index * len(cores) // count : (index + 1) * len(cores) // count])
+
+
+def _numbers(text: str) -> Iterator[int]:
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def interfaces() -> dict[str, str]:
+    """Return IPv4 addresses of this host's network interfaces, by name."""
+    import fcntl
+    import socket
+    import struct
+
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            with contextlib.suppress(OSError):  # one without an address
+                answer = fcntl.ioctl(asking.fileno(), 0x8915, request)  # SIOCGIFADDR
+                found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def within(address: str, network: str) -> bool:
+    """Tell whether an address is of a network such as 10.1.0.0/16."""
+    import ipaddress
+
+    return ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False)
+
+
+def _end_descendants() -> None:
+    """Ends what the program left running, and waits for it.
+
+    Helpers that clean up after a killed program, such as those of shared memory, end by themselves
+    at once and ignore SIGTERM; they get the time for it.
+    """
+    for number, seconds in ((None, 0.5), (signal.SIGTERM, 2.0), (signal.SIGKILL, 2.0)):
+        if number:
+            for process in descendants(os.getpid()):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(process, number)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                # Orphans become children of this process, so that no children means nothing left.
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    time.sleep(0.01)
+            except ChildProcessError:
+                return
+
+
+def descendants(process: int) -> list[int]:
+    """Return the numbers of all living processes below one, from /proc."""
+    parents = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            with open(f"/proc/{name}/stat", errors="replace") as file:
+                state, parent = file.read().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                parents[int(name)] = int(parent)
+    found, todo = [], [process]
+    while todo:
+        above = todo.pop()
+        below = [child for child, parent in parents.items() if parent == above]
+        found += below
+        todo += below
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

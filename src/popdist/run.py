@@ -1,0 +1,8 @@
+"""``python -m popdist.run`` is the command ``poprun``."""
+
+import sys
+
+from popdist._run.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
