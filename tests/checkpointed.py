@@ -72,15 +72,21 @@ class Program:
             **more,
         )
 
-    def run(self, stop=None, epochs=EPOCHS):
-        """Trains; stops in the middle of a step, as a kill would. Returns all weights."""
+    def run(self, stop=None, epochs=EPOCHS, *, tell_first=False):
+        """Trains; stops in the middle of a step, as a kill would. Returns all weights.
+
+        The rate of a step is told to the device before it, or after the one before.
+        """
         for _ in self.checkpointer.epochs(epochs):
             for x, y in self.checkpointer.batches():
                 if self.checkpointer.steps == stop:
                     raise Killed
+                if tell_first:
+                    self.training.setOptimizer(self.optimizer)
                 self.losses.append(self.training(x, y))
                 self.scheduler.step()
-                self.training.setOptimizer(self.optimizer)
+                if not tell_first:
+                    self.training.setOptimizer(self.optimizer)
         return self.state()
 
     def state(self):
