@@ -6,7 +6,7 @@ from typing import Any
 
 from abele import collectives
 from abele.capture import Captured
-from abele.collectives import Collective, Counts
+from abele.collectives import Collective
 from abele.config import StepConfig
 from abele.errors import CollectiveError
 from abele.update_rules import UpdateRule
@@ -58,12 +58,6 @@ def join(rank: int, size: int) -> None:
 def collective_of(config: StepConfig) -> Collective | None:
     """What connects the processes of a training program; None for the only one."""
     return collectives.connected() if config.training and config.processes > 1 else None
-
-
-def counts() -> Counts:
-    """What has been exchanged so far."""
-    found = collectives.connected()
-    return Counts() if found is None else found.counts
 
 
 def note_epoch(loader: Any) -> None:

@@ -17,7 +17,6 @@ from abele.collectives import Counts
 from abele.module_state import parameter_names
 from abele.update_rules import UpdateRule
 from poptorch import (
-    _distributed,
     _optimizer,
     _per_replica,
     _progress,
@@ -128,12 +127,13 @@ class PoplarExecutor(
 
     @property
     def exchanges(self) -> Counts:
-        """What this process has exchanged with the others: calls, bytes and seconds in them.
+        """What updates have exchanged with other processes: calls, bytes and seconds in them.
 
-        An addition of this project. Counted over all wrappers of this process since it connected;
-        zero in a process that trains by itself.
+        An addition of this project. Counted since compiling; zero in a process that trains by
+        itself. Bytes are of the tensors that were added up, seconds include waiting for others.
         """
-        return _distributed.counts()
+        exchange = None if self._compiled is None else self._compiled.session.exchange
+        return Counts() if exchange is None else dataclasses.replace(exchange.counts)
 
     def program_text(self) -> str:
         """The compiled programs as Python, with shapes, types and source lines.

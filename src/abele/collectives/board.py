@@ -54,7 +54,10 @@ class Board:
         self._beat(store, "0")
         # A client of its own: a call that waits for an answer keeps its client to itself.
         self._thread = threading.Thread(
-            target=self._keep_beating, args=(store.clone(),), name="abele-alive", daemon=True
+            target=self._keep_beating,
+            args=(store.clone(),),  # pyright: ignore[reportAttributeAccessIssue] - not in the stub
+            name="abele-alive",
+            daemon=True,
         )
         self._thread.start()
 
@@ -142,8 +145,9 @@ class Board:
                 self._heard[other] = (beat, now)
             silent = now - self._heard[other][1]
             kind, _, rest = beat.partition(" ")
+            kind = kind.rstrip(":")
             if kind in (ENDED, STOPPED):
-                reasons[other] = f"process {other} has {kind} {rest}"
+                reasons[other] = f"process {other} has {beat}"
             elif silent > silence_s:
                 at = f"; it was last seen {rest}" if rest else ""
                 reasons[other] = f"process {other} died or hangs: no sign of it for {silent:.0f} s"
@@ -153,8 +157,15 @@ class Board:
             reasons = {other: f"process {other} {text}" for other, text in left.items()}
             reasons.pop(self.rank, None)
         # The first cause is a process that is gone; those that stopped did so because of it.
-        order = sorted(reasons, key=lambda other: f" has {STOPPED} " in reasons[other])
+        order = sorted(reasons, key=lambda other: f" has {STOPPED}" in reasons[other])
         return reasons[order[0]] if order else None
+
+    def stop(self, last_words: str) -> None:
+        """Puts last words in place of the signs of life."""
+        self._closing.set()
+        self._thread.join(timeout=5.0)
+        with contextlib.suppress(RuntimeError):  # the store may be gone, and nobody left to tell
+            self._store.set(self._beats[self.rank], last_words)
 
     def close(self, last_words: str, linger_s: float = 0.0) -> None:
         """Ends the signs of life, with a last one that says why.
@@ -164,14 +175,12 @@ class Board:
             linger_s: wait so long at most until the others have ended too; for the process that
                 keeps the store, without which nobody could read the last words.
         """
-        self._closing.set()
-        self._thread.join(timeout=5.0)
-        with contextlib.suppress(RuntimeError):  # the store may be gone, and nobody left to tell
-            self._store.set(self._beats[self.rank], last_words)
+        self.stop(last_words)
+        with contextlib.suppress(RuntimeError):
             until = time.monotonic() + linger_s
             while time.monotonic() < until:
                 beats = [value.decode() for value in self._store.multi_get(self._beats)]
-                if all(beat.partition(" ")[0] in (ENDED, STOPPED) for beat in beats):
+                if all(beat.partition(" ")[0].rstrip(":") in (ENDED, STOPPED) for beat in beats):
                     break
                 time.sleep(0.05)
 

@@ -37,6 +37,7 @@ class TorchCollective:
         self.place, self.rank, self.size = place, place.rank, place.size
         self.counts = Counts()
         self._waiting = "before its first exchange"
+        self._broken: str | None = None
         store = _open_store(place)
         keeper = "the launcher" if not place.hosts_store and place.rank == 0 else "process 0"
         self.board = Board(
@@ -62,10 +63,12 @@ class TorchCollective:
 
     def gather(self, topic: str, text: str) -> list[str]:
         """See ``Collective.gather``."""
+        self._check_whole()
         return self.board.gather(topic, text)
 
     def agree(self, topic: str, facts: Mapping[str, str]) -> None:
         """See ``Collective.agree``."""
+        self._check_whole()
         self.board.agree(topic, facts)
 
     def tell(self, topic: str, text: str) -> None:
@@ -84,8 +87,7 @@ class TorchCollective:
 
     def close(self) -> None:
         """Says goodbye and closes the connections; nothing can be exchanged afterwards."""
-        words = f"{ENDED} after {self.counts.calls} exchanges"
-        self.board.close(words, _LINGER_S if self.place.hosts_store else 0.0)
+        self.board.close(self._last_words(), _LINGER_S if self.place.hosts_store else 0.0)
         if self._owns_group and distributed.is_initialized():
             with contextlib.suppress(RuntimeError):
                 distributed.destroy_process_group()
@@ -94,21 +96,42 @@ class TorchCollective:
 
     def _finish(self, start: Callable[[], distributed.Work | None], topic: str, cuda: bool) -> None:
         """Waits for an exchange, looking now and then whether the others can still come."""
+        self._check_whole()
+        try:
+            self._wait(start, topic, _done_on_gpu if cuda else _done)
+        except BaseException as problem:
+            # The others may still come to this exchange, and would meet the next one instead.
+            self._broken = f"{problem}" or type(problem).__name__
+            self.board.stop(self._last_words())
+            raise
+
+    def _wait(
+        self,
+        start: Callable[[], distributed.Work | None],
+        topic: str,
+        done: Callable[[distributed.Work], bool],
+    ) -> None:
         began = time.monotonic()
         try:
             work = start()
             assert work is not None
-            done = _done_on_gpu if cuda else _done
             while not done(work):
                 reason = self.board.lost(self.place.timeout_s / 2, topic)
                 if reason is None and time.monotonic() - began > PATIENCE_S:
                     reason = f"others did not come within {PATIENCE_S:.0f} s"
                 if reason is not None:
                     raise self._lost(reason)
-        except RankLostError:
-            raise
         except RuntimeError as problem:
             raise self._lost(self._who_broke(str(problem))) from problem
+
+    def _last_words(self) -> str:
+        if self._broken is None:
+            return f"{ENDED} after {self.counts.calls} exchanges"
+        return f"{STOPPED}: {self._broken.partition('. ')[0]}"
+
+    def _check_whole(self) -> None:
+        if self._broken is not None:
+            raise RankLostError(self._broken)
 
     def _lost(self, reason: str) -> RankLostError:
         return RankLostError(

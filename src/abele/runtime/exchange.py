@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import torch
 
 from abele import loss_scaling, reduction
-from abele.collectives.protocol import Collective
+from abele.collectives.protocol import Collective, Counts
 from abele.config import StepConfig
 from abele.errors import CaptureError, CollectiveError, DisagreementError, StoppedError
 from abele.program import Slot
@@ -104,6 +104,7 @@ class Exchange:
     Attributes:
         accumulators: tensors for the slots, zero, views of flat buffers.
         updates: how many were made.
+        counts: what was exchanged for these updates.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Exchange:
     ):
         check_config(config)
         self.collective, self.updates = collective, 0
+        self.counts = Counts()
         self._device = device
         # Every process makes its sessions in the same order, so that numbers tell which belong.
         self._topic = f"model {next(_numbers)}"
@@ -127,7 +129,7 @@ class Exchange:
         self._tail = self._wires[-1].tail if self._wires else torch.zeros(_TAIL, device=device)
         self._share = 1 / collective.size if reduction.runs_as_mean(config) else 1.0
         self._facts: dict[str, str] = {}
-        self._own = [0.0] * _TAIL
+        self._crc = 0
         self._open = False
         self._saturated: torch.Tensor | None = None
 
@@ -181,7 +183,7 @@ class Exchange:
             RankLostError: a process is gone.
         """
         self._open = False
-        self._send(self._own)
+        self._send(self._own_tail())
         self._add_saturated(counters)
         self._check()
         for wire in self._wires:
@@ -201,14 +203,19 @@ class Exchange:
         self._open = False
         text = f"{type(problem).__name__}: {problem}".splitlines()[0]
         self.collective.tell(f"{self._topic} gave up {self.updates}", text)
-        self._send([1.0, *self._own[1:]])
+        self._send([1.0, *self._own_tail()[1:]])
 
     def note(self, name: str, value: str) -> None:
         """Remembers a fact that must be the same in all processes from the next update on."""
         self._facts[name] = value
-        crc = zlib.crc32("\n".join(f"{n}={v}" for n, v in sorted(self._facts.items())).encode())
+        text = "\n".join(f"{n}={v}" for n, v in sorted(self._facts.items()))
+        self._crc = zlib.crc32(text.encode())
+
+    def _own_tail(self) -> list[float]:
+        """What this process expects all to have in common, this update included."""
+        crc = zlib.crc32(f"{self._topic} {self.updates}".encode(), self._crc)
         pieces = [float(crc >> _BITS * i & (1 << _BITS) - 1) for i in range(_PIECES)]
-        self._own = [0.0, *pieces, *(piece * piece for piece in pieces)]
+        return [0.0, *pieces, *(piece * piece for piece in pieces)]
 
     def note_written(
         self, kind: str, new: Mapping[str, torch.Tensor], old: Mapping[str, torch.Tensor]
@@ -219,7 +226,7 @@ class Exchange:
             if name in old and not _same(value, old[name]):
                 before = digest(value, f"{before}{name}")
         if before != self._facts.get(kind, ""):
-            self.note(kind, before)
+            self.note(kind, before[:12])
 
     def close(self) -> None:
         """Tells the others not to wait for this process in any further update."""
@@ -228,10 +235,17 @@ class Exchange:
     def _send(self, tail: list[float]) -> None:
         self._tail.copy_(torch.tensor(tail, dtype=self._tail.dtype))
         if not self._wires:
-            self.collective.all_reduce(self._tail, self._topic)
+            self._add(self._tail)
         for wire in self._wires:
             wire.widen()
-            self.collective.all_reduce(wire.exchanged, self._topic)
+            self._add(wire.exchanged)
+
+    def _add(self, values: torch.Tensor) -> None:
+        seconds = self.collective.counts.seconds
+        self.collective.all_reduce(values, self._topic)
+        self.counts.calls += 1
+        self.counts.bytes += values.numel() * values.element_size()
+        self.counts.seconds += self.collective.counts.seconds - seconds
 
     def _add_saturated(self, counters: Mapping[str, torch.Tensor]) -> None:
         """The count runs over several updates; only what is new has not been added yet."""
@@ -240,14 +254,16 @@ class Exchange:
             return
         before = torch.zeros_like(found) if self._saturated is None else self._saturated
         new = found - before
-        self.collective.all_reduce(new, self._topic)
+        self._add(new)
         found.copy_(before + new)
 
     def _check(self) -> None:
         stopped, *sums = self._tail.tolist()
         if stopped:
             reasons = self.collective.told(f"{self._topic} gave up {self.updates}")
-            text = "; ".join(f"process {rank}: {reason}" for rank, reason in reasons.items())
+            text = "; ".join(
+                f"process {rank}: {reason.rstrip('.')}" for rank, reason in reasons.items()
+            )
             raise StoppedError(
                 f"Update {self.updates + 1} was given up, because it could not be made "
                 f"everywhere: {text}. Weights are as after the last complete update."
@@ -256,7 +272,8 @@ class Exchange:
         size = self.collective.size
         if any(size * s != v * v for v, s in zip(values, squares, strict=True)):
             # All see the same sums, so all come here and compare by name.
-            self.collective.agree(f"update {self.updates + 1}", self._facts)
+            at = {"model": self._topic, "update": str(self.updates + 1)}
+            self.collective.agree("an update", {**at, **self._facts})
             raise DisagreementError(
                 f"Processes disagree in update {self.updates + 1}, and no longer afterwards."
             )
@@ -265,7 +282,7 @@ class Exchange:
 def digest(value: torch.Tensor, start: str = "") -> str:
     """A hash of a tensor's bits."""
     data = value.detach().reshape(-1).contiguous().cpu().view(torch.uint8).numpy()
-    return hashlib.blake2b(data, digest_size=16, salt=_salt(start)).hexdigest()
+    return hashlib.blake2b(data.tobytes(), digest_size=16, salt=_salt(start)).hexdigest()
 
 
 def _salt(text: str) -> bytes:
