@@ -62,11 +62,16 @@ def kinds():
     }
 
 
-@pytest.mark.parametrize("kind", kinds())
-def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, kind):
+MIDDLE, ENDS = (7,), (6, 13)  # of epochs of six steps; the last is after a start at an end
+
+
+@pytest.mark.parametrize(
+    ("kind", "stops"),
+    [*((kind, MIDDLE) for kind in kinds()), ("plain", ENDS), ("a generator", ENDS)],
+)
+def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, kind, stops):
     expected = undisturbed(tmp_path, **kinds()[kind])
-    # In the middle of an epoch, at its end, and at its end after a start in the middle.
-    same(interrupted(tmp_path / "cut", (4, 6, 13), lambda: kinds()[kind]), expected)
+    same(interrupted(tmp_path / "cut", stops, lambda: kinds()[kind]), expected)
 
 
 WORKERS = {
@@ -78,11 +83,14 @@ WORKERS = {
 }
 
 
-@pytest.mark.parametrize("kind", WORKERS)
-def test_the_same_with_processes_that_load(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "stops"),
+    [*((kind, MIDDLE) for kind in WORKERS), ("workers that are kept", (12,))],
+)
+def test_the_same_with_processes_that_load(tmp_path, kind, stops):
     settings = {"loader": WORKERS[kind]}
     expected = undisturbed(tmp_path, **settings)
-    same(interrupted(tmp_path / "cut", (9, 12), lambda: settings), expected)
+    same(interrupted(tmp_path / "cut", stops, lambda: settings), expected)
 
 
 REPLAYED = {
