@@ -27,8 +27,8 @@ def rare(*values):
 
 
 NAMES = [*USUAL, *map(rare, RARE)]
-SPREADS = [(name, 2) for name in USUAL] + [("sgd", 4)]
-SPREADS += [rare(name, 2) for name in RARE] + [rare(name, 4) for name in CASES if name != "sgd"]
+SPREADS = [(name, 2) for name in USUAL] + [rare(name, 2) for name in RARE]
+SPREADS += [rare(name, 4) for name in CASES]
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,7 @@ def spread(tmp_path_factory):
 
     def of(name, count=2):
         if (name, count) not in found:
-            usual = USUAL if count == 2 else ["sgd"]
-            start(usual if name in usual else [n for n in CASES if n not in usual], count)
+            start(USUAL if name in USUAL else RARE, count)
         return found[name, count]
 
     return of

@@ -69,10 +69,14 @@ def test_an_instance_with_fewer_batches_is_named(told):
 
 
 @pytest.mark.parametrize(
-    "which", [1, pytest.param(0, marks=pytest.mark.thorough)], ids=["one", "the store's"]
+    ("which", "count"),
+    [
+        (1, 2),
+        pytest.param(1, 3, marks=pytest.mark.thorough),
+        pytest.param(0, 2, marks=pytest.mark.thorough),  # it keeps the store
+    ],
 )
-def test_an_instance_that_is_killed_ends_the_others(tmp_path, which):
-    count = 3 if which else 2
+def test_an_instance_that_is_killed_ends_the_others(tmp_path, which, count):
     with instances.started(PROGRAM, [str(tmp_path), "die", str(which)], count) as running:
         running[which].wait(timeout=120)
         killed = time.monotonic()
@@ -105,7 +109,7 @@ def meeting(monkeypatch, poprun):
 
 def test_an_instance_that_never_comes_is_named(meeting):
     meeting(0)
-    with pytest.raises(popdist.Error, match="process 1 did not come within [2-9] s.*RANK_TIMEOUT"):
+    with pytest.raises(popdist.Error, match=r"process 1 did not come within [2-9] s.*RANK_TIMEOUT"):
         popdist.init()
 
 

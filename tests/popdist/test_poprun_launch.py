@@ -6,6 +6,7 @@ import socket
 import stat
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -200,19 +201,54 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
 {STAY}"""
     run = poprun(["--num-instances", "2", "--max-restarts", "1"], program, start=True)
     run.until(lambda: run.out.count("here") == 2, "both instances")
-    shims = [pid for pid, line in run.processes().items() if "shim.py" in line]
-    os.kill(shims[0], signal.SIGKILL)
+    shims = {pid for pid, line in run.processes().items() if "shim.py" in line}
+    victim = max(shims)
+    rank = next(r for r in (0, 1) if f"RANK={r}".encode() in environment(victim))
+    os.kill(victim, signal.SIGKILL)
     assert run.wait() == 0
-    assert "An instance failed; starting all 2 instances anew" in run.err
+    host = socket.gethostname()
+    assert f"Instance {rank} on {host} was killed together with its shim; starting" in run.err
 
 
-def test_who_ignores_signals_is_killed_after_the_time_of_grace(poprun):
+def environment(pid):
+    return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+SHARE = """
+from multiprocessing import Process, shared_memory
+if __name__ == "__main__":
+    name = f"{os.environ['NAME']}-{os.environ['RANK']}"
+    kept = shared_memory.SharedMemory(create=True, size=1000, name=name)
+    Process(target=time.sleep, args=[1000]).start()
+    print("pid", os.getpid())
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("victim", ["instance", "shim", "poprun"])
+def test_no_shared_memory_is_left_whoever_is_killed(poprun, victim, tmp_path):
+    name = f"poprun-{tmp_path.name}-{os.getpid()}"
+    run = poprun(["--num-instances", "2"], SHARE, start=True, NAME=name)
+    run.until(lambda: run.out.count("pid") == 2, "both instances")
+    assert len(list(Path("/dev/shm").glob(f"{name}*"))) == 2
+    candidates = {
+        "instance": [int(run.lines(1)[0].split()[1])],
+        "shim": [pid for pid, line in run.processes().items() if "shim.py" in line],
+        "poprun": [run.pid],
+    }
+    os.kill(candidates[victim][0], signal.SIGKILL)
+    assert run.wait() == (-9 if victim == "poprun" else 137)
+    assert not list(Path("/dev/shm").glob(f"{name}*"))
+
+
+@pytest.mark.parametrize("seconds", [0, 1])
+def test_who_ignores_signals_is_killed_after_the_time_of_grace(poprun, seconds):
     program = """
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 print("here", flush=True)
 time.sleep(1000)
 """
-    run = poprun(["--grace-seconds", "1"], program, start=True)
+    run = poprun(["--grace-seconds", seconds], program, start=True)
     run.until(lambda: "here" in run.out, "the instance")
     began = time.monotonic()
     run.signal(signal.SIGINT)
@@ -320,7 +356,8 @@ exit 255
 def test_hosts_are_reached_by_ssh(poprun, other_hosts, tmp_path):
     program = """
 print(os.environ.get("REMOTE"), os.environ["LOCAL_RANK"], os.environ["GROUP_RANK"], os.getcwd(),
-      os.environ.get("TAKEN"), os.environ.get("LEFT"), os.environ["MASTER_ADDR"] != "127.0.0.1")
+      os.environ.get("TAKEN"), os.environ.get("ONE"), os.environ.get("LEFT"),
+      os.environ["MASTER_ADDR"] != "127.0.0.1")
 if len(sys.argv) > 1 and os.environ["RANK"] == "3":
     os.kill(os.getpid(), signal.SIGKILL)
 if len(sys.argv) > 1:
@@ -333,13 +370,14 @@ if len(sys.argv) > 1:
         "6",
         "--mpi-local-args",
         "-x TAKEN",
+        "--instance-mpi-local-args=2:-x ONE",
     ]
-    more = other_hosts | {"TAKEN": "yes", "LEFT": "behind"}
+    more = other_hosts | {"TAKEN": "yes", "ONE": "1", "LEFT": "behind"}
     run = poprun(options, program, **more)
     assert run.status == 0, run.err
-    assert run.lines(1) == [f"None 1 0 {tmp_path} yes behind True"]
-    assert run.lines(2) == [f"alpha 0 1 {tmp_path} yes None True"]
-    assert run.lines(5) == [f"beta 1 2 {tmp_path} yes None True"]
+    assert run.lines(1) == [f"None 1 0 {tmp_path} yes 1 behind True"]
+    assert run.lines(2) == [f"alpha 0 1 {tmp_path} yes 1 None True"]
+    assert run.lines(5) == [f"beta 1 2 {tmp_path} yes None None True"]
     run = poprun(options, program, arguments=["fail"], **more)
     assert run.status == 137
     assert "Instance 3 on alpha was killed by SIGKILL (signal 9) first" in run.err

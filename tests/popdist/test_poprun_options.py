@@ -11,7 +11,9 @@ import pytest
 
 from popdist._run import cli, config, mpi_arguments, parsing
 from popdist._run.options import NO_EFFECT, OPTIONS
+from popdist._run.plan import make
 from popdist._run.problems import Problem
+from popdist._run.topology import table
 
 ROOT = Path(__file__).parents[2]
 
@@ -172,7 +174,7 @@ def test_options_survive_a_file(capsys, tmp_path):
     assert given == parsing.parse([str(word) for word in words])[0]
     # The command line wins.
     out = poprun(capsys, "--import-config", file, "--num-replicas", 2, "--print-topology")[1]
-    assert "| replicas  | 0 | 1 |" in out
+    assert "| replicas  |  0  |  1  |\n" in out
 
 
 def test_a_file_is_not_overwritten_unasked(capsys, tmp_path):
@@ -219,11 +221,45 @@ def test_arguments_of_mpirun():
     assert found.ignored == ["--bind-to core", "--oddity", "-mca pml ob1"]
 
 
+def test_what_has_no_effect_is_said_once(capsys):
+    words = ["--mpi-global-args", "--bind-to core -x UNSET", "--mpi-local-args", "--bind-to core"]
+    status, _, log = poprun(capsys, *words, "no-such-program-anywhere")
+    assert status == 127
+    assert log[:2] == [
+        "[W] Arguments of mpirun without effect here: --bind-to core",
+        "[W] -x names variables that are not set here: UNSET",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--num-instances 3 ls", "MPI started 4 processes, but --num-instances is 3; leave the"),
+        ("--num-replicas 6 ls", "--num-replicas 6 does not divide into --num-instances 4"),
+        ("ls", "MPI started processes on several hosts, but does not tell where the first one is"),
+        ("no-such-program-anywhere", "There is no program no-such-program-anywhere"),
+        ("", "There is no program to run"),
+    ],
+)
+def test_mistakes_in_places_that_others_gave(capsys, monkeypatch, line, said):
+    places = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}
+    for name, value in places.items():
+        monkeypatch.setenv(name, value)
+    status, _, log = poprun(capsys, *line.split())
+    assert status in (2, 127)
+    assert log[0].startswith(f"[E] {said}")
+
+
 def test_the_guide_lists_every_option():
-    guide = (ROOT / "docs/poprun.md").read_text()
+    _, _, guide = (ROOT / "docs/poprun.md").read_text().partition("## All options")
     expected = [
         f"| `{' '.join([f'--{o.name}', parsing.metavar(o)]).strip()}` "
         f"| {parsing.default(o)} | {o.help if o.group != NO_EFFECT else 'no effect'} |"
         for o in OPTIONS
     ]
     assert re.findall(r"^\| `--.*\|$", guide, re.MULTILINE) == expected
+
+
+def test_the_guide_shows_the_topology_as_it_is():
+    guide = (ROOT / "docs/poprun.md").read_text()
+    assert f"```text\n{table(make(('a', 'b'), 4, 8))}\n```" in guide

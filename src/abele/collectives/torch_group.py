@@ -1,4 +1,4 @@
-"""Exchange by torch.distributed: gloo between processors, NCCL between GPUs."""
+"""Exchange by torch.distributed: gloo between hosts, NCCL between GPUs; shared memory in a host."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import distributed
 from abele.collectives.board import ENDED, PATIENCE_S, STOPPED, Board
 from abele.collectives.place import Place
 from abele.collectives.protocol import Counts
+from abele.collectives.shared_memory import SharedSums
 from abele.errors import PlaceError, RankLostError
 from abele.version import __version__
 
@@ -38,6 +39,8 @@ class TorchCollective:
         self.counts = Counts()
         self._waiting = "before its first exchange"
         self._broken: str | None = None
+        self._began = self._looked = 0.0
+        self._shared: SharedSums | None = None
         store = _open_store(place)
         keeper = "the launcher" if not place.hosts_store and place.rank == 0 else "process 0"
         self.board = Board(
@@ -47,19 +50,23 @@ class TorchCollective:
             self.board.agree("versions", _facts(place), arriving=True)
             self._alone_on_gpu = self._gpus_are_apart()
             self._join(store)
+            self._shared = SharedSums.of(self.board)
         except BaseException:
             self.board.close(f"{STOPPED} before it was connected")
             raise
 
     def all_reduce(self, values: torch.Tensor, topic: str = "") -> None:
         """See ``Collective.all_reduce``."""
-        with self._staged(values) as wire, self._counted(wire):
-            self._finish(lambda: distributed.all_reduce(wire, async_op=True), topic, wire.is_cuda)
+        with self._staged(values) as wire, self._counted(wire), self._whole():
+            if self._shared is not None and not wire.is_cuda:
+                self._shared.all_reduce(wire, lambda: self._look(topic))
+            else:
+                self._wait(lambda: distributed.all_reduce(wire, async_op=True), topic, wire.is_cuda)
 
     def broadcast(self, values: torch.Tensor) -> None:
         """See ``Collective.broadcast``."""
-        with self._staged(values) as wire, self._counted(wire):
-            self._finish(lambda: distributed.broadcast(wire, 0, async_op=True), "", wire.is_cuda)
+        with self._staged(values) as wire, self._counted(wire), self._whole():
+            self._wait(lambda: distributed.broadcast(wire, 0, async_op=True), "", wire.is_cuda)
 
     def gather(self, topic: str, text: str) -> list[str]:
         """See ``Collective.gather``."""
@@ -88,41 +95,53 @@ class TorchCollective:
     def close(self) -> None:
         """Says goodbye and closes the connections; nothing can be exchanged afterwards."""
         self.board.close(self._last_words(), _LINGER_S if self.place.hosts_store else 0.0)
+        if self._shared is not None:
+            self._shared.close()
         if self._owns_group and distributed.is_initialized():
             with contextlib.suppress(RuntimeError):
                 distributed.destroy_process_group()
 
     # -- one exchange ----------------------------------------------------------------------
 
-    def _finish(self, start: Callable[[], distributed.Work | None], topic: str, cuda: bool) -> None:
-        """Waits for an exchange, looking now and then whether the others can still come."""
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Lets an exchange that fails be the last.
+
+        The others may still come to it, and would meet this process in the next one instead.
+        """
         self._check_whole()
         try:
-            self._wait(start, topic, _done_on_gpu if cuda else _done)
+            yield
         except BaseException as problem:
-            # The others may still come to this exchange, and would meet the next one instead.
             self._broken = f"{problem}" or type(problem).__name__
             self.board.stop(self._last_words())
             raise
 
-    def _wait(
-        self,
-        start: Callable[[], distributed.Work | None],
-        topic: str,
-        done: Callable[[distributed.Work], bool],
-    ) -> None:
-        began = time.monotonic()
+    def _wait(self, start: Callable[[], distributed.Work | None], topic: str, cuda: bool) -> None:
+        """Waits for an exchange, looking now and then whether the others can still come."""
+        done = _done_on_gpu if cuda else _done
         try:
             work = start()
             assert work is not None
             while not done(work):
-                reason = self.board.lost(self.place.timeout_s / 2, topic)
-                if reason is None and time.monotonic() - began > PATIENCE_S:
-                    reason = f"others did not come within {PATIENCE_S:.0f} s"
-                if reason is not None:
-                    raise self._lost(reason)
+                self._look(topic)
         except RuntimeError as problem:
             raise self._lost(self._who_broke(str(problem))) from problem
+
+    def _look(self, topic: str) -> None:
+        """Raises if a process that is waited for does not come."""
+        gone = None if self._shared is None else self._shared.dead()
+        now = time.monotonic()
+        if gone is None and now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        reason = self.board.lost(self.place.timeout_s / 2, topic)
+        if reason is None and gone is not None:
+            reason = f"process {gone} died"
+        if reason is None and now - self._began > PATIENCE_S:
+            reason = f"others did not come within {PATIENCE_S:.0f} s"
+        if reason is not None:
+            raise self._lost(reason)
 
     def _last_words(self) -> str:
         if self._broken is None:
@@ -155,6 +174,7 @@ class TorchCollective:
         number = self.counts.calls + 1
         self._waiting = f"in exchange {number}"
         began = time.perf_counter()
+        self._began = time.monotonic()
         yield
         self.counts.seconds += time.perf_counter() - began
         self.counts.calls = number

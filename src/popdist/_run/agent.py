@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
+from popdist._run.log import logger
 from popdist._run.problems import Problem
 from popdist._run.ssh import SHIM
 
@@ -157,13 +158,15 @@ def _escaped(word: str) -> str:
     return word.replace("$", "$$")
 
 
-def log_through(handler: logging.Handler, verbose: bool) -> None:
-    """Let the agent log as poprun does, or not at all.
+class _AsDetail(logging.Handler):
+    """Passes on what the agent says as details: what matters, poprun says by itself."""
 
-    Args:
-        handler: Of poprun's log.
-        verbose: Whether it should say anything.
-    """
+    def emit(self, record: logging.LogRecord) -> None:
+        logger.debug("%s", record.getMessage())
+
+
+def quiet() -> None:
+    """Let the agent log through poprun, at its lowest level."""
     found = logging.getLogger("torch.distributed.elastic")
-    found.handlers = [handler] if verbose else [logging.NullHandler()]
+    found.handlers = [_AsDetail()]
     found.propagate = False

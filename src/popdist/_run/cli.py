@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from popdist._run import adopt, config, environment, hosts, launch, mpi_arguments, parsing, shim
+from popdist._run import adopt, checks, config, hosts, launch, parsing, settings, shim
 from popdist._run import plan as plans
 from popdist._run.log import logger, set_up
 from popdist._run.options import NO_EFFECT, OPTIONS
@@ -64,16 +64,17 @@ def _run(given: dict[str, Any], program: list[str]) -> int:
     plan = _plan(options)
     _check_instance(options, plan)
     if options["print_topology"] or verbosity > 1:
-        print(table(plan), flush=True)
+        asked = options["print_topology"]
+        print(table(plan), file=sys.stdout if asked else sys.stderr, flush=True)
     if not program:
         if options["print_topology"]:
             return 0
         raise Problem(_NO_PROGRAM)
-    return launch.launch(plan, program, _settings(plan, options, verbosity))
+    return launch.launch(plan, program, settings.of_run(plan, options))
 
 
 def _check(options: Mapping[str, Any]) -> None:
-    launch.check_subnet(options["host_subnet"])
+    checks.check_subnet(options["host_subnet"])
     if options["host"] and options["hostfile"]:
         raise Problem("--host and --hostfile exclude each other; give one of them.")
     if options["grace_seconds"] > _MOST_GRACE:
@@ -103,40 +104,6 @@ def _plan(options: Mapping[str, Any]) -> plans.Plan:
     )
 
 
-def _settings(plan: plans.Plan, options: Mapping[str, Any], verbosity: int) -> launch.Settings:
-    count = len(plan.instances)
-    for_all, for_one, ignored = _variables(options, count)
-    if ignored:
-        logger.warning("Arguments of mpirun without effect here: %s", "; ".join(ignored))
-    common = environment.of_program(options) | for_all.values
-    made, names = [], {*environment.FORWARDED, *common, *for_all.names}
-    for instance in plan.instances:
-        own = for_one.get(instance.rank, mpi_arguments.Variables())
-        contract = environment.of_instance(plan, instance)
-        made.append({**common, **own.values, **contract})
-        names |= {*own.values, *own.names, *contract}
-    if any(map(hosts.is_here, plan.hosts)) and "OMP_NUM_THREADS" not in {**os.environ, **common}:
-        cores, here = len(os.sched_getaffinity(0)), count // len(plan.hosts)
-        share = shim.threads(cores, here)
-        logger.info("%d instances share %d cores: OMP_NUM_THREADS=%d", here, cores, share)
-    # Those that torch's agent sets.
-    names |= {"MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"}
-    names |= {f"TORCHELASTIC_{n}" for n in ("RESTART_COUNT", "MAX_RESTARTS", "USE_AGENT_STORE")}
-    return launch.Settings(made, sorted(names), options, verbosity)
-
-
-def _variables(
-    options: Mapping[str, Any], count: int
-) -> tuple[mpi_arguments.Variables, dict[int, mpi_arguments.Variables], list[str]]:
-    both = mpi_arguments.read(options["mpi_global_args"], "mpi-global-args")
-    local = mpi_arguments.read(options["mpi_local_args"], "mpi-local-args")
-    single = mpi_arguments.read_of_instances(options["instance_mpi_local_args"], count)
-    both.values |= local.values
-    both.names += local.names
-    ignored = [*both.ignored, *local.ignored, *(w for v in single.values() for w in v.ignored)]
-    return both, single, list(dict.fromkeys(ignored))
-
-
 def _say_what_has_no_effect(given: Mapping[str, Any]) -> None:
     names = [o.name for o in OPTIONS if o.group == NO_EFFECT and o.key in given]
     if names:
@@ -156,8 +123,8 @@ def _become(
         )
     if not program:
         raise Problem(_NO_PROGRAM)
-    launch.check_program(program)
-    settings = _settings_in(place, options)
+    checks.check_program(program)
+    variables = settings.of_place(place, options)
     address = os.environ.get("MASTER_ADDR") or options["master_addr"] or place.address
     if address is None:
         raise Problem(
@@ -173,33 +140,14 @@ def _become(
             place.size,
             f". Without effect: {unused}" if unused else "",
         )
-    os.environ.update(settings | {"MASTER_ADDR": address, "MASTER_PORT": str(port)})
-    os.environ.setdefault("OMP_NUM_THREADS", str(shim.threads(_cores(), 1)))
+    os.environ.update(variables | {"MASTER_ADDR": address, "MASTER_PORT": str(port)})
+    cores = len(os.sched_getaffinity(0))
+    # Who started us may have bound each process to its own cores.
+    sharing = place.local_size if cores == os.cpu_count() else 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(shim.threads(cores, sharing)))
     sys.stdout.flush()
     sys.stderr.flush()
     os.execvp(program[0], program)
-
-
-def _settings_in(place: adopt.Place, options: Mapping[str, Any]) -> dict[str, str]:
-    plan = plans.make(
-        ("adopted",), place.size, options["num_replicas"], options["ipus_per_replica"]
-    )
-    for_all, for_one, _ = _variables(options, place.size)
-    own = for_one.get(place.rank, mpi_arguments.Variables())
-    contract = environment.of_instance(plan, plan.instances[place.rank]) | {
-        environment.names.LOCAL_INSTANCE: str(place.local_rank),
-        environment.names.MPI_LOCAL_RANK: str(place.local_rank),
-        environment.MPI_LOCAL_SIZE: str(place.local_size),
-        "LOCAL_RANK": str(place.local_rank),
-        "LOCAL_WORLD_SIZE": str(place.local_size),
-    }
-    for name in ("GROUP_RANK", "GROUP_WORLD_SIZE"):  # nobody counted the hosts
-        del contract[name]
-    return environment.of_program(options) | for_all.values | own.values | contract
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 if __name__ == "__main__":

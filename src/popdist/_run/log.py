@@ -20,19 +20,15 @@ class _Format(logging.Formatter):
         return "\n".join(head + line for line in record.getMessage().splitlines())
 
 
-def set_up(verbosity: int, stream: TextIO | None = None) -> logging.Handler:
+def set_up(verbosity: int, stream: TextIO | None = None) -> None:
     """Send log lines to a stream.
 
     Args:
         verbosity: 0 for warnings and errors, 1 also for information, 2 for everything.
         stream: Default: stderr.
-
-    Returns:
-        The handler, for those who log through others' loggers.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_Format())
     logger.handlers = [handler]
     logger.propagate = False
     logger.setLevel(_LEVELS[min(verbosity, 2)])
-    return handler

@@ -3,133 +3,17 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import os
 import re
 import selectors
-import shutil
-import sys
 import threading
-import time
-from collections.abc import Callable
-from typing import BinaryIO
 
-from popdist._run import shim
+from popdist._run.endings import Ending
+from popdist._run.screen import Screen
 
 _CHUNK = 1 << 16
 _LONGEST = 1 << 20  # bytes of a line that is held until it ends
-_BAR_SECONDS = 30.0  # between states of a progress bar in a file
 _TAIL = 20
-STREAMS = ("stdout", "stderr")
-
-
-@dataclasses.dataclass(frozen=True)
-class Ending:
-    """How an instance ended, as its shim tells.
-
-    Args:
-        rank: The instance.
-        kind: One of the shim's words for it.
-        value: Exit status or signal number.
-        seconds: Time of its host, since the epoch.
-    """
-
-    rank: int
-    kind: str
-    value: int
-    seconds: float
-
-    @property
-    def failed(self) -> bool:
-        """Whether it is not a success."""
-        return (self.kind, self.value) != (shim.EXITED, 0)
-
-    @property
-    def status(self) -> int:
-        """Exit status as shells count."""
-        return 128 + self.value if self.kind == shim.KILLED else self.value
-
-
-class Screen:
-    """The streams of poprun itself, shared by all instances.
-
-    On a terminal a progress bar stays the last line; in a file its states become lines, now and
-    then. Nobody writes in the middle of a line of another.
-
-    Args:
-        tagged: Whether lines begin with their instance.
-        only: The only instance to show; None for all.
-        broken: Called once when nobody reads any more.
-        streams: Where stdout and stderr go; default: those of the process.
-    """
-
-    def __init__(
-        self,
-        tagged: bool = True,
-        only: int | None = None,
-        broken: Callable[[], None] = lambda: None,
-        streams: tuple[BinaryIO, BinaryIO] | None = None,
-    ) -> None:
-        self._tagged, self._only, self._on_broken = tagged, only, broken
-        self._streams = streams or (sys.stdout.buffer, sys.stderr.buffer)
-        self._terminals = [stream.isatty() for stream in self._streams]
-        self._bar: tuple[int, bytes] | None = None
-        self._bar_written = time.monotonic()
-        self.broken = False
-
-    def line(self, rank: int, stream: int, text: bytes) -> None:
-        """Show a line of an instance."""
-        if self._shown(rank):
-            self._clear()
-            self._write(stream, self._tag(rank, stream) + text + b"\n")
-            self._draw()
-
-    def bar(self, rank: int, stream: int, text: bytes) -> None:
-        """Show the state of a progress bar; of instance 0, or of the only one that is shown."""
-        if not self.shows_bars(rank) or not text.strip():
-            return
-        if self._terminals[stream]:
-            self._clear()
-            self._bar = (stream, self._tag(rank, stream) + text)
-            self._draw()
-        elif time.monotonic() - self._bar_written > _BAR_SECONDS:
-            self._bar_written = time.monotonic()
-            self.line(rank, stream, text)
-
-    def end_bar(self) -> None:
-        """Forget the bar: what follows is its final state, or nothing."""
-        self._clear()
-        self._bar = None
-
-    def shows_bars(self, rank: int) -> bool:
-        """Tell whether progress bars of an instance are shown."""
-        return rank == (self._only or 0)
-
-    def _shown(self, rank: int) -> bool:
-        return self._only is None or rank == self._only
-
-    def _tag(self, rank: int, stream: int) -> bytes:
-        return f"[1,{rank}]<{STREAMS[stream]}>:".encode() if self._tagged else b""
-
-    def _clear(self) -> None:
-        if self._bar:
-            self._write(self._bar[0], b"\r\x1b[K")
-
-    def _draw(self) -> None:
-        if self._bar:
-            width = shutil.get_terminal_size().columns - 1
-            stream, text = self._bar
-            self._write(stream, text.decode(errors="replace")[:width].encode())
-
-    def _write(self, stream: int, data: bytes) -> None:
-        if self.broken:
-            return
-        try:
-            self._streams[stream].write(data)
-            self._streams[stream].flush()
-        except BrokenPipeError:
-            self.broken = True
-            self._on_broken()
 
 
 class _Lines:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ORDERS = "POPRUN_INSTANCE"
 REMOTE = "--remote"
-EXITED, KILLED, MISSING, SSH = "exited", "killed", "missing", "ssh"
+EXITED, KILLED, STOPPED, MISSING, SSH = "exited", "killed", "stopped", "missing", "ssh"
 _SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # of prctl(2)
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _SSH_FAILED = 255
@@ -81,9 +81,12 @@ class _Process:
 
     def stop(self, number: int, _frame: object = None) -> None:
         if self.asked is None:
-            signal.alarm(self.orders["grace"])
+            signal.setitimer(signal.ITIMER_REAL, self.grace())
         self.asked = number
         self.signal(number)
+
+    def grace(self) -> float:
+        return self.orders["grace"] or 0.01  # as 0 would mean never
 
     def kill(self, *_: object) -> None:
         self.signal(signal.SIGKILL)
@@ -108,8 +111,9 @@ class _Instance(_Process):
         if lines is not None:
             threading.Thread(target=self._follow, args=(lines,), daemon=True).start()
         code = self.wait()
-        _report(self.orders, *((KILLED, -code) if code < 0 else (EXITED, code)))
-        _end_descendants()
+        kind = STOPPED if self.asked else KILLED if code < 0 else EXITED
+        _report(self.orders, kind, abs(code))
+        end_descendants()
         return 128 - code if code < 0 else code
 
     def _follow(self, lines: Iterator[bytes]) -> None:
@@ -122,6 +126,8 @@ class _Instance(_Process):
 class _Connection(_Process):
     """The program on another host, through ssh and a shim there."""
 
+    ordered = False  # whether signals may follow
+
     def run(self, command: list[str]) -> int:
         orders = self.orders
         environment = {n: os.environ[n] for n in orders["forwarded"] if n in os.environ}
@@ -131,28 +137,30 @@ class _Connection(_Process):
         except OSError as error:
             return _missing(orders, f"{orders['ssh'][0]} cannot be started: {error.strerror}")
         self.send(json.dumps(message))
+        self.ordered = True
+        if self.asked:
+            self.send(self.asked)
         code = self.wait()
-        if code in (_SSH_FAILED, -signal.SIGKILL):
+        if code == _SSH_FAILED and not self.asked:
             _report(orders, SSH, _SSH_FAILED)
         return 128 - code if code < 0 else code
 
     def send(self, line: object) -> None:
         assert self.process is not None
         assert self.process.stdin is not None
+        data = f"{line}\n".encode()
         with contextlib.suppress(OSError):
-            self.process.stdin.write(f"{line}\n".encode())
-            self.process.stdin.flush()
+            while data:
+                data = data[os.write(self.process.stdin.fileno(), data) :]
 
     def signal(self, number: int) -> None:
         if number == signal.SIGKILL:
             super().signal(number)
-        elif self.process is not None:
+        elif self.ordered:
             self.send(int(number))
 
-    def stop(self, number: int, _frame: object = None) -> None:
-        super().stop(number)
-        # The shim there needs the time of grace, and then a moment to say how it ended.
-        signal.alarm(self.orders["grace"] + 2)
+    def grace(self) -> float:
+        return super().grace() + 2  # a moment for the shim there to say how it ended
 
 
 def _input() -> Iterator[bytes]:
@@ -254,8 +262,8 @@ def within(address: str, network: str) -> bool:
     return ipaddress.ip_address(address) in ipaddress.ip_network(network, strict=False)
 
 
-def _end_descendants() -> None:
-    """Ends what the program left running, and waits for it.
+def end_descendants() -> None:
+    """End what is left running below this process, and wait for it.
 
     Helpers that clean up after a killed program, such as those of shared memory, end by themselves
     at once and ignore SIGTERM; they get the time for it.

@@ -14,7 +14,7 @@ def table(plan: Plan) -> str:
     """Return the table: columns that stand for what they hold, or rows of hosts where too wide."""
     for folded in (False, True):
         text = _columns(plan, folded)
-        if len(text.split("\n", 1)[0]) <= _WIDTH:
+        if len(text.split("\n", 1)[0]) < _WIDTH:
             return text
     return _by_host(plan)
 
@@ -38,9 +38,9 @@ def _columns(plan: Plan, folded: bool) -> str:
     lines = [f"| {name:<9} |{row}|" for name, row in zip(_ROWS, rows, strict=True)]
     inner = len(lines[0]) - 2
     rule = "|" + "-" * 11 + "|" + "-" * (inner - 12) + "|"
-    head = [" " + "=" * inner + " ", f"|{_TITLE:^{inner}}|", "|" + "=" * inner + "|"]
+    head = [" " + "=" * inner, f"|{_TITLE:^{inner}}|", "|" + "=" * inner + "|"]
     body = [part for line in lines for part in (line, rule)][:-1]
-    return "\n".join([*head, *body, " " + "-" * inner + " "])
+    return "\n".join([*head, *body, " " + "-" * inner])
 
 
 def _replicas(instance: Instance, folded: bool) -> list[str]:

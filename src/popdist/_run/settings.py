@@ -1,0 +1,114 @@
+"""The variables of all instances: what options, arguments of mpirun and the plan say together."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from popdist._run import environment, hosts, mpi_arguments, shim
+from popdist._run import plan as plans
+from popdist._run.adopt import Place
+from popdist._run.log import logger
+
+# Those that torch's agent sets, and one that the shim leaves alone where it is set.
+_BY_OTHERS = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "OMP_NUM_THREADS",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a launch needs besides plan and program.
+
+    Args:
+        environments: Variables of each instance, by its number.
+        forwarded: Names of those variables that it also gets on another host.
+        options: Values of poprun's options, by key.
+    """
+
+    environments: Sequence[Mapping[str, str]]
+    forwarded: Sequence[Sequence[str]]
+    options: Mapping[str, Any]
+
+
+def of_run(plan: plans.Plan, options: Mapping[str, Any]) -> Settings:
+    """Return the variables of all instances that poprun starts.
+
+    Args:
+        plan: Which instances there are.
+        options: Values of poprun's options, by key.
+
+    Raises:
+        Problem: Arguments of mpirun that cannot be read.
+    """
+    count = len(plan.instances)
+    for_all, single = _arguments(options, count)
+    _warn([for_all, *single.values()])
+    common = environment.of_program(options) | for_all.values
+    made, forwarded = [], []
+    for instance in plan.instances:
+        own = single.get(instance.rank, mpi_arguments.Variables())
+        contract = environment.of_instance(plan, instance)
+        made.append({**common, **own.values, **contract})
+        names = {*environment.FORWARDED, *for_all.names, *own.names, *made[-1], *_BY_OTHERS}
+        forwarded.append(sorted(names))
+    if any(map(hosts.is_here, plan.hosts)) and "OMP_NUM_THREADS" not in {**os.environ, **common}:
+        cores, here = len(os.sched_getaffinity(0)), count // len(plan.hosts)
+        share = shim.threads(cores, here)
+        logger.info("%d instances share %d cores: OMP_NUM_THREADS=%d", here, cores, share)
+    return Settings(made, forwarded, options)
+
+
+def of_place(place: Place, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables of one instance in a place that something else gave.
+
+    Args:
+        place: Where this process is.
+        options: Values of poprun's options, by key.
+
+    Raises:
+        Problem: Replicas that do not divide, or arguments of mpirun that cannot be read.
+    """
+    plan = plans.make(
+        ("adopted",), place.size, options["num_replicas"], options["ipus_per_replica"]
+    )
+    for_all, single = _arguments(options, place.size)
+    own = single.get(place.rank, mpi_arguments.Variables())
+    contract = environment.of_instance(plan, plan.instances[place.rank]) | {
+        environment.names.LOCAL_INSTANCE: str(place.local_rank),
+        environment.names.MPI_LOCAL_RANK: str(place.local_rank),
+        environment.MPI_LOCAL_SIZE: str(place.local_size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_size),
+    }
+    for name in ("GROUP_RANK", "GROUP_WORLD_SIZE"):  # nobody counted the hosts
+        del contract[name]
+    return environment.of_program(options) | for_all.values | own.values | contract
+
+
+def _arguments(
+    options: Mapping[str, Any], count: int
+) -> tuple[mpi_arguments.Variables, dict[int, mpi_arguments.Variables]]:
+    found = mpi_arguments.read(options["mpi_global_args"], "mpi-global-args")
+    local = mpi_arguments.read(options["mpi_local_args"], "mpi-local-args")
+    found.values |= local.values
+    found.names += local.names
+    found.ignored += local.ignored
+    return found, mpi_arguments.read_of_instances(options["instance_mpi_local_args"], count)
+
+
+def _warn(found: Sequence[mpi_arguments.Variables]) -> None:
+    ignored = dict.fromkeys(word for one in found for word in one.ignored)
+    if ignored:
+        logger.warning("Arguments of mpirun without effect here: %s", "; ".join(ignored))
+    unset = dict.fromkeys(n for one in found for n in one.names if n not in os.environ)
+    if unset:
+        logger.warning("-x names variables that are not set here: %s", ", ".join(unset))
