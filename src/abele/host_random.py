@@ -26,7 +26,7 @@ def read(generator: torch.Generator | None = None) -> dict[str, Any]:
         "torch": torch.get_rng_state(),
         "numpy": torch.from_numpy(numpys["state"]["key"].astype(np.int64)),
         "numpy_rest": (int(numpys["state"]["pos"]), numpys["has_gauss"], float(numpys["gauss"])),
-        "python": torch.tensor(words, dtype=torch.int64),
+        "python": torch.from_numpy(np.array(words, np.int64)),  # faster than torch.tensor
         "python_rest": (version, gauss),
         "own": None if generator is None else generator.get_state(),
     }

@@ -114,7 +114,7 @@ class Checkpointer:
         while self.epoch < number:
             yield self.epoch
             self.epoch += 1
-        if self._saved != self.steps:
+        if self.steps and self._saved != self.steps:
             self.save()
 
     def batches(self) -> Iterator[Any]:

@@ -183,7 +183,7 @@ class DataLoader(torch.utils.data.DataLoader):
         Raises:
             poptorch.Error: The state is one of a loader with other batches.
         """
-        check_fits(self._description(), state["batches"])
+        check_fits(self._description(), state.get("batches", {}))
         self._position.load(state, replay)
         self._set_epoch(self._position.begun)
         if self.generator is not None and state["generator"] is not None:
