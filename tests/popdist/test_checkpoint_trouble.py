@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,22 @@ def test_what_a_killed_run_left_half_written_is_cleared(folder):
     left.write_bytes(b"half")
     resumed(folder)
     assert not left.exists()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("moment", ["fsync", "replace"])
+def test_a_kill_in_the_middle_of_a_save_costs_that_one_only(folder, moment):
+    program = resumed(folder)
+    program.training(*next(iter(program.loader)))
+    child = os.fork()
+    if child == 0:
+        setattr(os, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        program.checkpointer.step()
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert len(list(folder.glob(".step-5.ckpt.*.part"))) == 1
+    assert resumed(folder).checkpointer.steps == 4
+    assert sorted(os.listdir(folder)) == ["step-3.ckpt", "step-4.ckpt"]
 
 
 def test_only_the_last_ones_stay(tmp_path):
