@@ -65,9 +65,19 @@ def kinds():
 MIDDLE, ENDS = (7,), (6, 13)  # of epochs of six steps; the last is after a start at an end
 
 
+def rare(*values):
+    """What tests of loaders look at too."""
+    return pytest.param(*values, marks=[pytest.mark.thorough, pytest.mark.compiler])
+
+
 @pytest.mark.parametrize(
     ("kind", "stops"),
-    [*((kind, MIDDLE) for kind in kinds()), ("plain", ENDS), ("a generator", ENDS)],
+    [
+        *((kind, MIDDLE) for kind in list(kinds())[:-2]),
+        *(rare(kind, MIDDLE) for kind in list(kinds())[-2:]),
+        ("plain", ENDS),
+        rare("a generator", ENDS),
+    ],
 )
 def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, kind, stops):
     expected = undisturbed(tmp_path, **kinds()[kind])
@@ -85,7 +95,11 @@ WORKERS = {
 
 @pytest.mark.parametrize(
     ("kind", "stops"),
-    [*((kind, MIDDLE) for kind in WORKERS), ("workers that are kept", (12,))],
+    [
+        *(rare(kind, MIDDLE) for kind in WORKERS),
+        ("workers that are kept", (12,)),
+        ("reading ahead", MIDDLE),
+    ],
 )
 def test_the_same_with_processes_that_load(tmp_path, kind, stops):
     settings = {"loader": WORKERS[kind]}
@@ -99,7 +113,7 @@ REPLAYED = {
 }
 
 
-@pytest.mark.parametrize("kind", REPLAYED)
+@pytest.mark.parametrize("kind", [rare("new workers"), "reading ahead"])
 def test_random_numbers_of_processes_that_load_are_drawn_again(tmp_path, kind):
     settings = {"loader": REPLAYED[kind], "data": Data(noise=0.1), "replay": True}
     expected = undisturbed(tmp_path, **settings)

@@ -98,7 +98,7 @@ class Running:
 @pytest.mark.parametrize(
     ("kills", "epochs"),
     [
-        (1, 16),
+        (1, 12),
         pytest.param(10, 150, marks=[pytest.mark.thorough, pytest.mark.compiler]),
     ],
 )
