@@ -45,7 +45,8 @@ class BuildRecord:
         cache: ``off``, ``hit`` or ``miss``.
         why: on a miss, in which parts the nearest stored executable differs.
         scheduled: why programs run operator by operator and were not compiled, by their name.
-        seconds: wall time by part: ``passes``, ``compile``, ``load``, ``store``.
+        seconds: wall time by part: ``passes``, ``compile``, ``load``, ``store``, and ``wait`` for
+            another process that compiled the same.
         log: file with the native compiler's output, if it failed.
     """
 
@@ -139,20 +140,43 @@ def _build_for(
     parts = executable.key_parts(lowered, config, target)
     record.executable = executable.key_of(parts)
     cache = cache if target.cacheable else None
-    if cache is not None:
-        started = time.perf_counter()
-        found = cache.load(lowered, parts, target)
-        if found is not None:
-            record.cache = "hit"
-            record.seconds["load"] = time.perf_counter() - started
-            return found
+    if cache is None:
+        return _compile(target, lowered, parts, record, progress)
+    found = _load(cache, target, lowered, parts, record)
+    if found is not None:
+        return found
+    started = time.perf_counter()
+
+    def waiting() -> None:
+        progress("waiting for another process that compiles this", 0.15)
+
+    with cache.only_one(record.executable, waiting) as waited:
+        if waited:
+            record.seconds["wait"] = time.perf_counter() - started
+            found = _load(cache, target, lowered, parts, record)
+            if found is not None:
+                return found
         record.cache, record.why = "miss", cache.why_missing(parts)
-    made = _compile(target, lowered, parts, record, progress)
-    if cache is not None:
+        made = _compile(target, lowered, parts, record, progress)
         started = time.perf_counter()
         cache.store(made)
         record.seconds["store"] = time.perf_counter() - started
     return made
+
+
+def _load(
+    cache: ExecutableCache,
+    target: Target,
+    programs: list[Program],
+    parts: dict,
+    record: BuildRecord,
+) -> Executable | None:
+    started = time.perf_counter()
+    found = cache.load(programs, parts, target)
+    if found is not None:
+        record.cache = "hit"
+        record.seconds["load"] = time.perf_counter() - started
+    return found
 
 
 def _compile(

@@ -2,17 +2,21 @@
 
 Reading needs one look-up; only a miss looks at the other files, to say how they differ. A damaged
 file costs a rebuild and one warning. Writing is atomic, so any number of processes may share a
-folder.
+folder; of those that miss the same executable one makes it and the others wait for it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import filelock
 
 from abele import executable
 from abele.errors import CorruptExecutable, ForeignExecutable
@@ -65,6 +69,39 @@ class ExecutableCache:
             )
             return False
         return True
+
+    @contextlib.contextmanager
+    def only_one(self, key: str, waiting: Callable[[], None]) -> Iterator[bool]:
+        """Lets one process of this host and user at a time make the executable with this key.
+
+        The system takes the lock from a process that ends, however it ends.
+
+        Args:
+            key: of the executable.
+            waiting: told once if another process has the lock.
+
+        Yields:
+            Whether this process had to wait, so that the executable may be there now.
+        """
+        name = hashlib.sha256(f"{self.folder.absolute()}/{key}".encode()).hexdigest()
+        # Not in the folder: locks of network drives are another matter, and their files stay.
+        locks = Path(tempfile.gettempdir()) / f"abele-locks-{os.getuid()}"
+        lock = filelock.FileLock(locks / name)
+        waited = False
+        try:
+            locks.mkdir(mode=0o700, exist_ok=True)
+            try:
+                lock.acquire(timeout=0)
+            except filelock.Timeout:
+                waited = True
+                waiting()
+                lock.acquire(poll_interval=0.1)
+        except OSError:
+            pass  # nowhere to lock: every process makes its own, as without this
+        try:
+            yield waited
+        finally:
+            lock.release()
 
     def why_missing(self, parts: Mapping[str, Any]) -> str:
         """Explains a miss by the stored executable that comes nearest."""

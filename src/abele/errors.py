@@ -8,6 +8,11 @@
     |- BatchError            the rows of a batch do not divide as the configuration asks
     |- TrappedError          an operation made an infinity or NaN, and that was to stop the run
     |- ProgramError          a program breaks its own rules (our bug, or a pass's)
+    |- CollectiveError       processes that train together cannot go on
+    |  |- PlaceError              nobody told where the others are, or which one this is
+    |  |- RankLostError           one has ended, died, or never came
+    |  |- DisagreementError       they were given different programs, options or values
+    |  `- StoppedError            one stopped this update and said why; all others drop it too
     |- HostCallError         a program calls Python code that is missing or changed its results
     |- SerializationError    something cannot be stored, or what was read means nothing
     |- TargetError           the requested target cannot be used here
@@ -62,6 +67,29 @@ class TrappedError(AbeleError):
 
 class ProgramError(AbeleError):
     """A program does not keep the rules of ``Program.verify``."""
+
+
+class CollectiveError(AbeleError):
+    """Processes that train together cannot go on together."""
+
+
+class PlaceError(CollectiveError):
+    """This process does not know where the others are, or which of them it is."""
+
+
+class RankLostError(CollectiveError):
+    """A process that others wait for has ended, died, or never came."""
+
+
+class DisagreementError(CollectiveError):
+    """Processes that share their updates were given different programs, options or values."""
+
+
+class StoppedError(CollectiveError):
+    """Another process could not finish its part of an update, so that nobody made it.
+
+    Weights and optimizer state are as after the last complete update, in all processes.
+    """
 
 
 class HostCallError(AbeleError):

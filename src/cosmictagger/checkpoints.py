@@ -10,7 +10,6 @@ own files can be read too. Files are read without unpickling code.
 import hashlib
 import os
 import re
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cosmictagger import atomic
+from abele import atomic, state_file
 from cosmictagger.errors import CheckpointError
 
 INDEX = "checkpoint"
@@ -116,7 +115,7 @@ def load(path: Path) -> dict[str, Any]:
         CheckpointError: it is damaged or no checkpoint; the message names an older one that is
             whole, and how to choose it.
     """
-    problem = _damage(path)
+    problem = state_file.damage(path)
     if problem is None:
         try:
             return _read(path)
@@ -143,21 +142,10 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _damage(path: Path) -> str | None:
-    """What is wrong with a file, as far as its checksums tell; None where nothing is."""
-    if not path.is_file():
-        return "there is no such file"
-    if not zipfile.is_zipfile(path):
-        return f"it is not complete ({path.stat().st_size} bytes are there)"
-    with zipfile.ZipFile(path) as archive:
-        bad = archive.testzip()
-    return None if bad is None else f"its part {bad} is damaged"
-
-
 def _advice(path: Path) -> str:
     older = [entry for _, entry in Checkpoints(path.parent).entries() if entry != path]
     for candidate in older:
-        if _damage(candidate) is None:
+        if state_file.damage(candidate) is None:
             return f"{candidate} is whole; choose it with mode.weights_location={candidate}"
     return "There is no other one that is whole; start a new run with another run.id."
 

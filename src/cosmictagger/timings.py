@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cosmictagger import atomic
+from abele import atomic
 
 PARTS = (
     "train",

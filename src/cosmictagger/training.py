@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from cosmictagger import atomic, checkpoints, metrics, sources
+from abele import atomic
+from cosmictagger import checkpoints, metrics, sources
 from cosmictagger.backends import Backend, StepResult
 from cosmictagger.config.checks import plain
 from cosmictagger.data import Batch

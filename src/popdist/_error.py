@@ -2,7 +2,7 @@
 
 
 class Error(RuntimeError):
-    """The environment is not one of poprun, or something needs other instances.
+    """The environment is not one of poprun, or something went wrong between instances.
 
     Differs from the original: a class of its own, so that programs can tell it from others.
     """

@@ -1,4 +1,4 @@
-"""What instances do together, as far as it needs no other process."""
+"""What instances do together."""
 
 from collections.abc import Callable, Collection
 from typing import ParamSpec, TypeVar
@@ -13,23 +13,23 @@ _Result = TypeVar("_Result")
 def init() -> None:
     """Connect this instance with the others; call it once, before anything else of this package.
 
-    A single instance has nobody to connect with, so that nothing happens, with or without poprun.
+    Instances meet where MASTER_ADDR and MASTER_PORT say, which poprun sets, and compare their
+    versions. Later calls do nothing. A single instance has nobody to connect with, so that nothing
+    happens, with or without poprun. Afterwards programs can also use `torch.distributed` itself.
 
-    Differs from the original: more than one instance is refused, because processes exchange nothing
-    yet.
+    Differs from the original: a wrapper that trains connects by itself where this was not called.
 
     Raises:
-        popdist.Error: There are several instances, or the environment contradicts itself.
+        popdist.Error: The environment contradicts itself or does not say where to meet; an
+            instance does not come within 60 s (ABELE_RANK_TIMEOUT), or runs other versions.
     """
     _environment.check()
     count = _environment.getNumInstances()
     if count > 1:
-        total = _environment.getNumTotalReplicas()
-        raise Error(
-            f"popdist.init() was called in one of {count} instances, but runs of several instances "
-            "are not built yet. Start the program as one process, without poprun, and give it all "
-            f"{total} replicas: poptorch.Options().replicationFactor({total})."
-        )
+        # Here, because programs that only ask which instance they are need no torch.
+        from popdist import _connecting
+
+        _connecting.connect(_environment.getInstanceIndex(), count)
 
 
 def execute_on_instances(

@@ -35,8 +35,7 @@ class Options(poptorch.Options):
 
     Without poprun: one process with one replica. Everything else is set as ever.
 
-    Differs from the original: no device is picked, because there is no IPU to pick, and training in
-    more than one process is refused where the model is wrapped.
+    Differs from the original: no device is picked, because there is no IPU to pick.
 
     Args:
         ipus_per_replica: How many IPUs a copy of the model has; poprun's number if None. Stored

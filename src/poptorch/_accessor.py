@@ -79,6 +79,8 @@ class AsynchronousDataAccessor:
         self._load_indefinitely = load_indefinitely
         self._run = 0  # number of the run that the worker was told to make
         self._epoch = -1
+        self._seed = torch.initial_seed()  # an epoch's random state is this plus its number
+        self._skip, self._replay = 0, False
         self._ahead = early_preload  # the worker is on the next epoch without being told
         self._consuming = False
         self._failure: str | None = None
@@ -91,7 +93,7 @@ class AsynchronousDataAccessor:
             early_preload=early_preload,
             rebatched_size=rebatched_size,
             drop_last=getattr(dataset, "rebatched_drop_last", True),
-            seed=torch.initial_seed(),
+            seed=self._seed,
             start_method=_start_method(),
         )
         self._start(job, SharingStrategy(sharing_strategy))
@@ -117,8 +119,9 @@ class AsynchronousDataAccessor:
         if not self._ahead:
             self._run += 1
             with contextlib.suppress(OSError):  # a dead worker is reported by __next__
-                self._connection.send(("start", self._run, self._epoch))
-        self._ahead = False
+                order = ("start", self._run, self._epoch, self._seed, self._skip, self._replay)
+                self._connection.send(order)
+        self._ahead, self._skip = False, 0
         self._consuming = True
         return self
 
@@ -143,6 +146,15 @@ class AsynchronousDataAccessor:
                 self._consuming, self._ahead = False, self._load_indefinitely
         self._require_usable()
         raise StopIteration
+
+    def _begin_at(self, epoch: int, seed: int | None) -> None:
+        """Let the next iterator be of this epoch, with the random numbers that it has by a seed."""
+        self._epoch, self._ahead = epoch - 1, False
+        self._seed = self._seed if seed is None else seed
+
+    def _leave_out(self, count: int, replay: bool) -> None:
+        """Let the next iterator leave out its first elements, by reading them if asked."""
+        self._skip, self._replay, self._ahead = count, replay, False
 
     def _start(self, job: _accessor_worker.Job, strategy: SharingStrategy) -> None:
         if strategy is SharingStrategy.FileSystem:

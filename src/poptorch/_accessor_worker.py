@@ -3,7 +3,8 @@
 Messages to the parent: ("layout", layout, rows of the first element) followed by the memory's
 descriptor; then for each slot ("full", run, slot, rows, structure) and after each epoch
 ("end", run); at last ("failed", text).
-Messages from the parent: ("free", slot) and ("start", run, epoch). A closed connection means stop.
+Messages from the parent: ("free", slot) and ("start", run, epoch, seed, skip, replay), where skip
+is how many elements at the beginning of the epoch are left out. A closed connection means stop.
 """
 
 import contextlib
@@ -120,7 +121,8 @@ class _Worker:
         self._filled: int | None = None  # a slot that has some rows but not all
         self._rows = 0
         self._structure: bytes | None = None
-        self._run = self._next_epoch = 0
+        self._run = self._next_epoch = self._skip = self._rows_left_out = 0
+        self._seed, self._replay = job.seed, False
         self._begin_epoch(0)
 
     def run(self) -> None:
@@ -155,22 +157,39 @@ class _Worker:
         if self._filled is not None:
             self._free.append(self._filled)
             self._filled = None
-        if self._used or self._epoch != self._next_epoch:
-            self._begin_epoch(self._next_epoch)
+        if self._used or self._skip or self._begun != (self._next_epoch, self._seed):
+            skip, self._skip = self._skip, 0
+            self._begin_epoch(self._next_epoch, skip)
 
-    def _begin_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
+    def _begin_epoch(self, epoch: int, skip: int = 0) -> None:
+        self._epoch, self._begun = epoch, (epoch, self._seed)
         self._used = False
         self._elements: Iterator[Any] = iter(())  # lets go of the old iterator's processes first
         # Each epoch's randomness depends on its number alone, never on how far the worker ran
         # ahead before the parent left a loop.
-        seed = self._job.seed + epoch
+        seed = self._seed + epoch
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed % 2**63)
         if set_epoch := getattr(self._dataset, "_set_epoch", None):
             set_epoch(epoch)
+        self._goes_on, self._rows_left_out = skip > 0, 0
+        if skip:
+            self._leave_out(skip)
         self._elements = elements_of(self._dataset)
+
+    def _leave_out(self, batches: int) -> None:
+        """Lets the loader begin behind its first batches; part of an element may remain to drop."""
+        loader, size = self._dataset, self._job.rebatched_size
+        if self._epoch == 0:
+            loader.terminate()  # processes that are kept began together with this epoch
+        elements = batches
+        if size is not None:
+            elements, self._rows_left_out = divmod(batches * size, loader._rows_of_an_element)
+        loader._position.load(
+            {"begun": 1, "given": elements, "running": True, "start": None, "order": None},
+            self._replay,
+        )
 
     def _share_memory(self, first: Parts) -> None:
         layout = Layout.of(first, self._job.rebatched_size)
@@ -194,7 +213,7 @@ class _Worker:
             else:
                 given += self._give_rows(tensors, num_rows(parts), structure)
         given += self._give_rest()
-        if not given:
+        if not given and not self._goes_on:
             rows = self._slots.layout.rows
             raise RuntimeError(
                 f"The Dataset is empty: epoch {self._epoch} has no element"
@@ -220,7 +239,8 @@ class _Worker:
 
     def _give_rows(self, tensors: list[torch.Tensor], rows: int, structure: bytes | None) -> int:
         size = self._slots.layout.rows or 0
-        given = start = 0
+        given, start = 0, min(self._rows_left_out, rows)
+        self._rows_left_out -= start
         while start < rows:
             if self._filled is None:
                 self._filled, self._rows, self._structure = self._take_slot(), 0, structure
@@ -251,7 +271,7 @@ class _Worker:
         if command == "free":
             self._free.append(arguments[0])
         else:
-            self._run, self._next_epoch = arguments
+            self._run, self._next_epoch, self._seed, self._skip, self._replay = arguments
             raise _RestartError
 
     def _send(self, *message: Any) -> None:

@@ -18,7 +18,7 @@ from abele.runtime.session import Session
 from abele.targets import Target
 from abele.update_rules import UpdateRule
 from abele.warn import warn_user
-from poptorch import _hooks, _recomputation, _structure, _translate, profiling
+from poptorch import _distributed, _hooks, _recomputation, _structure, _translate, profiling
 from poptorch._arguments import Bound, Recorded
 from poptorch._call_times import CallTimes, Counters, no_transfers
 from poptorch._cpu_op import CapturedCalls
@@ -88,6 +88,11 @@ class CompiledModel:
                 self.captured = self._capture(examples, options._module_namescope_enabled)
             self.placement = placed(self.captured.programs, options, training=config.training)
             captured_s = time.perf_counter() - started
+            collective = _distributed.collective_of(config)
+            if collective is not None:
+                progress.update("waiting for the other processes", 0.1)
+                facts = _distributed.facts(self.captured, config, rule, examples)
+                collective.agree("the model and its options", facts)
             executable, self.record = self._build(
                 target=target,
                 cache=_cache(options),
@@ -190,6 +195,7 @@ class CompiledModel:
             optimizer_state,
             self.rule.hyper() if self.rule is not None else {},
             anchors=self.anchors,
+            collective=_distributed.collective_of(self.config),
         )
 
     def _input_slots(self) -> list[Slot]:

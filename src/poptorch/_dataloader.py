@@ -6,16 +6,19 @@ The options say how many those are, and which share of the data set this process
 import copy
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset
 
+from poptorch import _distributed
 from poptorch._accessor import AsynchronousDataAccessor
 from poptorch._batch_sampler import grouped
 from poptorch._batch_size import BatchSize
 from poptorch._error import error
 from poptorch._partition import PartitionSampler
+from poptorch._position import Ordered, Position, check_fits
 from poptorch.enums import DataLoaderMode
 from poptorch.options import Options
 from poptorch.options._container import require
@@ -79,7 +82,7 @@ class DataLoader(torch.utils.data.DataLoader):
         require(isinstance(options, Options), f"options must be poptorch.Options, not {options!r}")
         _check_exclusions(batch_size, shuffle, batch_sampler, rebatched_worker_size, async_options)
         options._freeze()
-        self._options = options
+        self._options, self._position = options, Position()
         self._mode = DataLoaderMode(mode)
         self._async_options = async_options or {}
         self._is_iterable = isinstance(dataset, IterableDataset)
@@ -125,19 +128,97 @@ class DataLoader(torch.utils.data.DataLoader):
     def __iter__(self) -> Any:
         if self._is_empty():
             raise error(self._why_empty())
-        if self._uses_accessor:
-            if self._accessor is None:  # this is a copy
-                self._accessor = self._make_accessor()
-            return DATALOADER._iterate(iter(self._accessor), "__next__")
+        _distributed.note_epoch(self)
+        make = self._from_accessor if self._uses_accessor else self._from_batch
+        return self._position.begin(make, self.generator)
+
+    def _from_accessor(self, skip: int, replay: bool) -> Iterator[Any]:
+        if self._accessor is None:  # this is a copy
+            self._accessor = self._make_accessor()
+        if skip:
+            self._accessor._leave_out(skip, replay)
+        return DATALOADER._iterate(iter(self._accessor), "__next__")
+
+    def _from_batch(self, skip: int, replay: bool) -> Iterator[Any]:
+        by_reading = replay or self._is_iterable
+        if not by_reading:
+            self._position.order.leave_out(skip * (self._size.micro_batches if self._groups else 1))
         iterator = DATALOADER._iterate(super().__iter__(), "__next__")
         if self._groups:
             size, drop_last = self._size.micro_batches, self.batch_sampler_drop_last
-            return _never_empty(grouped(iterator, size, drop_last), self)
-        return _never_empty(iterator, self) if self._is_iterable else iterator
+            iterator = grouped(iterator, size, drop_last)
+        for _ in islice(iterator, skip if by_reading else 0):
+            pass
+        checked = (self._groups or self._is_iterable) and not skip
+        return _never_empty(iterator, self) if checked else iterator
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position in the data: the epoch, and how many of its batches were given.
+
+        An addition of this project.
+
+        Returns:
+            Tensors and plain values, for `load_state_dict` of a loader that is made alike.
+        """
+        accessor = self._accessor
+        return {
+            **self._position.state(has_workers=self._iterator is not None),
+            "seed": None if accessor is None else accessor._seed,
+            "generator": None if self.generator is None else self.generator.get_state(),
+            "batches": self._description(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], *, replay: bool = False) -> None:
+        """Let the next iterator give the batches that are left of the epoch of the state.
+
+        It has the order of that epoch, and leaves the random numbers of this process as they are.
+        The iterators after it go on with the epochs that follow. An addition of this project.
+
+        Args:
+            state: What `state_dict` returned.
+            replay: Read the batches that are left out instead of stepping over them. Elements that
+                draw random numbers in worker processes need it; iterable data sets are always
+                read.
+
+        Raises:
+            poptorch.Error: The state is one of a loader with other batches.
+        """
+        check_fits(self._description(), state.get("batches", {}))
+        self._position.load(state, replay)
+        self._set_epoch(self._position.begun)
+        if self.generator is not None and state["generator"] is not None:
+            self.generator.set_state(state["generator"])
+        if self._accessor is not None:
+            self._accessor._begin_at(self._position.begun, state["seed"])
+
+    def _description(self) -> dict[str, Any]:
+        """What decides which batches there are."""
+        dataset: Any = self.dataset
+        return {
+            "combined batch": self.combinedBatchSize,
+            "rows of data": None if self._is_iterable else len(dataset),
+            "sampler": type(self.batch_sampler if self._groups else self.sampler).__name__,
+            "process": self._options.Distributed.processId,
+            "processes": self._options.Distributed.numProcesses,
+            "read ahead by a process": self._uses_accessor,
+        }
+
+    @property
+    def _index_sampler(self) -> Any:
+        # What torch's iterators take indices from. Any other way to begin in the middle of an
+        # epoch would change an attribute that users read.
+        sampler: Any = super()._index_sampler
+        return Ordered(sampler, self._position.order, self.generator)
+
+    @property
+    def _rows_of_an_element(self) -> int:
+        """Rows of what this loader gives at once, for an accessor that assembles batches."""
+        rows = self._size.combined if self._groups else self.batch_size
+        return rows or 1
 
     def __getstate__(self) -> dict[str, Any]:
         # Processes belong to one loader; a copy starts its own.
-        return {**self.__dict__, "_accessor": None, "_iterator": None}
+        return {**self.__dict__, "_accessor": None, "_iterator": None, "_position": Position()}
 
     @property
     def _uses_accessor(self) -> bool:

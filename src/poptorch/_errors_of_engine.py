@@ -3,7 +3,15 @@
 from pathlib import Path
 from types import TracebackType
 
-from abele.errors import AbeleError, BatchError, CompilerError, TargetError, TrappedError
+from abele.errors import (
+    AbeleError,
+    BatchError,
+    CollectiveError,
+    CompilerError,
+    TargetError,
+    TrappedError,
+)
+from poptorch import _distributed
 from poptorch._error import RecoverableError, error
 from poptorch._logging import logger
 from poptorch._user_frames import note_hidden_frames, show_user_frames
@@ -51,6 +59,8 @@ class Translated:
         if isinstance(found, TrappedError):
             action, layer = "IPU_RESET", "poplar_recoverable_runtime_error"
             return RecoverableError(text, action, layer, found.line)
+        if isinstance(found, CollectiveError):
+            return _distributed.told(text)
         if isinstance(found, TargetError) and not isinstance(found, CompilerError):
             return error(f"Failed to acquire a device: {text}")
         return error(text)

@@ -13,6 +13,7 @@ import torch
 from tqdm import tqdm
 
 from abele.building import BuildRecord
+from abele.collectives import Counts
 from abele.module_state import parameter_names
 from abele.update_rules import UpdateRule
 from poptorch import (
@@ -21,6 +22,7 @@ from poptorch import (
     _progress,
     _random_state,
     _report,
+    _resuming,
     _tracing,
     _translate,
     _weights,
@@ -84,6 +86,8 @@ class PoplarExecutor(
         self._watch = _optimizer.AttributeWatch(relaxed=options._relax_optimizer_checks)
         self._rule: UpdateRule | None = None
         self._optimizer_state = DeviceState()
+        self._waiting: _resuming.Waiting | None = None  # state to begin with
+        self._told: dict[str, float] | None = None  # the values set last, if not the rule's
         self.per_replica_params: dict[str, tuple] = {}
         if training:
             # A model that comes out of a file brings the rule of an optimizer that is not there.
@@ -120,6 +124,16 @@ class PoplarExecutor(
     def build_record(self) -> BuildRecord | None:
         """How the executable was made: target, fallback, cache and times; None before compiling."""
         return None if self._compiled is None else self._compiled.record
+
+    @property
+    def exchanges(self) -> Counts:
+        """What updates have exchanged with other processes: calls, bytes and seconds in them.
+
+        An addition of this project. Counted since compiling; zero in a process that trains by
+        itself. Bytes are of the tensors that were added up, seconds include waiting for others.
+        """
+        exchange = None if self._compiled is None else self._compiled.session.exchange
+        return Counts() if exchange is None else dataclasses.replace(exchange.counts)
 
     def program_text(self) -> str:
         """The compiled programs as Python, with shapes, types and source lines.
@@ -249,12 +263,14 @@ class PoplarExecutor(
             self.per_replica_params, self._module, self._config.replicas
         )
         config = dataclasses.replace(self._config, replica_groups=groups)
-        with self._translated:
+        with self._translated, _resuming.around_compiling(self):
             compiled = make(self._module, bound, config, self._rule, self._options)
-        self._compiled = compiled
-        offline = self._options.connection_type == ConnectionType.Never
-        self._optimizer_state.start(None if offline else compiled.session)
+            self._compiled = compiled
+            offline = self._options.connection_type == ConnectionType.Never
+            self._optimizer_state.start(None if offline else compiled.session)
         self._attached = self._options.connection_type == ConnectionType.Always
+        if compiled.session.received:  # process 0's weights are those of the module now
+            self.copyWeightsToHost()
         self._compile_seconds = time.perf_counter() - started
         _report.write_reports(compiled, self._options, self._compile_seconds)
         if self._options._show_compilation_progress_bar:
@@ -304,6 +320,8 @@ class PoplarExecutor(
         if not self.isCompiled():
             self._config = _translate.to_config(self._options, training=True)
         self._rule = self._rule_of(optimizer)
+        if self._waiting is not None:
+            self._waiting.told = True
         self._optimizer_state.use(optimizer, self._rule)
 
     def _take_loaded_values(self) -> None:
@@ -330,7 +348,8 @@ class PoplarExecutor(
         if self._rule is None or self._compiled is None:
             return rule
         rule = _optimizer.replacement(self._rule, rule)
-        before = self._rule.hyper()
+        before = self._rule.hyper() if self._told is None else self._told
+        self._told = None
         for name, value in rule.hyper().items():
             if value != before[name]:
                 self._compiled.session.set_hyper(name, value)
@@ -391,6 +410,9 @@ class PoplarExecutor(
             self.copyWeightsToHostIfNeeded()
             _weights.unwrap(self._user_model)
         self._optimizer_state.stop()
+        exchange = self._compiled.session.exchange
+        if exchange is not None:
+            exchange.close()
         self._compiled, self._attached, self._compile_seconds = None, False, None
 
     def __del__(self):

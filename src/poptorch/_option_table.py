@@ -253,7 +253,7 @@ _NESTED = (
     Row("runningStatisticsAlwaysFloat", "Precision", "runningStatisticsAlwaysFloat", "method",
         ABSENT, None, "compile", _NOP, "deprecated in the original too; the module's type is kept"),
     Row("num_distributed_processes", "Distributed", "configureProcessId", int, 1, _COUNT, "run",
-        _HON, "the data loader divides the data by it; processes exchange no gradients yet"),
+        _HON, "processes share each update; the data loader divides the data"),
     Row("distributed_process_id", "Distributed", "configureProcessId", int, 0, AtLeast(0), "run",
         _HON, "which part of the data the loader reads"),
     Row("setEnvVarNames", "Distributed", "setEnvVarNames", "method", ABSENT, None, "run", _HON,

@@ -49,6 +49,8 @@ def to_config(options: Options, *, training: bool) -> StepConfig:
         training=training,
         gradient_accumulation=options.Training.gradient_accumulation,
         replicas=options.replication_factor,
+        # Inference exchanges nothing: each process runs by itself.
+        processes=options.Distributed.numProcesses if training else 1,
         reduction=_REDUCTIONS[reduction],
         mean_strategy=_STRATEGIES[MeanReductionStrategy(strategy)],
         stochastic_rounding=training and bool(compiler.get("enableStochasticRounding")),
@@ -115,15 +117,6 @@ def check_supported(options: Options, *, training: bool) -> None:
     if refused:
         lines = [f"{row.call(value)}: {row.note}" for row, value in refused]
         raise error(f"Options that cannot be honoured yet: {'; '.join(lines)}.")
-    processes = options.Distributed.numProcesses
-    if training and processes > 1:
-        replicas = processes * options.replication_factor
-        raise error(
-            f"Training with {processes} processes was asked for, but processes do not exchange "
-            "gradients yet. Start one process and give it all replicas: poptorch.Options()"
-            f".replicationFactor({replicas}). Processes that should train by themselves call "
-            "Distributed.disable() of their poptorch.Options."
-        )
     for row, value in _option_table.without_effect(options):
         if row.name not in _reported:
             _reported.add(row.name)

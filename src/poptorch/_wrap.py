@@ -2,7 +2,7 @@
 
 import torch
 
-from poptorch import _translate, _weights
+from poptorch import _distributed, _translate, _weights
 from poptorch._error import error
 from poptorch._executor import PoplarExecutor
 from poptorch.enums import OutputMode
@@ -28,7 +28,8 @@ def trainingModel(
     Raises:
         RuntimeError: the model is wrapped for training already.
         AssertionError: the optimizer is of an unsupported class.
-        poptorch.Error: options of another class, or options that cannot be honoured.
+        poptorch.Error: options of another class, or options that cannot be honoured; with several
+            processes also if they cannot connect.
     """
     module = _module_of(model)
     if _weights.shared_by(module).wrapped:
@@ -98,5 +99,7 @@ def _settled(options: Options | None, mode: OutputMode, *, training: bool) -> Op
     if copied.defaultOutputMode():
         copied.outputMode(mode)
     _translate.check_supported(copied, training=training)
+    if training:
+        _distributed.connect(copied)
     copied._freeze()
     return copied

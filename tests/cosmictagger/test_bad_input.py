@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from abele import atomic
 from cosmic_small import SIZE, column, event, record
-from cosmictagger import atomic, checkpoints, training
+from cosmictagger import checkpoints, training
 from cosmictagger.cli import main
 from cosmictagger.data import generator
 from cosmictagger.data.layout import Plane

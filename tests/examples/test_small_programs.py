@@ -16,6 +16,7 @@ SMALL = (
     "observing_tensors",
     "pipelining",
     "replicas",
+    "resume",
     "save_and_load",
 )
 
@@ -45,3 +46,10 @@ def test_efficient_data_loading(tmp_path):
     assert lines[0].split() == ["loading", "rows/s"]
     assert len(lines) == 5
     assert all(float(line.split()[-1]) > 0 for line in lines[1:])
+
+
+def test_resume(tmp_path):
+    killed, compared = run("resume.py", tmp_path).splitlines()
+    assert killed.startswith("killed; it had saved step-")
+    assert compared == "equal weights: yes"
+    assert list(tmp_path.iterdir()) == []

@@ -6,6 +6,7 @@ import runpy
 import pytest
 import torch
 
+import instances
 import poptorch
 from wrapping import rows
 
@@ -113,16 +114,43 @@ def test_the_program_runs_alike_with_and_without_poprun(program, poprun, tmp_pat
     assert sum(record.message.startswith("Loss: ") for record in caplog.records) == 6
 
 
-def test_started_as_two_instances_it_stops_before_training(program, poprun, tmp_path):
-    poprun(index=1, instances=2, local=1)
-    with pytest.raises(RuntimeError, match=r"several instances are not built.*Factor\(2\)"):
-        program()
-    assert list(tmp_path.glob("*.ckpt")) == []
+def in_one_process(kind):
+    """The same training in one process, whose two replicas get what two instances read."""
+    data = torch.utils.data.TensorDataset(*rows(32))
+    loaders = []
+    for index in range(2):
+        share = poptorch.Options().randomSeed(42)
+        share.Distributed.configureProcessId(index, 2)
+        loaders.append(poptorch.DataLoader(share, data, batch_size=2, shuffle=True))
+    options = poptorch.Options().replicationFactor(2).showCompilationProgressBar(False)
+    options.randomSeed(42)
+    model = kind()
+    optimizer = poptorch.optim.SGD(
+        model.parameters(), lr=0.1, momentum=0.9, use_combined_accum=True
+    )
+    training = poptorch.trainingModel(model, options, optimizer=optimizer)
+    for _ in range(3):
+        for both in zip(*loaders, strict=True):
+            training(*(torch.cat(parts) for parts in zip(*both, strict=True)))
+    return model.state_dict()
+
+
+def test_two_instances_train_as_one_process_does(program, tmp_path):
+    path = tmp_path / "program.py"
+    text = PROGRAM.replace("FOLDER", f"__import__('pathlib').Path({str(tmp_path)!r})")
+    path.write_text(text + "\nprint(epochs[-1] < epochs[0], seen)\n")
+    ended = instances.run(path, [], 2)
+    assert [one.out.split() for one in ended] == [["True", "16"], ["True", "16"]]
+    together = torch.load(tmp_path / "model-0.ckpt", weights_only=True)
+    assert not (tmp_path / "model-1.ckpt").exists()
+    alone = in_one_process(program()["Model"])
+    for name, value in alone.items():
+        assert (together[name] - value).abs().max() <= 1e-6 * value.abs().max()
 
 
 def test_without_init_the_wrapper_refuses_two_instances(program, poprun, tmp_path):
     path = tmp_path / "program.py"
     path.write_text(PROGRAM.replace("    popdist.init()\n", ""))
     poprun(index=0, instances=2, local=1)
-    with pytest.raises(poptorch.Error, match="Training with 2 processes was asked for"):
+    with pytest.raises(poptorch.Error, match="Process 0 of 2 does not know where to meet"):
         program()

@@ -54,8 +54,28 @@ def together(programs, folder: Path) -> None:
     assert not any(statuses), statuses
 
 
+def crashing(programs, folder: Path) -> None:
+    """One process dies while it compiles; prints what another one found that waited for it."""
+    reader, writer = os.pipe()
+
+    class Dying(Keeping):
+        def compile(self, program):
+            os.write(writer, b"x")
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if child == 0:
+        build(programs, CONFIG, target=Dying(10_000), cache=ExecutableCache(folder))
+    os.read(reader, 1)
+    _, record = build(programs, CONFIG, target=Keeping(10_000), cache=ExecutableCache(folder))
+    assert record.seconds["wait"] > 0
+    print(record.cache)
+    os.waitpid(child, 0)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     affine = MODELS["affine"]
-    job = {"killed": killed, "together": together}[sys.argv[1]]
+    job = {"killed": killed, "together": together, "crashing": crashing}[sys.argv[1]]
     job(captured(affine.fresh(), affine.batch()).programs, Path(sys.argv[2]))

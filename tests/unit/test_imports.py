@@ -15,8 +15,7 @@ FORBIDDEN = {
     "gctools": FRONT_ENDS | {"gcipuinfo", "abele", "torch", "examples", "benchmarks", "tests"},
     "gcipuinfo": FRONT_ENDS | {"abele", "torch", "examples", "benchmarks", "tests"},
     "popart": (FRONT_ENDS - {"popart"}) | {"abele", "torch", "examples", "benchmarks", "tests"},
-    "popdist": (FRONT_ENDS - {"popdist", "poptorch"})
-    | {"abele", "examples", "benchmarks", "tests"},
+    "popdist": (FRONT_ENDS - {"popdist", "poptorch"}) | {"examples", "benchmarks", "tests"},
     "poptorch": {"popdist", "sambaflow", "cosmictagger", "examples", "benchmarks", "tests"},
     "sambaflow": (FRONT_ENDS - {"sambaflow"}) | {"examples", "benchmarks", "tests"},
     # The application sees the engine through the front-ends, but for its version.

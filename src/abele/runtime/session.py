@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from abele import batching, reduction, replica_groups
+from abele.collectives.protocol import Collective
 from abele.config import OutputMode, StepConfig
 from abele.executable import Executable
-from abele.program import Program, Role
+from abele.program import Program, Role, Slot
 from abele.runtime.anchors import Anchor, AnchorStore
 from abele.runtime.clock import clock
+from abele.runtime.exchange import Exchange
 from abele.runtime.traps import Rollback, trapping
 
 
@@ -33,8 +35,12 @@ class Session:
         optimizer_state: initial state by slot name.
         hyper: initial values of variable hyper-parameters by slot name.
         anchors: tensors to keep; the programs were captured with their names.
+        collective: the processes that share each update, ``config.processes`` of them. Weights and
+            optimizer state become those of process 0 where they differ, with a warning.
 
     Attributes:
+        exchange: what is done together with the other processes; None without.
+        received: names of the parameters that came from process 0.
         marks: of the last call, before and after each micro-step; see ``runtime.clock``.
     """
 
@@ -47,6 +53,7 @@ class Session:
         optimizer_state: Mapping[str, torch.Tensor] | None = None,
         hyper: Mapping[str, float] | None = None,
         anchors: Sequence[Anchor] = (),
+        collective: Collective | None = None,
     ):
         batching.check_output_period(config)
         self.executable, self.config = executable, config
@@ -70,8 +77,13 @@ class Session:
             name: torch.tensor(value, dtype=torch.float64, device=self.device)
             for name, value in (hyper or {}).items()
         }
+        self.exchange: Exchange | None = None
+        if collective is not None:
+            sums = self._slots(Role.ACCUMULATOR)
+            self.exchange = Exchange(collective, config, sums, self.device)
         self.accumulators = self._zeros(Role.ACCUMULATOR)
         self.counters = self._zeros(Role.COUNTER)
+        self.received = self._same_start()
         self.seed = config.seed
         self._random = any(program.uses_random for program in executable.programs)
         self._streams = self._first_streams()
@@ -83,7 +95,12 @@ class Session:
     # -- state -----------------------------------------------------------------------------
 
     def write_params(self, params: Mapping[str, torch.Tensor]) -> None:
-        """Overwrites parameters; names that are missing keep their value."""
+        """Overwrites parameters; names that are missing keep their value.
+
+        With other processes, all have to do the same before the next update, which checks it.
+        """
+        if self.exchange is not None:
+            self.exchange.note_written("weights that were written", params, self.params)
         for name, value in replica_groups.split(params, self._groups).items():
             self.params[name].copy_(value)
 
@@ -115,6 +132,8 @@ class Session:
 
     def write_optimizer_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Overwrites optimizer state by slot name; with groups it has a leading dimension."""
+        if self.exchange is not None:
+            self.exchange.note_written("optimizer state", state, self.optimizer_state)
         for name, value in replica_groups.split_state(state, self._groups).items():
             self.optimizer_state[name].copy_(value)
 
@@ -135,6 +154,8 @@ class Session:
 
     def set_hyper(self, name: str, value: float) -> None:
         """Changes a variable hyper-parameter; takes effect at the next update."""
+        if self.exchange is not None:
+            self.exchange.note(name, repr(float(value)))
         self.hyper[name].fill_(value)
 
     @property
@@ -153,24 +174,45 @@ class Session:
             for name, value in values.items()
         }
 
-    def _zeros(self, role: Role) -> dict[str, torch.Tensor]:
+    def _slots(self, role: Role) -> dict[str, Slot]:
         return {
-            name: torch.zeros(slot.shape, dtype=slot.dtype, device=self.device)
+            name: slot
             for program in self.executable.programs
             for slot in program.inputs
             if slot.role is role
             for name in replica_groups.stored_names(slot, self._groups)
         }
 
+    def _zeros(self, role: Role) -> dict[str, torch.Tensor]:
+        if role is Role.ACCUMULATOR and self.exchange is not None:
+            return self.exchange.accumulators
+        return {
+            name: torch.zeros(slot.shape, dtype=slot.dtype, device=self.device)
+            for name, slot in self._slots(role).items()
+        }
+
+    def _same_start(self) -> list[str]:
+        """Buffers stay: statistics of batches belong to each replica."""
+        if self.exchange is None:
+            return []
+        own = {**self.params, **{f"state of {n}": v for n, v in self.optimizer_state.items()}}
+        different = self.exchange.same_start(own)
+        for name, value in self.hyper.items():
+            self.exchange.note(name, repr(value.item()))
+        return [name for name in different if name in self.params]
+
     def _first_streams(self) -> list[torch.Tensor] | None:
-        if self.config.seed is None:
+        seed, first = self.config.seed, 0
+        if self.exchange is not None:
+            first = self.exchange.collective.rank * self.config.replicas
+            # Without a seed processes must still not draw the same: torch is often seeded alike.
+            seed = torch.initial_seed() % 2**62 if seed is None else seed
+        if seed is None:
             return None
         # Consecutive seeds would do for torch's Mersenne twister; spreading them costs nothing.
         return [
-            torch.Generator(self.device)
-            .manual_seed(self.config.seed + 1_000_003 * replica)
-            .get_state()
-            for replica in range(self.config.replicas)
+            torch.Generator(self.device).manual_seed(seed + 1_000_003 * replica).get_state()
+            for replica in range(first, first + self.config.replicas)
         ]
 
     # -- running ---------------------------------------------------------------------------
@@ -192,6 +234,7 @@ class Session:
         self._shared_and_written = [i for i, slot in enumerate(inputs) if shared and slot.mutated]
         self._first_replicas = set(self.config.input_groups.firsts())
         self._apply_run, self._apply_arguments = None, []
+        self._apply_is_random = "apply" in compiled and by_name["apply"].uses_random
         if "apply" in compiled:
             self._apply_run = trapping(by_name["apply"], compiled["apply"].run)
             self._apply_arguments = self._arguments(by_name["apply"], 0)
@@ -229,6 +272,7 @@ class Session:
 
         Raises:
             BatchError: the rows do not divide into micro-batches.
+            CollectiveError: another process is gone, or gave the update up.
             Exception: of a host call; what was summed since the last update is dropped.
             TrappedError: an operation made an infinity or NaN, and the configuration traps them;
                 state is as after the last complete update.
@@ -236,11 +280,15 @@ class Session:
         self.marks = []
         if self._anchors is not None:
             self._anchors.begin()
-        if len(self._steps) == 1:
+        if self.exchange is not None:
+            self.exchange.begin()
+        elif len(self._steps) == 1:
             return self._micro_step(self._steps[0], batch)
         try:
             return self._micro_steps(batch)
-        except BaseException:
+        except BaseException as problem:
+            if self.exchange is not None and isinstance(problem, Exception):
+                self.exchange.give_up(problem)
             self._drop_unfinished_sums()
             raise
 
@@ -298,13 +346,24 @@ class Session:
             outputs = self._model_run(arguments)
         applied = None
         if step.updates and self._apply_run is not None:
-            # Stochastic rounding draws here; the weights are one, so the first stream serves all.
-            with self._stream(0):
-                applied = self._apply_run(self._apply_arguments.copy())
+            applied = self._update()
         marks.append(mark())
         if self._anchors is not None:
             outputs = self._anchors.take(step.index, outputs, applied)
         return outputs
+
+    def _update(self) -> list[torch.Tensor]:
+        assert self._apply_run is not None
+        exchange = self.exchange
+        if exchange is not None:
+            exchange.reduce(self.counters)
+        # Stochastic rounding draws here; the weights are one, so the first stream serves all.
+        with self._stream_of_update():
+            applied = self._apply_run(self._apply_arguments.copy())
+        if exchange is not None:
+            exchange.after_update(self.counters)
+            exchange.begin()
+        return applied
 
     def anchored(self, name: str) -> torch.Tensor | None:
         """The values that an anchor kept of the last call, joined like outputs.
@@ -319,6 +378,16 @@ class Session:
         if not self._random or self._streams is None:
             return contextlib.nullcontext()
         return self._own_stream(self._streams, replica)
+
+    def _stream_of_update(self) -> contextlib.AbstractContextManager[None]:
+        """The first replica's stream; process 0 has it and lends it to the others."""
+        if self.exchange is None or self._streams is None or not self._apply_is_random:
+            return self._stream(0)
+        lent = self._streams[0].clone()
+        self.exchange.collective.broadcast(lent)
+        if self.exchange.collective.rank == 0:
+            return self._stream(0)
+        return self._own_stream([lent], 0)
 
     @contextlib.contextmanager
     def _own_stream(self, streams: list[torch.Tensor], replica: int) -> Iterator[None]:

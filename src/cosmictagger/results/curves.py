@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from cosmictagger.atomic import replacing
+from abele.atomic import replacing
 from cosmictagger.errors import DataError
 
 Curves = Mapping[str, NDArray[np.float64]]

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from cosmictagger.atomic import write_text
+from abele.atomic import write_text
 from cosmictagger.data.dense import dense_size
 from cosmictagger.errors import DataError
 from cosmictagger.metrics import CLASSES, PLANES

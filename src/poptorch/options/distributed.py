@@ -14,8 +14,8 @@ from poptorch.options._container import OptionsDict, require
 class _DistributedOptions(OptionsDict):
     """Process count and process number, at first those of an MPI job.
 
-    Differs from the original: a data loader divides its data by them, but training in more than one
-    process is refused, because processes exchange no gradients yet.
+    A data loader divides its data by them. Wrapping a model for training connects the processes,
+    which meet where MASTER_ADDR and MASTER_PORT say; poprun sets both.
     """
 
     _store = "Distributed"

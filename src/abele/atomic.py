@@ -21,7 +21,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         OSError: the folder cannot be written, or the disk is full; an older ``path`` stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    _clear(path)
+    sweep(path.parent, path.name)
     partial = path.with_name(f".{path.name}.{_host()}-{os.getpid()}.part")
     try:
         with open(partial, "wb") as file:
@@ -44,17 +44,26 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def _host() -> str:
-    return re.sub(r"\W", "_", socket.gethostname())
+def sweep(folder: Path, name: str | None = None) -> None:
+    """Deletes what dead processes of this machine left half written; others may still be writing.
 
+    Args:
+        folder: where to look.
+        name: only what was to become this file; None means whatever it was to be.
 
-def _clear(path: Path) -> None:
-    """Deletes what dead processes of this machine left; others may still be writing."""
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.{re.escape(_host())}-(\d+)\.part")
-    for entry in os.scandir(path.parent):
+    Raises:
+        OSError: the folder is not there, or may not be changed.
+    """
+    wanted = ".+" if name is None else re.escape(name)
+    pattern = re.compile(rf"\.{wanted}\.{re.escape(_host())}-(\d+)\.part")
+    for entry in os.scandir(folder):
         found = pattern.fullmatch(entry.name)
         if found is not None and not _alive(int(found[1])):
             Path(entry.path).unlink(missing_ok=True)
+
+
+def _host() -> str:
+    return re.sub(r"\W", "_", socket.gethostname())
 
 
 def _alive(process: int) -> bool:

@@ -1,0 +1,192 @@
+"""One process against two that train together, one core each: rates, efficiency, what is exchanged.
+
+    python benchmarks/data_parallel.py                      the introduction model and ResNet-18
+    python benchmarks/data_parallel.py --only resnet18 --record
+
+Every process has the same batch, so that two see twice the data; efficiency is the rate of updates
+of two over that of one alone. Windows of three kinds take turns: one process alone; two at once,
+each by itself, which shows what they cost each other on this machine without exchanging anything;
+two together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import harness
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "examples")]
+
+import networks  # noqa: E402 - after the path above, so that a checkout needs no installation
+
+import poptorch  # noqa: E402
+from abele import collectives  # noqa: E402
+from garment_model import ClassificationModel  # noqa: E402
+
+PROCESSES = 2
+KINDS = ("alone", "at once", "together")
+
+
+def _garments() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(16, 1, 28, 28), torch.randint(0, 10, (16,))
+
+
+MODELS: dict[str, tuple[Callable, Callable, float]] = {
+    # The network, its batch, and the length of a window in seconds.
+    "introduction": (ClassificationModel, _garments, 1.0),
+    "resnet18": (*networks.NETWORKS["resnet18"], 6.0),
+}
+
+
+def main() -> int:
+    """Measures and prints; with --record also keeps the result."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    harness.add_arguments(parser)
+    parser.add_argument("--only", choices=MODELS, help="one network instead of all")
+    parser.add_argument("--process", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.process is not None:
+        found = measure(options.only, options.windows, options.process)
+        print(json.dumps(found))
+        return 0
+    for name in [options.only] if options.only else MODELS:
+        result = {"environment": harness.environment(), **started(name, options)}
+        _print(name, result)
+        if options.record:
+            path = harness.write_record(f"data_parallel-{name}", result)
+            print(f"record: {path.relative_to(ROOT)}")
+    return 0
+
+
+def started(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Starts the processes, waits for them, and puts together what they found."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < PROCESSES:
+        raise SystemExit(f"{PROCESSES} cores are needed, this process may use {len(cores)}.")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, __file__, "--only", name, "--windows", str(options.windows)]
+    running = []
+    for rank in range(PROCESSES):
+        told = {
+            "RANK": rank, "WORLD_SIZE": PROCESSES, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            "LOCAL_RANK": rank, "OMP_NUM_THREADS": 1,
+        }  # fmt: skip
+        process = subprocess.Popen(
+            [*command, "--process", str(rank)],
+            env=os.environ | {key: str(value) for key, value in told.items()},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        os.sched_setaffinity(process.pid, {cores[rank]})
+        running.append(process)
+    try:
+        texts = [process.communicate()[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    if any(process.returncode for process in running):
+        raise SystemExit("A process failed; see above.")
+    return _joined([json.loads(text.splitlines()[-1]) for text in texts])
+
+
+def measure(name: str, windows: int, rank: int) -> dict[str, Any]:
+    """One process's part: rates by kind of window, and what one update exchanged."""
+    make, batch, window_s = MODELS[name]
+    torch.manual_seed(rank)
+    inputs = batch()
+    apart, together = _trainer(make, inputs, rank, 1), _trainer(make, inputs, rank, PROCESSES)
+    shared = collectives.connected()
+    assert shared is not None
+    steps = {"alone": apart, "at once": apart, "together": together}
+    for step in (apart, together):
+        for _ in range(5):
+            step(*inputs)
+    began = time.perf_counter()
+    apart(*inputs)
+    count = str(max(3, round(window_s / (time.perf_counter() - began))))
+    count = int(shared.gather("steps per window", count)[0])
+    before = together.exchanges
+    rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for _ in range(windows):
+        for kind, step in steps.items():
+            shared.gather("a window begins", "")
+            if kind == "alone" and rank:
+                continue
+            began = time.perf_counter()
+            for _ in range(count):
+                step(*inputs)
+            rates[kind].append(count / (time.perf_counter() - began))
+    after, updates = together.exchanges, windows * count
+    per_update = {
+        field.name: (getattr(after, field.name) - getattr(before, field.name)) / updates
+        for field in dataclasses.fields(after)
+    }
+    return {"rates": rates, "per_update": per_update, "steps_per_window": count}
+
+
+def _trainer(make: Callable, inputs: Any, rank: int, processes: int) -> poptorch.PoplarExecutor:
+    torch.manual_seed(0)
+    model = make().train()
+    options = poptorch.Options().showCompilationProgressBar(False)
+    options.Distributed.configureProcessId(rank if processes > 1 else 0, processes)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+    wrapped = poptorch.trainingModel(model, options, optimizer)
+    wrapped.compile(*inputs)
+    return wrapped
+
+
+def _joined(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Both processes' windows; together they are as fast as the slower one."""
+    rates = {}
+    for kind in KINDS:
+        both = [one["rates"][kind] for one in found if one["rates"][kind]]
+        slower = [min(pair) for pair in zip(*both, strict=True)]
+        rates[kind] = {
+            "median": statistics.median(slower),
+            "lowest": min(slower),
+            "highest": max(slower),
+            "windows": [round(rate, 2) for rate in slower],
+            "steps_per_window": found[0]["steps_per_window"],
+        }
+    return {
+        "processes": PROCESSES,
+        "step_per_s": rates,
+        "efficiency": harness.ratios(rates, "alone"),
+        "efficiency_of_exchange": harness.ratios(rates, "at once")["together"],
+        "per_update": found[0]["per_update"],
+    }
+
+
+def _print(name: str, result: dict[str, Any]) -> None:
+    rates, found = result["step_per_s"], result["per_update"]
+    print(f"{name}: {rates['alone']['median']:.1f} updates/s alone")
+    for kind in KINDS[1:]:
+        median, share = rates[kind]["median"], result["efficiency"][kind]
+        print(
+            f"  {PROCESSES} processes {kind:9s} {median:8.1f} updates/s each, efficiency {share:.2f}"
+        )
+    print(
+        f"  per update {found['calls']:.0f} exchange of {found['bytes'] / 2**20:.2f} MiB, "
+        f"{found['seconds'] * 1e3:.2f} ms with waiting; without what the processes cost each other "
+        f"anyway, efficiency {result['efficiency_of_exchange']:.2f}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,18 @@
+"""Processes that train together: where they meet, what they agree on, how sums are exchanged."""
+
+from abele.collectives.connection import connect, connected, disconnect
+from abele.collectives.place import TIMEOUT, Place, timeout_s
+from abele.collectives.protocol import Collective, Counts
+from abele.collectives.torch_group import TorchCollective
+
+__all__ = [
+    "TIMEOUT",
+    "Collective",
+    "Counts",
+    "Place",
+    "TorchCollective",
+    "connect",
+    "connected",
+    "disconnect",
+    "timeout_s",
+]

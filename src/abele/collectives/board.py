@@ -1,0 +1,242 @@
+"""Notes that processes leave for each other in a store, and signs of life.
+
+Everything that is not numbers goes through here: who has come, what was agreed, who has ended and
+why. It works before the first exchange of tensors, and while one hangs. Every process writes a
+sign of life about once a second from a thread of its own; whoever waits looks at them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from torch import distributed
+
+from abele.errors import DisagreementError, RankLostError
+from abele.warn import warn_user
+
+ENDED, STOPPED = "ended", "stopped"
+#: How long processes that are alive may let others wait: as long as torch's own process groups.
+PATIENCE_S = 1800.0
+_SHOWN = 8
+
+
+class Board:
+    """One process's side of the store.
+
+    Args:
+        store: shared by all processes, and by nothing else.
+        rank: of this process.
+        size: number of processes.
+        timeout_s: silence after which a process counts as lost, and how long it may take to come.
+        position: tells how far this process is, for messages.
+        keeper: who is gone if the store is.
+    """
+
+    def __init__(
+        self,
+        store: distributed.Store,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        position: Callable[[], str],
+        keeper: str,
+    ):
+        self.rank, self.size, self.timeout_s = rank, size, timeout_s
+        self._store, self._position, self._keeper = store, position, keeper
+        self._beats = [f"alive/{other}" for other in range(size)]
+        self._heard: dict[int, tuple[str, float]] = {}
+        self._rounds: dict[str, int] = {}
+        self._closing = threading.Event()
+        self._beat(store, "0")
+        # A client of its own: a call that waits for an answer keeps its client to itself.
+        self._thread = threading.Thread(
+            target=self._keep_beating,
+            args=(store.clone(),),  # pyright: ignore[reportAttributeAccessIssue] - not in the stub
+            name="abele-alive",
+            daemon=True,
+        )
+        self._thread.start()
+
+    # -- notes -----------------------------------------------------------------------------
+
+    def tell(self, topic: str, text: str) -> None:
+        """Leaves a note under this process's number."""
+        with self._store_lost():
+            self._store.set(f"note/{topic}/{self.rank}", text)
+
+    def told(self, topic: str) -> dict[int, str]:
+        """Notes of all processes that have left one."""
+        found = {}
+        with self._store_lost():
+            for other in range(self.size):
+                key = f"note/{topic}/{other}"
+                if self._store.check([key]):
+                    found[other] = self._store.get(key).decode()
+        return found
+
+    def gather(self, topic: str, text: str, *, arriving: bool = False) -> list[str]:
+        """Every process's text by rank, as soon as the last one has brought it.
+
+        Args:
+            topic: may be used again.
+            text: of this process.
+            arriving: processes that have not come at all are waited for no longer than the
+                timeout, instead of as long as they are alive.
+
+        Raises:
+            RankLostError: a process does not come, has ended or is not heard of.
+        """
+        number = self._rounds[topic] = self._rounds.get(topic, 0) + 1
+        keys = [f"gather/{topic}/{number}/{other}" for other in range(self.size)]
+        with self._store_lost():
+            self._store.set(keys[self.rank], text)
+        started, pause, warned = time.monotonic(), 0.002, False
+        while not self._all_there(keys):
+            waited = time.monotonic() - started
+            if waited > 1.0:
+                self._check_missing(topic, keys, waited, arriving)
+            if waited > self.timeout_s and not warned:
+                warned = True
+                missing = ", ".join(map(str, self._missing(keys)))
+                warn_user(
+                    f"Process {self.rank} has waited {waited:.0f} s for process {missing} to "
+                    f"reach {topic!r}. It is alive, so the wait goes on.",
+                    UserWarning,
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.2)
+        with self._store_lost():
+            return [value.decode() for value in self._store.multi_get(keys)]
+
+    def agree(self, topic: str, facts: Mapping[str, str], *, arriving: bool = False) -> None:
+        """Compares facts by name; see ``Collective.agree``."""
+        texts = self.gather(topic, json.dumps(dict(facts)), arriving=arriving)
+        lines = _differences([json.loads(text) for text in texts])
+        if lines:
+            more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+            raise DisagreementError(
+                f"Processes that train together disagree about {topic}: "
+                f"{'; '.join(lines[:_SHOWN])}{more}. Give all processes the same."
+            )
+
+    # -- who is there ----------------------------------------------------------------------
+
+    def lost(self, silence_s: float, topic: str = "", wanted: Iterable[int] = ()) -> str | None:
+        """Which process others wait for in vain, and why; None if all may still come.
+
+        Args:
+            silence_s: without a sign of life for so long, a process counts as gone.
+            topic: processes that have left it never come.
+            wanted: only these are waited for; all others without.
+        """
+        with self._store_lost():
+            keys = self._beats if self._store.check(self._beats) else []
+            beats = [value.decode() for value in self._store.multi_get(keys)] if keys else []
+        now, waited = time.monotonic(), set(wanted) or set(range(self.size))
+        reasons: dict[int, str] = {}
+        for other, beat in enumerate(beats):
+            if other == self.rank or other not in waited:
+                continue
+            if self._heard.get(other, ("", 0.0))[0] != beat:
+                self._heard[other] = (beat, now)
+            silent = now - self._heard[other][1]
+            kind, _, rest = beat.partition(" ")
+            kind = kind.rstrip(":")
+            if kind in (ENDED, STOPPED):
+                reasons[other] = f"process {other} has {beat}"
+            elif silent > silence_s:
+                at = f"; it was last seen {rest}" if rest else ""
+                reasons[other] = f"process {other} died or hangs: no sign of it for {silent:.0f} s"
+                reasons[other] += at
+        if not reasons and topic:
+            left = self.told(f"left/{topic}")
+            reasons = {other: f"process {other} {text}" for other, text in left.items()}
+            reasons.pop(self.rank, None)
+        # The first cause is a process that is gone; those that stopped did so because of it.
+        order = sorted(reasons, key=lambda other: f" has {STOPPED}" in reasons[other])
+        return reasons[order[0]] if order else None
+
+    def stop(self, last_words: str) -> None:
+        """Puts last words in place of the signs of life."""
+        self._closing.set()
+        self._thread.join(timeout=5.0)
+        with contextlib.suppress(RuntimeError):  # the store may be gone, and nobody left to tell
+            self._store.set(self._beats[self.rank], last_words)
+
+    def close(self, last_words: str, linger_s: float = 0.0) -> None:
+        """Ends the signs of life, with a last one that says why.
+
+        Args:
+            last_words: begins with ``ENDED`` or ``STOPPED``.
+            linger_s: wait so long at most until the others have ended too; for the process that
+                keeps the store, without which nobody could read the last words.
+        """
+        self.stop(last_words)
+        with contextlib.suppress(RuntimeError):
+            until = time.monotonic() + linger_s
+            while time.monotonic() < until:
+                beats = [value.decode() for value in self._store.multi_get(self._beats)]
+                if all(beat.partition(" ")[0].rstrip(":") in (ENDED, STOPPED) for beat in beats):
+                    break
+                time.sleep(0.05)
+
+    def _all_there(self, keys: list[str]) -> bool:
+        with self._store_lost():
+            return self._store.check(keys)
+
+    def _missing(self, keys: list[str]) -> list[int]:
+        with self._store_lost():
+            return [i for i, key in enumerate(keys) if not self._store.check([key])]
+
+    def _check_missing(self, topic: str, keys: list[str], waited: float, arriving: bool) -> None:
+        missing = self._missing(keys)
+        if not missing:
+            return
+        reason = self.lost(self.timeout_s / 2, wanted=missing)
+        late = waited > (self.timeout_s if arriving else PATIENCE_S)
+        if reason is None and late:
+            names = ", ".join(map(str, missing[:_SHOWN]))
+            reason = f"process {names} did not come within {waited:.0f} s"
+        if reason is not None:
+            raise RankLostError(
+                f"Process {self.rank} of {self.size} waited at {topic!r}, but {reason}. Look at "
+                "the output of that process; if it only needs longer to come, set "
+                "ABELE_RANK_TIMEOUT to more seconds."
+            )
+
+    @contextlib.contextmanager
+    def _store_lost(self):
+        try:
+            yield
+        except distributed.DistError as problem:
+            raise RankLostError(
+                f"Process {self.rank} of {self.size} lost the connection to {self._keeper}, which "
+                f"has ended or died ({str(problem).splitlines()[0]}). Look at its output."
+            ) from problem
+
+    def _keep_beating(self, store: distributed.Store) -> None:
+        pause = min(1.0, self.timeout_s / 20)
+        count = 0
+        while not self._closing.wait(pause):
+            count += 1
+            try:
+                self._beat(store, str(count))
+            except RuntimeError:
+                return  # the store is gone; the main thread notices when it needs it
+
+    def _beat(self, store: distributed.Store, count: str) -> None:
+        store.set(f"alive/{self.rank}", f"{count} {self._position()}")
+
+
+def _differences(found: list[dict[str, str]]) -> list[str]:
+    lines = []
+    for rank, facts in enumerate(found[1:], start=1):
+        for name in dict.fromkeys([*found[0], *facts]):
+            first, other = found[0].get(name, "absent"), facts.get(name, "absent")
+            if first != other:
+                lines.append(f"{name} is {first} on process 0 and {other} on process {rank}")
+    return lines

@@ -1,0 +1,91 @@
+"""What a session needs of the processes that train with it, whatever connects them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+
+@dataclasses.dataclass
+class Counts:
+    """What has been exchanged, counted where it is handed over.
+
+    Attributes:
+        calls: all-reduces and broadcasts.
+        bytes: of the tensors given to them; what travels per link depends on the algorithm.
+        seconds: in them, which includes waiting for slower processes.
+    """
+
+    calls: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+class Collective(Protocol):
+    """Processes that call the same methods in the same order.
+
+    Attributes:
+        rank: which one this is, from 0.
+        size: how many there are.
+        counts: what this process has exchanged.
+    """
+
+    rank: int
+    size: int
+    counts: Counts
+
+    def all_reduce(self, values: torch.Tensor, topic: str = "") -> None:
+        """Replaces a contiguous tensor by its sum over all processes.
+
+        Args:
+            values: of one shape everywhere; every process ends with the same bits.
+            topic: what it belongs to; a process that has ``leave``d this never comes.
+
+        Raises:
+            RankLostError: a process is gone.
+        """
+        ...
+
+    def broadcast(self, values: torch.Tensor) -> None:
+        """Replaces a contiguous tensor by that of rank 0.
+
+        Raises:
+            RankLostError: a process is gone.
+        """
+        ...
+
+    def gather(self, topic: str, text: str) -> list[str]:
+        """Every process's text by rank; for short ones, and not in every step.
+
+        Raises:
+            RankLostError: a process is gone or does not come.
+        """
+        ...
+
+    def agree(self, topic: str, facts: Mapping[str, str]) -> None:
+        """Compares what all processes must have in common.
+
+        Args:
+            topic: what the facts are about, for messages.
+            facts: names and values as they are shown.
+
+        Raises:
+            DisagreementError: names the first ranks and facts that differ, and their values.
+            RankLostError: a process is gone or does not come.
+        """
+        ...
+
+    def tell(self, topic: str, text: str) -> None:
+        """Leaves a note for the others, who may look for it."""
+        ...
+
+    def told(self, topic: str) -> dict[int, str]:
+        """The notes of this topic by rank."""
+        ...
+
+    def leave(self, topic: str, why: str) -> None:
+        """Says that this process takes part in no exchange of a topic any more."""
+        ...

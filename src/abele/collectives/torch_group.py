@@ -1,0 +1,288 @@
+"""Exchange by torch.distributed: gloo between hosts, NCCL between GPUs; shared memory in a host."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import distributed
+
+from abele.collectives.board import ENDED, PATIENCE_S, STOPPED, Board
+from abele.collectives.place import Place
+from abele.collectives.protocol import Counts
+from abele.collectives.shared_memory import SharedSums
+from abele.errors import PlaceError, RankLostError
+from abele.version import __version__
+
+_LOOK_S = 1.0  # how often a process that waits looks whether the others live
+_LINGER_S = 3.0
+
+
+class TorchCollective:
+    """The processes of one run.
+
+    Args:
+        place: which process this is, and where all meet.
+
+    Raises:
+        PlaceError: the port is taken.
+        RankLostError: a process does not come in time.
+        DisagreementError: processes run other versions, or think that there are other numbers.
+    """
+
+    def __init__(self, place: Place):
+        self.place, self.rank, self.size = place, place.rank, place.size
+        self.counts = Counts()
+        self._waiting = "before its first exchange"
+        self._broken: str | None = None
+        self._began = self._looked = 0.0
+        self._shared: SharedSums | None = None
+        store = _open_store(place)
+        keeper = "the launcher" if not place.hosts_store and place.rank == 0 else "process 0"
+        self.board = Board(
+            store, place.rank, place.size, place.timeout_s, lambda: self._waiting, keeper
+        )
+        try:
+            self.board.agree("versions", _facts(place), arriving=True)
+            self._alone_on_gpu = self._gpus_are_apart()
+            self._join(store)
+            self._shared = SharedSums.of(self.board)
+        except BaseException:
+            self.board.close(f"{STOPPED} before it was connected")
+            raise
+
+    def all_reduce(self, values: torch.Tensor, topic: str = "") -> None:
+        """See ``Collective.all_reduce``."""
+        with self._staged(values) as wire, self._counted(wire), self._whole():
+            if self._shared is not None and not wire.is_cuda:
+                self._shared.all_reduce(wire, lambda: self._look(topic))
+            else:
+                self._wait(lambda: distributed.all_reduce(wire, async_op=True), topic, wire.is_cuda)
+
+    def broadcast(self, values: torch.Tensor) -> None:
+        """See ``Collective.broadcast``."""
+        with self._staged(values) as wire, self._counted(wire), self._whole():
+            self._wait(lambda: distributed.broadcast(wire, 0, async_op=True), "", wire.is_cuda)
+
+    def gather(self, topic: str, text: str) -> list[str]:
+        """See ``Collective.gather``."""
+        self._check_whole()
+        return self.board.gather(topic, text)
+
+    def agree(self, topic: str, facts: Mapping[str, str]) -> None:
+        """See ``Collective.agree``."""
+        self._check_whole()
+        self.board.agree(topic, facts)
+
+    def tell(self, topic: str, text: str) -> None:
+        """See ``Collective.tell``."""
+        self.board.tell(topic, text)
+
+    def told(self, topic: str) -> dict[int, str]:
+        """See ``Collective.told``."""
+        return self.board.told(topic)
+
+    def leave(self, topic: str, why: str) -> None:
+        """See ``Collective.leave``."""
+        # Whoever leaves because the others are gone has nobody to tell.
+        with contextlib.suppress(RankLostError):
+            self.board.tell(f"left/{topic}", why)
+
+    def close(self) -> None:
+        """Says goodbye and closes the connections; nothing can be exchanged afterwards."""
+        self.board.close(self._last_words(), _LINGER_S if self.place.hosts_store else 0.0)
+        if self._shared is not None:
+            self._shared.close()
+        if self._owns_group and distributed.is_initialized():
+            with contextlib.suppress(RuntimeError):
+                distributed.destroy_process_group()
+
+    # -- one exchange ----------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Lets an exchange that fails be the last.
+
+        The others may still come to it, and would meet this process in the next one instead.
+        """
+        self._check_whole()
+        try:
+            yield
+        except BaseException as problem:
+            self._broken = f"{problem}" or type(problem).__name__
+            self.board.stop(self._last_words())
+            raise
+
+    def _wait(self, start: Callable[[], distributed.Work | None], topic: str, cuda: bool) -> None:
+        """Waits for an exchange, looking now and then whether the others can still come."""
+        done = _done_on_gpu if cuda else _done
+        try:
+            work = start()
+            assert work is not None
+            while not done(work):
+                self._look(topic)
+        except RuntimeError as problem:
+            raise self._lost(self._who_broke(str(problem))) from problem
+
+    def _look(self, topic: str) -> None:
+        """Raises if a process that is waited for does not come."""
+        gone = None if self._shared is None else self._shared.dead()
+        now = time.monotonic()
+        if gone is None and now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        reason = self.board.lost(self.place.timeout_s / 2, topic)
+        if reason is None and gone is not None:
+            reason = f"process {gone} died"
+        if reason is None and now - self._began > PATIENCE_S:
+            reason = f"others did not come within {PATIENCE_S:.0f} s"
+        if reason is not None:
+            raise self._lost(reason)
+
+    def _last_words(self) -> str:
+        if self._broken is None:
+            return f"{ENDED} after {self.counts.calls} exchanges"
+        return f"{STOPPED}: {self._broken.partition('. ')[0]}"
+
+    def _check_whole(self) -> None:
+        if self._broken is not None:
+            raise RankLostError(self._broken)
+
+    def _lost(self, reason: str) -> RankLostError:
+        return RankLostError(
+            f"Process {self.rank} of {self.size} waited in exchange {self.counts.calls + 1}, but "
+            f"{reason}. Look at the output of that process, and start all processes again."
+        )
+
+    def _who_broke(self, problem: str) -> str:
+        """A connection broke, so somebody has gone; waits until it is seen who."""
+        limit = min(5.0, self.place.timeout_s / 6)
+        until = time.monotonic() + 3 * limit
+        while time.monotonic() < until:
+            reason = self.board.lost(limit)
+            if reason is not None:
+                return reason
+            time.sleep(0.1)
+        return f"a connection to another process broke: {problem.splitlines()[0]}"
+
+    @contextlib.contextmanager
+    def _counted(self, wire: torch.Tensor) -> Iterator[None]:
+        number = self.counts.calls + 1
+        self._waiting = f"in exchange {number}"
+        began = time.perf_counter()
+        self._began = time.monotonic()
+        yield
+        self.counts.seconds += time.perf_counter() - began
+        self.counts.calls = number
+        self.counts.bytes += wire.numel() * wire.element_size()
+        self._waiting = f"after exchange {number}"
+
+    @contextlib.contextmanager
+    def _staged(self, values: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The tensor itself, or a copy on the host where several processes share a GPU."""
+        if values.device.type == "cpu" or self._alone_on_gpu:
+            yield values
+            return
+        wire = values.cpu()
+        yield wire
+        values.copy_(wire)
+
+    # -- connecting ------------------------------------------------------------------------
+
+    def _gpus_are_apart(self) -> bool:
+        """Whether every process has a GPU of its own, which NCCL needs."""
+        own = "none"
+        if torch.cuda.is_available():
+            torch.cuda.set_device(self.place.local_rank % torch.cuda.device_count())
+            own = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+        found = self.board.gather("devices", own)
+        return "none" not in found and len(set(found)) == self.size
+
+    def _join(self, store: distributed.Store) -> None:
+        self._owns_group = not distributed.is_initialized()
+        if not self._owns_group:
+            self._check_group()
+            return
+        try:
+            distributed.init_process_group(
+                "cpu:gloo,cuda:nccl" if self._alone_on_gpu else "gloo",
+                store=distributed.PrefixStore("group", store),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=datetime.timedelta(seconds=PATIENCE_S),
+            )
+        except RuntimeError as problem:
+            raise RankLostError(
+                f"Process {self.rank} of {self.size} could not connect with the others: "
+                f"{self._who_broke(str(problem))}."
+            ) from problem
+
+    def _check_group(self) -> None:
+        found = (distributed.get_rank(), distributed.get_world_size())
+        if found != (self.rank, self.size):
+            raise PlaceError(
+                f"torch.distributed was started as process {found[0]} of {found[1]}, but this is "
+                f"process {self.rank} of {self.size}. Let popdist.init() start it."
+            )
+
+
+def _done(work: distributed.Work) -> bool:
+    """Waits a moment for an exchange; says whether it is complete."""
+    try:
+        work.wait(datetime.timedelta(seconds=_LOOK_S))
+    except RuntimeError:
+        # Raised for a failed exchange and for one that only takes longer.
+        if not work.is_completed():
+            return False
+        work.wait()  # it ended in between: well, or by raising again
+    return True
+
+
+def _done_on_gpu(work: distributed.Work) -> bool:
+    """The same; NCCL's own ``wait`` returns at once and leaves a hang for the next look."""
+    until = time.monotonic() + _LOOK_S
+    while not work.is_completed():
+        if time.monotonic() > until:
+            return False
+        time.sleep(2e-5)
+    work.wait()
+    return True
+
+
+def _open_store(place: Place) -> distributed.Store:
+    timeout = datetime.timedelta(seconds=place.timeout_s)
+    try:
+        store = distributed.TCPStore(
+            place.address,
+            place.port,
+            is_master=place.hosts_store,
+            timeout=timeout,
+            wait_for_workers=False,
+        )
+    except RuntimeError as problem:
+        reason = str(problem).splitlines()[0]
+        where = f"{place.address}:{place.port}"
+        if place.hosts_store:
+            raise PlaceError(
+                f"Process 0 cannot open {where} for the others: {reason}. Set MASTER_PORT to a "
+                "port that is free, and MASTER_ADDR to this host."
+            ) from problem
+        raise RankLostError(
+            f"Process {place.rank} of {place.size} waited {place.timeout_s:.0f} s for process 0, "
+            f"which does not answer at {where} ({reason}). Start it, or correct MASTER_ADDR and "
+            "MASTER_PORT; if it only needs longer to come, set ABELE_RANK_TIMEOUT to more seconds."
+        ) from problem
+    return distributed.PrefixStore(f"abele/{place.attempt}", store)
+
+
+def _facts(place: Place) -> dict[str, str]:
+    return {
+        "number of processes": str(place.size),
+        "torch": torch.__version__,
+        "abele": __version__,
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+    }

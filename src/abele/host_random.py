@@ -1,0 +1,49 @@
+"""The random numbers of this process: torch's, numpy's and Python's generators, written down.
+
+Only the host's; a session's own streams are ``Session.random_state``. The state is made of tensors,
+numbers and None, so that it can be kept in a file that is read without unpickling.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def read(generator: torch.Generator | None = None) -> dict[str, Any]:
+    """The present state of all generators.
+
+    Args:
+        generator: one more of torch's, such as a loader's own.
+    """
+    numpys: Any = np.random.get_state(legacy=False)
+    version, words, gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "numpy": torch.from_numpy(numpys["state"]["key"].astype(np.int64)),
+        "numpy_rest": (int(numpys["state"]["pos"]), numpys["has_gauss"], float(numpys["gauss"])),
+        "python": torch.from_numpy(np.array(words, np.int64)),  # faster than torch.tensor
+        "python_rest": (version, gauss),
+        "own": None if generator is None else generator.get_state(),
+    }
+
+
+def write(state: Mapping[str, Any], generator: torch.Generator | None = None) -> None:
+    """Goes on from a state that ``read`` returned.
+
+    Args:
+        state: what it returned.
+        generator: as there; left alone where it was not given there.
+    """
+    torch.set_rng_state(state["torch"])
+    position, has_gauss, gauss = state["numpy_rest"]
+    key = state["numpy"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", key, position, has_gauss, gauss))
+    version, next_gauss = state["python_rest"]
+    random.setstate((version, tuple(state["python"].tolist()), next_gauss))
+    if generator is not None and state["own"] is not None:
+        generator.set_state(state["own"])

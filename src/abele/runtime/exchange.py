@@ -1,0 +1,293 @@
+"""Gradients of the replicas of other processes, added to one's own before each update.
+
+Accumulators lie in one flat buffer per type, so that one exchange carries them all. A few numbers
+more travel behind them: whether a process had to give this update up, and a checksum of what all
+must have in common (learning rates, weights that were written), which costs no exchange of its own.
+
+Half sums are exchanged in float32 and rounded once: gloo would round at every process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import zlib
+from collections.abc import Mapping
+
+import torch
+
+from abele import loss_scaling, reduction
+from abele.collectives.protocol import Collective, Counts
+from abele.config import StepConfig
+from abele.errors import CaptureError, CollectiveError, DisagreementError, StoppedError
+from abele.program import Slot
+from abele.replica_groups import GroupType
+from abele.warn import warn_user
+
+_ALIGNMENT = 64  # bytes; compiled programs load whole vectors from the start of a tensor
+_PIECES, _BITS = 6, 6  # of the checksum: squares of 6 bits are exact in a float32 sum
+_TAIL = 1 + 2 * _PIECES
+_numbers = itertools.count(1)
+
+
+def check_config(config: StepConfig) -> None:
+    """Refuses what cannot be right over several processes.
+
+    Raises:
+        CaptureError: says what to do instead.
+    """
+    if config.replica_groups:
+        names = ", ".join(config.replica_groups)
+        raise CaptureError(
+            f"Parameters {names} differ between groups of replicas, and the replicas are spread "
+            f"over {config.processes} processes, which is not supported. Give one process all "
+            "replicas, or give the parameters one value."
+        )
+    if config.input_group_size > 1 and config.input_group_type is GroupType.ORTHOGONAL:
+        raise CaptureError(
+            "Orthogonal groups of replicas that share inputs would reach over "
+            f"{config.processes} processes, each of which reads its own data. Use consecutive "
+            "groups."
+        )
+
+
+class Wire:
+    """Accumulators of one type: a flat buffer, and what of it is exchanged.
+
+    Args:
+        slots: accumulators of one type by the name under which they are kept.
+        device: where they live.
+    """
+
+    def __init__(self, slots: Mapping[str, Slot], device: torch.device):
+        dtype = next(iter(slots.values())).dtype
+        step = _ALIGNMENT // dtype.itemsize
+        starts, total = [], 0
+        for slot in slots.values():
+            starts.append(total)
+            total += -(-math.prod(slot.shape) // step) * step
+        wide = torch.promote_types(dtype, torch.float32)
+        self.exchanged = torch.zeros(total + _TAIL, dtype=wide, device=device)
+        self._sums, self.tail = self.exchanged[:total], self.exchanged[total:]
+        self._narrow = self._sums if wide is dtype else torch.zeros(total, dtype=dtype).to(device)
+        self.views = {
+            name: self._narrow[start : start + math.prod(slot.shape)].view(slot.shape)
+            for (name, slot), start in zip(slots.items(), starts, strict=True)
+        }
+
+    def widen(self) -> None:
+        """Puts the sums where they are exchanged."""
+        if self._narrow is not self._sums:
+            self._sums.copy_(self._narrow)
+
+    def narrow(self, share: float) -> None:
+        """Takes what was exchanged back, multiplied."""
+        if share != 1.0:
+            self._sums.mul_(share)
+        if self._narrow is not self._sums:
+            self._narrow.copy_(self._sums)
+
+
+class Exchange:
+    """What a session does together with those of the other processes.
+
+    Args:
+        collective: connects them.
+        config: how gradients are combined.
+        accumulators: the slots of all sums, by the name under which they are kept.
+        device: where they live.
+
+    Raises:
+        CaptureError: see ``check_config``.
+
+    Attributes:
+        accumulators: tensors for the slots, zero, views of flat buffers.
+        updates: how many were made.
+        counts: what was exchanged for these updates.
+    """
+
+    def __init__(
+        self,
+        collective: Collective,
+        config: StepConfig,
+        accumulators: Mapping[str, Slot],
+        device: torch.device,
+    ):
+        check_config(config)
+        self.collective, self.updates = collective, 0
+        self.counts = Counts()
+        self._device = device
+        # Every process makes its sessions in the same order, so that numbers tell which belong.
+        self._topic = f"model {next(_numbers)}"
+        by_type: dict[torch.dtype, dict[str, Slot]] = {}
+        for name, slot in accumulators.items():
+            by_type.setdefault(slot.dtype, {})[name] = slot
+        self._wires = [Wire(slots, device) for slots in by_type.values()]
+        self.accumulators = {n: view for wire in self._wires for n, view in wire.views.items()}
+        # The last has the tail that counts; those of the others stay zero.
+        self._tail = self._wires[-1].tail if self._wires else torch.zeros(_TAIL, device=device)
+        self._share = 1 / collective.size if reduction.runs_as_mean(config) else 1.0
+        self._facts: dict[str, str] = {}
+        self._crc = 0
+        self._open = False
+        self._saturated: torch.Tensor | None = None
+
+    # -- before the first update -----------------------------------------------------------
+
+    def same_start(self, state: Mapping[str, torch.Tensor]) -> list[str]:
+        """Makes weights and optimizer state those of process 0 where they differ.
+
+        Args:
+            state: by name; overwritten.
+
+        Returns:
+            The names of tensors that differed, the same in all processes.
+        """
+        digests = {name: digest(value) for name, value in state.items()}
+        whole = hashlib.blake2b("".join(digests.values()).encode()).hexdigest()
+        if len(set(self.collective.gather("initial weights", whole))) == 1:
+            return []
+        own = "\n".join(digests.values())
+        tables = [t.split("\n") for t in self.collective.gather("each initial weight", own)]
+        different = [
+            name for index, name in enumerate(state) if len({table[index] for table in tables}) > 1
+        ]
+        for name in different:
+            self.collective.broadcast(state[name])
+        if self.collective.rank == 0:
+            shown = ", ".join(different[:4]) + (", ..." if len(different) > 4 else "")
+            warn_user(
+                f"Processes start with different weights ({len(different)} of {len(state)} "
+                f"tensors: {shown}). All take those of process 0. Seed torch in the same way in "
+                "all processes, or load the same checkpoint, and nothing has to be sent.",
+                UserWarning,
+            )
+        return different
+
+    # -- each update -----------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """An update is under way: until ``reduce``, the others wait for this process."""
+        self._open = True
+
+    def reduce(self, counters: Mapping[str, torch.Tensor]) -> None:
+        """Adds the sums of all processes, and sees that all made them alike.
+
+        Args:
+            counters: those of an automatic loss scale are added too.
+
+        Raises:
+            StoppedError: another process gave this update up; says why.
+            DisagreementError: something that must be the same in all processes is not.
+            RankLostError: a process is gone.
+        """
+        self._open = False
+        self._send(self._own_tail())
+        self._add_saturated(counters)
+        self._check()
+        for wire in self._wires:
+            wire.narrow(self._share)
+        self.updates += 1
+
+    def after_update(self, counters: Mapping[str, torch.Tensor]) -> None:
+        """Notes what the update left in the counters."""
+        found = counters.get(loss_scaling.SATURATED)
+        if found is not None:
+            self._saturated = found.clone()
+
+    def give_up(self, problem: BaseException) -> None:
+        """Takes part in the update that the others wait for, only to tell that there is none."""
+        if not self._open or isinstance(problem, CollectiveError):
+            return
+        self._open = False
+        text = f"{type(problem).__name__}: {problem}".splitlines()[0]
+        self.collective.tell(f"{self._topic} gave up {self.updates}", text)
+        self._send([1.0, *self._own_tail()[1:]])
+
+    def note(self, name: str, value: str) -> None:
+        """Remembers a fact that must be the same in all processes from the next update on."""
+        self._facts[name] = value
+        text = "\n".join(f"{n}={v}" for n, v in sorted(self._facts.items()))
+        self._crc = zlib.crc32(text.encode())
+
+    def _own_tail(self) -> list[float]:
+        """What this process expects all to have in common, this update included."""
+        crc = zlib.crc32(f"{self._topic} {self.updates}".encode(), self._crc)
+        pieces = [float(crc >> _BITS * i & (1 << _BITS) - 1) for i in range(_PIECES)]
+        return [0.0, *pieces, *(piece * piece for piece in pieces)]
+
+    def note_written(
+        self, kind: str, new: Mapping[str, torch.Tensor], old: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Remembers what is about to be written over, unless it is the same."""
+        before = self._facts.get(kind, "")
+        for name, value in new.items():
+            if name in old and not _same(value, old[name]):
+                before = digest(value, f"{before}{name}")
+        if before != self._facts.get(kind, ""):
+            self.note(kind, before[:12])
+
+    def close(self) -> None:
+        """Tells the others not to wait for this process in any further update."""
+        self.collective.leave(self._topic, f"has given up its model after {self.updates} updates")
+
+    def _send(self, tail: list[float]) -> None:
+        self._tail.copy_(torch.tensor(tail, dtype=self._tail.dtype))
+        if not self._wires:
+            self._add(self._tail)
+        for wire in self._wires:
+            wire.widen()
+            self._add(wire.exchanged)
+
+    def _add(self, values: torch.Tensor) -> None:
+        seconds = self.collective.counts.seconds
+        self.collective.all_reduce(values, self._topic)
+        self.counts.calls += 1
+        self.counts.bytes += values.numel() * values.element_size()
+        self.counts.seconds += self.collective.counts.seconds - seconds
+
+    def _add_saturated(self, counters: Mapping[str, torch.Tensor]) -> None:
+        """The count runs over several updates; only what is new has not been added yet."""
+        found = counters.get(loss_scaling.SATURATED)
+        if found is None:
+            return
+        before = torch.zeros_like(found) if self._saturated is None else self._saturated
+        new = found - before
+        self._add(new)
+        found.copy_(before + new)
+
+    def _check(self) -> None:
+        stopped, *sums = self._tail.tolist()
+        if stopped:
+            reasons = self.collective.told(f"{self._topic} gave up {self.updates}")
+            text = "; ".join(
+                f"process {rank}: {reason.rstrip('.')}" for rank, reason in reasons.items()
+            )
+            raise StoppedError(
+                f"Update {self.updates + 1} was given up, because it could not be made "
+                f"everywhere: {text}. Weights are as after the last complete update."
+            )
+        values, squares = sums[:_PIECES], sums[_PIECES:]
+        size = self.collective.size
+        if any(size * s != v * v for v, s in zip(values, squares, strict=True)):
+            # All see the same sums, so all come here and compare by name.
+            at = {"model": self._topic, "update": str(self.updates + 1)}
+            self.collective.agree("an update", {**at, **self._facts})
+            raise DisagreementError(
+                f"Processes disagree in update {self.updates + 1}, and no longer afterwards."
+            )
+
+
+def digest(value: torch.Tensor, start: str = "") -> str:
+    """A hash of a tensor's bits."""
+    data = value.detach().reshape(-1).contiguous().cpu().view(torch.uint8).numpy()
+    return hashlib.blake2b(data.tobytes(), digest_size=16, salt=_salt(start)).hexdigest()
+
+
+def _salt(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest() if text else b""
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.to(other.device, other.dtype), other)

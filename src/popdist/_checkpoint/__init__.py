@@ -1,0 +1,1 @@
+"""Parts of `popdist.checkpoint`: they need torch, which importing `popdist` does not load."""

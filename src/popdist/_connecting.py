@@ -1,0 +1,18 @@
+"""The connection of instances, as the wrappers of `poptorch` use it."""
+
+import poptorch
+from popdist._error import Error
+from poptorch import _distributed
+
+
+class InstanceError(poptorch.Error, Error):
+    """Something between instances went wrong.
+
+    Two bases, because it may come out of this package or out of a wrapper's call.
+    """
+
+
+def connect(index: int, count: int) -> None:
+    """Connect as one of several instances, and have their errors raised as `popdist.Error`."""
+    _distributed.raise_as(InstanceError)
+    _distributed.join(index, count)

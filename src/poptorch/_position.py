@@ -1,0 +1,221 @@
+"""Where a loader is in its data, and how it gets there again.
+
+The order of an epoch follows from random numbers that torch's loader draws when the epoch begins.
+So a position is the number of the epoch, how many batches were given, and the state of the random
+numbers at that beginning; going on means drawing the same order and leaving out its first part.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+
+from abele import host_random
+from poptorch._error import error
+
+
+class Position:
+    """The position of one loader; not shared with copies of it.
+
+    Attributes:
+        begun: iterators that have been asked for, each an epoch.
+        given: batches that the latest of them has given.
+        running: whether it has not come to its end yet.
+        start: random state when it was asked for; None where another process has it.
+        order: the ``Order`` that its sampler follows.
+    """
+
+    def __init__(self) -> None:
+        self.begun = self.given = 0
+        self.running = False
+        self.start: dict[str, Any] | None = None
+        self.order = Order()
+        self._waiting: dict[str, Any] | None = None
+
+    def begin(
+        self,
+        make: Callable[[int, bool], Iterator[Any]],
+        generator: torch.Generator | None,
+    ) -> "Counted":
+        """Starts an epoch, or goes on with the one that was loaded.
+
+        Args:
+            make: gives an iterator that leaves out so many batches, by reading them if asked.
+            generator: the loader's own, if it has one.
+        """
+        waiting, self._waiting = self._waiting, None
+        now = host_random.read(generator)
+        self.begun, self.given, self.running, self.start = self.begun + 1, 0, True, now
+        self.order.reset()
+        if waiting is None:
+            return Counted(make(0, False), self)
+        if waiting["running"]:
+            return Counted(self._go_on(make, generator, waiting), self)
+        if not waiting["has_workers"]:
+            return Counted(make(0, False), self)
+        # Starting processes draws a number; the run that is continued had them already.
+        self.order.resume(now)
+        iterator = make(0, False)
+        host_random.write(self.order.after or now, generator)
+        return Counted(iterator, self)
+
+    def _go_on(
+        self,
+        make: Callable[[int, bool], Iterator[Any]],
+        generator: torch.Generator | None,
+        waiting: dict[str, Any],
+    ) -> Iterator[Any]:
+        """An iterator in the middle of an epoch, which leaves the random state as it is now."""
+        now, start = self.start, waiting["start"]
+        self.given = waiting["given"]
+        self.order.resume(waiting["order"])
+        if start is None:  # another process sets the random state of each epoch
+            return make(self.given, waiting["replay"])
+        host_random.write(start, generator)
+        iterator = make(self.given, waiting["replay"])
+        assert now is not None
+        host_random.write(now, generator)
+        self.start = start
+        return iterator
+
+    def state(self, has_workers: bool) -> dict[str, Any]:
+        """What ``load`` needs, as tensors and plain values."""
+        return {
+            "begun": self.begun,
+            "given": self.given if self.running else 0,
+            "running": self.running,
+            "has_workers": has_workers,
+            "start": self.start if self.running else None,
+            "order": self.order.start if self.running else None,
+        }
+
+    def load(self, state: dict[str, Any], replay: bool) -> None:
+        """Makes the next iterator go on from a state."""
+        self.begun = state["begun"] - state["running"]
+        self.given, self.running = 0, False
+        self._waiting = {**state, "replay": replay}
+
+
+class Order:
+    """A sampler's indices from the position on; remembers the random state they began with.
+
+    Attributes:
+        start: that state, once the latest iterator has drawn; None before.
+        after: the state behind its first draw, where another one was put in place before.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """The next iterator begins at the beginning, with the random state that it finds."""
+        self.start: dict[str, Any] | None = None
+        self.after: dict[str, Any] | None = None
+        self._resumed: dict[str, Any] | None = None
+        self._skip = 0
+
+    def resume(self, start: dict[str, Any] | None) -> None:
+        """The next iterator begins with this random state; None means with the one it finds."""
+        self._resumed = start
+
+    def leave_out(self, count: int) -> None:
+        """The next iterator leaves out so many of the sampler's first items."""
+        self._skip = count
+
+    def of(self, sampler: Any, generator: torch.Generator | None) -> Iterator[Any]:
+        """One epoch of a sampler; draws when its first item is asked for, as torch's do."""
+        return self._items(sampler, generator, self._resumed, self._skip)
+
+    def _items(
+        self,
+        sampler: Any,
+        generator: torch.Generator | None,
+        resumed: dict[str, Any] | None,
+        skip: int,
+    ) -> Iterator[Any]:
+        outside = host_random.read(generator)
+        if resumed is not None:
+            host_random.write(resumed, generator)
+        self.start = outside if resumed is None else resumed
+        indices = iter(sampler)
+        for _ in islice(indices, skip):
+            pass
+        # Its first item makes a sampler draw. Not one more, because at its end it may draw again.
+        first = list(islice(indices, int(resumed is not None and not skip)))
+        if resumed is not None:
+            self.after = host_random.read(generator)
+            host_random.write(outside, generator)
+        yield from first
+        yield from indices
+
+
+class Ordered:
+    """A sampler seen through an ``Order``.
+
+    Args:
+        sampler: of indices, or of lists of them.
+        order: where to begin.
+        generator: the loader's own, if it has one.
+    """
+
+    def __init__(self, sampler: Any, order: Order, generator: torch.Generator | None) -> None:
+        self._sampler, self._order, self._generator = sampler, order, generator
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._order.of(self._sampler, self._generator)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+class Counted:
+    """An iterator that keeps count for a position.
+
+    Args:
+        batches: the iterator.
+        position: counts as long as no newer iterator has begun.
+    """
+
+    def __init__(self, batches: Iterator[Any], position: Position) -> None:
+        self._batches, self._position, self._epoch = batches, position, position.begun
+
+    def __iter__(self) -> "Counted":
+        return self
+
+    def __next__(self) -> Any:
+        present = self._position.begun == self._epoch
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            if present:
+                self._position.running = False
+            raise
+        if present:
+            self._position.given += 1
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._batches)  # type: ignore[arg-type]
+
+
+def check_fits(here: dict[str, Any], there: dict[str, Any]) -> None:
+    """Refuses the state of a loader that gives other batches.
+
+    Args:
+        here: what describes the batches of this loader.
+        there: that of the state's.
+
+    Raises:
+        poptorch.Error: they differ; the message says in what.
+    """
+    unlike = [
+        f"{name} {there.get(name)} there, {value} here"
+        for name, value in here.items()
+        if there.get(name) != value
+    ]
+    if unlike:
+        raise error(
+            f"The position of another loader was loaded: {', '.join(unlike)}. Make the loader as "
+            "it was when the position was saved."
+        )

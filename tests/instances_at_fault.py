@@ -1,0 +1,152 @@
+"""What goes wrong between instances: ``instances_at_fault.py FOLDER FAULT``.
+
+``talk`` makes one mistake after the other in the same two instances, and keeps what each instance
+was told in FOLDER; ``die RANK`` has an instance kill itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+import popdist
+import popdist.poptorch
+import poptorch
+from wrapping import rows, scorer, weights
+
+TOLD: dict[str, str] = {}
+
+
+def options(**training):
+    made = popdist.poptorch.Options().showCompilationProgressBar(False).randomSeed(3)
+    for name, value in training.items():
+        getattr(made.Training, name)(value)
+    return made
+
+
+def trainer(model, made=None, lr=0.1):
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=lr)
+    return poptorch.trainingModel(model, made or options(), optimizer), optimizer
+
+
+def told(name, function):
+    """Remembers what a function raises, or that it did not."""
+    try:
+        function()
+    except (popdist.Error, poptorch.Error) as error:
+        TOLD[name] = f"{type(error).__name__}: {error}"
+    else:
+        TOLD[name] = "nothing"
+
+
+def batch(step=0):
+    return rows(4, 10 * step + popdist.getInstanceIndex())
+
+
+def other_options(index):
+    wrapped, _ = trainer(scorer(), options(gradientAccumulation=1 + index))
+    x, y = rows(4 * (1 + index))
+    told("options", lambda: wrapped(x, y))
+
+
+def other_program(index):
+    model = scorer()
+    if index:
+        model.fc = torch.nn.Linear(4, 3, bias=False)
+    wrapped, _ = trainer(model)
+    told("program", lambda: wrapped(*batch()))
+
+
+def other_batches(index):
+    made = options()
+    data = torch.utils.data.TensorDataset(*rows(8 + 8 * index))
+    loader = poptorch.DataLoader(made, data, 2, auto_distributed_partitioning=False)
+    wrapped, _ = trainer(scorer(), made)
+    told("batches", lambda: [wrapped(x, y) for x, y in loader])
+
+
+def other_weights(index):
+    model = scorer(seed=index)
+    wrapped, _ = trainer(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        wrapped.compile(*batch())
+    TOLD["start"] = " ".join(str(one.message) for one in caught)
+    TOLD["started with those of 0"] = str(torch.equal(weights(model), weights(scorer(seed=0))))
+    wrapped.destroy()
+
+
+def other_values(index):
+    model = scorer()
+    wrapped, optimizer = trainer(model)
+    wrapped(*batch())
+    if index:
+        optimizer.param_groups[0]["lr"] = 0.2
+        wrapped.setOptimizer(optimizer)
+    told("learning rate", lambda: wrapped(*batch(1)))
+    optimizer.param_groups[0]["lr"] = 0.3
+    wrapped.setOptimizer(optimizer)
+    told("learning rate repaired", lambda: wrapped(*batch(1)))
+    wrapped.copyWeightsToDevice()  # the same as they are
+    told("weights as they were", lambda: wrapped(*batch(2)))
+    if index:
+        with torch.no_grad():
+            model.fc.bias.add_(1)
+        wrapped.copyWeightsToDevice()
+    told("weights", lambda: wrapped(*batch(3)))
+
+
+def stopped_update(index):
+    made = options(gradientAccumulation=2)
+    made._Popart.set("enableFloatingPointChecks", True)
+    model = scorer()
+    wrapped, _ = trainer(model, made)
+    wrapped(*batch())
+    before = weights(model).clone()
+    x, y = batch(1)
+    if index:
+        x[0] = torch.inf
+        x[1] = -torch.inf
+    told("stopped", lambda: wrapped(x, y))
+    TOLD["stopped left the weights"] = str(torch.equal(weights(model), before))
+    told("stopped goes on", lambda: wrapped(*batch(2)))
+    TOLD["stopped weights"] = str(weights(model).tolist())
+
+
+def ended_early(index):
+    wrapped, _ = trainer(scorer())
+    for step in range(2 + (1 - index)):
+        told(f"end {step}", lambda step=step: wrapped(*batch(step)))
+
+
+def talk(folder):
+    index = popdist.getInstanceIndex()
+    for mistake in (
+        other_options, other_program, other_batches, other_weights, other_values, stopped_update,
+        ended_early,
+    ):  # fmt: skip
+        mistake(index)
+    Path(folder, f"{index}.json").write_text(json.dumps(TOLD))
+
+
+def die(which):
+    wrapped, _ = trainer(scorer())
+    for step in range(1000):
+        if step == 3 and popdist.getInstanceIndex() == which:
+            os.kill(os.getpid(), signal.SIGKILL)
+        wrapped(*batch(step))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    popdist.init()
+    if sys.argv[2] == "talk":
+        talk(sys.argv[1])
+    else:
+        die(int(sys.argv[3]))

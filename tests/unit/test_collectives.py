@@ -1,0 +1,124 @@
+"""Notes and signs of life between processes, here threads that share a store."""
+
+import concurrent.futures
+import datetime
+
+import pytest
+from torch import distributed
+
+import instances
+from abele.collectives.board import ENDED, STOPPED, Board
+from abele.errors import DisagreementError, RankLostError
+
+
+@pytest.fixture
+def boards():
+    """Makes the boards of several processes; closes them."""
+    made = []
+
+    def make(count, timeout_s=2.0, without=()):
+        port = instances.free_port()
+        wait = datetime.timedelta(seconds=5)
+        for rank in range(count):
+            store = distributed.TCPStore(
+                "127.0.0.1", port, is_master=rank == 0, timeout=wait, wait_for_workers=False
+            )
+            if rank not in without:
+                made.append(Board(store, rank, count, timeout_s, lambda: "at work", "process 0"))
+        return made
+
+    yield make
+    for board in reversed(made):
+        board.close(ENDED)
+
+
+def together(boards, function):
+    """Calls a function for every board at the same time."""
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        return [one.result(30) for one in [pool.submit(function, board) for board in boards]]
+
+
+def test_texts_come_by_rank_and_topics_can_be_used_again(boards):
+    made = boards(3)
+    for turn in "ab":
+        found = together(made, lambda board, turn=turn: board.gather("x", f"{turn}{board.rank}"))
+        assert found == [[f"{turn}0", f"{turn}1", f"{turn}2"]] * 3
+
+
+def test_facts_that_differ_are_named_with_both_values(boards):
+    made = boards(3)
+
+    def facts(board):
+        torch = "2.12.0" if board.rank == 2 else "2.13.0"
+        with pytest.raises(DisagreementError) as caught:
+            board.agree(
+                "versions", {"torch": torch, "abele": "1"} | ({"x": "y"} if board.rank == 1 else {})
+            )
+        return str(caught.value)
+
+    first, *others = together(made, facts)
+    assert others == [first, first]
+    assert "about versions: x is absent on process 0 and y on process 1; torch is 2.13.0" in first
+    assert "on process 0 and 2.12.0 on process 2. Give" in first
+
+
+def test_equal_facts_are_agreed(boards):
+    assert together(boards(2), lambda board: board.agree("x", {"a": "1"})) == [None, None]
+
+
+def test_a_process_that_does_not_come_is_named(boards):
+    (alone,) = boards(2, timeout_s=1.5, without=[1])
+    with pytest.raises(RankLostError, match="process 1 did not come within"):
+        alone.gather("x", "", arriving=True)
+
+
+@pytest.mark.parametrize("words", [f"{ENDED} after 3 exchanges", f"{STOPPED}: no memory"])
+def test_last_words_are_passed_on(boards, words):
+    first, second = boards(2)
+    second.close(words)
+    assert first.lost(30.0) == f"process 1 has {words}"
+    with pytest.raises(RankLostError, match=f"waited at 'x', but process 1 has {words}"):
+        first.gather("x", "")
+
+
+def test_who_ended_comes_before_who_stopped_because_of_it(boards):
+    first, second, third = boards(3)
+    second.close(f"{STOPPED}: process 2 is gone")
+    third.close(f"{ENDED} early")
+    assert first.lost(30.0) == f"process 2 has {ENDED} early"
+
+
+def test_a_process_without_signs_of_life_is_lost_and_others_are_not(boards):
+    first, second, third = boards(3)
+    assert first.lost(0.5) is None
+    second._closing.set()  # as if it had been killed: no more signs, no last words
+    second._thread.join()
+    found = None
+    while found is None:
+        found = first.lost(0.5)
+    assert found.startswith("process 1 died or hangs: no sign of it for ")
+    assert "last seen at work" in found
+    assert first.lost(0.5, wanted=[2]) is None
+    assert third.lost(30.0) is None
+
+
+def test_who_has_left_a_topic_does_not_come_to_it(boards):
+    first, second = boards(2)
+    second.tell("left/model 1", "has given up its model")
+    assert first.lost(30.0, "model 1") == "process 1 has given up its model"
+    assert first.lost(30.0, "model 2") is None
+    assert first.told("left/model 1") == {1: "has given up its model"}
+
+
+def test_without_the_store_its_keeper_is_named():
+    port = instances.free_port()
+    wait = datetime.timedelta(seconds=3)
+    stores = [
+        distributed.TCPStore("127.0.0.1", port, is_master=m, timeout=wait, wait_for_workers=False)
+        for m in (True, False)
+    ]
+    board = Board(stores.pop(), 1, 2, 2.0, lambda: "", "process 0")
+    stores.pop()  # the server ends with its last reference
+    with pytest.raises(RankLostError, match="lost the connection to process 0, which has ended"):
+        board.told("x")
+    board.close(ENDED)
