@@ -23,16 +23,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--update-golden", action="store_true", help="rewrite tests/golden from what is printed now"
     )
     parser.addoption(
-        "--thorough", action="store_true", help="also run what looks a second time, compiled"
+        "--thorough",
+        action="store_true",
+        help="also run what takes minutes: long, or compiled twice",
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out compiled tests that are marked thorough, minutes of them, unless asked for."""
+    """Leaves out minutes of tests unless asked for: long ones, and thorough ones compiled."""
     if config.getoption("--thorough"):
         return
-    marks = ("compiler", "thorough")
-    left_out = [item for item in items if all(map(item.get_closest_marker, marks))]
+    thorough = ("compiler", "thorough")
+    left_out = [
+        item
+        for item in items
+        if item.get_closest_marker("long") or all(map(item.get_closest_marker, thorough))
+    ]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in set(left_out)]
 

@@ -13,16 +13,6 @@ from cosmictagger.cli import main
 from cosmictagger.data.writer import write_events
 
 
-def pytest_collection_modifyitems(config, items):
-    """Leaves out what is thorough here also where nothing is compiled: trainings take time too."""
-    if config.getoption("--thorough"):
-        return
-    here = Path(__file__).parent
-    left_out = [i for i in items if here in i.path.parents and i.get_closest_marker("thorough")]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in set(left_out)]
-
-
 @pytest.fixture
 def plane_net(monkeypatch):
     """Runs train a PlaneNet, whatever network is configured."""

@@ -145,7 +145,7 @@ def killed(undisturbed, tmp_path_factory):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    "source", [pytest.param("real", marks=[needs_sample, pytest.mark.thorough]), "generated"]
+    "source", [pytest.param("real", marks=[needs_sample, pytest.mark.long]), "generated"]
 )
 def test_a_killed_run_ends_with_the_same_weights(undisturbed, killed, source, mode):
     folder, straight = killed(source), undisturbed(source, mode)

@@ -67,7 +67,7 @@ def test_its_pictures_are_kept(path, kind):
         assert min(picture.size) > 300
 
 
-@pytest.mark.thorough
+@pytest.mark.long
 def test_it_can_be_repeated(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     measure = runpy.run_path(str(BENCHMARKS / "cosmictagger_training.py"))["measure"]

@@ -67,7 +67,7 @@ MIDDLE, ENDS = (7,), (6, 13)  # of epochs of six steps; the last is after a star
 
 def rare(*values):
     """What tests of loaders look at too."""
-    return pytest.param(*values, marks=[pytest.mark.thorough, pytest.mark.compiler])
+    return pytest.param(*values, marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize(

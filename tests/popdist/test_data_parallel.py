@@ -23,7 +23,7 @@ USUAL = [name for name in CASES if name not in RARE]
 
 
 def rare(*values):
-    return pytest.param(*values, marks=pytest.mark.thorough)
+    return pytest.param(*values, marks=pytest.mark.long)
 
 
 NAMES = [*USUAL, *map(rare, RARE)]

@@ -72,8 +72,8 @@ def test_an_instance_with_fewer_batches_is_named(told):
     ("which", "count"),
     [
         (1, 2),
-        pytest.param(1, 3, marks=pytest.mark.thorough),
-        pytest.param(0, 2, marks=pytest.mark.thorough),  # it keeps the store
+        pytest.param(1, 3, marks=pytest.mark.long),
+        pytest.param(0, 2, marks=pytest.mark.long),  # it keeps the store
     ],
 )
 def test_an_instance_that_is_killed_ends_the_others(tmp_path, which, count):

@@ -99,7 +99,7 @@ class Running:
     ("kills", "epochs"),
     [
         (1, 12),
-        pytest.param(10, 150, marks=[pytest.mark.thorough, pytest.mark.compiler]),
+        pytest.param(10, 150, marks=pytest.mark.long),
     ],
 )
 def test_weights_after_kills_are_those_of_an_undisturbed_run(
