@@ -109,6 +109,11 @@ PAGES: dict[str, tuple[str, dict[str, list[str]]]] = {
             ],
             "Acting": ["popdist:init", "popdist:execute_on_instances"],
             "Options": ["popdist.poptorch:Options"],
+            "Checkpoints": [
+                "popdist.checkpoint:Checkpointer",
+                "popdist.checkpoint:CheckpointError",
+                "popdist.checkpoint:CheckpointWarning",
+            ],
             "Errors": ["popdist:Error"],
         },
     ),
