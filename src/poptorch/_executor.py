@@ -35,6 +35,7 @@ from poptorch._logging import logger
 from poptorch._observing import Observing
 from poptorch._optimizer_state import DeviceState
 from poptorch._parameter_proxy import ParameterProxy
+from poptorch._pipelines import PipelineMember
 from poptorch._placement import PlacementMember
 from poptorch._printing import module_repr
 from poptorch._published_names import PublishedNames
@@ -46,7 +47,7 @@ from poptorch.options import Options
 
 
 class PoplarExecutor(
-    Copying, Observing, PlacementMember, PublishedNames, SavingMixin, WeightCopies
+    Copying, Observing, PipelineMember, PlacementMember, PublishedNames, SavingMixin, WeightCopies
 ):
     """A wrapped model; made by ``trainingModel`` and ``inferenceModel``.
 
@@ -391,6 +392,7 @@ class PoplarExecutor(
             self.copyWeightsToHostIfNeeded()
             _weights.unwrap(self._user_model)
         self._optimizer_state.stop()
+        self._compiled.session.close()
         self._compiled, self._attached, self._compile_seconds = None, False, None
 
     def __del__(self):

@@ -53,6 +53,17 @@ class PlacementTable:
     stages: int
     ipus: int
 
+    def located(self, program: Program) -> dict[torch.fx.Node, tuple[str, int]]:
+        """The block and the stage of forward of each operator of the program it was read off."""
+        found = {}
+        stage, ipu = -1, None
+        for node in _operators(program):
+            placement = _placement_of(node)
+            if placement.ipu != ipu:
+                stage, ipu = stage + 1, placement.ipu
+            found[node] = (placement.block, stage)
+        return found
+
     def __str__(self) -> str:
         head = ("block", "stage", "phase", "ipu", "operators", "parameter bytes")
         cells = [

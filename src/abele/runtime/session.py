@@ -19,6 +19,7 @@ from abele.program import Program, Role
 from abele.runtime.anchors import Anchor, AnchorStore
 from abele.runtime.clock import clock
 from abele.runtime.traps import Rollback, trapping
+from abele.targets._base import Run
 
 
 class Session:
@@ -178,9 +179,9 @@ class Session:
     def _prepare(self, anchors: Sequence[Anchor]) -> None:
         """Builds each program's argument list once; a step only fills in the batch."""
         by_name = {program.name: program for program in self.executable.programs}
-        model = by_name.get("forward") or by_name.get("step") or by_name["accumulate"]
         compiled = self.executable.compiled
-        self._model_run = trapping(model, compiled[model.name].run)
+        model = self._model_program(by_name)
+        self._model_run = self._model_call(model)
         self._model_arguments = [
             self._arguments(model, replica) for replica in range(self.config.replicas)
         ]
@@ -200,6 +201,13 @@ class Session:
         self._micro_step = self._undone_if_stopped if trapped else self._run_micro_step
         apply = by_name.get("apply")
         self._anchors = AnchorStore(anchors, model, apply, self.config) if anchors else None
+
+    def _model_program(self, programs: Mapping[str, Program]) -> Program:
+        """The program of a micro-batch."""
+        return programs.get("forward") or programs.get("step") or programs["accumulate"]
+
+    def _model_call(self, model: Program) -> Run:
+        return trapping(model, self.executable.compiled[model.name].run)
 
     def _arguments(self, program: Program, replica: int) -> list[torch.Tensor]:
         stores: dict[Role, Mapping[str, torch.Tensor]] = {
@@ -251,26 +259,35 @@ class Session:
             total.zero_()
 
     def _micro_steps(self, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        kept: list[list[torch.Tensor]] = []
+        for step, rows in self._micro_batches(batch):
+            outputs = self._micro_step(step, rows)
+            if step.keeps:
+                kept.append(outputs)
+        return assemble(kept, self.config)
+
+    def _micro_batches(
+        self, batch: Sequence[torch.Tensor]
+    ) -> Iterator[tuple[batching.MicroStep, list[torch.Tensor]]]:
+        """Each micro-step with its rows of every input."""
         sizes = [
             batching.micro_batch_size(tensor.shape[0], self.config) if tensor.dim() else 0
             for tensor in batch
         ]
         # Replicas that share their input each see it as it came; the first one's writes stay.
         unwritten = {index: batch[index].clone() for index in self._shared_and_written}
-        kept: list[list[torch.Tensor]] = []
         for step in self._steps:
             source = list(batch)
             if unwritten and step.replica not in self._first_replicas:
                 for index, tensor in unwritten.items():
                     source[index] = tensor.clone()
-            rows = [
-                tensor.narrow(0, step.piece * size, size) if tensor.dim() else tensor
-                for tensor, size in zip(source, sizes, strict=True)
-            ]
-            outputs = self._micro_step(step, rows)
-            if step.keeps:
-                kept.append(outputs)
-        return _assemble(kept, self.config)
+            yield (
+                step,
+                [
+                    tensor.narrow(0, step.piece * size, size) if tensor.dim() else tensor
+                    for tensor, size in zip(source, sizes, strict=True)
+                ],
+            )
 
     def _written(self) -> list[torch.Tensor]:
         stores = (self.params, *self.buffers, self.optimizer_state, self.hyper)
@@ -296,15 +313,22 @@ class Session:
         marks.append(mark())
         with self._stream(step.replica):
             outputs = self._model_run(arguments)
-        applied = None
-        if step.updates and self._apply_run is not None:
-            # Stochastic rounding draws here; the weights are one, so the first stream serves all.
-            with self._stream(0):
-                applied = self._apply_run(self._apply_arguments.copy())
+        applied = self._update() if step.updates else None
         marks.append(mark())
         if self._anchors is not None:
             outputs = self._anchors.take(step.index, outputs, applied)
         return outputs
+
+    def _update(self) -> list[torch.Tensor] | None:
+        """Applies what was summed; None where the model's program does so itself."""
+        if self._apply_run is None:
+            return None
+        # Stochastic rounding draws here; the weights are one, so the first stream serves all.
+        with self._stream(0):
+            return self._apply_run(self._apply_arguments.copy())
+
+    def close(self) -> None:
+        """Frees what a garbage collector would free later; the session can be used again."""
 
     def anchored(self, name: str) -> torch.Tensor | None:
         """The values that an anchor kept of the last call, joined like outputs.
@@ -313,7 +337,7 @@ class Session:
             A tensor on the device; ``None`` before the first call and for unknown names.
         """
         found = None if self._anchors is None else self._anchors.kept(name)
-        return None if found is None else _assemble([[value] for value in found[0]], found[1])[0]
+        return None if found is None else assemble([[value] for value in found[0]], found[1])[0]
 
     def _stream(self, replica: int) -> contextlib.AbstractContextManager[None]:
         if not self._random or self._streams is None:
@@ -333,8 +357,13 @@ class Session:
             generators.set_rng_state(outside)
 
 
-def _assemble(kept: list[list[torch.Tensor]], config: StepConfig) -> list[torch.Tensor]:
-    """Joins the outputs of micro-steps; a 0-d output becomes 1-d when there are several."""
+def assemble(kept: list[list[torch.Tensor]], config: StepConfig) -> list[torch.Tensor]:
+    """Joins the outputs of micro-steps; a 0-d output becomes 1-d when there are several.
+
+    Args:
+        kept: the outputs of each micro-step that keeps them.
+        config: says how they combine.
+    """
     if config.output_mode is OutputMode.SUM:
         replicas = config.replicas
         kept = [
