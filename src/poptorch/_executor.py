@@ -35,7 +35,7 @@ from poptorch._logging import logger
 from poptorch._observing import Observing
 from poptorch._optimizer_state import DeviceState
 from poptorch._parameter_proxy import ParameterProxy
-from poptorch._pipelines import PipelineMember
+from poptorch._pipeline_report import PipelineMember
 from poptorch._placement import PlacementMember
 from poptorch._printing import module_repr
 from poptorch._published_names import PublishedNames

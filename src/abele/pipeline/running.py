@@ -181,7 +181,7 @@ class _Under:
                         self._do(task)
             except _Stopped:
                 pass
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - raised again by the caller
                 self._fail(error)
 
         return work

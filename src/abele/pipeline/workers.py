@@ -94,7 +94,7 @@ def _wait(done: queue.SimpleQueue, count: int, stop: Callable[[], None]) -> list
     while count:
         try:
             error = done.get()
-        except BaseException as problem:
+        except BaseException as problem:  # noqa: BLE001 - returned to be raised
             # Nothing may run on behind the caller's back, so an interruption waits for the jobs.
             interrupted.append(problem)
             stop()
@@ -138,7 +138,7 @@ def _work(inbox: _Inbox, ready: threading.Event) -> None:
         error = None
         try:
             context.run(job)
-        except BaseException as problem:
+        except BaseException as problem:  # noqa: BLE001 - raised again by the caller
             error = problem
         # Nothing of a job may be kept alive by a worker that waits.
         del found, context, job
