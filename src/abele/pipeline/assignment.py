@@ -40,8 +40,8 @@ class Uncuttable(Exception):
 
 
 def part_name(index: int, stages: int) -> str:
-    """``stage0.forward`` of a part's number."""
-    return f"stage{stage_of(index, stages)}.{'forward' if index < stages else 'backward'}"
+    """``stage0_forward`` of a part's number."""
+    return f"stage{stage_of(index, stages)}_{'forward' if index < stages else 'backward'}"
 
 
 def stage_of(index: int, stages: int) -> int:

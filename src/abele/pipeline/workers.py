@@ -62,10 +62,10 @@ class Crew:
         with self._running:
             if self._hired_by != os.getpid():  # also in a child, which has none of our threads
                 self._hire()
-            done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+            done = _Done(len(jobs))
             for inbox, job in zip(self._inboxes, jobs, strict=True):
                 inbox.put((contextvars.copy_context(), job, done))
-            errors = _wait(done, len(jobs), stop)
+            errors = done.wait(stop)
         if errors:
             raise errors[0]
 
@@ -88,21 +88,34 @@ class Crew:
         self._hired_by = os.getpid()
 
 
-def _wait(done: queue.SimpleQueue, count: int, stop: Callable[[], None]) -> list[BaseException]:
-    errors: list[BaseException] = []
-    interrupted: list[BaseException] = []
-    while count:
-        try:
-            error = done.get()
-        except BaseException as problem:  # noqa: BLE001 - returned to be raised
-            # Nothing may run on behind the caller's back, so an interruption waits for the jobs.
-            interrupted.append(problem)
-            stop()
-            continue
-        count -= 1
+class _Done:
+    """Tells when all jobs have ended, and how."""
+
+    def __init__(self, jobs: int):
+        self._left = [None] * jobs
+        self._errors: list[BaseException] = []
+        self._all = threading.Event()
+
+    def one(self, error: BaseException | None) -> None:
+        """A job has ended."""
         if error is not None:
-            errors.append(error)
-    return interrupted + errors
+            self._errors.append(error)
+        self._left.pop()
+        if not self._left:
+            self._all.set()
+
+    def wait(self, stop: Callable[[], None]) -> list[BaseException]:
+        """Returns when all have ended, with what went wrong, the caller's interruption first."""
+        interrupted: list[BaseException] = []
+        while not self._all.is_set():
+            try:
+                # Now and then: a signal that another thread received is handled in this one.
+                self._all.wait(0.2)
+            except BaseException as problem:  # noqa: BLE001 - returned to be raised
+                # Nothing may run on behind the caller's back, so this waits for the jobs.
+                interrupted.append(problem)
+                stop()
+        return interrupted + self._errors
 
 
 def _started(name: str, inbox: _Inbox, threads: int) -> threading.Thread:
@@ -142,5 +155,5 @@ def _work(inbox: _Inbox, ready: threading.Event) -> None:
             error = problem
         # Nothing of a job may be kept alive by a worker that waits.
         del found, context, job
-        done.put(error)
+        done.one(error)
         del error, done
