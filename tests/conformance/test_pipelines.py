@@ -308,6 +308,13 @@ def test_what_cannot_overlap_is_told(network, settings, reason):
         parts_of(module, micro(batches()[0]), config, rule_for(module), 2)
 
 
+def calling(**functions):
+    """While open, host calls reach these functions."""
+    calls = HostCalls()
+    calls.functions |= functions
+    return calls.in_use()
+
+
 class Calling(Network):
     """The second stage calls the host."""
 
@@ -333,12 +340,11 @@ def test_an_error_in_a_stage_ends_the_call_and_the_session_goes_on():
             raise ZeroDivisionError("in the third micro-batch")
         return [x]
 
-    calls = HostCalls({"look": look})
-    with calls.in_use(), pytest.raises(ZeroDivisionError, match="in the third micro-batch"):
+    with calling(look=look), pytest.raises(ZeroDivisionError, match="in the third micro-batch"):
         piped.step(batches()[0])
     assert set(seen) == {"abele-stage-1"}
     assert not any(total.any() for total in piped.accumulators.values())
-    with HostCalls({"look": lambda x: [x]}).in_use():
+    with calling(look=lambda x: [x]):
         assert_same_bits(run(piped, batches()), run(plain, batches()))
     piped.close()
     assert threading.active_count() == before
@@ -371,7 +377,7 @@ def test_stages_work_at_the_same_time():
         return run(arguments)
 
     piped._pipeline.ready[1, False] = dataclasses.replace(ready, run=noted)
-    with HostCalls({"wait": wait}).in_use():
+    with calling(wait=wait):
         piped.step(batches()[0])
     piped.close()
     times = {timed.task: timed for timed in piped.measured.times[0]}

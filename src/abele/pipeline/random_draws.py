@@ -39,7 +39,7 @@ def drawn_first(program: Program) -> Program:
             continue
         if node.target in _LIKE:
             _read_no_value(node)
-        if not node.all_input_nodes:
+        if node.target in _LIKE or not node.all_input_nodes:
             node.meta["custom"] = {**(node.meta.get("custom") or {}), STAGE: 0}
     return finished(program, graph)
 

@@ -84,6 +84,10 @@ class PipelinedSession(Session):
     def _released(self, name: str) -> Run:
         return self.executable.compiled[name].released()
 
+    def _programs(self) -> Sequence[Program]:
+        # Also what no part uses, as in a session that runs the whole.
+        return (self.cut.whole, *self.executable.programs)
+
     def _model_program(self, programs: Mapping[str, Program]) -> Program:
         return self.cut.whole
 

@@ -63,11 +63,19 @@ class Crew:
             if self._hired_by != os.getpid():  # also in a child, which has none of our threads
                 self._hire()
             done = _Done(len(jobs))
-            for inbox, job in zip(self._inboxes, jobs, strict=True):
-                inbox.put((contextvars.copy_context(), job, done))
-            errors = done.wait(stop)
+            contexts = [contextvars.copy_context() for _ in jobs]
+            errors = done.wait(lambda: self._hand_out(jobs, contexts, done), stop)
         if errors:
             raise errors[0]
+
+    def _hand_out(
+        self, jobs: Sequence[Job], contexts: list[contextvars.Context], done: _Done
+    ) -> None:
+        # An interruption may come at any place; what is handed out twice has been stopped by then.
+        while contexts:
+            index = len(contexts) - 1
+            self._inboxes[index].put((contexts[index], jobs[index], done, index))
+            contexts.pop()
 
     def close(self) -> None:
         """Ends the workers; the next ``run`` hires others."""
@@ -92,23 +100,29 @@ class _Done:
     """Tells when all jobs have ended, and how."""
 
     def __init__(self, jobs: int):
-        self._left = [None] * jobs
+        self._left = set(range(jobs))
         self._errors: list[BaseException] = []
         self._all = threading.Event()
 
-    def one(self, error: BaseException | None) -> None:
+    def one(self, index: int, error: BaseException | None) -> None:
         """A job has ended."""
         if error is not None:
             self._errors.append(error)
-        self._left.pop()
+        self._left.discard(index)
         if not self._left:
             self._all.set()
 
-    def wait(self, stop: Callable[[], None]) -> list[BaseException]:
-        """Returns when all have ended, with what went wrong, the caller's interruption first."""
+    def wait(self, begin: Callable[[], None], stop: Callable[[], None]) -> list[BaseException]:
+        """Returns when all have ended, with what went wrong, the caller's interruption first.
+
+        Args:
+            begin: hands out the jobs; does what is left to do if it is called again.
+            stop: has jobs end soon.
+        """
         interrupted: list[BaseException] = []
         while not self._all.is_set():
             try:
+                begin()
                 # Now and then: a signal that another thread received is handled in this one.
                 self._all.wait(0.2)
             except BaseException as problem:  # noqa: BLE001 - returned to be raised
@@ -147,7 +161,7 @@ def _work(inbox: _Inbox, ready: threading.Event) -> None:
     torch.get_num_threads()
     ready.set()
     while (found := inbox.get()) is not None:
-        context, job, done = found
+        context, job, done, index = found
         error = None
         try:
             context.run(job)
@@ -155,5 +169,5 @@ def _work(inbox: _Inbox, ready: threading.Event) -> None:
             error = problem
         # Nothing of a job may be kept alive by a worker that waits.
         del found, context, job
-        done.one(error)
-        del error, done
+        done.one(index, error)
+        del error, done, index

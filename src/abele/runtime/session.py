@@ -55,7 +55,7 @@ class Session:
         self._groups = config.replica_groups
         self.params = self._own(replica_groups.split(params, self._groups))
         self.buffers = [self._own(buffers) for _ in range(config.replicas)]
-        slots = [slot for program in executable.programs for slot in program.inputs]
+        slots = [slot for program in self._programs() for slot in program.inputs]
         used = {
             name
             for slot in slots
@@ -157,7 +157,7 @@ class Session:
     def _zeros(self, role: Role) -> dict[str, torch.Tensor]:
         return {
             name: torch.zeros(slot.shape, dtype=slot.dtype, device=self.device)
-            for program in self.executable.programs
+            for program in self._programs()
             for slot in program.inputs
             if slot.role is role
             for name in replica_groups.stored_names(slot, self._groups)
@@ -201,6 +201,10 @@ class Session:
         self._micro_step = self._undone_if_stopped if trapped else self._run_micro_step
         apply = by_name.get("apply")
         self._anchors = AnchorStore(anchors, model, apply, self.config) if anchors else None
+
+    def _programs(self) -> Sequence[Program]:
+        """Those whose slots say what state there is."""
+        return self.executable.programs
 
     def _model_program(self, programs: Mapping[str, Program]) -> Program:
         """The program of a micro-batch."""
