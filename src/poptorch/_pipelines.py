@@ -72,23 +72,23 @@ def pipelining(
     stages = placement.stages
     if stages < 2:
         return Pipelining()
+    if not may_pipeline(options, config):
+        return Pipelining(stages, None, f"its strategy is {options._execution_strategy!r}")
     names = _mark(captured.programs[0], placement)
-    found = _decided(captured, stages, options, config)
+    found = _decided(captured, stages, config)
     if isinstance(found, str):
         logger.warning("A model of %d stages runs sequentially, because %s.", stages, found)
         return Pipelining(stages, None, found, names)
     return Pipelining(stages, found, "", names)
 
 
-def _decided(captured: Captured, stages: int, options: Options, config: StepConfig) -> Cut | str:
+def _decided(captured: Captured, stages: int, config: StepConfig) -> Cut | str:
     asked = os.environ.get(ENVIRONMENT, "")
     if asked and asked not in _CHOICES:
         raise error(
             f"{ENVIRONMENT}={asked!r} was found. Set it to one of {', '.join(_CHOICES)}, or leave "
             "it unset for workers where there are several cores."
         )
-    if not may_pipeline(options, config):
-        return f"its strategy is {options._execution_strategy!r}"
     if asked == "sequential":
         return f"{ENVIRONMENT}=sequential asks for it"
     if not asked and workers.cores() < 2:
