@@ -181,9 +181,9 @@ def _trace_runs(compiled: CompiledModel, wanted: Report) -> None:
         left -= 1
         events.extend(_of_call(wanted.runs - left, compiled))
         wanted.folder.mkdir(parents=True, exist_ok=True)
-        lines = ",\n".join(map(json.dumps, events))
         found = report_of(compiled)
         events.extend(found.events())
+        lines = ",\n".join(map(json.dumps, events))
         if found.measured is not None:
             text = "\n\n".join(_pipeline_text(compiled))
             (wanted.folder / "pipeline.md").write_text(f"# {wanted.folder.name}\n\n{text}\n")

@@ -43,7 +43,7 @@ def test_quickstart(tmp_path):
     assert done.stdout.startswith("reference ")
 
 
-@pytest.mark.parametrize("name", ["saving", "half_precision", "observing", "popdist"])
+@pytest.mark.parametrize("name", ["saving", "half_precision", "observing", "popdist", "pipelines"])
 def test_a_document_of_blocks(name, tmp_path):
     page = (ROOT / "docs" / f"{name}.md").read_text()
     assert len(page.splitlines()) <= 100
