@@ -75,7 +75,6 @@ class CompiledModel:
         self._demoted = {kind: to for kind, to in _DEMOTED.items() if kind not in own}
         self._warned: set[str] = set()
         self._host_calls = CapturedCalls(module)
-        self._origins = may_pipeline(options, config)
         self._recomputes = _recomputation.is_on(options, training=config.training)
         self._recorded = Recorded(bound)
         if any(isinstance(value, dict) for value in (*bound.positional, *bound.keywords.values())):
@@ -129,7 +128,7 @@ class CompiledModel:
                 name_modules=name_modules,
                 hidden_paths=self._hidden_paths,
                 anchors=[anchor.tensor for anchor in self.anchors],
-                origins=self._origins,
+                origins=may_pipeline(self._tracing.options, self.config),
             )
         if self.config.replicas > 1 and self.config.broadcast_buffers:
             self._refuse_written_buffers(captured)

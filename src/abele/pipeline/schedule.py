@@ -1,7 +1,7 @@
 """The order in which each stage of a pipeline does its work: pure integers.
 
 One forward, one backward (PipeDream-Flush, arXiv 2006.09503): stage ``s`` of ``p`` first computes
-``p - s - 1`` forwards ahead, then turns to and fro, then the backwards that are left. Gradients of
+``p - s - 1`` forwards ahead, then alternates, then the backwards that are left. Gradients of
 micro-batches are added in their order, and at most ``p - s`` micro-batches wait for their backward.
 
     stage 0   F0 F1 F2 .  B0 F3 B1 .. B2 B3        3 stages, 4 micro-batches
