@@ -450,6 +450,15 @@ def test_compiled_stages_infer_what_the_whole_infers():
     assert_close_by_norm(*compiled_and_interpreted(module, config, None, batches(4)), 1e-5)
 
 
+def test_stages_on_a_gpu_have_streams_of_their_own_and_give_the_same():
+    usable("cuda")
+    module = Network(2)
+    config = StepConfig(gradient_accumulation=MICRO_BATCHES, output_mode=OutputMode.ALL)
+    found, expected, piped = compared(module, config, rule_for(module), 2, batches(), "cuda")
+    assert_close_by_norm(found, expected, 1e-4)
+    assert piped.measured.window_ns > 0
+
+
 @pytest.mark.compiler
 @pytest.mark.thorough
 def test_compiled_stages_train_as_the_whole_trains():
