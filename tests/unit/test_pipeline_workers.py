@@ -15,24 +15,20 @@ from abele.pipeline.workers import Crew, share_of_cores
 DEADLINE = 60
 
 
-def members():
-    return [t for t in threading.enumerate() if t.name.startswith("abele-stage")]
-
-
-def gone(deadline=DEADLINE):
+def gone(members):
     """Whether the workers end in time; a thread that was told to needs a moment."""
-    until = time.monotonic() + deadline
-    while members() and time.monotonic() < until:
-        time.sleep(0.01)
-    return not members()
+    for member in members:
+        member.join(DEADLINE)
+    return not any(member.is_alive() for member in members)
 
 
 @pytest.fixture
 def crew():
     made = Crew(2, 1)
     yield made
+    members = list(made._members)
     made.close()
-    assert gone()
+    assert gone(members)
 
 
 def never():
@@ -50,7 +46,7 @@ def test_each_worker_does_one_job_at_the_same_time_as_the_others(crew):
 
     crew.run([lambda: job(0), lambda: job(1)], never)
     assert names == ["abele-stage-0", "abele-stage-1"]
-    assert len(members()) == 2
+    assert [member.name for member in crew._members] == names
 
 
 def test_workers_have_threads_of_their_own_and_the_caller_keeps_his():
@@ -111,19 +107,21 @@ def test_an_interruption_stops_the_jobs_and_waits_for_them(crew):
 def test_workers_end_with_their_crew():
     crew = Crew(3, 1)
     crew.run([lambda: None] * 3, never)
-    assert len(members()) == 3
+    members = list(crew._members)
+    assert len(members) == 3
     del crew
     gc.collect()
-    assert gone()
+    assert gone(members)
 
 
 def test_a_closed_crew_can_run_again(crew):
     crew.run([lambda: None] * 2, never)
+    members = list(crew._members)
     crew.close()
-    assert not members()
+    assert gone(members)
     crew.close()
     crew.run([lambda: None] * 2, never)
-    assert len(members()) == 2
+    assert all(member.is_alive() for member in crew._members)
 
 
 def test_callers_in_several_threads_take_turns(crew):
