@@ -2,7 +2,7 @@
 
 Blocks say which layer belongs where, and a pipelined strategy is the default. A pipeline of 4
 stages, and 3 more on the way back, is full with 7 micro-batches per weight update, so the options
-must ask for that many; where everything runs on one device, that rule is all that is left of it.
+must ask for that many. Stages then work at the same time, each on its share of the cores.
 """
 
 import torch

@@ -58,6 +58,7 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "aoti_compile",
+    "aoti_handles",
     "aoti_load",
     "children_by_name",
     "convolution_with_activation",
@@ -265,9 +266,8 @@ def causal_masks_asked_of(
 ) -> Iterator[None]:
     """While open, transformers do not read an attention mask to see whether it is causal.
 
-    ``TransformerEncoder`` and ``TransformerDecoder`` compare its values with the causal mask's to
-    choose a faster kernel. Where ``value_of`` knows the mask they still do; elsewhere the mask is
-    used as it is, which computes the same.
+    They compare its values with the causal mask's to choose a faster kernel. Where ``value_of``
+    knows the mask they still do; elsewhere it is used as it is, which computes the same.
     """
     from torch.nn.modules import transformer
 
@@ -407,6 +407,11 @@ def aoti_load(path: str, device_index: int = -1) -> Callable[[list[torch.Tensor]
     return loader.boxed_run
 
 
+def aoti_handles() -> Any:
+    """Turns tensors into handles of compiled code's C interface, and handles into tensors."""
+    return torch._C._aoti  # type: ignore[reportAttributeAccessIssue]
+
+
 def default_options_for_cpu() -> dict[str, Any]:
     """Inductor settings under which a whole training step compiled well on CPUs.
 
@@ -458,10 +463,7 @@ def without_torch_function() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def without_log_of_fakes() -> Iterator[None]:
-    """While open, torch does not log an operator's refusal of its arguments with a traceback.
-
-    The exception says the same to whoever called the operator, and names the line.
-    """
+    """While open, torch does not log the traceback of exceptions, which say the same."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
 
     def is_no_exception(record: logging.LogRecord) -> bool:
@@ -477,8 +479,7 @@ def without_log_of_fakes() -> Iterator[None]:
 def preload() -> None:
     """Imports what torch's optimizers and tracer import at their first use anyway.
 
-    It takes about a second, which belongs to the imports and not to the first training step. Worker
-    processes of data loaders import the program too but never trace, so they are spared.
+    That second belongs to the imports, not to the first step. Workers of data loaders never trace.
     """
     if multiprocessing.parent_process() is None:
         importlib.import_module("torch._dynamo")

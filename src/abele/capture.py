@@ -72,6 +72,7 @@ def capture(
     name_modules: bool = True,
     hidden_paths: Sequence[str] = (),
     anchors: Sequence[str] = (),
+    origins: bool = False,
 ) -> Captured:
     """Captures one micro-batch of ``module`` as static programs.
 
@@ -87,6 +88,8 @@ def capture(
         name_modules: nodes remember the path of the module that made them.
         hidden_paths: fragments of paths of files that are never named as the user's line.
         anchors: names of tensors that programs return behind their outputs.
+        origins: nodes of backward carry what is known of their operation of forward; see
+            ``origins``.
 
     Raises:
         CaptureError: an anchor's name does not exist.
@@ -98,7 +101,9 @@ def capture(
     lookup = Lookup(anchors)
     state = ModuleState.of(module)
     with _torch.TRACING:
-        captured = _Capture(call, state, inputs, config, rule, names, lookup).run()
+        made = _Capture(call, state, inputs, config, rule, names, lookup)
+        made.origins = origins or config.trap_exceptions
+        captured = made.run()
     for program in captured.programs:
         hide_frames(program, hidden_paths)
     return captured
@@ -137,6 +142,7 @@ class _Capture:
         self.inputs = [Named(f"input{i}", Role.INPUT, v) for i, v in enumerate(inputs)]
         self.constants: dict[int, torch.Tensor] = {}
         self.updated: tuple[str, ...] = ()
+        self.origins = False
         self.watched, self.largest_scale = 0, 1.0  # for an automatic loss scale
         self.write = rounding.writer(stochastic=config.stochastic_rounding)
 
@@ -262,7 +268,7 @@ class _Capture:
 
     def _gradients(self, values: Values) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
         # Open until backward is done: activation checkpointing runs parts of forward again there.
-        origins = backward_origins(wanted=self.config.trap_exceptions)
+        origins = backward_origins(wanted=self.origins)
         with torch.enable_grad(), self._substituted(values), origins as following:
             with LossFinder() as finder:
                 outputs = self._call_model(values)

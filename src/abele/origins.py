@@ -1,8 +1,9 @@
 """Which line of forward a node of the backward pass comes from.
 
 Every function of autograd's graph is tied to the operation of forward that made it; while backward
-runs, the nodes traced under a function get that operation's line and module, as the entries
-``of_line`` and ``of_scope`` of ``node.meta["custom"]``. Done only for programs that name them.
+runs, the nodes traced under a function get that operation's line, module and marks, as the entries
+``of_line``, ``of_scope`` and ``of_MARK`` of ``node.meta["custom"]``. Done only for programs that
+need them.
 """
 
 from __future__ import annotations
@@ -100,9 +101,11 @@ class _Makers(TorchFunctionMode):
         self._last = newest
 
 
-def _origin(node: torch.fx.Node) -> dict[str, str]:
+def _origin(node: torch.fx.Node) -> dict[str, Any]:
     found = user_line(node.meta.get("stack_trace"))
+    custom = node.meta.get("custom") or {}
     return {
-        "of_scope": (node.meta.get("custom") or {}).get("scope", ""),
+        **{f"of_{key}": value for key, value in custom.items() if key != "phase"},
+        "of_scope": custom.get("scope", ""),
         "of_line": f"{found[0]}:{found[1]} in {found[2]}" if found else "",
     }

@@ -54,6 +54,7 @@ def pack(captured: Captured, made: Executable) -> tuple[dict[str, Any], dict[str
         members[f"programs/{program.name}.json"] = text.encode()
         for name, value in constants.items():
             members[f"constants/{program.name}/{name}"] = value
+    for program in made.programs:  # of a pipeline, these are parts of the captured ones
         members[f"code/{program.name}"] = made.compiled[program.name].payload
     for index, value in captured.constants.items():
         members[f"outputs/{index}"] = value

@@ -13,7 +13,8 @@ from abele.capture import Captured, capture
 from abele.config import StepConfig
 from abele.executable import Executable
 from abele.module_state import ModuleState
-from abele.program import Role, Slot
+from abele.pipeline import PipelinedSession
+from abele.program import Program, Role, Slot
 from abele.runtime.session import Session
 from abele.targets import Target
 from abele.update_rules import UpdateRule
@@ -25,6 +26,7 @@ from poptorch._cpu_op import CapturedCalls
 from poptorch._error import error
 from poptorch._ipu_tensors import on_ipu
 from poptorch._logging import logger
+from poptorch._pipelines import may_pipeline, pipelining
 from poptorch._placement import placed
 from poptorch._precision import WeightsFollowActivations
 from poptorch._progress import CompilationProgress
@@ -87,6 +89,7 @@ class CompiledModel:
             with _hooks.around_capture(), trace.tracepoint("graphPreprocessing"):
                 self.captured = self._capture(examples, options._module_namescope_enabled)
             self.placement = placed(self.captured.programs, options, training=config.training)
+            self.pipelining = pipelining(self.captured, self.placement, options, config)
             captured_s = time.perf_counter() - started
             collective = _distributed.collective_of(config)
             if collective is not None:
@@ -130,6 +133,7 @@ class CompiledModel:
                 name_modules=name_modules,
                 hidden_paths=self._hidden_paths,
                 anchors=[anchor.tensor for anchor in self.anchors],
+                origins=may_pipeline(self._tracing.options, self.config),
             )
         if self.config.replicas > 1 and self.config.broadcast_buffers:
             self._refuse_written_buffers(captured)
@@ -179,7 +183,13 @@ class CompiledModel:
                 )
 
     def _build(self, **settings: Any) -> tuple[Executable, BuildRecord]:
-        return build(self.captured.programs, self.config, **settings)
+        return build(self._programs(), self.config, **settings)
+
+    def _programs(self) -> tuple[Program, ...]:
+        """What is made runnable: the captured programs, or the parts of a pipeline."""
+        found = self.captured.programs
+        cut = self.pipelining.cut
+        return found if cut is None else (*cut.programs, *found[1:])
 
     def _start(self, executable: Executable) -> Session:
         state = ModuleState.of(self.module)
@@ -187,16 +197,15 @@ class CompiledModel:
         if self.rule is not None:
             for name, values in self.rule.initial_state(state.params).items():
                 optimizer_state |= {f"{name}.{key}": value for key, value in values.items()}
-        return Session(
-            executable,
-            self.config,
-            state.params,
-            state.buffers,
-            optimizer_state,
-            self.rule.hyper() if self.rule is not None else {},
-            anchors=self.anchors,
-            collective=_distributed.collective_of(self.config),
-        )
+        hyper = self.rule.hyper() if self.rule is not None else {}
+        arguments = (executable, self.config, state.params, state.buffers, optimizer_state, hyper)
+        made: dict[str, Any] = {
+            "anchors": self.anchors,
+            "collective": _distributed.collective_of(self.config),
+        }
+        if self.pipelining.cut is None:
+            return Session(*arguments, **made)
+        return PipelinedSession(*arguments, **made, cut=self.pipelining.cut)
 
     def _input_slots(self) -> list[Slot]:
         slots = self.captured.programs[0].inputs

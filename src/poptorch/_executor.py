@@ -38,6 +38,7 @@ from poptorch._logging import logger
 from poptorch._observing import Observing
 from poptorch._optimizer_state import DeviceState
 from poptorch._parameter_proxy import ParameterProxy
+from poptorch._pipeline_report import PipelineMember
 from poptorch._placement import PlacementMember
 from poptorch._printing import module_repr
 from poptorch._published_names import PublishedNames
@@ -49,7 +50,14 @@ from poptorch.options import Options
 
 
 class PoplarExecutor(
-    Attaching, Copying, Observing, PlacementMember, PublishedNames, SavingMixin, WeightCopies
+    Attaching,
+    Copying,
+    Observing,
+    PipelineMember,
+    PlacementMember,
+    PublishedNames,
+    SavingMixin,
+    WeightCopies,
 ):
     """A wrapped model; made by ``trainingModel`` and ``inferenceModel``.
 
@@ -410,9 +418,7 @@ class PoplarExecutor(
             self.copyWeightsToHostIfNeeded()
             _weights.unwrap(self._user_model)
         self._optimizer_state.stop()
-        exchange = self._compiled.session.exchange
-        if exchange is not None:
-            exchange.close()
+        self._compiled.session.close()
         self._compiled, self._attached, self._compile_seconds = None, False, None
 
     def __del__(self):

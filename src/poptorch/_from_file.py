@@ -56,7 +56,7 @@ class FromFile(CompiledModel):
     def _build(self, **settings: Any) -> tuple[Executable, BuildRecord]:
         with meaning(self._file.path):
             return stored.restore(
-                self._file, self._content, self.captured.programs, self.config, **settings
+                self._file, self._content, self._programs(), self.config, **settings
             )
 
 

@@ -156,7 +156,8 @@ _ROOT = (
     Row("output_return_period", "Options", "outputMode", int, 1, None, "run", _HON,
         "N of OutputMode.EveryN"),
     Row("_execution_strategy", "Options", "setExecutionStrategy", "execution strategy", _pipelined,
-        None, "compile", _HON, "blocks are placed and checked by it; one device runs all, with the "
+        None, "compile", _HON, "blocks are placed and checked by it; stages of a "
+        "pipeline overlap, others run as one program, with the "
         "same numbers"),
     Row("available_memory_proportion", "Options", "setAvailableMemoryProportion", dict, dict, None,
         "compile", _NOP, "scratch-memory advice"),

@@ -1,8 +1,8 @@
 """Where the operators of a captured model were placed, and whether that is allowed.
 
-One device computes everything, so a placement changes no number. What remains of it are the rules
-that programs are written to (how deep a pipeline must be filled, how many devices there may be) and
-a table to look at.
+A placement changes no number. It decides the stages of a pipeline (``_pipelines``); the rest are
+rules that programs are written to (how deep a pipeline must be filled, how many devices there may
+be) and a table to look at.
 """
 
 import dataclasses
@@ -52,6 +52,17 @@ class PlacementTable:
     rows: tuple[PlacedBlock, ...]
     stages: int
     ipus: int
+
+    def located(self, program: Program) -> dict[torch.fx.Node, tuple[str, int]]:
+        """The block and the stage of forward of each operator of the program it was read off."""
+        found = {}
+        stage, ipu = -1, None
+        for node in _operators(program):
+            placement = _placement_of(node)
+            if placement.ipu != ipu:
+                stage, ipu = stage + 1, placement.ipu
+            found[node] = (placement.block, stage)
+        return found
 
     def __str__(self) -> str:
         head = ("block", "stage", "phase", "ipu", "operators", "parameter bytes")

@@ -3,6 +3,7 @@
     FOLDER/report.md               to read
     FOLDER/report.json             the same for programs
     FOLDER/programs/NAME.py.txt    each program as Python
+    FOLDER/pipeline.md             times and memory of a pipeline's stages in the latest traced call
     FOLDER/steps.json              a Chrome trace of the first calls, micro-step by micro-step
 
 Differs from the original: these are text files; its binary profile describes tiles and exchanges,
@@ -24,6 +25,7 @@ from poptorch import _chrome_trace
 from poptorch._compiled import CompiledModel
 from poptorch._engine_options import Report, report_wanted
 from poptorch._logging import logger
+from poptorch._pipeline_report import HEAD, report_of
 from poptorch.options import Options
 
 _EXPORT = "POPTORCH_EXPORT_PROTO_FILE"
@@ -47,7 +49,7 @@ def write_reports(compiled: CompiledModel, options: Options, seconds: float) -> 
     if wanted is None:
         return
     if wanted.graph:
-        _write(wanted.folder, description(compiled, seconds), compiled.session.executable)
+        _write(wanted.folder, description(compiled, seconds), compiled)
     if wanted.runs:
         _trace_runs(compiled, wanted)
 
@@ -83,6 +85,7 @@ def description(compiled: CompiledModel, seconds: float) -> dict[str, Any]:
             "buffer_copies": config.replicas,
             "peak_intermediate": {p.name: summary.peak_intermediate_bytes(p) for p in programs},
         },
+        "pipeline": report_of(compiled).as_data(),
         "programs": {program.name: _of_program(program) for program in programs},
     }
 
@@ -102,15 +105,15 @@ def _of_slot(slot: Slot) -> dict[str, Any]:
     return {"name": slot.name, "role": slot.role, "shape": list(slot.shape), "dtype": dtype}
 
 
-def _write(folder: Path, found: dict[str, Any], executable: Executable) -> None:
+def _write(folder: Path, found: dict[str, Any], compiled: CompiledModel) -> None:
     (folder / "programs").mkdir(parents=True, exist_ok=True)
-    for program in executable.programs:
+    for program in compiled.session.executable.programs:
         (folder / "programs" / f"{program.name}.py.txt").write_text(program.text())
     (folder / "report.json").write_text(json.dumps(found, indent=1) + "\n")
-    (folder / "report.md").write_text(_as_markdown(folder.name, found))
+    (folder / "report.md").write_text(_as_markdown(folder.name, found, compiled))
 
 
-def _as_markdown(name: str, found: dict[str, Any]) -> str:
+def _as_markdown(name: str, found: dict[str, Any], compiled: CompiledModel) -> str:
     memory, settings = found["memory"], found["configuration"]
     rows = [(role.replace("_", " "), size) for role, size in memory["state"].items() if size]
     rows += [
@@ -130,11 +133,25 @@ def _as_markdown(name: str, found: dict[str, Any]) -> str:
         per_call,
         "## Memory",
         _table(("what", "KiB"), [(what, f"{size / 1024:.1f}") for what, size in rows]),
+        *_pipeline_text(compiled),
         "## Compiling",
         _table(("part", "seconds"), took),
         *(_operators_text(name, each) for name, each in found["programs"].items()),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _pipeline_text(compiled: CompiledModel) -> list[str]:
+    """Nothing for a model of one stage."""
+    if compiled.pipelining.stages < 2:
+        return []
+    found = report_of(compiled)
+    parts = ["## Pipeline", found.sentence()]
+    if found.rows():
+        parts.insert(1, _table(HEAD, found.rows()))
+    if found.timeline():
+        parts.append(f"```\n{found.timeline()}\n```")
+    return parts
 
 
 def _operators_text(name: str, program: dict[str, Any]) -> str:
@@ -164,7 +181,12 @@ def _trace_runs(compiled: CompiledModel, wanted: Report) -> None:
         left -= 1
         events.extend(_of_call(wanted.runs - left, compiled))
         wanted.folder.mkdir(parents=True, exist_ok=True)
+        found = report_of(compiled)
+        events.extend(found.events())
         lines = ",\n".join(map(json.dumps, events))
+        if found.measured is not None:
+            text = "\n\n".join(_pipeline_text(compiled))
+            (wanted.folder / "pipeline.md").write_text(f"# {wanted.folder.name}\n\n{text}\n")
         (wanted.folder / "steps.json").write_text(f"[\n{lines}\n]\n")
         if not left:
             compiled._run = run

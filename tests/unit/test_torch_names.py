@@ -47,6 +47,15 @@ def test_reading_a_fake_value_raises():
         fake.nonzero()
 
 
+def test_handles_of_tensors_turn_into_tensors_again():
+    handles = _torch.aoti_handles()
+    value = torch.arange(3)
+    made = handles.alloc_tensors_by_stealing_from_void_ptrs(
+        handles.unsafe_alloc_void_ptrs_from_tensors([value])
+    )
+    assert [each.data_ptr() for each in made] == [value.data_ptr()]
+
+
 def test_the_log_of_fakes_can_be_silent():
     records = []
     handler = logging.Handler()

@@ -33,6 +33,7 @@ from abele.program import (
     is_view,
     node_argument,
     returned_nodes,
+    writes,
 )
 
 #: Key of the mark whose changes are borders.
@@ -54,6 +55,8 @@ def recomputation(program: Program) -> Program:
     latest = None  # the last tensor that backward itself has computed
     for node in list(order):
         if node_phase(node) == "forward" or node.op in ("placeholder", "get_attr", "output"):
+            continue
+        if writes(node):  # of what forward leaves in a buffer; it is there already
             continue
         for needed in sorted(_needed(node, again, clones), key=order.__getitem__):
             with graph.graph.inserting_before(node):

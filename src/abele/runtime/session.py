@@ -21,6 +21,7 @@ from abele.runtime.anchors import Anchor, AnchorStore
 from abele.runtime.clock import clock
 from abele.runtime.exchange import Exchange
 from abele.runtime.traps import Rollback, trapping
+from abele.targets._base import Run
 
 
 class Session:
@@ -61,7 +62,7 @@ class Session:
         self._groups = config.replica_groups
         self.params = self._own(replica_groups.split(params, self._groups))
         self.buffers = [self._own(buffers) for _ in range(config.replicas)]
-        slots = [slot for program in executable.programs for slot in program.inputs]
+        slots = [slot for program in self._programs() for slot in program.inputs]
         used = {
             name
             for slot in slots
@@ -177,7 +178,7 @@ class Session:
     def _slots(self, role: Role) -> dict[str, Slot]:
         return {
             name: slot
-            for program in self.executable.programs
+            for program in self._programs()
             for slot in program.inputs
             if slot.role is role
             for name in replica_groups.stored_names(slot, self._groups)
@@ -220,9 +221,9 @@ class Session:
     def _prepare(self, anchors: Sequence[Anchor]) -> None:
         """Builds each program's argument list once; a step only fills in the batch."""
         by_name = {program.name: program for program in self.executable.programs}
-        model = by_name.get("forward") or by_name.get("step") or by_name["accumulate"]
         compiled = self.executable.compiled
-        self._model_run = trapping(model, compiled[model.name].run)
+        model = self._model_program(by_name)
+        self._model_run = self._model_call(model)
         self._model_arguments = [
             self._arguments(model, replica) for replica in range(self.config.replicas)
         ]
@@ -243,6 +244,17 @@ class Session:
         self._micro_step = self._undone_if_stopped if trapped else self._run_micro_step
         apply = by_name.get("apply")
         self._anchors = AnchorStore(anchors, model, apply, self.config) if anchors else None
+
+    def _programs(self) -> Sequence[Program]:
+        """Those whose slots say what state there is."""
+        return self.executable.programs
+
+    def _model_program(self, programs: Mapping[str, Program]) -> Program:
+        """The program of a micro-batch."""
+        return programs.get("forward") or programs.get("step") or programs["accumulate"]
+
+    def _model_call(self, model: Program) -> Run:
+        return trapping(model, self.executable.compiled[model.name].run)
 
     def _arguments(self, program: Program, replica: int) -> list[torch.Tensor]:
         stores: dict[Role, Mapping[str, torch.Tensor]] = {
@@ -299,26 +311,35 @@ class Session:
             total.zero_()
 
     def _micro_steps(self, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        kept: list[list[torch.Tensor]] = []
+        for step, rows in self._micro_batches(batch):
+            outputs = self._micro_step(step, rows)
+            if step.keeps:
+                kept.append(outputs)
+        return assemble(kept, self.config)
+
+    def _micro_batches(
+        self, batch: Sequence[torch.Tensor]
+    ) -> Iterator[tuple[batching.MicroStep, list[torch.Tensor]]]:
+        """Each micro-step with its rows of every input."""
         sizes = [
             batching.micro_batch_size(tensor.shape[0], self.config) if tensor.dim() else 0
             for tensor in batch
         ]
         # Replicas that share their input each see it as it came; the first one's writes stay.
         unwritten = {index: batch[index].clone() for index in self._shared_and_written}
-        kept: list[list[torch.Tensor]] = []
         for step in self._steps:
             source = list(batch)
             if unwritten and step.replica not in self._first_replicas:
                 for index, tensor in unwritten.items():
                     source[index] = tensor.clone()
-            rows = [
-                tensor.narrow(0, step.piece * size, size) if tensor.dim() else tensor
-                for tensor, size in zip(source, sizes, strict=True)
-            ]
-            outputs = self._micro_step(step, rows)
-            if step.keeps:
-                kept.append(outputs)
-        return _assemble(kept, self.config)
+            yield (
+                step,
+                [
+                    tensor.narrow(0, step.piece * size, size) if tensor.dim() else tensor
+                    for tensor, size in zip(source, sizes, strict=True)
+                ],
+            )
 
     def _written(self) -> list[torch.Tensor]:
         stores = (self.params, *self.buffers, self.optimizer_state, self.hyper)
@@ -344,16 +365,16 @@ class Session:
         marks.append(mark())
         with self._stream(step.replica):
             outputs = self._model_run(arguments)
-        applied = None
-        if step.updates and self._apply_run is not None:
-            applied = self._update()
+        applied = self._update() if step.updates else None
         marks.append(mark())
         if self._anchors is not None:
             outputs = self._anchors.take(step.index, outputs, applied)
         return outputs
 
-    def _update(self) -> list[torch.Tensor]:
-        assert self._apply_run is not None
+    def _update(self) -> list[torch.Tensor] | None:
+        """Applies what was summed; None where the model's program does so itself."""
+        if self._apply_run is None:
+            return None
         exchange = self.exchange
         if exchange is not None:
             exchange.reduce(self.counters)
@@ -365,6 +386,14 @@ class Session:
             exchange.begin()
         return applied
 
+    def close(self) -> None:
+        """Frees what a garbage collector would free later, and tells other processes.
+
+        Alone, the session can be used again.
+        """
+        if self.exchange is not None:
+            self.exchange.close()
+
     def anchored(self, name: str) -> torch.Tensor | None:
         """The values that an anchor kept of the last call, joined like outputs.
 
@@ -372,7 +401,7 @@ class Session:
             A tensor on the device; ``None`` before the first call and for unknown names.
         """
         found = None if self._anchors is None else self._anchors.kept(name)
-        return None if found is None else _assemble([[value] for value in found[0]], found[1])[0]
+        return None if found is None else assemble([[value] for value in found[0]], found[1])[0]
 
     def _stream(self, replica: int) -> contextlib.AbstractContextManager[None]:
         if not self._random or self._streams is None:
@@ -402,8 +431,13 @@ class Session:
             generators.set_rng_state(outside)
 
 
-def _assemble(kept: list[list[torch.Tensor]], config: StepConfig) -> list[torch.Tensor]:
-    """Joins the outputs of micro-steps; a 0-d output becomes 1-d when there are several."""
+def assemble(kept: list[list[torch.Tensor]], config: StepConfig) -> list[torch.Tensor]:
+    """Joins the outputs of micro-steps; a 0-d output becomes 1-d when there are several.
+
+    Args:
+        kept: the outputs of each micro-step that keeps them.
+        config: says how they combine.
+    """
     if config.output_mode is OutputMode.SUM:
         replicas = config.replicas
         kept = [

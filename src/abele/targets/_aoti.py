@@ -16,7 +16,8 @@ import torch
 from abele import _torch
 from abele.errors import CompilerError
 from abele.program import Program, Slot
-from abele.targets._base import Compiled
+from abele.targets import _released
+from abele.targets._base import Compiled, Run
 
 
 def compile_program(
@@ -53,7 +54,19 @@ def load_program(payload: bytes, device: torch.device) -> Compiled:
             file.write(payload)
         # The loader unpacks the package before it returns, so the folder may go.
         run = _torch.aoti_load(path, -1 if device.index is None else device.index)
-    return Compiled(run, payload)
+    return Package(run, payload) if device.type == "cpu" else Compiled(run, payload)
+
+
+class Package(Compiled):
+    """A compiled program of the host."""
+
+    def released(self) -> Run:
+        """The code under its C interface, which does not hold the interpreter's lock.
+
+        The loader of torch holds it from beginning to end. What calls operators that only the
+        loader can call stays with the loader.
+        """
+        return _released.load(self.payload) or self.run
 
 
 def _example(slot: Slot, device: torch.device) -> torch.Tensor:

@@ -27,6 +27,10 @@ class Compiled:
         self.run = run
         self.payload = payload
 
+    def released(self) -> Run:
+        """The same call, made so that other threads of Python run meanwhile."""
+        return self.run
+
 
 class Target(abc.ABC):
     """A way to run programs.

@@ -1,7 +1,7 @@
 """Execution strategies: how named blocks of a model become stages and phases.
 
-One device runs everything here and the numbers never depend on the strategy. What is kept is what
-programs can see: the constructors with their checks, and the placement of each block.
+Numbers never depend on the strategy. What programs can see is here: the constructors with their
+checks, and the placement of each block. Which models run as a pipeline, ``_pipelines`` decides.
 """
 
 from collections.abc import Iterator, Sequence

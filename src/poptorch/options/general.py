@@ -194,7 +194,8 @@ class Options(EarlierOptions, DeviceOptions):
     def setExecutionStrategy(self, strategy: _IExecutionStrategy) -> Self:
         """Choose how blocks map to stages and phases; the numbers do not depend on it.
 
-        Differs from the original: one device runs all stages; a strategy only places and checks.
+        Differs from the original: stages of a pipeline share the cores or the GPU of this process;
+        other strategies place and check, and run as one program.
 
         Args:
             strategy: A pipelined, sharded or phased execution; pipelined if nothing is said.

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from abele.handing_over import in_memory_order, memory_order, received
 from abele.ownership import own_outputs
 from abele.program import (
     Program,
@@ -172,19 +173,12 @@ class _Cut:
         if node in self.shared and node.meta["val"].is_contiguous():
             slot = dataclasses.replace(self.shared[node], role=Role.INPUT)
             return placeholder(identifier(slot.name), slot, node.meta["val"])
-        order = _memory_order(node.meta["val"])
-        value = node.meta["val"].permute(order)
+        value = node.meta["val"].permute(memory_order(node.meta["val"]))
         name = f"kept.{len(slots)}"
         slot = Slot(name=name, role=Role.INPUT, shape=tuple(value.shape), dtype=value.dtype)
         slots.append(slot)
         self.kept.append(node)
-        made = placeholder(identifier(name), slot, value)
-        if order == sorted(order):
-            return made
-        inverse = [order.index(i) for i in range(len(order))]
-        restored = graph.call_function(aten.permute.default, (made, inverse))
-        restored.meta = dict(node.meta)
-        return restored
+        return received(graph, placeholder(identifier(name), slot, value), node)
 
     # -- the first part ----------------------------------------------------------------------
 
@@ -204,7 +198,7 @@ class _Cut:
                 used.append((copies[node], self.slots[node]))
         outputs = [copies[node] for node in returned]
         for node in self.kept:
-            outputs.append(_in_memory_order(graph, copies[node]))
+            outputs.append(in_memory_order(graph, copies[node]))
         for node in writing:
             copies[node] = graph.node_copy(node, copies.__getitem__)
         graph.output(outputs)
@@ -250,30 +244,3 @@ def _ancestors(roots: Collection[Node]) -> set[Node]:
             seen.add(node)
             stack += node.all_input_nodes
     return seen
-
-
-def _memory_order(value: torch.Tensor) -> list[int]:
-    """The dimensions from the outermost in memory to the innermost.
-
-    As they are where that would not make the tensor dense; it is copied then.
-    """
-    order = sorted(range(value.dim()), key=lambda i: (-value.stride(i), -value.shape[i], i))
-    if value.is_contiguous() or not value.permute(order).is_contiguous():
-        return list(range(value.dim()))
-    return order
-
-
-def _in_memory_order(graph: torch.fx.Graph, node: Node) -> Node:
-    value = node.meta["val"]
-    order = _memory_order(value)
-    if order != sorted(order):
-        made = graph.call_function(aten.permute.default, (node, order))
-    elif not value.is_contiguous():
-        made = graph.call_function(
-            aten.clone.default, (node,), {"memory_format": torch.contiguous_format}
-        )
-    else:
-        return node
-    made.meta = dict(node.meta)
-    made.meta["val"] = value.permute(order).contiguous()
-    return made

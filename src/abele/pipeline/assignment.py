@@ -1,0 +1,168 @@
+"""Which part of a pipeline each operation of a program belongs to.
+
+    F0 F1 .. Fn | Bn .. B1 B0        parts, numbered from left to right
+
+For one micro-batch the parts run in this order, so an operation may stand in any part that is not
+before those of its arguments. Where it should stand, its mark says: ``stage`` in
+``node.meta["custom"]``, written by whoever knows what the user asked for. Operations of backward
+carry the stage of the operation of forward that they belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from abele.printing import node_phase
+from abele.program import (
+    Program,
+    Role,
+    all_nodes,
+    has_effect,
+    is_getitem,
+    is_view,
+    node_argument,
+    returned_nodes,
+    subgraphs,
+    writes,
+)
+
+#: Key of the mark.
+STAGE = "stage"
+
+Node = torch.fx.Node
+Parts = dict[Node, int]
+
+
+class Uncuttable(Exception):
+    """Why a program runs sequentially; the text completes "runs sequentially, because ..."."""
+
+
+def part_name(index: int, stages: int) -> str:
+    """``stage0_forward`` of a part's number."""
+    return f"stage{stage_of(index, stages)}_{'forward' if index < stages else 'backward'}"
+
+
+def stage_of(index: int, stages: int) -> int:
+    """The stage of a part."""
+    return index if index < stages else 2 * stages - 1 - index
+
+
+def marked_stage(node: Node) -> int | None:
+    """The stage that a node's mark names, or that of the operation of forward it belongs to."""
+    custom = node.meta.get("custom") or {}
+    return custom.get(STAGE, custom.get(f"of_{STAGE}"))
+
+
+def assign(program: Program, stages: int) -> Parts:
+    """The part of every operation, writes included, but for views and constants of no part.
+
+    Args:
+        program: with marks.
+        stages: how many there are; marks are below.
+
+    Raises:
+        Uncuttable: what has one order, draws or effects, would be in several parts.
+    """
+    parts = _downwards(program, stages)
+    _upwards(program, parts)
+    _place_writes(program, parts)
+    _check(program, parts, stages)
+    return parts
+
+
+def is_copied(node: Node) -> bool:
+    """Whether each part makes a value for itself: constants, and views of what it has."""
+    if node.op == "get_attr":
+        return True
+    if node.op != "call_function" or draws(node) or has_effect(node) or writes(node):
+        return False
+    source = node_argument(node, 0) if is_getitem(node) else node
+    return is_view(source) or not node.all_input_nodes
+
+
+def draws(node: Node) -> bool:
+    """Whether running a node takes numbers from a random stream."""
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        return True
+    bodies = [n for n in node.all_input_nodes if n.op == "get_attr"]
+    root = node.graph.owning_module
+    if not bodies or root is None:
+        return False
+    inner = dict(subgraphs(root))
+    named = [inner[str(body.target)] for body in bodies if str(body.target) in inner]
+    return any(draws(each) for graph in named for each in all_nodes(graph))
+
+
+def _downwards(program: Program, stages: int) -> Parts:
+    parts: Parts = {}
+    for node in program.graph.graph.nodes:
+        if node.op != "call_function" or writes(node):
+            continue
+        lowest = _latest(parts, node.all_input_nodes)
+        wanted = None if is_copied(node) or is_getitem(node) else _wanted(node, stages)
+        found = [each for each in (lowest, wanted) if each is not None]
+        if found:
+            parts[node] = max(found)
+    return parts
+
+
+def _wanted(node: Node, stages: int) -> int | None:
+    stage = marked_stage(node)
+    if stage is None or node_phase(node) == "forward":
+        return stage
+    return 2 * stages - 1 - stage
+
+
+def _latest(parts: Parts, nodes: Iterable[Node]) -> int | None:
+    return max((parts[node] for node in nodes if node in parts), default=None)
+
+
+def _upwards(program: Program, parts: Parts) -> None:
+    """What only reads state, and has no mark, is computed where its result is first needed."""
+    for node in reversed(program.graph.graph.nodes):
+        if node.op != "call_function" or node in parts or is_copied(node) or writes(node):
+            continue
+        parts[node] = min((parts[user] for user in _readers(node) if user in parts), default=0)
+    # A result of several values stands where its producer stands.
+    for node in program.graph.graph.nodes:
+        if is_getitem(node) and node_argument(node, 0) in parts:
+            parts[node] = parts[node_argument(node, 0)]
+
+
+def _readers(node: Node) -> Iterable[Node]:
+    """Who uses a value, through views of it too."""
+    for user in node.users:
+        yield user
+        if is_copied(user):
+            yield from _readers(user)
+
+
+def _place_writes(program: Program, parts: Parts) -> None:
+    """A write stands where its value is made, else where the slot is read first."""
+    for node in program.graph.graph.nodes:
+        if writes(node):
+            value = node_argument(node, 1)
+            others = (user for user in _readers(node_argument(node, 0)) if user is not node)
+            first = min((parts[user] for user in others if user in parts), default=0)
+            parts[node] = parts.get(value, first)
+
+
+def _check(program: Program, parts: Parts, stages: int) -> None:
+    for what, holds in (
+        ("draw random numbers", draws),
+        ("print or call the host", has_effect),
+    ):
+        found = sorted({part for node, part in parts.items() if holds(node)})
+        if len(found) > 1:
+            where = " and ".join(part_name(index, stages) for index in found)
+            raise Uncuttable(f"{where} {what}, and at the same time they would not do so in order")
+    for node in returned_nodes(program.graph):
+        parts.setdefault(node, _latest(parts, node.all_input_nodes) or 0)
+
+
+def written_slots(program: Program) -> dict[Node, Role]:
+    """The placeholders that a program writes to, and what they are."""
+    slots = zip(program.placeholders(), program.inputs, strict=True)
+    return {node: slot.role for node, slot in slots if slot.mutated}

@@ -1,0 +1,270 @@
+"""Micro-batches on their way through the parts of a cut program, several at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from abele.pipeline import schedule
+from abele.pipeline.cut import Cut, Part, result_name
+from abele.pipeline.lanes import Lane
+from abele.pipeline.schedule import Task
+from abele.pipeline.workers import Crew
+from abele.program import Role
+from abele.targets._base import Run
+
+Tensors = list[torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class MicroBatch:
+    """What one micro-batch brings.
+
+    Attributes:
+        replica: whose buffers and random numbers it uses.
+        rows: its inputs.
+        wanted: its results leave the pipeline.
+    """
+
+    replica: int
+    rows: Sequence[torch.Tensor]
+    wanted: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """When a task ran: marks of the session's clock; see ``runtime.clock``."""
+
+    task: Task
+    begin: Any
+    end: Any
+
+
+@dataclasses.dataclass
+class Passage:
+    """What one passage of micro-batches through the pipeline left.
+
+    Attributes:
+        outputs: per micro-batch, the outputs of the whole program, where wanted.
+        times: of every task, in the order in which tasks ended.
+        most_held: per stage, the most bytes that waited for backward at once.
+        most_waiting: per stage, the most micro-batches that waited for backward at once.
+    """
+
+    outputs: list[Tensors | None]
+    times: list[Timed]
+    most_held: list[int]
+    most_waiting: list[int]
+
+
+class _Stopped(BaseException):
+    """Ends a worker's job because another one has failed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ready:
+    """A part made ready: its call, and where what it takes belongs among its arguments."""
+
+    part: Part
+    run: Run
+    arguments: Sequence[Tensors]  # per replica
+    inputs: Sequence[tuple[int, int]]  # position, index of the batch's tensor
+    values: Sequence[tuple[int, str]]  # position, name
+    stream: Callable[[int], contextlib.AbstractContextManager[None]]
+
+
+class Pipeline:
+    """Runs the parts of a program in the order of a schedule.
+
+    Args:
+        cut: the parts.
+        runs: the call of each program, by name.
+        arguments: makes the argument list of a program for a replica, but for the batch.
+        stream: opens a replica's stream of random numbers.
+        lanes: one per stage; in which order its work meets that of others on the device.
+        crew: one worker per stage.
+        mark: marks a moment.
+    """
+
+    def __init__(
+        self,
+        cut: Cut,
+        runs: Mapping[str, Run],
+        arguments: Callable[[Any], Sequence[Tensors]],
+        stream: Callable[[int], contextlib.AbstractContextManager[None]],
+        lanes: Sequence[Lane],
+        crew: Crew,
+        mark: Callable[[], Any],
+    ):
+        self.cut, self.crew, self.mark, self.lanes = cut, crew, mark, lanes
+        batch = [s.name for s in cut.whole.inputs if s.role is Role.INPUT]
+        self.ready: dict[tuple[int, bool], _Ready] = {}
+        self.takers: Counter[str] = Counter()
+        for part in cut.parts:
+            if part.program is None:
+                continue
+            self.takers.update(part.takes.keys())
+            at = [(i, s.name) for i, s in enumerate(part.program.inputs) if s.role is Role.INPUT]
+            random = part.program.uses_random
+            self.ready[part.stage, part.backward] = _Ready(
+                part,
+                runs[part.program.name],
+                arguments(part.program),
+                [(i, batch.index(name)) for i, name in at if name not in part.takes],
+                [(i, name) for i, name in at if name in part.takes],
+                stream if random else _no_stream,
+            )
+        # What a stage's backward takes from parts of forward waits for it.
+        self.stash = [self._stash(stage) for stage in range(cut.stages)]
+
+    def _stash(self, stage: int) -> set[str]:
+        ready = self.ready.get((stage, True))
+        if ready is None:
+            return set()
+        return {name for name, giver in ready.part.takes.items() if giver < self.cut.stages}
+
+    def run(self, micro_batches: Sequence[MicroBatch]) -> Passage:
+        """Passes micro-batches through; returns when all have left.
+
+        Raises:
+            BaseException: the first that a part raised; nothing runs any more then.
+        """
+        make = schedule.one_forward_one_backward if self.cut.training else schedule.forward_only
+        order = make(self.cut.stages, len(micro_batches))
+        passage = _Under(self, micro_batches)
+        for lane in self.lanes:
+            lane.begin()
+        self.crew.run(
+            [passage.job(stage, order[stage]) for stage in range(len(order))], passage.stop
+        )
+        if passage.failure is not None:
+            raise passage.failure
+        for lane in self.lanes:
+            lane.end()
+        return passage.found
+
+
+def _no_stream(replica: int) -> contextlib.AbstractContextManager[None]:
+    del replica
+    return contextlib.nullcontext()
+
+
+class _Under:
+    """A passage that is under way; its workers share it."""
+
+    def __init__(self, pipeline: Pipeline, micro_batches: Sequence[MicroBatch]):
+        self.pipeline, self.micro_batches = pipeline, micro_batches
+        self.training = pipeline.cut.training
+        self.changed = threading.Condition()
+        self.ended: set[Task] = set()
+        self.values: list[dict[str, Any]] = [{} for _ in micro_batches]
+        self.left = [Counter(pipeline.takers) for _ in micro_batches]
+        self.failure: BaseException | None = None
+        self.stopped = False
+        stages = pipeline.cut.stages
+        self.held: list[dict[int, int]] = [{} for _ in range(stages)]
+        self.found = Passage([None] * len(micro_batches), [], [0] * stages, [0] * stages)
+
+    def job(self, stage: int, tasks: Sequence[Task]) -> Callable[[], None]:
+        """What the worker of a stage does."""
+
+        def work() -> None:
+            try:
+                with self.pipeline.lanes[stage].open():
+                    for task in tasks:
+                        self._do(task)
+            except _Stopped:
+                pass
+            except BaseException as error:  # noqa: BLE001 - raised again by the caller
+                self._fail(error)
+
+        return work
+
+    def stop(self) -> None:
+        """Has every worker end after the task that it is at."""
+        with self.changed:
+            self.stopped = True
+            self.changed.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        with self.changed:
+            self.failure = self.failure or error
+        self.stop()
+
+    def _do(self, task: Task) -> None:
+        self._await(task)
+        ready = self.pipeline.ready.get((task.stage, task.backward))
+        outputs: Tensors = []
+        lane = self.pipeline.lanes[task.stage]
+        begin = end = None
+        if ready is not None:
+            micro_batch = self.micro_batches[task.micro_batch]
+            arguments = ready.arguments[micro_batch.replica].copy()
+            for position, index in ready.inputs:
+                arguments[position] = micro_batch.rows[index]
+            values = self.values[task.micro_batch]
+            for position, name in ready.values:
+                arguments[position] = lane.take(values[name])
+            begin = self.pipeline.mark()
+            with ready.stream(micro_batch.replica):
+                outputs = ready.run(arguments)
+            end = self.pipeline.mark()
+            del arguments, values
+        with self.changed:
+            self._leave(task, ready, lane.give(outputs))
+            if ready is not None:
+                self.found.times.append(Timed(task, begin, end))
+            self.ended.add(task)
+            self.changed.notify_all()
+
+    def _await(self, task: Task) -> None:
+        needed = schedule.needs(task, self.pipeline.cut.stages, training=self.training)
+        with self.changed:
+            self.changed.wait_for(lambda: self.stopped or self.ended.issuperset(needed))
+            if self.stopped:
+                raise _Stopped
+
+    def _leave(self, task: Task, ready: _Ready | None, given: Sequence[Any]) -> None:
+        """Puts down what a task gives and forgets what nobody will take any more."""
+        values, left = self.values[task.micro_batch], self.left[task.micro_batch]
+        results = result_name if self.micro_batches[task.micro_batch].wanted else None
+        if ready is not None:
+            for name, value in zip(ready.part.gives, given, strict=True):
+                if left[name] or (results and name.startswith("result.")):
+                    values[name] = value
+            for name in ready.part.takes:
+                left[name] -= 1
+                if not left[name] and not (results and name.startswith("result.")):
+                    values.pop(name, None)
+        if self.training:
+            self._count_stash(task, values)
+        if self._is_last(task) and results:
+            count = len(self.pipeline.cut.whole.outputs)
+            lane = self.pipeline.lanes[task.stage]
+            self.found.outputs[task.micro_batch] = [
+                lane.leave(values.pop(results(index))) for index in range(count)
+            ]
+
+    def _is_last(self, task: Task) -> bool:
+        if self.training:
+            return task.backward and task.stage == 0
+        return task.stage == self.pipeline.cut.stages - 1
+
+    def _count_stash(self, task: Task, values: Mapping[str, Any]) -> None:
+        """Between its forward and its backward, a stage keeps what backward takes."""
+        stage, lane = task.stage, self.pipeline.lanes[task.stage]
+        held = self.held[stage]
+        if task.backward:
+            held.pop(task.micro_batch, None)
+            return
+        names = [name for name in self.pipeline.stash[stage] if name in values]
+        held[task.micro_batch] = sum(lane.bytes_of(values[name]) for name in names)
+        found = self.found
+        found.most_held[stage] = max(found.most_held[stage], sum(held.values()))
+        found.most_waiting[stage] = max(found.most_waiting[stage], len(held))

@@ -1,0 +1,142 @@
+"""The report of a pipeline: each stage's time and memory, and how long stages waited."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from abele.pipeline import PipelinedSession
+from abele.pipeline.report import Measured, state_bytes, timeline
+from poptorch import _chrome_trace
+from poptorch._error import error
+from poptorch._pipelines import Pipelining
+
+if TYPE_CHECKING:
+    from poptorch._compiled import CompiledModel
+
+HEAD = ("stage", "blocks", "forward ms", "backward ms", "state KiB", "held KiB", "held")
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelineReport:
+    """How a compiled model's stages run, and what the latest call took; ``print`` it.
+
+    Attributes:
+        pipelining: the stages, or why there are none.
+        threads: of torch, for each stage.
+        measured: times and memory; None before the first call.
+    """
+
+    pipelining: Pipelining
+    threads: int = 0
+    measured: Measured | None = None
+
+    def as_data(self) -> dict[str, Any]:
+        """The same as JSON values: seconds, bytes, shares from 0 to 1."""
+        found, cut = self.measured, self.pipelining.cut
+        if cut is None:
+            return {"stages": [], "sequential": self.pipelining.reason}
+        stages: list[dict[str, Any]] = [
+            {"blocks": name, "state_bytes": state}
+            for name, state in zip(self.pipelining.names, state_bytes(cut), strict=True)
+        ]
+        data = {"stages": stages, "threads_per_stage": self.threads}
+        if found is None:
+            return data
+        for stage, times in zip(stages, found.stages, strict=True):
+            stage["forward_seconds"] = times.forward_ns / 1e9
+            stage["backward_seconds"] = times.backward_ns / 1e9
+            stage["held_bytes"] = times.held_bytes
+            stage["held_micro_batches"] = times.held_micro_batches
+        return data | {
+            "micro_batches": found.micro_batches,
+            "passages": found.passages,
+            "seconds": found.window_ns / 1e9,
+            "bubble": found.bubble,
+            "ideal_bubble": found.ideal_bubble,
+            "stages_at_once": found.at_once,
+        }
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A row per stage under ``HEAD``; times are ms per micro-batch."""
+        found, cut = self.measured, self.pipelining.cut
+        if cut is None:
+            return []
+        lines = []
+        for index, state in enumerate(state_bytes(cut)):
+            row = [str(index), self.pipelining.names[index]]
+            times = ("", "", "", "")
+            if found is not None:
+                stage, count = found.stages[index], found.micro_batches * found.passages
+                times = (
+                    f"{stage.forward_ns / 1e6 / count:.3f}",
+                    f"{stage.backward_ns / 1e6 / count:.3f}",
+                    f"{stage.held_bytes / 1024:.1f}",
+                    str(stage.held_micro_batches),
+                )
+            lines.append((*row, *times[:2], f"{sum(state.values()) / 1024:.1f}", *times[2:]))
+        return lines
+
+    def sentence(self) -> str:
+        """The bubble, measured and ideal; or why there is no pipeline."""
+        found = self.measured
+        if self.pipelining.cut is None:
+            return f"It runs as one program, because {self.pipelining.reason}."
+        if found is None:
+            return f"{self.threads} threads per stage; times come with the first call."
+        return (
+            f"{found.micro_batches} micro-batches, {self.threads} threads per stage. Bubble "
+            f"{found.bubble:.0%}; {found.ideal_bubble:.0%} if all stages were equally fast. "
+            f"On average {found.at_once:.2f} stages worked at the same time."
+        )
+
+    def timeline(self) -> str:
+        """The first update of the latest call as a picture in text."""
+        return "" if self.measured is None else timeline(self.measured)
+
+    def events(self) -> Iterator[_chrome_trace.Event]:
+        """Bars of a Chrome trace: a row per stage, a bar per task."""
+        for passage in () if self.measured is None else self.measured.times:
+            for timed in passage:
+                way = "backward" if timed.task.backward else "forward"
+                name = f"{way} {timed.task.micro_batch}"
+                row = 1000 + timed.task.stage
+                yield _chrome_trace.span(name, way, timed.begin, timed.end, thread=row)
+
+    def __str__(self) -> str:
+        rows = [HEAD, *self.rows()]
+        if len(rows) == 1:
+            return self.sentence()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(
+                text.ljust(width) if column == 1 else text.rjust(width)
+                for column, (text, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        return "\n".join([*lines, self.sentence(), self.timeline()]).rstrip()
+
+
+def report_of(compiled: "CompiledModel") -> PipelineReport:
+    """The report of a compiled model."""
+    session = compiled.session
+    if not isinstance(session, PipelinedSession):
+        return PipelineReport(compiled.pipelining)
+    return PipelineReport(compiled.pipelining, session.threads, session.measured)
+
+
+class PipelineMember:
+    """What an executor tells about its pipeline."""
+
+    def pipelineReport(self) -> PipelineReport:
+        """How the stages of the model run, and what the latest call took.
+
+        An addition of this project.
+
+        Raises:
+            poptorch.Error: not compiled.
+        """
+        compiled = getattr(self, "_compiled", None)
+        if compiled is None:
+            raise error("There is no pipeline report yet: compile the model or call it once.")
+        return report_of(compiled)

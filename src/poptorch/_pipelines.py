@@ -1,0 +1,127 @@
+"""Which models run as a pipeline, and its report.
+
+Blocks on several devices under ``PipelinedExecution`` do: each change of the device along forward
+begins a stage, and stages work at the same time. Everything that keeps a model from it is said.
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+
+import torch
+
+from abele.capture import Captured
+from abele.config import StepConfig
+from abele.pipeline import Cut, Uncuttable, cut, workers
+from abele.pipeline.assignment import STAGE
+from abele.printing import node_phase
+from abele.program import Program
+from poptorch._error import error
+from poptorch._logging import logger
+from poptorch._placement import PlacementTable
+from poptorch._tracing import BLOCK
+from poptorch.options import Options, PipelinedExecution, ShardedExecution
+
+#: Decides how pipelines run: ``workers``, ``sequential``, or unset for workers where there are
+#: several cores.
+ENVIRONMENT = "ABELE_PIPELINE"
+_CHOICES = ("workers", "sequential")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipelining:
+    """How a compiled model's stages run.
+
+    Attributes:
+        stages: of the forward pass.
+        cut: the model's program in parts, if it runs as a pipeline.
+        reason: why it runs as one program, if it does.
+        names: the blocks of each stage.
+    """
+
+    stages: int = 1
+    cut: Cut | None = None
+    reason: str = "there is one stage"
+    names: tuple[str, ...] = ()
+
+
+def may_pipeline(options: Options, config: StepConfig) -> bool:
+    """Whether a model with these options may have stages that overlap."""
+    strategy = options._execution_strategy
+    pipelined = isinstance(strategy, PipelinedExecution)
+    if not pipelined or isinstance(strategy, ShardedExecution):
+        return False
+    # Two stages need three micro-batches in training, two without backward.
+    return config.gradient_accumulation > 2 if config.training else config.device_iterations > 1
+
+
+def pipelining(
+    captured: Captured, placement: PlacementTable, options: Options, config: StepConfig
+) -> Pipelining:
+    """Decides how a captured model runs, and logs why not as a pipeline if it has stages.
+
+    Args:
+        captured: the programs; the operations of the first get marks.
+        placement: where its operators were placed.
+        options: of the wrapper.
+        config: of its calls.
+
+    Raises:
+        poptorch.Error: the environment asks for something that does not exist.
+    """
+    stages = placement.stages
+    if stages < 2:
+        return Pipelining()
+    if not may_pipeline(options, config):
+        return Pipelining(stages, None, f"its strategy is {options._execution_strategy!r}")
+    names = _mark(captured.programs[0], placement)
+    found = _decided(captured, stages, config)
+    if isinstance(found, str):
+        logger.warning("A model of %d stages runs sequentially, because %s.", stages, found)
+        return Pipelining(stages, None, found, names)
+    return Pipelining(stages, found, "", names)
+
+
+def _decided(captured: Captured, stages: int, config: StepConfig) -> Cut | str:
+    asked = os.environ.get(ENVIRONMENT, "")
+    if asked and asked not in _CHOICES:
+        raise error(
+            f"{ENVIRONMENT}={asked!r} was found. Set it to one of {', '.join(_CHOICES)}, or leave "
+            "it unset for workers where there are several cores."
+        )
+    if asked == "sequential":
+        return f"{ENVIRONMENT}=sequential asks for it"
+    if not asked and workers.cores() < 2:
+        return f"this process may use one core only ({ENVIRONMENT}=workers insists)"
+    try:
+        return cut(captured.programs[0], stages, config)
+    except Uncuttable as problem:
+        return str(problem)
+
+
+def _mark(program: Program, placement: PlacementTable) -> tuple[str, ...]:
+    """Writes the stage on each operation and returns the blocks of each stage."""
+    blocks: dict[int, dict[str, None]] = {}
+    stage_of_block: dict[str, int] = {}
+    for node, (block, stage) in placement.located(program).items():
+        _write(node, stage)
+        blocks.setdefault(stage, {})[block or "(before)"] = None
+        stage_of_block[block] = max(stage, stage_of_block.get(block, 0))
+    for node, block in _of_blocks(program):
+        if block in stage_of_block:
+            _write(node, stage_of_block[block])
+    return tuple(" ".join(blocks[stage]) for stage in sorted(blocks))
+
+
+def _write(node: torch.fx.Node, stage: int) -> None:
+    # A dictionary of its own: nodes that were traced together may share one.
+    node.meta["custom"] = {**(node.meta.get("custom") or {}), STAGE: stage}
+
+
+def _of_blocks(program: Program) -> Iterator[tuple[torch.fx.Node, str]]:
+    """Operations of backward with the block of the operation of forward that they belong to."""
+    for node in program.graph.graph.nodes:
+        custom = node.meta.get("custom") or {}
+        if node_phase(node) == "backward" and "of_scope" in custom:
+            mark = custom.get(f"of_{BLOCK}")
+            yield node, mark[0] if isinstance(mark, tuple) else mark or ""

@@ -1,0 +1,145 @@
+"""The threads of a pipeline: they start, compute with their share, end, and hide no error."""
+
+import contextvars
+import gc
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+from abele.pipeline.workers import Crew, share_of_cores
+
+DEADLINE = 60
+
+
+def gone(members):
+    """Whether the workers end in time; a thread that was told to needs a moment."""
+    for member in members:
+        member.join(DEADLINE)
+    return not any(member.is_alive() for member in members)
+
+
+@pytest.fixture
+def crew():
+    made = Crew(2, 1)
+    yield made
+    members = list(made._members)
+    made.close()
+    assert gone(members)
+
+
+def never():
+    raise AssertionError("nothing was to be stopped")
+
+
+def test_each_worker_does_one_job_at_the_same_time_as_the_others(crew):
+    # Each waits for the other, so one after the other would never end.
+    together = threading.Barrier(2, timeout=DEADLINE)
+    names = [None, None]
+
+    def job(index):
+        together.wait()
+        names[index] = threading.current_thread().name
+
+    crew.run([lambda: job(0), lambda: job(1)], never)
+    assert names == ["abele-stage-0", "abele-stage-1"]
+    assert [member.name for member in crew._members] == names
+
+
+def test_workers_have_threads_of_their_own_and_the_caller_keeps_his():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    crew = Crew(2, 1)
+    found = []
+    try:
+        crew.run([lambda: found.append(torch.get_num_threads())] * 2, never)
+        assert found == [1, 1]
+        assert torch.get_num_threads() == 2
+        assert share_of_cores(10_000) == 1
+    finally:
+        crew.close()
+        torch.set_num_threads(before)
+
+
+def test_the_callers_context_is_that_of_the_jobs(crew):
+    variable = contextvars.ContextVar("variable", default=0)
+    variable.set(5)
+    found = []
+    crew.run([lambda: found.append(variable.get())] * 2, never)
+    assert found == [5, 5]
+
+
+def test_an_error_is_raised_as_it_is_and_workers_go_on(crew):
+    error = KeyError("mine")
+
+    def fail():
+        raise error
+
+    for _ in range(2):
+        with pytest.raises(KeyError) as caught:
+            crew.run([fail, lambda: None], never)
+        assert caught.value is error
+    crew.run([lambda: None] * 2, never)
+
+
+def test_an_interruption_stops_the_jobs_and_waits_for_them(crew):
+    stopped, ended = threading.Event(), threading.Event()
+    begun = threading.Event()
+
+    def work():
+        begun.set()
+        stopped.wait(DEADLINE)
+        ended.set()
+
+    def interrupt():
+        begun.wait(DEADLINE)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        crew.run([work, interrupt], stopped.set)
+    assert ended.is_set()
+    crew.run([lambda: None] * 2, never)
+
+
+def test_workers_end_with_their_crew():
+    crew = Crew(3, 1)
+    crew.run([lambda: None] * 3, never)
+    members = list(crew._members)
+    assert len(members) == 3
+    del crew
+    gc.collect()
+    assert gone(members)
+
+
+def test_a_closed_crew_can_run_again(crew):
+    crew.run([lambda: None] * 2, never)
+    members = list(crew._members)
+    crew.close()
+    assert gone(members)
+    crew.close()
+    crew.run([lambda: None] * 2, never)
+    assert all(member.is_alive() for member in crew._members)
+
+
+def test_callers_in_several_threads_take_turns(crew):
+    active, most = [], []
+
+    def job():
+        active.append(1)
+        most.append(len(active))
+        time.sleep(0.001)
+        active.pop()
+
+    callers = [
+        threading.Thread(target=lambda: [crew.run([job, job], never) for _ in range(5)])
+        for _ in range(3)
+    ]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(DEADLINE)
+    assert not any(caller.is_alive() for caller in callers)
+    assert max(most) <= 2
