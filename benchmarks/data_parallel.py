@@ -110,9 +110,9 @@ def measure(name: str, windows: int, rank: int) -> dict[str, Any]:
     make, batch, window_s = MODELS[name]
     torch.manual_seed(rank)
     inputs = batch()
+    # Before compiling, which may keep one process longer than the others wait for it.
+    shared = collectives.connect(rank, PROCESSES)
     apart, together = _trainer(make, inputs, rank, 1), _trainer(make, inputs, rank, PROCESSES)
-    shared = collectives.connected()
-    assert shared is not None
     steps = {"alone": apart, "at once": apart, "together": together}
     for step in (apart, together):
         for _ in range(5):
@@ -179,7 +179,7 @@ def _print(name: str, result: dict[str, Any]) -> None:
     for kind in KINDS[1:]:
         median, share = rates[kind]["median"], result["efficiency"][kind]
         print(
-            f"  {PROCESSES} processes {kind:9s} {median:8.1f} updates/s each, efficiency {share:.2f}"
+            f"  {PROCESSES} processes {kind:9s} {median:8.1f} updates/s each, {share:.2f} x alone"
         )
     print(
         f"  per update {found['calls']:.0f} exchange of {found['bytes'] / 2**20:.2f} MiB, "

@@ -1,8 +1,8 @@
 """Was this program started by poprun, and which part of the run is it?
 
-Programs ask that once and go on either way. `init` connects the instances, after which wrappers that
-train make their updates together. What goes wrong between instances is a `popdist.Error`. Importing
-this package does not load torch; `popdist.poptorch` has the options of PopTorch programs.
+Programs ask that once and go on either way. `init` connects the instances, after which wrappers
+that train make their updates together. What goes wrong between instances is a `popdist.Error`.
+Importing this package does not load torch; `popdist.poptorch` has the options of PopTorch programs.
 """
 
 from popdist._environment import (

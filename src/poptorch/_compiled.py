@@ -91,11 +91,7 @@ class CompiledModel:
             self.placement = placed(self.captured.programs, options, training=config.training)
             self.pipelining = pipelining(self.captured, self.placement, options, config)
             captured_s = time.perf_counter() - started
-            collective = _distributed.collective_of(config)
-            if collective is not None:
-                progress.update("waiting for the other processes", 0.1)
-                facts = _distributed.facts(self.captured, config, rule, examples)
-                collective.agree("the model and its options", facts)
+            self._agree(examples)
             executable, self.record = self._build(
                 target=target,
                 cache=_cache(options),
@@ -181,6 +177,13 @@ class CompiledModel:
                     f"{slot.name} in {self.config.replicas} replicas. Call "
                     "options.broadcastBuffers(False) to give each replica its own."
                 )
+
+    def _agree(self, examples: list[torch.Tensor]) -> None:
+        """With other processes: all have the same before anybody compiles for a long time."""
+        collective = _distributed.collective_of(self.config)
+        if collective is not None:
+            facts = _distributed.facts(self.captured, self.config, self.rule, examples)
+            collective.agree("the model and its options", facts)
 
     def _build(self, **settings: Any) -> tuple[Executable, BuildRecord]:
         return build(self._programs(), self.config, **settings)

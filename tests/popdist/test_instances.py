@@ -85,7 +85,7 @@ def test_init_of_a_single_instance_does_nothing_however_often(poprun):
 
 def test_init_of_several_instances_needs_a_place_to_meet(poprun):
     poprun(index=1, instances=2, local=4)
-    with pytest.raises(popdist.Error, match="Process 1 of 2 does not know where to meet.*poprun"):
+    with pytest.raises(popdist.Error, match=r"Process 1 of 2 does not know where to meet.*poprun"):
         popdist.init()
     assert issubclass(popdist.Error, RuntimeError)
 

@@ -131,7 +131,9 @@ def test_a_port_that_is_taken_is_named(meeting):
         taken.listen()
         port = taken.getsockname()[1]
         meeting(0, MASTER_PORT=str(port))
-        with pytest.raises(popdist.Error, match=f"cannot open 127.0.0.1:{port}.*port that is free"):
+        with pytest.raises(
+            popdist.Error, match=rf"cannot open 127.0.0.1:{port}.*port of process 0"
+        ):
             popdist.init()
 
 

@@ -27,7 +27,8 @@ from abele.collectives.board import Board
 SWITCH = "ABELE_SHARED_MEMORY"
 _LINE = 8  # a number per cache line of 64 bytes, so that writers do not slow each other down
 _ALIGNMENT = 64
-_SPINS, _YIELD_S, _SLEEP_S = 300, 0.005, 0.0005
+# Yielding for long uses up the share of a loaded core that the step after needs.
+_SPINS, _YIELD_S, _SHORTEST_S, _LONGEST_S = 300, 0.0003, 0.00005, 0.001
 _LOOK_S = 0.05
 
 
@@ -126,7 +127,7 @@ class SharedSums:
             if now - began < _YIELD_S:
                 os.sched_yield()  # the other process may need this very core
                 continue
-            time.sleep(_SLEEP_S)
+            time.sleep(min(_LONGEST_S, max(_SHORTEST_S, (now - began) / 10)))
             if now - looked > (_LOOK_S if self.dead() is None else 0):
                 looked = now
                 check()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import platform
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 
@@ -254,29 +255,42 @@ def _done_on_gpu(work: distributed.Work) -> bool:
 
 
 def _open_store(place: Place) -> distributed.Store:
-    timeout = datetime.timedelta(seconds=place.timeout_s)
+    where = f"{place.address}:{place.port}"
+    if not place.hosts_store:
+        _wait_for_port(place, where)
     try:
         store = distributed.TCPStore(
             place.address,
             place.port,
             is_master=place.hosts_store,
-            timeout=timeout,
+            timeout=datetime.timedelta(seconds=place.timeout_s),
             wait_for_workers=False,
         )
     except RuntimeError as problem:
         reason = str(problem).splitlines()[0]
-        where = f"{place.address}:{place.port}"
-        if place.hosts_store:
-            raise PlaceError(
-                f"Process 0 cannot open {where} for the others: {reason}. Set MASTER_PORT to a "
-                "port that is free, and MASTER_ADDR to this host."
-            ) from problem
-        raise RankLostError(
-            f"Process {place.rank} of {place.size} waited {place.timeout_s:.0f} s for process 0, "
-            f"which does not answer at {where} ({reason}). Start it, or correct MASTER_ADDR and "
-            "MASTER_PORT; if it only needs longer to come, set ABELE_RANK_TIMEOUT to more seconds."
+        raise PlaceError(
+            f"Process {place.rank} cannot open {where}, where all meet: {reason}. Set MASTER_PORT "
+            "to a port of process 0's host that is free, and MASTER_ADDR to that host."
         ) from problem
     return distributed.PrefixStore(f"abele/{place.attempt}", store)
+
+
+def _wait_for_port(place: Place, where: str) -> None:
+    """Waits until somebody listens; the store's own client tries for twice as long, and loudly."""
+    until = time.monotonic() + place.timeout_s
+    while True:
+        try:
+            socket.create_connection((place.address, place.port), timeout=5.0).close()
+            return
+        except OSError as problem:
+            if time.monotonic() > until:
+                raise RankLostError(
+                    f"Process {place.rank} of {place.size} waited {place.timeout_s:.0f} s for "
+                    f"process 0, which does not answer at {where} ({problem.strerror}). Start it, "
+                    "or correct MASTER_ADDR and MASTER_PORT; if it only needs longer to come, set "
+                    "ABELE_RANK_TIMEOUT to more seconds."
+                ) from problem
+        time.sleep(0.1)
 
 
 def _facts(place: Place) -> dict[str, str]:
