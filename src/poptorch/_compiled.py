@@ -77,10 +77,7 @@ class CompiledModel:
         self._host_calls = CapturedCalls(module)
         self._recomputes = _recomputation.is_on(options, training=config.training)
         self._recorded = Recorded(bound)
-        if any(isinstance(value, dict) for value in (*bound.positional, *bound.keywords.values())):
-            logger.warning("Dictionary inputs are only partially supported.")
-        rows = self._flatten(bound)
-        examples = [self._micro_batch(tensor, i) for i, tensor in enumerate(rows)]
+        rows, examples = self._examples(bound)
         with CompilationProgress(options._show_compilation_progress_bar) as progress:
             progress.update("capture", 0.01)
             started = time.perf_counter()
@@ -329,6 +326,13 @@ class CompiledModel:
                 for index in range(len(outputs) + len(constants))
             ]
         )
+
+    def _examples(self, bound: Bound) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The first call's inputs, and one micro-batch of them."""
+        if any(isinstance(value, dict) for value in (*bound.positional, *bound.keywords.values())):
+            logger.warning("Dictionary inputs are only partially supported.")
+        rows = self._flatten(bound)
+        return rows, [self._micro_batch(tensor, i) for i, tensor in enumerate(rows)]
 
     def _flatten(self, bound: Bound) -> list[torch.Tensor]:
         return [self._to_device(tensor) for tensor in self._recorded.tensors(bound)]
