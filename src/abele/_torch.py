@@ -47,7 +47,7 @@ from torch.fx.experimental.proxy_tensor import (  # noqa: E402
     make_fx,
     track_tensor_tree,
 )
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 
 __all__ = [
     "DataDependentOutputException",
@@ -80,8 +80,7 @@ __all__ = [
 #: below, exist once per process. Re-entrant, because a thread that compiles may trace.
 TRACING = threading.RLock()
 
-# Fake tensors carry shapes and dtypes without data; export and Inductor trace with them too.
-# make_fx is the only public-ish way to see forward, backward and update as one graph.
+# make_fx is the only nearly public way to see forward, backward and update as one graph.
 
 
 def static_fakes() -> FakeTensorMode:
@@ -195,8 +194,10 @@ class Interception:
 
 
 def is_of_the_tracer(path: str) -> bool:
-    """Whether a file is one that torch leaves out of the stacks it records."""
-    return path in uninteresting_files()
+    """Whether torch leaves a file's functions named ``forward`` out of the stacks it records."""
+    # It has a list of all files, but imports half of its compiler to make that.
+    own = [Path(torch.__file__).parent / each for each in ("fx", "export", "_higher_order_ops")]
+    return path == "<string>" or any(map(Path(path).is_relative_to, own))
 
 
 def without_torch_function_modes() -> contextlib.AbstractContextManager[None]:

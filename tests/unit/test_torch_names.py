@@ -7,6 +7,7 @@ import ast
 import importlib
 import inspect
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -412,8 +413,16 @@ def test_operators_of_a_trace_can_be_intercepted():
 
 
 def test_stacks_leave_the_tracer_out():
-    assert _torch.is_of_the_tracer(inspect.getfile(torch.fx.Interpreter))
+    shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
+    listed = {path for path in shapes.uninteresting_files() if _has_forward(path)}
+    assert inspect.getfile(torch.fx.Tracer) in listed
+    assert not [path for path in listed if not _torch.is_of_the_tracer(path)]
     assert not _torch.is_of_the_tracer(__file__)
+    assert not _torch.is_of_the_tracer(inspect.getfile(torch.nn.Linear))
+
+
+def _has_forward(path: str) -> bool:
+    return path == "<string>" or bool(re.search(r"^ *def forward\(", Path(path).read_text(), re.M))
 
 
 def test_reading_a_shape_can_go_around_modes():
