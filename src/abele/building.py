@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from abele import executable, passes
+from abele import executable, garbage, passes
 from abele.cache import ExecutableCache
 from abele.config import StepConfig
 from abele.errors import CompilerError, TargetError
@@ -80,6 +80,7 @@ def choose_target() -> tuple[Target, bool]:
     return (cuda if cuda.unavailable() is None else get_target("cpu")), False
 
 
+@garbage.uncollected()
 def build(
     programs: Sequence[Program],
     config: StepConfig,
