@@ -130,14 +130,10 @@ def traced_nodes() -> Reversible[torch.fx.Node]:
 class Interception:
     """The trace under way, for somebody who traces operators himself while this is open."""
 
-    def __init__(self, fakes: FakeTensorMode):
-        self._fakes = fakes
-
     def __enter__(self) -> Interception:
         mode = get_proxy_mode()
         assert mode is not None, "no trace under way"
-        self._mode, self._tracer = mode, mode.tracer
-        self.graph = mode.tracer.graph
+        self._mode, self._tracer, self.graph = mode, mode.tracer, mode.tracer.graph
         self._recorded = mode.tracer.record_stack_traces
         return self
 
@@ -183,14 +179,18 @@ class Interception:
         proxy = torch.fx.Proxy(node, self._tracer)
         self._tracer.tensor_tracker[tensor] = _ProxyTensor(proxy, None)
 
-    def new_fake(self, like: FakeTensor, shared: torch.Tensor | None) -> torch.Tensor:
-        """A tensor without data, laid out like another one, in memory of its own or shared."""
-        shape, stride = like.shape, like.stride()
-        with in_kernel_invocation_manager(self._fakes):
-            made = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
-            if shared is not None:
-                made.set_(shared.untyped_storage(), like.storage_offset(), shape, stride)
-        return FakeTensor(self._fakes, made, like.fake_device)
+
+def laid_out_like(
+    like: torch.Tensor, mode: FakeTensorMode, shared: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A tensor without data, laid out like another one, in memory of its own or shared."""
+    shape, stride = like.shape, like.stride()
+    device = like.fake_device if isinstance(like, FakeTensor) else like.device
+    with in_kernel_invocation_manager(mode):
+        made = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
+        if shared is not None:
+            made.set_(shared.untyped_storage(), like.storage_offset(), shape, stride)
+    return FakeTensor(mode, made, device)
 
 
 def is_of_the_tracer(path: str) -> bool:

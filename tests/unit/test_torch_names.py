@@ -390,16 +390,16 @@ def test_operators_of_a_trace_can_be_intercepted():
         return run()
 
     def body(mode, x):
-        with _torch.Interception(mode) as trace:
+        with _torch.Interception() as trace:
             trace.intercept(call, created.append)
             y = x.double()
             node, source = trace.node_of(y), trace.node_of(x)
             copied = trace.graph.node_copy(node, lambda old: old)
-            made = trace.new_fake(y, None)
+            made = _torch.laid_out_like(y, mode)
             trace.stand_for(made, copied)
             assert trace.node_of(made) is copied
             assert next(reversed(trace.graph.nodes)) is copied
-            shared = trace.new_fake(x, x)
+            shared = _torch.laid_out_like(x, mode, x)
         assert source.op == "placeholder"
         assert (made.dtype, made.shape, made.device.type) == (torch.float64, (2, 3), "cpu")
         assert shared.untyped_storage()._cdata == x.untyped_storage()._cdata
