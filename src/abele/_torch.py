@@ -193,9 +193,9 @@ def laid_out_like(
     return FakeTensor(mode, made, device)
 
 
+@functools.cache
 def is_of_the_tracer(path: str) -> bool:
-    """Whether torch leaves a file's functions named ``forward`` out of the stacks it records."""
-    # It has a list of all files, but imports half of its compiler to make that.
+    """Whether a file's ``forward`` is left out of stacks; torch's list loads half its compiler."""
     own = [Path(torch.__file__).parent / each for each in ("fx", "export", "_higher_order_ops")]
     return path == "<string>" or any(map(Path(path).is_relative_to, own))
 
