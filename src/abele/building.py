@@ -80,7 +80,6 @@ def choose_target() -> tuple[Target, bool]:
     return (cuda if cuda.unavailable() is None else get_target("cpu")), False
 
 
-@garbage.uncollected()
 def build(
     programs: Sequence[Program],
     config: StepConfig,
@@ -109,7 +108,8 @@ def build(
         target, record.forced = choose_target()
     while True:
         try:
-            return _build_for(target, programs, config, cache, record, progress), record
+            with garbage.uncollected():
+                return _build_for(target, programs, config, cache, record, progress), record
         except TargetError as error:
             record.log = _write_log(error, log_folder)
             if record.forced or target.name == _LAST:
