@@ -47,7 +47,7 @@ from torch.fx.experimental.proxy_tensor import (  # noqa: E402
     make_fx,
     track_tensor_tree,
 )
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 
 __all__ = [
     "DataDependentOutputException",
@@ -81,8 +81,7 @@ __all__ = [
 #: below, exist once per process. Re-entrant, because a thread that compiles may trace.
 TRACING = threading.RLock()
 
-# Fake tensors carry shapes and dtypes without data; export and Inductor trace with them too.
-# make_fx is the only public-ish way to see forward, backward and update as one graph.
+# make_fx is the only nearly public way to see forward, backward and update as one graph.
 
 
 def static_fakes() -> FakeTensorMode:
@@ -132,14 +131,10 @@ def traced_nodes() -> Reversible[torch.fx.Node]:
 class Interception:
     """The trace under way, for somebody who traces operators himself while this is open."""
 
-    def __init__(self, fakes: FakeTensorMode):
-        self._fakes = fakes
-
     def __enter__(self) -> Interception:
         mode = get_proxy_mode()
         assert mode is not None, "no trace under way"
-        self._mode, self._tracer = mode, mode.tracer
-        self.graph = mode.tracer.graph
+        self._mode, self._tracer, self.graph = mode, mode.tracer, mode.tracer.graph
         self._recorded = mode.tracer.record_stack_traces
         return self
 
@@ -185,19 +180,25 @@ class Interception:
         proxy = torch.fx.Proxy(node, self._tracer)
         self._tracer.tensor_tracker[tensor] = _ProxyTensor(proxy, None)
 
-    def new_fake(self, like: FakeTensor, shared: torch.Tensor | None) -> torch.Tensor:
-        """A tensor without data, laid out like another one, in memory of its own or shared."""
-        shape, stride = like.shape, like.stride()
-        with in_kernel_invocation_manager(self._fakes):
-            made = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
-            if shared is not None:
-                made.set_(shared.untyped_storage(), like.storage_offset(), shape, stride)
-        return FakeTensor(self._fakes, made, like.fake_device)
+
+def laid_out_like(
+    like: torch.Tensor, mode: FakeTensorMode, shared: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A tensor without data, laid out like another one, in memory of its own or shared."""
+    shape, stride = like.shape, like.stride()
+    device = like.fake_device if isinstance(like, FakeTensor) else like.device
+    with in_kernel_invocation_manager(mode):
+        made = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
+        if shared is not None:
+            made.set_(shared.untyped_storage(), like.storage_offset(), shape, stride)
+    return FakeTensor(mode, made, device)
 
 
+@functools.cache
 def is_of_the_tracer(path: str) -> bool:
-    """Whether a file is one that torch leaves out of the stacks it records."""
-    return path in uninteresting_files()
+    """Whether a file's ``forward`` is left out of stacks; torch's list loads half its compiler."""
+    own = [Path(torch.__file__).parent / each for each in ("fx", "export", "_higher_order_ops")]
+    return path == "<string>" or any(map(Path(path).is_relative_to, own))
 
 
 def without_torch_function_modes() -> contextlib.AbstractContextManager[None]:

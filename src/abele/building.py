@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from abele import executable, passes
+from abele import executable, garbage, passes
 from abele.cache import ExecutableCache
 from abele.config import StepConfig
 from abele.errors import CompilerError, TargetError
@@ -109,7 +109,8 @@ def build(
         target, record.forced = choose_target()
     while True:
         try:
-            return _build_for(target, programs, config, cache, record, progress), record
+            with garbage.uncollected():
+                return _build_for(target, programs, config, cache, record, progress), record
         except TargetError as error:
             record.log = _write_log(error, log_folder)
             if record.forced or target.name == _LAST:

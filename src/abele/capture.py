@@ -16,6 +16,7 @@ import torch
 
 from abele import (
     _torch,
+    garbage,
     loss_scaling,
     reduction,
     replica_groups,
@@ -100,7 +101,7 @@ def capture(
     names = {child: path for path, child in module.named_modules()} if name_modules else {}
     lookup = Lookup(anchors)
     state = ModuleState.of(module)
-    with _torch.TRACING:
+    with _torch.TRACING, garbage.uncollected():
         made = _Capture(call, state, inputs, config, rule, names, lookup)
         made.origins = origins or config.trap_exceptions
         captured = made.run()

@@ -78,15 +78,15 @@ def remembering(mode: _torch.FakeTensorMode) -> Iterator[None]:
     Args:
         mode: makes the tensors.
     """
-    with _torch.Interception(mode) as trace:
-        memo = _Memo(trace)
+    with _torch.Interception() as trace:
+        memo = _Memo(trace, mode)
         trace.intercept(memo.call, memo.created)
         yield
 
 
 class _Memo:
-    def __init__(self, trace: _torch.Interception):
-        self._trace = trace
+    def __init__(self, trace: _torch.Interception, mode: _torch.FakeTensorMode):
+        self._trace, self._mode = trace, mode
         self._calls: dict[Any, _Remembered | None] = {}
         self._stacks: dict[tuple[tuple[CodeType, int], ...], str] = {}
         self._memory = torch.fx.Graph()
@@ -241,7 +241,7 @@ class _Memo:
             tensor = tensors[result.index]
         else:
             shared = None if result.shares is None else tensors[result.shares]
-            tensor = self._trace.new_fake(result.like, shared)
+            tensor = _torch.laid_out_like(result.like, self._mode, shared)
         self._trace.stand_for(tensor, copies[result.node])
         return tensor
 

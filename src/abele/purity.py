@@ -21,6 +21,7 @@ from torch.fx.graph import CodeGen
 from abele import _torch
 from abele._torch import OpOverload
 from abele.control_flow import restore_views
+from abele.layouts import Results
 from abele.program import is_getitem, is_view, node_argument, writes
 
 aten = torch.ops.aten
@@ -41,7 +42,7 @@ def pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx
         fakes: its inputs, without data.
     """
     memory = _Memory()
-    without_writes = _Results(memory)
+    without_writes = _Pure(memory)
     if all(map(without_writes.follow, graph.graph.nodes)):
         memory.replace_writes(graph.graph, without_writes.changed)
     else:
@@ -131,7 +132,7 @@ class _Memory:
             self._known[behind] = base, True
 
 
-class _Results:
+class _Pure:
     """What nodes compute, without data, once no node writes.
 
     A written tensor has the layout then of what computes its value, not that which it had before,
@@ -144,6 +145,7 @@ class _Results:
     def __init__(self, memory: _Memory):
         self.changed: dict[torch.fx.Node, Any] = {}
         self._memory = memory
+        self._results = Results()
         self._order: dict[torch.fx.Node, int] = {}
         self._last: dict[torch.fx.Node, tuple[int, torch.Tensor]] = {}
 
@@ -161,7 +163,7 @@ class _Results:
             return True
         if not written and not any(map(self._is_other, node.all_input_nodes)):
             return True
-        found = _computed(node, self._value)
+        found = _computed(node, self._value, self._results)
         if found is None:
             return False
         self.changed[node] = found
@@ -240,7 +242,7 @@ def _value_of(target: OpOverload) -> OpOverload | None:
     return found if same and not found._schema.is_mutable else None
 
 
-def _computed(node: torch.fx.Node, value: Callable[[torch.fx.Node], Any]) -> Any:
+def _computed(node: torch.fx.Node, value: Callable[[torch.fx.Node], Any], results: Results) -> Any:
     """What a node, or what stands for a write, computes from values of its arguments, if known."""
     if any(each.op == "get_attr" for each in node.all_input_nodes):
         return None
@@ -255,7 +257,7 @@ def _computed(node: torch.fx.Node, value: Callable[[torch.fx.Node], Any]) -> Any
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value)
     try:
         with torch.no_grad():
-            return target(*args, **kwargs)
+            return results.of(target, args, kwargs)
     except RuntimeError:
         return None  # it cannot work on the other layout; retracing says so
 

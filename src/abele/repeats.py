@@ -93,14 +93,14 @@ class _Pattern:
 def _plain_layout(tensors: Sequence[torch.Tensor]) -> _Layout | None:
     """The shape and strides of all tensors that are not single numbers, if these say everything.
 
-    Contiguous and without dimensions of one, which may have any stride.
+    They do if every stride is what the shape makes it, those of dimensions of one included.
     """
     layouts = {(tuple(t.shape), t.stride()) for t in tensors if t.dim()}
     if len(layouts) != 1:
         return None
     shape, stride = layouts.pop()
     contiguous = stride == tuple(itertools.accumulate((1, *shape[:0:-1]), operator.mul))[::-1]
-    return (shape, stride) if contiguous and min(shape) > 1 else None
+    return (shape, stride) if contiguous and min(shape) > 0 else None
 
 
 def _is_of_elements(node: torch.fx.Node, layout: _Layout) -> bool:

@@ -98,13 +98,17 @@ def trace(
 def _fake(item: Named, mode: _torch.FakeTensorMode) -> torch.Tensor:
     """A tensor without data that stands for a slot."""
     value = item.value
-    if item.role in _OURS and value.layout is torch.strided:
-        # Nobody asks whether they are parameters or views, so a new one will do, and is cheap.
-        with mode:
-            return torch.empty_strided(
-                value.shape, value.stride(), dtype=value.dtype, device=value.device
-            )
+    if value.layout is torch.strided and (item.role in _OURS or _is_whole(value)):
+        # The general way looks into all that a tensor can be, and takes ten times as long.
+        return _torch.laid_out_like(value, mode)
     return mode.from_tensor(value)
+
+
+def _is_whole(value: torch.Tensor) -> bool:
+    """Whether a tensor is exactly what its storage holds, in order, and of no special type."""
+    size = value.numel() * value.element_size()
+    whole = value.is_contiguous() and value.untyped_storage().nbytes() == size
+    return whole and type(value) is torch.Tensor and not (value.is_complex() or value.is_quantized)
 
 
 def _as_program(

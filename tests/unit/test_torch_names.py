@@ -7,6 +7,7 @@ import ast
 import importlib
 import inspect
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -398,16 +399,16 @@ def test_operators_of_a_trace_can_be_intercepted():
         return run()
 
     def body(mode, x):
-        with _torch.Interception(mode) as trace:
+        with _torch.Interception() as trace:
             trace.intercept(call, created.append)
             y = x.double()
             node, source = trace.node_of(y), trace.node_of(x)
             copied = trace.graph.node_copy(node, lambda old: old)
-            made = trace.new_fake(y, None)
+            made = _torch.laid_out_like(y, mode)
             trace.stand_for(made, copied)
             assert trace.node_of(made) is copied
             assert next(reversed(trace.graph.nodes)) is copied
-            shared = trace.new_fake(x, x)
+            shared = _torch.laid_out_like(x, mode, x)
         assert source.op == "placeholder"
         assert (made.dtype, made.shape, made.device.type) == (torch.float64, (2, 3), "cpu")
         assert shared.untyped_storage()._cdata == x.untyped_storage()._cdata
@@ -421,8 +422,16 @@ def test_operators_of_a_trace_can_be_intercepted():
 
 
 def test_stacks_leave_the_tracer_out():
-    assert _torch.is_of_the_tracer(inspect.getfile(torch.fx.Interpreter))
+    shapes = importlib.import_module("torch.fx.experimental.symbolic_shapes")
+    listed = {path for path in shapes.uninteresting_files() if _has_forward(path)}
+    assert inspect.getfile(torch.fx.Tracer) in listed
+    assert not [path for path in listed if not _torch.is_of_the_tracer(path)]
     assert not _torch.is_of_the_tracer(__file__)
+    assert not _torch.is_of_the_tracer(inspect.getfile(torch.nn.Linear))
+
+
+def _has_forward(path: str) -> bool:
+    return path == "<string>" or bool(re.search(r"^ *def forward\(", Path(path).read_text(), re.M))
 
 
 def test_reading_a_shape_can_go_around_modes():

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from abele.layouts import Results
 from abele.ops import norm_activation
 from abele.passes._edit import editable, finished
 from abele.program import Program, is_getitem, node_argument, writes
@@ -41,12 +42,12 @@ class _Norm:
 
 def fused_normalisation(program: Program) -> Program:
     """Replaces every training batch norm of float32 images and its activation."""
-    graph = editable(program)
+    graph, results = editable(program), Results()
     for node in list(graph.graph.nodes):
         if node.target is aten._native_batch_norm_legit_functional.default and _plain(node):
             norm = _match(node)
             if norm is not None:
-                _replace(norm)
+                _replace(norm, results)
     for node in list(graph.graph.nodes):
         if node.target is aten.convolution_backward.default:
             _drop_zero_gradient(node)
@@ -131,7 +132,7 @@ def _undoes(grad: _Node, activation: _Node, y: _Node, slope: float) -> bool:
     return False
 
 
-def _replace(norm: _Norm) -> None:
+def _replace(norm: _Norm, results: Results) -> None:
     node, graph = norm.node, norm.node.graph
     x, weight, bias, mean, var, _, momentum, eps = node.args
     with graph.inserting_before(node):
@@ -139,6 +140,7 @@ def _replace(norm: _Norm) -> None:
             norm_activation.forward,
             (x, None, weight, bias, mean, var, momentum, eps, norm.slope),
             node,
+            results,
         )
         y, kept, statistics, new_mean, new_var = (_pick(joined, i) for i in range(5))
     last = norm.activation or _results(node)[0]
@@ -147,27 +149,27 @@ def _replace(norm: _Norm) -> None:
         if index in _results(node):
             _results(node)[index].replace_all_uses_with(new)
     if norm.backward is not None:
-        _replace_backward(norm, (kept, None, weight, bias, statistics, norm.slope))
+        _replace_backward(norm, (kept, None, weight, bias, statistics, norm.slope), results)
 
 
-def _replace_backward(norm: _Norm, arguments: tuple) -> None:
+def _replace_backward(norm: _Norm, arguments: tuple, results: Results) -> None:
     assert norm.backward is not None
     backward = norm.backward
     grad = node_argument(norm.activation_backward or backward, 0)
     with backward.graph.inserting_before(backward):
-        joined = _call(norm_activation.backward, (grad, *arguments), backward)
+        joined = _call(norm_activation.backward, (grad, *arguments), backward, results)
         found = {old: _pick(joined, new) for old, new in ((0, 0), (1, 2), (2, 3))}
     for index, old in _results(backward).items():
         old.replace_all_uses_with(found[index])
 
 
-def _call(target: Any, arguments: tuple, origin: _Node) -> _Node:
+def _call(target: Any, arguments: tuple, origin: _Node, results: Results) -> _Node:
     node = origin.graph.call_function(target, arguments)
     node.meta = dict(origin.meta)
     values = [each.meta["val"] if isinstance(each, _Node) else each for each in arguments]
     first = next(value for value in values if isinstance(value, torch.Tensor))
     with first.fake_mode:  # type: ignore[attr-defined]
-        node.meta["val"] = target(*values)
+        node.meta["val"] = results.of(target, values)
     return node
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx.graph import CodeGen
 
+from abele import _torch
 from abele.ops import adam, norm_activation
 from abele.program import Program, is_getitem
 from abele.schedule import calls, memory
@@ -38,7 +39,7 @@ _IN_PLACE: dict[Any, tuple[Any, tuple[int, ...]]] = {
 
 def schedule(program: Program, library: ctypes.CDLL) -> Callable:
     """The program as a function of its input tensors; state is updated in place."""
-    graph = torch.fx.GraphModule(program.graph, copy.deepcopy(program.graph.graph))
+    graph = _torch.graph_module(program.graph, copy.deepcopy(program.graph.graph))
     graph.graph.set_codegen(CodeGen())
     lifetimes = Lifetimes(graph.graph)
     for node in list(graph.graph.nodes):

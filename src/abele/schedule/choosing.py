@@ -34,9 +34,9 @@ def why_scheduled(program: Program) -> str | None:
         result, weight = node.meta["val"], node.args[1].meta["val"]  # type: ignore[union-attr]
         if result.dim() != 4 or result.dtype is not torch.float32:
             continue
-        adds = result.numel() * weight[0].numel()
+        adds = result.numel() * math.prod(weight.shape[1:])
         total += adds
-        if result[0].numel() * result.element_size() >= LARGE_IMAGE:
+        if math.prod(result.shape[1:]) * result.element_size() >= LARGE_IMAGE:
             large, work = large + 1, work + adds
     if not total:
         return _why_update(program)
