@@ -207,9 +207,8 @@ def without_torch_function_modes() -> contextlib.AbstractContextManager[None]:
 
 
 def mark_traced(phase: str) -> None:
-    """Marks every node traced since the last mark as belonging to ``phase``."""
+    """Marks nodes traced since the last mark, in the one entry that survives re-tracing."""
     for node in traced_nodes():
-        # "custom" is the one entry of a node's meta that survives re-tracing.
         node.meta.setdefault("custom", {}).setdefault("phase", phase)
 
 
