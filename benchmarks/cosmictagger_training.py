@@ -36,6 +36,10 @@ REACH = 0.5
 STEPS = 1500
 RECIPE = (
     "network=small",
+    # Deeper and residual: so it tells showers from tracks within 200 steps, else not in 500.
+    "network.depth=5",
+    "network.residual=True",
+    "network.blocks_final=0",
     "data=generated",
     "data.downsample=3",
     f"data.events={TRAINED}",
@@ -45,7 +49,6 @@ RECIPE = (
 TRAINING = (
     "run.aux_iterations=25",
     "mode.checkpoint_iteration=100",
-    # Weights by class (light) make a track that could be either a neutrino's, and so all of them.
     "mode.optimizer.loss_balance_scheme=focal",
     "mode.optimizer.learning_rate=0.003",
 )
