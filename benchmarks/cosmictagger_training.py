@@ -33,7 +33,7 @@ from cosmictagger.results import curves  # noqa: E402
 
 TRAINED, HELD_OUT, NEUTRINO = 200, 40, 2
 REACH = 0.5
-STEPS, SETTLING = 700, 60
+STEPS, SETTLING = 780, 80
 RECIPE = (
     "network=small",
     # Without residual blocks nearly no neutrino pixel was found in 300 such steps.
@@ -98,7 +98,7 @@ def measure(out: Path, seed: int, steps: int, mode: str) -> dict[str, Any]:
     if not (out / "untrained" / "event_metrics.csv").exists():
         random = "mode.weights_location=random"
         launch(out / "untrained", *common, *seeds, "mode=inference", random, "mode.displays=0")
-    settling = steps - min(SETTLING, steps // 10)
+    settling = steps - min(SETTLING, steps // 5)
     while (done := steps_done(trained)) < steps:
         end = settling if done < settling else steps
         more = (STAGES[done >= settling], "mode=train", f"run.iterations={end - done}")
