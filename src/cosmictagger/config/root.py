@@ -28,15 +28,18 @@ SMALL: dict[str, Any] = {
     "n_initial_filters": 8,
     "blocks_per_layer": 1,
     "blocks_deepest_layer": 1,
-    "blocks_final": 1,
+    "blocks_final": 0,
     "depth": 4,
     "filter_size_deepest": 3,
     "bottleneck_deepest": 64,
-    "residual": False,
+    "residual": True,
     "connections": "sum",
     "growth_rate": "multiplicative",
 }
-"""The network of a run that names none: it trains in minutes on two cores."""
+"""The network of a run that names none: it trains in minutes on two cores.
+
+Residual, because without that it took cosmic muons alone in its first hundreds of steps.
+"""
 
 
 @dataclass
