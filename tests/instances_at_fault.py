@@ -152,7 +152,8 @@ def restored_counters(index):
         wrapped(*training_cases.batch(case, 1, index, 1))
         found.append(_resuming.state_of(wrapped)["tensors"])
     TOLD["counted"] = str(max(float(v) for n, v in found[0].items() if "saturated" in n) > 0)
-    TOLD["restored counters"] = str([n for n, v in found[0].items() if not torch.equal(v, found[1][n])])
+    unlike = [n for n, v in found[0].items() if not torch.equal(v, found[1][n])]
+    TOLD["restored counters"] = str(unlike)
 
 
 def ended_early(index):

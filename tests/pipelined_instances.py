@@ -82,7 +82,8 @@ def main() -> None:
         print("shown", *sorted(process["pid"] for process in shown()))
         torch.save(model.state_dict(), folder / "end.pt")
     torch.distributed.barrier()  # who leaves first is no longer shown
-    print("stages", len(training.pipelineReport().measured.stages))
+    measured = training.pipelineReport().measured
+    print("stages", measured and len(measured.stages))
 
 
 def shown() -> list[dict]:
