@@ -239,10 +239,10 @@ class Board:
             names = ", ".join(map(str, missing[:_SHOWN]))
             reason = f"process {names} did not come within {waited:.0f} s"
         if reason is not None:
+            longer = "; if it only needs longer to come, set ABELE_RANK_TIMEOUT to more seconds"
             raise RankLostError(
                 f"Process {self.rank} of {self.size} waited at {topic!r}, but {reason}. Look at "
-                "the output of that process; if it only needs longer to come, set "
-                "ABELE_RANK_TIMEOUT to more seconds."
+                f"the output of that process{longer if late else ''}."
             )
 
     @contextlib.contextmanager

@@ -73,13 +73,13 @@ class TorchCollective:
 
     def gather(self, topic: str, text: str) -> list[str]:
         """See ``Collective.gather``."""
-        self._check_whole()
-        return self.board.gather(topic, text)
+        with self._whole(RankLostError):
+            return self.board.gather(topic, text)
 
     def agree(self, topic: str, facts: Mapping[str, str]) -> None:
         """See ``Collective.agree``."""
-        self._check_whole()
-        self.board.agree(topic, facts)
+        with self._whole(RankLostError):
+            self.board.agree(topic, facts)
 
     def tell(self, topic: str, text: str) -> None:
         """See ``Collective.tell``."""
@@ -107,15 +107,15 @@ class TorchCollective:
     # -- one exchange ----------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Lets an exchange that fails be the last.
+    def _whole(self, kind: type[BaseException] = BaseException) -> Iterator[None]:
+        """Lets an exchange that fails in this way be the last.
 
         The others may still come to it, and would meet this process in the next one instead.
         """
         self._check_whole()
         try:
             yield
-        except BaseException as problem:
+        except kind as problem:
             self._broken = f"{problem}" or type(problem).__name__
             self.board.stop(self._last_words())
             raise
