@@ -18,6 +18,8 @@ import torch
 import popdist
 import popdist.poptorch
 import poptorch
+import training_cases
+from poptorch import _resuming
 from wrapping import rows, scorer, weights
 
 TOLD: dict[str, str] = {}
@@ -119,6 +121,41 @@ def stopped_update(index):
     TOLD["stopped weights"] = str(weights(model).tolist())
 
 
+def other_restored_values(index):
+    wrapped, optimizer = trainer(scorer())
+    wrapped(*batch())
+    held = _resuming.state_of(wrapped)
+    rate = next(name for name in held["tensors"] if name.endswith(".lr"))
+    held["tensors"][rate] = held["tensors"][rate] + index
+    _resuming.put_back(wrapped, held, optimizer)
+    told("restored", lambda: wrapped(*batch(1)))
+
+
+def restored_counters(index):
+    """What all processes have counted together is not added up again where it is put back."""
+    case = training_cases.CASES["half, automatic scaling"]
+
+    def made():
+        torch.manual_seed(7)
+        model, opts = training_cases.Dense(case.middle()).half(), options()
+        case.settings(opts)
+        optimizer = case.optimizer(model)
+        return poptorch.trainingModel(model, opts, optimizer), optimizer
+
+    undisturbed, _ = made()
+    undisturbed(*training_cases.batch(case, 0, index, 1))
+    held = _resuming.state_of(undisturbed)
+    again, optimizer = made()
+    _resuming.put_back(again, held, optimizer)
+    found = []
+    for wrapped in (again, undisturbed):
+        wrapped(*training_cases.batch(case, 1, index, 1))
+        found.append(_resuming.state_of(wrapped)["tensors"])
+    TOLD["counted"] = str(max(float(v) for n, v in found[0].items() if "saturated" in n) > 0)
+    unlike = [n for n, v in found[0].items() if not torch.equal(v, found[1][n])]
+    TOLD["restored counters"] = str(unlike)
+
+
 def ended_early(index):
     wrapped, _ = trainer(scorer())
     for step in range(2 + (1 - index)):
@@ -129,7 +166,7 @@ def talk(folder):
     index = popdist.getInstanceIndex()
     for mistake in (
         other_options, other_program, other_batches, other_weights, other_values, stopped_update,
-        ended_early,
+        other_restored_values, restored_counters, ended_early,
     ):  # fmt: skip
         mistake(index)
     Path(folder, f"{index}.json").write_text(json.dumps(TOLD))

@@ -74,9 +74,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _interval(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0.1 <= value <= 86400:
-        raise argparse.ArgumentTypeError(f"{text} seconds: from 0.1 to 86400 are possible")
+        raise argparse.ArgumentTypeError(f"{text!r}: give 0.1 to 86400 seconds")
     return value
 
 

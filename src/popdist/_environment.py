@@ -3,7 +3,8 @@
 An instance is a process; a replica is a copy of the model inside of one. poprun describes replicas
 in ``POPDIST_*``; Open MPI, which it starts instances with, numbers these in ``OMPI_COMM_WORLD_*``.
 Every function reads the environment when it is called. Without poprun a program is the only
-instance and has one replica; under plain ``mpirun`` each of its processes is an instance.
+instance and has one replica; under plain ``mpirun``, or plain ``torchrun``, each of its processes
+is an instance.
 """
 
 import os
@@ -19,6 +20,7 @@ LOCAL_INSTANCE = "POPDIST_LOCAL_INSTANCE_INDEX"
 OF_POPRUN = (TOTAL, LOCAL, IPUS, OFFSET, UNIFORM, LOCAL_INSTANCE)
 MPI_SIZE, MPI_RANK = "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"
 MPI_LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"
+TORCH_SIZE, TORCH_RANK, TORCH_LOCAL_RANK = "WORLD_SIZE", "RANK", "LOCAL_RANK"
 
 
 def isPopdistEnvSet() -> bool:
@@ -27,7 +29,7 @@ def isPopdistEnvSet() -> bool:
 
 
 def getNumInstances() -> int:
-    """Return the number of instances; 1 without poprun.
+    """Return the number of instances; 1 without poprun, mpirun or torchrun.
 
     Raises:
         popdist.Error: The environment does not tell it.
@@ -35,7 +37,7 @@ def getNumInstances() -> int:
     if MPI_SIZE in os.environ:
         return _read(MPI_SIZE, least=1)
     if not isPopdistEnvSet():
-        return 1
+        return _read(TORCH_SIZE, least=1) if _by_torchrun() else 1
     total, local = getNumTotalReplicas(), getNumLocalReplicas()
     if not _is_uniform() or total % local:
         raise Error(
@@ -56,12 +58,14 @@ def getInstanceIndex() -> int:
         index = _read(MPI_RANK)
     elif isPopdistEnvSet() and count > 1:
         index = getReplicaIndexOffset() // getNumLocalReplicas()
+    elif _by_torchrun():
+        index = _read(TORCH_RANK)
     else:
         index = 0
     if index >= count:
         raise Error(
             f"This process would be instance {index} of {count}, but instances count from 0. "
-            f"Look at {MPI_RANK}, {MPI_SIZE} and {OFFSET}."
+            f"Look at {_told_by()}."
         )
     return index
 
@@ -72,8 +76,10 @@ def getLocalInstanceIndex() -> int:
     Raises:
         popdist.Error: The variable is missing or holds no number.
     """
-    if not isPopdistEnvSet() and MPI_LOCAL_RANK in os.environ:
-        return _read(MPI_LOCAL_RANK)
+    if not isPopdistEnvSet():
+        for name in (MPI_LOCAL_RANK, TORCH_LOCAL_RANK):
+            if name in os.environ:
+                return _read(name)
     return _of_poprun(LOCAL_INSTANCE, alone=0)
 
 
@@ -157,6 +163,19 @@ def check() -> None:
             f"{TOTAL}={total}, but {count} instances with {LOCAL}={local} replicas each make "
             f"{count * local}. Start the program anew, or unset what an earlier run left."
         )
+
+
+def _by_torchrun() -> bool:
+    names = {TORCH_SIZE, TORCH_RANK}
+    return not isPopdistEnvSet() and MPI_SIZE not in os.environ and names <= os.environ.keys()
+
+
+def _told_by() -> str:
+    return (
+        f"{TORCH_RANK} and {TORCH_SIZE}"
+        if _by_torchrun()
+        else f"{MPI_RANK}, {MPI_SIZE} and {OFFSET}"
+    )
 
 
 def _is_uniform() -> bool:

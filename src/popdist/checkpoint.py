@@ -87,9 +87,10 @@ class Checkpointer:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise CheckpointError(f"{name} is a number of 1 or more, not {value!r}")
         if not getattr(model, "_training", False):
+            inference = getattr(model, "_training", None) is False
+            found = "wrapper for inference" if inference else type(model).__name__
             raise CheckpointError(
-                "model should be what poptorch.trainingModel returned, found a "
-                f"{type(model).__name__}"
+                f"model should be what poptorch.trainingModel returned, found a {found}"
             )
         _require_state({**others} | ({} if loader is None else {"loader": loader}))
         self.folder, self.every, self.keep = Path(folder), every, keep

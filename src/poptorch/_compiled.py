@@ -96,6 +96,7 @@ class CompiledModel:
                 progress=progress.update,
             )
             self.record.seconds["capture"] = captured_s
+            _warn_of_own_builds(executable, options)
             progress.update("load", 0.99)
             self.session = self._start(executable)
         self.device = self.session.device
@@ -358,11 +359,15 @@ def _cache(options: Options) -> ExecutableCache | None:
     enabled = options._Popart.options.get("enableEngineCaching")
     if path and enabled:
         return ExecutableCache(path)
-    processes = options.Distributed.numProcesses
-    if processes > 1:
-        logger.warning(
-            "%d processes compile the same model, each for itself. Call "
-            "options.enableExecutableCaching(folder) to let one compile for all.",
-            processes,
-        )
     return None
+
+
+def _warn_of_own_builds(executable: Executable, options: Options) -> None:
+    place = options.Distributed
+    alone = place.numProcesses == 1 or place.processId > 0
+    if not alone and executable.target.cacheable and _cache(options) is None:
+        logger.warning(
+            "%d processes have compiled the same model, each for itself. Call "
+            "options.enableExecutableCaching(folder) to let one compile for all.",
+            place.numProcesses,
+        )

@@ -44,7 +44,7 @@ def test_quickstart(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["checkpoints", "half_precision", "observing", "pipelines", "popdist", "saving"]
+    "name", ["checkpoints", "distributed", "half_precision", "observing", "pipelines", "saving"]
 )
 def test_a_document_of_blocks(name, tmp_path):
     page = (ROOT / "docs" / f"{name}.md").read_text()

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+EXAMPLES = REPOSITORY / "examples"
 SMALL = (
     "device_iterations",
+    "distributed",
     "efficient_data_loading",
     "gradient_accumulation",
     "half_precision",
@@ -33,7 +35,8 @@ def run(program, tmp_path, *arguments):
         "ABELE_TARGET": "reference",
         "MPLBACKEND": "agg",
     }
-    command = [sys.executable, str(REPOSITORY / "examples" / program), *arguments]
+    file = [] if program is None else [EXAMPLES / program]
+    command = [sys.executable, *map(str, [*file, *arguments])]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path
     )
@@ -46,6 +49,20 @@ def test_efficient_data_loading(tmp_path):
     assert lines[0].split() == ["loading", "rows/s"]
     assert len(lines) == 5
     assert all(float(line.split()[-1]) > 0 for line in lines[1:])
+
+
+def test_distributed(tmp_path):
+    (alone,) = run("distributed.py", tmp_path).splitlines()
+    assert alone.startswith("instance 0 of 1: replicas 0 to 3, 64 of 64 rows, 0 exchange")
+    options = ["-m", "popdist.run", "--num-instances", "2", "--num-replicas", "4"]
+    told = run(None, tmp_path, *options, sys.executable, EXAMPLES / "distributed.py")
+    first, second = sorted(told.splitlines())
+    assert "instance 0 of 2: replicas 0 to 1, 32 of 64 rows, 20 exchanges" in first
+    assert "instance 1 of 2: replicas 2 to 3, 32 of 64 rows, 20 exchanges" in second
+    weights = [line.partition("weights ")[2] for line in (first, second)]
+    assert weights[0] == weights[1] != ""
+    sums = [float(line.rpartition("(")[2].strip(")")) for line in (alone, first)]
+    assert abs(sums[0] - sums[1]) < 1e-4
 
 
 def test_resume(tmp_path):

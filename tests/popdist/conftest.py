@@ -7,11 +7,13 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch):
-    """Every test starts without poprun, without MPI and on target reference."""
+    """Every test starts without poprun, MPI and torchrun and on target reference."""
     monkeypatch.setenv("ABELE_TARGET", "reference")
     for name in list(os.environ):
         if name.startswith(("POPDIST_", "OMPI_COMM_WORLD_")):
             monkeypatch.delenv(name)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

@@ -75,6 +75,39 @@ def test_processes_of_plain_mpirun_are_instances(monkeypatch):
     }  # fmt: skip
 
 
+def by_torchrun(monkeypatch, **changed):
+    numbers = {"WORLD_SIZE": "3", "RANK": "2", "LOCAL_RANK": "1"}
+    for name, value in (numbers | changed).items():
+        monkeypatch.setenv(name, value)
+
+
+def test_processes_of_plain_torchrun_are_instances(monkeypatch):
+    by_torchrun(monkeypatch)
+    assert not popdist.isPopdistEnvSet()
+    changed = {"InstanceIndex": 2, "NumInstances": 3, "NumTotalReplicas": 3}
+    assert found() == ALONE | changed | {
+        "ReplicaIndexOffset": 2, "LocalInstanceIndex": 1, "DeviceId": 1,
+    }  # fmt: skip
+    monkeypatch.delenv("RANK")  # a leftover, which is not a process's number
+    monkeypatch.delenv("LOCAL_RANK")
+    assert found() == ALONE
+
+
+def test_poprun_and_mpi_come_before_torchrun(poprun, monkeypatch):
+    by_torchrun(monkeypatch)
+    poprun(instances=2, index=1, local=2, OMPI_COMM_WORLD_SIZE=None, OMPI_COMM_WORLD_RANK=None)
+    assert (popdist.getInstanceIndex(), popdist.getNumInstances()) == (1, 2)
+
+
+def test_numbers_of_torchrun_are_checked(monkeypatch):
+    by_torchrun(monkeypatch, RANK="3")
+    with pytest.raises(popdist.Error, match=r"instance 3 of 3.*Look at RANK and WORLD_SIZE"):
+        popdist.init()
+    by_torchrun(monkeypatch, WORLD_SIZE="many")
+    with pytest.raises(popdist.Error, match="WORLD_SIZE='many' should be an integer, 1 or more"):
+        popdist.getNumInstances()
+
+
 def test_init_of_a_single_instance_does_nothing_however_often(poprun):
     poprun(instances=1, local=4)
     before = found()

@@ -33,6 +33,7 @@ def told(tmp_path_factory):
         ("batches", "batches per epoch is 4 on process 0 and 8 on process 1"),
         ("learning rate", "group0.lr is 0.1 on process 0 and 0.2 on process 1"),
         ("weights", "weights that were written is "),
+        ("restored", "group0.lr is 0.1 on process 0 and 1.1 on process 1"),
     ],
 )
 def test_who_disagrees_about_what_is_named_in_all_instances(told, mistake, words):
@@ -45,6 +46,11 @@ def test_what_is_mended_goes_on(told):
     for one in told:
         assert one["learning rate repaired"] == "nothing"
         assert one["weights as they were"] == "nothing"
+
+
+def test_counts_that_are_put_back_are_those_of_all_and_stay(told):
+    for one in told:
+        assert (one["counted"], one["restored counters"]) == ("True", "[]")
 
 
 def test_different_weights_become_those_of_instance_0_and_it_says_so(told):

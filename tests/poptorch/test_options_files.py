@@ -169,6 +169,21 @@ def test_mpi_variables_make_options_distributed(monkeypatch):
     assert (distributed.numProcesses, distributed.processId) == (1, 0)
 
 
+def test_variables_of_torchrun_count_where_those_of_mpi_are_not_set(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert Options().Distributed.numProcesses == 1
+    monkeypatch.setenv("RANK", "3")
+    distributed = Options().Distributed
+    assert (distributed.numProcesses, distributed.processId) == (4, 3)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    distributed = Options().Distributed
+    assert (distributed.numProcesses, distributed.processId) == (2, 1)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "two")
+    with pytest.raises(AssertionError, match="OMPI_COMM_WORLD_SIZE='two' should be an integer"):
+        Options()
+
+
 def test_process_numbers_may_come_from_other_variables(monkeypatch):
     monkeypatch.setenv("COUNT", "8")
     monkeypatch.setenv("RANK_HERE", "5")

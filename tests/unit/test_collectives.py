@@ -110,6 +110,18 @@ def test_who_has_left_a_topic_does_not_come_to_it(boards):
     assert first.told("left/model 1") == {1: "has given up its model"}
 
 
+def test_processes_that_wait_at_different_places_do_not_wait_for_ever(boards):
+    def meet(board):
+        board.gather("a place that all have passed", "")
+        with pytest.raises(RankLostError) as told:
+            board.gather("here" if board.rank else "there", "")
+        return str(told.value)
+
+    first, second = together(boards(2, timeout_s=60.0), meet)
+    assert "waited at 'there', but process 1 waits at 'here' instead; all processes have" in first
+    assert "waited at 'here', but process 0 waits at 'there' instead" in second
+
+
 def test_without_the_store_its_keeper_is_named():
     port = instances.free_port()
     wait = datetime.timedelta(seconds=3)

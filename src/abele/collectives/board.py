@@ -19,6 +19,7 @@ from abele.errors import DisagreementError, RankLostError
 from abele.warn import warn_user
 
 ENDED, STOPPED = "ended", "stopped"
+EXCHANGE = "an exchange"
 #: How long processes that are alive may let others wait: as long as torch's own process groups.
 PATIENCE_S = 1800.0
 _SHOWN = 8
@@ -50,6 +51,7 @@ class Board:
         self._beats = [f"alive/{other}" for other in range(size)]
         self._heard: dict[int, tuple[str, float]] = {}
         self._rounds: dict[str, int] = {}
+        self._told_place = ""
         self._closing = threading.Event()
         self._beat(store, "0")
         # A client of its own: a call that waits for an answer keeps its client to itself.
@@ -90,7 +92,7 @@ class Board:
         Raises:
             RankLostError: a process does not come, has ended or is not heard of.
         """
-        number = self._rounds[topic] = self._rounds.get(topic, 0) + 1
+        number = self.begin(topic)
         keys = [f"gather/{topic}/{number}/{other}" for other in range(self.size)]
         with self._store_lost():
             self._store.set(keys[self.rank], text)
@@ -98,6 +100,7 @@ class Board:
         while not self._all_there(keys):
             waited = time.monotonic() - started
             if waited > 1.0:
+                self.waits(topic)
                 self._check_missing(topic, keys, waited, arriving)
             if waited > self.timeout_s and not warned:
                 warned = True
@@ -122,6 +125,38 @@ class Board:
                 f"Processes that train together disagree about {topic}: "
                 f"{'; '.join(lines[:_SHOWN])}{more}. Give all processes the same."
             )
+
+    # -- waiting at different places ----------------------------------------------------------
+
+    def begin(self, what: str) -> int:
+        """Counts that this process has come to a place where all meet, such as ``EXCHANGE``."""
+        self._rounds[what] = self._rounds.get(what, 0) + 1
+        return self._rounds[what]
+
+    def waits(self, what: str) -> None:
+        """Tells where this process has been waiting for a while."""
+        found = json.dumps([what, self._rounds[what]])
+        if found != self._told_place:
+            self._told_place = found
+            with self._store_lost():
+                self._store.set(f"at/{self.rank}", found)
+
+    def astray(self, wanted: Iterable[int]) -> str | None:
+        """Which process waits at a place that this one, which waits too, has not come to.
+
+        A place that both have passed says nothing, so that notes need not be taken back.
+        """
+        for other in wanted:
+            key = f"at/{other}"
+            with self._store_lost():
+                found = self._store.get(key).decode() if self._store.check([key]) else '["", 0]'
+            what, number = json.loads(found)
+            if other != self.rank and self._rounds.get(what, 0) < number:
+                return (
+                    f"process {other} waits at {what!r} instead; all processes have to do the "
+                    "same in the same order"
+                )
+        return None
 
     # -- who is there ----------------------------------------------------------------------
 
@@ -197,15 +232,17 @@ class Board:
         if not missing:
             return
         reason = self.lost(self.timeout_s / 2, wanted=missing)
+        if reason is None and (found := self.astray(missing)) and self._missing(keys) == missing:
+            reason = found
         late = waited > (self.timeout_s if arriving else PATIENCE_S)
         if reason is None and late:
             names = ", ".join(map(str, missing[:_SHOWN]))
             reason = f"process {names} did not come within {waited:.0f} s"
         if reason is not None:
+            longer = "; if it only needs longer to come, set ABELE_RANK_TIMEOUT to more seconds"
             raise RankLostError(
                 f"Process {self.rank} of {self.size} waited at {topic!r}, but {reason}. Look at "
-                "the output of that process; if it only needs longer to come, set "
-                "ABELE_RANK_TIMEOUT to more seconds."
+                f"the output of that process{longer if late else ''}."
             )
 
     @contextlib.contextmanager

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import distributed
 
-from abele.collectives.board import ENDED, PATIENCE_S, STOPPED, Board
+from abele.collectives.board import ENDED, EXCHANGE, PATIENCE_S, STOPPED, Board
 from abele.collectives.place import Place
 from abele.collectives.protocol import Counts
 from abele.collectives.shared_memory import SharedSums
@@ -41,6 +41,8 @@ class TorchCollective:
         self._waiting = "before its first exchange"
         self._broken: str | None = None
         self._began = self._looked = 0.0
+        self._seen_astray: str | None = None
+        self._astray_since = 0.0
         self._shared: SharedSums | None = None
         store = _open_store(place)
         keeper = "the launcher" if not place.hosts_store and place.rank == 0 else "process 0"
@@ -71,13 +73,13 @@ class TorchCollective:
 
     def gather(self, topic: str, text: str) -> list[str]:
         """See ``Collective.gather``."""
-        self._check_whole()
-        return self.board.gather(topic, text)
+        with self._whole(RankLostError):
+            return self.board.gather(topic, text)
 
     def agree(self, topic: str, facts: Mapping[str, str]) -> None:
         """See ``Collective.agree``."""
-        self._check_whole()
-        self.board.agree(topic, facts)
+        with self._whole(RankLostError):
+            self.board.agree(topic, facts)
 
     def tell(self, topic: str, text: str) -> None:
         """See ``Collective.tell``."""
@@ -105,15 +107,15 @@ class TorchCollective:
     # -- one exchange ----------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Lets an exchange that fails be the last.
+    def _whole(self, kind: type[BaseException] = BaseException) -> Iterator[None]:
+        """Lets an exchange that fails in this way be the last.
 
         The others may still come to it, and would meet this process in the next one instead.
         """
         self._check_whole()
         try:
             yield
-        except BaseException as problem:
+        except kind as problem:
             self._broken = f"{problem}" or type(problem).__name__
             self.board.stop(self._last_words())
             raise
@@ -136,13 +138,23 @@ class TorchCollective:
         if gone is None and now - self._looked < _LOOK_S:
             return
         self._looked = now
-        reason = self.board.lost(self.place.timeout_s / 2, topic)
+        reason = self.board.lost(self.place.timeout_s / 2, topic) or self._astray(now)
         if reason is None and gone is not None:
             reason = f"process {gone} died"
         if reason is None and now - self._began > PATIENCE_S:
             reason = f"others did not come within {PATIENCE_S:.0f} s"
         if reason is not None:
             raise self._lost(reason)
+
+    def _astray(self, now: float) -> str | None:
+        """Who waits elsewhere, unless that may be because this exchange is over there."""
+        if now - self._began < _LOOK_S:
+            return None
+        self.board.waits(EXCHANGE)
+        found = self.board.astray(range(self.size))
+        if found is None or found != self._seen_astray:
+            self._seen_astray, self._astray_since = found, now
+        return found if now - self._astray_since > self.place.timeout_s / 4 else None
 
     def _last_words(self) -> str:
         if self._broken is None:
@@ -176,6 +188,7 @@ class TorchCollective:
         self._waiting = f"in exchange {number}"
         began = time.perf_counter()
         self._began = time.monotonic()
+        self.board.begin(EXCHANGE)
         yield
         self.counts.seconds += time.perf_counter() - began
         self.counts.calls = number

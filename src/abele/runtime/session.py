@@ -159,6 +159,16 @@ class Session:
             self.exchange.note(name, repr(float(value)))
         self.hyper[name].fill_(value)
 
+    def write_counters(self, counters: Mapping[str, torch.Tensor]) -> None:
+        """Overwrites what the program counts by itself, such as for an automatic loss scale."""
+        if self.exchange is not None:
+            self.exchange.note_written("counters that were written", counters, self.counters)
+        for name, value in counters.items():
+            self.counters[name].copy_(value)
+        if self.exchange is not None:
+            # What was written is the sum over all processes, and not to be added up again.
+            self.exchange.after_update(self.counters)
+
     @property
     def random_state(self) -> list[torch.Tensor] | None:
         """One generator state per replica, or ``None`` when torch's own stream is shared."""

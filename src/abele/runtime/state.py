@@ -34,6 +34,8 @@ def tensors_of(session: Session) -> dict[str, torch.Tensor]:
 def put(session: Session, values: Mapping[str, torch.Tensor]) -> None:
     """Overwrites all state of a session by what ``tensors_of`` returned.
 
+    With other processes, all have to do the same before the next update, which checks it.
+
     Raises:
         SerializationError: the session keeps other tensors; names them.
     """
@@ -47,12 +49,12 @@ def put(session: Session, values: Mapping[str, torch.Tensor]) -> None:
         )
     session.write_params(of_kind(values, PARAMS))
     session.write_optimizer_state(of_kind(values, _OPTIMIZER))
-    held = {_HYPER: session.hyper, _COUNTER: session.counters}
+    session.write_counters(of_kind(values, _COUNTER))
+    for name, value in of_kind(values, _HYPER).items():
+        session.set_hyper(name, value.item())
     for replica, buffers in enumerate(session.buffers):
-        held[f"{BUFFERS}/{replica}"] = buffers
-    for kind, tensors in held.items():
-        for name, value in of_kind(values, kind).items():
-            tensors[name].copy_(value)
+        for name, value in of_kind(values, f"{BUFFERS}/{replica}").items():
+            buffers[name].copy_(value)
 
 
 def of_kind(values: Mapping[str, torch.Tensor], kind: str) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 """`Options.Distributed`: which of how many processes this one is.
 
-The numbers come from MPI's environment, so that a plain `Options()` in an MPI job is distributed.
-The data loader divides the data set by them.
+The numbers come from the environment of MPI, or of torchrun, so that a plain `Options()` in such a
+job is distributed. The data loader divides the data set by them.
 """
 
 import os
@@ -10,9 +10,13 @@ from typing import Self
 from poptorch import _option_table
 from poptorch.options._container import OptionsDict, require
 
+_TORCHS = ("WORLD_SIZE", "RANK")
+
 
 class _DistributedOptions(OptionsDict):
-    """Process count and process number, at first those of an MPI job.
+    """Process count and process number, at first those of an MPI job, or else of torchrun.
+
+    Differs from the original: RANK and WORLD_SIZE of torchrun count where MPI's are not set.
 
     A data loader divides its data by them. Wrapping a model for training connects the processes,
     which meet where MASTER_ADDR and MASTER_PORT say; poprun sets both.
@@ -22,7 +26,8 @@ class _DistributedOptions(OptionsDict):
 
     def __init__(self) -> None:
         super().__init__(**_option_table.defaults(self._store))
-        self._place_by("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+        torchs = "OMPI_COMM_WORLD_SIZE" not in os.environ and {*_TORCHS} <= os.environ.keys()
+        self._place_by(*(_TORCHS if torchs else ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")))
 
     def disable(self) -> Self:
         """Act as the only process, whatever the environment says."""
@@ -64,9 +69,7 @@ class _DistributedOptions(OptionsDict):
     # Apart from the setters, because a subclass may refuse those.
 
     def _place_by(self, var_num_processes: str, var_process_id: str) -> Self:
-        return self._place(
-            int(os.environ.get(var_process_id, "0")), int(os.environ.get(var_num_processes, "1"))
-        )
+        return self._place(_number(var_process_id, "0"), _number(var_num_processes, "1"))
 
     def _place(self, process_id: int, num_processes: int) -> Self:
         values = {"distributed_process_id": process_id, "num_distributed_processes": num_processes}
@@ -78,3 +81,9 @@ class _DistributedOptions(OptionsDict):
         )
         self._store_all(values)
         return self
+
+
+def _number(name: str, otherwise: str) -> int:
+    text = os.environ.get(name, otherwise)
+    require(text.strip().isdecimal(), f"{name}={text!r} should be an integer, 0 or more")
+    return int(text)

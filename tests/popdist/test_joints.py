@@ -1,0 +1,126 @@
+"""Real runs of poprun: the program pattern, pipelines, checkpoints, device tools and the cache."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import launching
+import pipelined_instances as program
+import popdist_program
+
+PROGRAM = Path(program.__file__)
+INSTANCES, STEPS = 2, 7
+
+
+@pytest.fixture(scope="module")
+def server():
+    started = launching.Server()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def poprun(server, tmp_path, monkeypatch):
+    """Starts a program with four replicas in two instances."""
+    monkeypatch.setattr(launching, "PATIENCE", 200)
+
+    def start(*words, **environment):
+        return server.start(
+            tmp_path, f"--num-instances={INSTANCES}", f"--num-replicas={program.REPLICAS}", *words,
+            PYTHONPATH=os.pathsep.join(filter(None, sys.path)),
+            **{"ABELE_TARGET": "reference", "ABELE_PIPELINE": "workers"} | environment,
+        )  # fmt: skip
+
+    yield start
+    server.tidy()
+
+
+def test_a_program_ends_with_the_weights_of_one_process(poprun, tmp_path, monkeypatch):
+    file = tmp_path / "program.py"
+    text = popdist_program.PROGRAM.replace("FOLDER", "__import__('pathlib').Path('.')")
+    text = text.replace("range(3)", "range(5)")  # 20 steps
+    file.write_text(text + "\nprint(popdist.getNumTotalReplicas(), epochs[-1] < epochs[0], seen)\n")
+    run = poprun(sys.executable, file)
+    assert run.wait() == 0, run.err
+    assert [run.lines(rank) for rank in range(INSTANCES)] == [["4 True 16"]] * INSTANCES
+    together = torch.load(tmp_path / "model-0.ckpt", weights_only=True)
+    assert not (tmp_path / "model-1.ckpt").exists()
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    alone = popdist_program.in_one_process(epochs=5, instances=INSTANCES, local=2)
+    for name, value in alone.items():
+        assert (together[name] - value).abs().max() <= 1e-6 * value.abs().max()
+
+
+def in_one_process(steps):
+    """The same training in one process with all replicas, as one program."""
+    model = program.Model()
+    options = program.poptorch.Options().replicationFactor(program.REPLICAS)
+    training, _ = program.trainer(options, model)
+    for step in range(steps):
+        training(*program.batch(step, 0, program.REPLICAS))
+    return model.state_dict()
+
+
+def test_pipelines_in_several_instances_go_on_from_checkpoints(poprun, tmp_path, monkeypatch):
+    folder = tmp_path / "attached"
+    words = [sys.executable, PROGRAM, tmp_path, STEPS]
+    run = poprun("--max-restarts", 1, *words, ABELE_RUNTIME_DIR=str(folder))
+    assert run.wait() == 0, run.err
+    printed = [dict(line.split(" ", 1) for line in run.lines(rank)) for rank in range(INSTANCES)]
+    for found in printed:
+        assert (found["begins"], found["stages"]) == (f"at {program.KILLED_AT + 1}", "2")
+    # gc-monitor saw those two, and not those of the first attempt.
+    pids = [line.split()[1] for rank in (0, 1) for line in run.lines(rank) if "pid" in line]
+    assert len(set(pids)) == 2 * INSTANCES
+    assert {*printed[0]["shown"].split()} & {*pids} == {found["pid"] for found in printed}
+    assert not list(folder.glob("*"))
+    monkeypatch.setenv("ABELE_PIPELINE", "sequential")
+    together = torch.load(tmp_path / "end.pt", weights_only=True)
+    for name, value in in_one_process(STEPS).items():
+        assert (together[name] - value).abs().max() <= 1e-6 * value.abs().max()
+
+
+def test_ctrl_c_in_the_middle_of_training_leaves_nothing(poprun, tmp_path):
+    before = set(os.listdir("/dev/shm"))
+    run = poprun(sys.executable, PROGRAM, tmp_path, ABELE_RUNTIME_DIR=str(tmp_path / "attached"))
+    kept = tmp_path / "kept"
+    run.until(lambda: len(list(kept.glob("step-*.ckpt"))) > 1, "some checkpoints")
+    run.signal(signal.SIGINT)
+    assert run.wait() == 128 + signal.SIGINT  # and no process is left
+    assert "Ended by SIGINT" in run.err
+    assert set(os.listdir("/dev/shm")) <= before
+    assert [path.name for path in kept.iterdir() if path.suffix != ".ckpt"] == []
+    for path in kept.iterdir():
+        torch.load(path, weights_only=True)
+
+
+@pytest.mark.compiler
+@pytest.mark.thorough
+def test_one_instance_compiles_and_the_other_loads(poprun, tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text("""
+import popdist, popdist.poptorch, torch
+import pipelined_instances as program
+torch.set_num_threads(1)
+popdist.init()
+training, _ = program.trainer(popdist.poptorch.Options(), program.Model())
+training(*program.batch(0, 2 * popdist.getInstanceIndex(), 2))
+record = training._get_compiled().record
+print(record.target, record.cache)
+""")
+    command = ["--executable-cache-path", "cache", sys.executable, file]
+    seen = []
+    for expected in (["hit", "miss"], ["hit", "hit"]):
+        run = poprun(*command, ABELE_TARGET="cpu")
+        assert run.wait() == 0, run.err
+        found = [run.lines(rank)[-1].split() for rank in range(INSTANCES)]
+        assert sorted(cache for _, cache in found) == expected
+        assert {target for target, _ in found} == {"cpu"}
+        assert "each for itself" not in run.err
+        seen.append(sorted(path.name for path in (tmp_path / "cache").iterdir()))
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 1
