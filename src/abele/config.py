@@ -97,7 +97,7 @@ class StepConfig:
 
     @property
     def adds_here(self) -> bool:
-        """Whether an update sums several gradients of this process; else it has only one to give."""
+        """Whether this process has several gradients for an update; else there is only one."""
         return self.gradient_accumulation * self.replicas > 1
 
     def compile_fields(self) -> dict[str, Any]:
