@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import os
@@ -9,8 +10,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 
@@ -29,6 +31,12 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
+
+
+def together(of: Sequence[Any], function: Callable[[Any], Any]) -> list[Any]:
+    """Calls a function for each at the same time, in threads that stand for processes."""
+    with concurrent.futures.ThreadPoolExecutor(len(of)) as pool:
+        return [one.result(30) for one in [pool.submit(function, item) for item in of]]
 
 
 def environment(index: int, instances: int, port: int, replicas: int = 1) -> dict[str, str]:

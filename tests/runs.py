@@ -12,6 +12,7 @@ from abele import build, capture, get_target
 from abele.building import BuildRecord
 from abele.cache import ExecutableCache
 from abele.capture import Captured
+from abele.collectives.protocol import Collective
 from abele.config import StepConfig
 from abele.module_state import ModuleState
 from abele.runtime.session import Session
@@ -89,6 +90,7 @@ def started(
     *,
     target: Target | str = "reference",
     cache: ExecutableCache | None = None,
+    collective: Collective | None = None,
 ) -> tuple[Session, BuildRecord]:
     """A session that has captured, built and copied ``module``."""
     config = config or StepConfig(training=rule is not None)
@@ -100,7 +102,10 @@ def started(
     for name, values in (rule.initial_state(state.params) if rule else {}).items():
         slots |= {f"{name}.{key}": value for key, value in values.items()}
     hyper = rule.hyper() if rule else {}
-    return Session(executable, config, state.params, state.buffers, slots, hyper), record
+    session = Session(
+        executable, config, state.params, state.buffers, slots, hyper, collective=collective
+    )
+    return session, record
 
 
 @dataclasses.dataclass(frozen=True)

@@ -317,6 +317,8 @@ class _Capture:
                 total = sums[f"accumulator.{name}"]
                 if counted is not None and name in self.config.replica_groups:
                     reduction.accumulate_share(total, grad, self.config, self.write)
+                elif not self.config.adds_here:
+                    reduction.replace(total, grad, self.write)
                 else:
                     reduction.accumulate(total, grad, counted, self.write)
             if counted is not None:
@@ -332,8 +334,10 @@ class _Capture:
         }
         self._update(values, grads)
         counted = values.of(Role.COUNTER).get(reduction.COUNTED)
+        # What is replaced need not be emptied.
+        emptied = list(sums.values()) if self.config.adds_here else []
         with torch.no_grad():
-            for total in (*sums.values(), *([] if counted is None else [counted])):
+            for total in (*emptied, *([] if counted is None else [counted])):
                 total.zero_()
         _torch.mark_traced("update")
         return []

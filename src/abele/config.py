@@ -95,6 +95,11 @@ class StepConfig:
         """Gradients that are combined before the weights change once."""
         return self.gradient_accumulation * self.replicas * self.processes
 
+    @property
+    def adds_here(self) -> bool:
+        """Whether this process has several gradients for an update; else there is only one."""
+        return self.gradient_accumulation * self.replicas > 1
+
     def compile_fields(self) -> dict[str, Any]:
         """The fields that decide which executable is needed."""
         return {

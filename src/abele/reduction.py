@@ -55,6 +55,20 @@ def accumulate(
     write(total, total.to(wide) * (counted * share) + grad.to(wide) * share)
 
 
+def replace(total: torch.Tensor, grad: torch.Tensor, write: Write) -> None:
+    """Puts the only gradient that a process has for an update where sums would be.
+
+    Args:
+        total: the accumulator, written in place.
+        grad: the gradient, of any floating type.
+        write: rounds the new value into ``total``.
+    """
+    if total.dtype is torch.float16:
+        write(total, grad.float())
+    else:
+        total.copy_(grad)
+
+
 def accumulate_share(
     total: torch.Tensor, grad: torch.Tensor, config: StepConfig, write: Write
 ) -> None:

@@ -6,9 +6,11 @@ The function may write to its tensors in place and return them; the program writ
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -80,7 +82,7 @@ def trace(
             return [*body(Values(named, tensors)), *lookup.gradients]
 
     quiet = _torch.without_log_of_fakes()
-    with mode, portable_kernels(), quiet, _torch.code_when_run():
+    with _no_finalizers(), mode, portable_kernels(), quiet, _torch.code_when_run():
         leaves = [
             fake.requires_grad_() if item.requires_grad else fake
             for item, fake in zip(named, fakes, strict=True)
@@ -93,6 +95,18 @@ def trace(
     own_constants(graph)
     own_outputs(graph)
     return _as_program(name, graph, named, anchors, time.perf_counter() - started)
+
+
+@contextlib.contextmanager
+def _no_finalizers() -> Iterator[None]:
+    """Nothing is collected meanwhile: what objects compute when they go would be traced too."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _fake(item: Named, mode: _torch.FakeTensorMode) -> torch.Tensor:

@@ -1,9 +1,12 @@
 """Device iterations x gradient accumulation x replicas, against the loop written out."""
 
+import dataclasses
+
 import pytest
 import torch
 
-from abele.config import OutputMode, Reduction, StepConfig
+from abele.collectives.protocol import Counts
+from abele.config import MeanStrategy, OutputMode, Reduction, StepConfig
 from models import MODELS
 from runs import flat, rule_for, run, started
 
@@ -124,6 +127,49 @@ def test_processes_divide_the_mean_as_well():
     session.step(batch)
     for name, parameter in module.named_parameters():
         torch.testing.assert_close(session.params[name], parameter.detach() - parameter.grad / 4)
+
+
+class Twin:
+    """A second process that always has the same values."""
+
+    rank, size = 0, 2
+
+    def __init__(self):
+        self.counts = Counts()
+
+    def gather(self, topic, text):
+        return [text, text]
+
+    def all_reduce(self, values, topic=""):
+        values.mul_(2)
+
+    def leave(self, topic, why):
+        """Nobody to tell."""
+
+
+@pytest.mark.parametrize("strategy", MeanStrategy)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_process_with_one_gradient_per_update_gives_that(strategy, dtype):
+    model = MODELS["batch norm and dropout"]
+    batches = model.batches(CALLS, 2 * ROWS)
+    found = []
+    for processes in (1, 2):
+        module = model.fresh()
+        rule = dataclasses.replace(rule_for(module), accumulator_dtype=dtype)
+        config = StepConfig(
+            device_iterations=2, processes=processes, mean_strategy=strategy, seed=3
+        )
+        twin = Twin() if processes == 2 else None
+        session, _ = started(module, model.batch(ROWS), rule, config, collective=twin)
+        for total in session.accumulators.values():
+            total.fill_(9)  # what is found there is no part of the first update
+        for batch in batches:
+            session.step(batch)
+            assert not any(total.any() for total in session.read_accumulators().values())
+        found.append(session)
+    exact = dtype is torch.float32
+    for name, value in found[0].params.items():
+        torch.testing.assert_close(found[1].params[name], value, rtol=0, atol=0 if exact else 2e-3)
 
 
 def test_accumulators_are_empty_after_each_update():

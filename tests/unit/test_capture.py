@@ -1,5 +1,6 @@
 """Capture: what becomes a slot, what is refused, and what the module looks like afterwards."""
 
+import gc
 import linecache
 
 import numpy
@@ -432,3 +433,33 @@ def test_the_call_hides_how_arguments_are_passed():
     config = StepConfig(training=False)
     found = capture(lambda ab: [module({"a": ab[0], "b": ab[1]})], module, [X, X[0]], config)
     assert slots(found.programs[0], Role.INPUT) == ["input0", "input1"]
+
+
+class Lingering:
+    """Refers to itself, so that only the collector ends it; computes when it goes."""
+
+    def __init__(self, held):
+        self.own, self.held, self.copied = self, held, []
+
+    def __del__(self):
+        self.copied.append(self.held.clone())
+
+
+def test_what_is_collected_meanwhile_is_not_captured():
+    copied, held = [], torch.ones(3)
+
+    def forward(m, x):
+        copied.append(Lingering(held).copied)  # garbage from here on
+        kept = [[index] for index in range(2000)]  # enough for the collector to look
+        return x * m.weight + len(kept)
+
+    before = gc.get_threshold()
+    gc.set_threshold(100)
+    try:
+        (program,) = captured(Any(forward), (X,)).programs
+    finally:
+        gc.set_threshold(*before)
+    assert not program.graph.state_dict()
+    gc.collect()
+    ((found,),) = copied
+    assert type(found) is torch.Tensor

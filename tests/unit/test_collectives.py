@@ -1,6 +1,5 @@
 """Notes and signs of life between processes, here threads that share a store."""
 
-import concurrent.futures
 import datetime
 
 import pytest
@@ -11,37 +10,12 @@ from abele.collectives.board import ENDED, STOPPED, Board
 from abele.errors import DisagreementError, RankLostError
 
 
-@pytest.fixture
-def boards():
-    """Makes the boards of several processes; closes them."""
-    made = []
-
-    def make(count, timeout_s=2.0, without=()):
-        port = instances.free_port()
-        wait = datetime.timedelta(seconds=5)
-        for rank in range(count):
-            store = distributed.TCPStore(
-                "127.0.0.1", port, is_master=rank == 0, timeout=wait, wait_for_workers=False
-            )
-            if rank not in without:
-                made.append(Board(store, rank, count, timeout_s, lambda: "at work", "process 0"))
-        return made
-
-    yield make
-    for board in reversed(made):
-        board.close(ENDED)
-
-
-def together(boards, function):
-    """Calls a function for every board at the same time."""
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        return [one.result(30) for one in [pool.submit(function, board) for board in boards]]
-
-
 def test_texts_come_by_rank_and_topics_can_be_used_again(boards):
     made = boards(3)
     for turn in "ab":
-        found = together(made, lambda board, turn=turn: board.gather("x", f"{turn}{board.rank}"))
+        found = instances.together(
+            made, lambda board, turn=turn: board.gather("x", f"{turn}{board.rank}")
+        )
         assert found == [[f"{turn}0", f"{turn}1", f"{turn}2"]] * 3
 
 
@@ -56,14 +30,14 @@ def test_facts_that_differ_are_named_with_both_values(boards):
             )
         return str(caught.value)
 
-    first, *others = together(made, facts)
+    first, *others = instances.together(made, facts)
     assert others == [first, first]
     assert "about versions: x is absent on process 0 and y on process 1; torch is 2.13.0" in first
     assert "on process 0 and 2.12.0 on process 2. Give" in first
 
 
 def test_equal_facts_are_agreed(boards):
-    assert together(boards(2), lambda board: board.agree("x", {"a": "1"})) == [None, None]
+    assert instances.together(boards(2), lambda board: board.agree("x", {"a": "1"})) == [None, None]
 
 
 def test_a_process_that_does_not_come_is_named(boards):

@@ -1,9 +1,13 @@
 """Sums between processes of one host through memory that they share.
 
 A step of a small model takes a millisecond, and gloo's loopback connection a good part of that.
-Every process copies its values to a slot of its own, adds one part of all slots, and copies the
-parts that the others have added; who is how far stands in one number per process. Each part is
-added by one process in the order of ranks, so that all end with the same bits.
+Here every process copies its values to a slot of its own and adds everybody's to its own tensor;
+who is how far stands in one number per process. All add in the order of ranks, so that all end
+with the same bits. Two sets of slots take turns: who writes to one again has seen everybody come to
+the other, so nobody still reads, and processes meet once per sum instead of twice.
+
+A tensor that is larger than a slot goes through it piece by piece. Many processes would read many
+slots each; there everybody adds one part of all slots, and copies what the others have added.
 
 The memory has no name: it is gone with the last process that uses it, however that ends.
 """
@@ -16,7 +20,7 @@ import os
 import platform
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -27,9 +31,13 @@ from abele.collectives.board import Board
 SWITCH = "ABELE_SHARED_MEMORY"
 _LINE = 8  # a number per cache line of 64 bytes, so that writers do not slow each other down
 _ALIGNMENT = 64
+SLOT_BYTES = 16 * 1024 * 1024
+#: More processes than this add one part each, unless that is too little to be worth meeting twice.
+MOST_WHO_ADD_ALL, _WORTH_SHARING = 4, 64 * 1024
 # Yielding for long uses up the share of a loaded core that the step after needs.
-_SPINS, _YIELD_S, _SHORTEST_S, _LONGEST_S = 300, 0.0003, 0.00005, 0.001
+_SPIN_S, _YIELD_S, _SHORTEST_S, _LONGEST_S = 0.00005, 0.0003, 0.00005, 0.001
 _LOOK_S = 0.05
+_MOST_VIEWS = 64
 
 
 class SharedSums:
@@ -38,11 +46,13 @@ class SharedSums:
     Args:
         board: of this process.
         pids: of all processes, by rank.
+
+    Raises:
+        OSError: a process is not seen from here.
     """
 
     def __init__(self, board: Board, pids: list[int]):
         self._board, self._rank, self._size = board, board.rank, board.size
-        self._pids = pids
         self._alive = select.poll()
         self._ends: dict[int, int] = {}
         for rank, pid in enumerate(pids):
@@ -50,9 +60,13 @@ class SharedSums:
                 self._ends[os.pidfd_open(pid)] = rank
         for end in self._ends:
             self._alive.register(end, select.POLLIN)  # readable once the process has ended
-        self._capacity, self._count = 0, 0
+        cores = set().union(*(os.sched_getaffinity(pid) for pid in pids))
+        self._spin_s = _SPIN_S if len(cores) >= self._size else 0.0
+        self._count, self._turn = 0, 0
+        self._others = [rank * _LINE for rank in range(self._size) if rank != self._rank]
         self._flags = memoryview(b"").cast("B")
         self._slots = torch.empty(0)
+        self._views: dict[tuple[int, torch.dtype], list[list[torch.Tensor]]] = {}
 
     @classmethod
     def of(cls, board: Board) -> SharedSums | None:
@@ -64,7 +78,7 @@ class SharedSums:
         found, answer = None, "no"
         with contextlib.suppress(OSError):  # other containers or users: processes are not seen
             found = cls(board, [int(pid) for _, _, pid in told])
-            answer = "yes" if found._grow(4096) else "no"
+            answer = "yes" if found._map() else "no"
         return found if set(board.gather("memory is shared", answer)) == {"yes"} else None
 
     def all_reduce(self, values: torch.Tensor, check: Callable[[], None]) -> None:
@@ -75,19 +89,33 @@ class SharedSums:
             check: raises if a process that is waited for does not come; called now and then.
         """
         flat = values.view(-1)
-        size = flat.numel() * flat.element_size()
-        if size > self._capacity and not self._grow(size):
-            raise RuntimeError(f"{size} bytes of memory could not be shared between processes.")
-        rows = self._slots[:, :size].view(flat.dtype)
-        rows[self._rank].copy_(flat)
+        most = SLOT_BYTES // flat.element_size()
+        for piece in (flat,) if flat.numel() <= most else flat.split(most):
+            self._add(piece, check)
+
+    def _add(self, piece: torch.Tensor, check: Callable[[], None]) -> None:
+        self._turn = 1 - self._turn
+        *slots, result = self._rows(piece)[self._turn]
+        slots[self._rank].copy_(piece)
         self._reach(check)
-        for rank, part in enumerate(self._parts(flat)):
-            if rank == self._rank:
-                torch.add(rows[0, part], rows[1, part], out=rows[-1, part])
-                for other in range(2, self._size):
-                    rows[-1, part].add_(rows[other, part])
+        if self._size <= MOST_WHO_ADD_ALL or piece.nbytes < _WORTH_SHARING:
+            _sum(slots, piece)
+            return
+        part = self._part(piece)
+        _sum([slot[part] for slot in slots], result[part])
         self._reach(check)
-        flat.copy_(rows[-1])
+        piece.copy_(result)
+
+    def _rows(self, piece: torch.Tensor) -> list[list[torch.Tensor]]:
+        """For both turns: as much as needed of every process's slot, and of that for results."""
+        key = piece.numel(), piece.dtype
+        found = self._views.get(key)
+        if found is None:
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            rows = self._slots[:, :, : piece.nbytes].view(piece.dtype)
+            found = self._views[key] = [list(turn.unbind()) for turn in rows.unbind()]
+        return found
 
     def dead(self) -> int | None:
         """A process that has ended, if there is one."""
@@ -101,27 +129,29 @@ class SharedSums:
         self._ends = {}
         self._alive = select.poll()
 
-    def _parts(self, flat: torch.Tensor) -> Iterator[slice]:
-        step = _ALIGNMENT // flat.element_size()
-        share = -(-flat.numel() // (self._size * step)) * step
-        for rank in range(self._size):
-            yield slice(rank * share, min((rank + 1) * share, flat.numel()))
+    def _part(self, piece: torch.Tensor) -> slice:
+        """What this process adds for all; whole cache lines, so that two never write to one."""
+        step = _ALIGNMENT // piece.element_size()
+        share = -(-piece.numel() // (self._size * step)) * step
+        return slice(self._rank * share, (self._rank + 1) * share)
 
     def _reach(self, check: Callable[[], None]) -> None:
         """Says that this process is one stage further, and waits until all are."""
         self._count += 1
         count, flags = self._count, self._flags
         flags[self._rank * _LINE] = count
-        for rank in range(self._size):
-            if flags[rank * _LINE] < count:
-                self._wait_for(rank * _LINE, count, check)
+        for index in self._others:
+            if flags[index] < count:
+                self._wait_for(index, count, check)
 
     def _wait_for(self, index: int, count: int, check: Callable[[], None]) -> None:
         flags = self._flags
-        for _ in range(_SPINS):
-            if flags[index] >= count:
-                return
-        began = looked = time.monotonic()
+        began = looked = now = time.monotonic()
+        while now - began < self._spin_s:
+            for _ in range(50):
+                if flags[index] >= count:
+                    return
+            now = time.monotonic()
         while flags[index] < count:
             now = time.monotonic()
             if now - began < _YIELD_S:
@@ -132,11 +162,10 @@ class SharedSums:
                 looked = now
                 check()
 
-    def _grow(self, size: int) -> bool:
-        """Maps more memory in all processes; they come here in the same exchange."""
-        self._capacity = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    def _map(self) -> bool:
+        """Maps the memory, as all processes do now; the same answer in all of them."""
         head = -(-self._size * _LINE * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
-        total = head + (self._size + 1) * self._capacity
+        total = head + 2 * (self._size + 1) * SLOT_BYTES  # pages that are not used take no memory
         file, answer = -1, "no"
         try:
             if self._rank == 0:
@@ -151,12 +180,19 @@ class SharedSums:
                 mapped = mmap.mmap(file, total)
                 self._flags = memoryview(mapped)[:head].cast("q")
                 data = torch.frombuffer(mapped, dtype=torch.uint8, offset=head)
-                self._slots = data.view(self._size + 1, self._capacity)
-                self._count, answer = 0, "yes"
+                self._slots = data.view(2, self._size + 1, SLOT_BYTES)
+                answer = "yes"
             return set(self._board.gather("shared memory is mapped", answer)) == {"yes"}
         finally:
             if file >= 0:
                 os.close(file)
+
+
+def _sum(values: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    """Adds two or more tensors in order; ``out`` is none of them."""
+    torch.add(values[0], values[1], out=out)
+    for other in values[2:]:
+        out.add_(other)
 
 
 def _usable() -> bool:

@@ -60,7 +60,7 @@ class TorchCollective:
 
     def all_reduce(self, values: torch.Tensor, topic: str = "") -> None:
         """See ``Collective.all_reduce``."""
-        with self._staged(values) as wire, self._counted(wire), self._whole():
+        with self._exchange(values) as wire:
             if self._shared is not None and not wire.is_cuda:
                 self._shared.all_reduce(wire, lambda: self._look(topic))
             else:
@@ -68,17 +68,17 @@ class TorchCollective:
 
     def broadcast(self, values: torch.Tensor) -> None:
         """See ``Collective.broadcast``."""
-        with self._staged(values) as wire, self._counted(wire), self._whole():
+        with self._exchange(values) as wire:
             self._wait(lambda: distributed.broadcast(wire, 0, async_op=True), "", wire.is_cuda)
 
     def gather(self, topic: str, text: str) -> list[str]:
         """See ``Collective.gather``."""
-        with self._whole(RankLostError):
+        with self._whole():
             return self.board.gather(topic, text)
 
     def agree(self, topic: str, facts: Mapping[str, str]) -> None:
         """See ``Collective.agree``."""
-        with self._whole(RankLostError):
+        with self._whole():
             self.board.agree(topic, facts)
 
     def tell(self, topic: str, text: str) -> None:
@@ -107,18 +107,47 @@ class TorchCollective:
     # -- one exchange ----------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _whole(self, kind: type[BaseException] = BaseException) -> Iterator[None]:
-        """Lets an exchange that fails in this way be the last.
-
-        The others may still come to it, and would meet this process in the next one instead.
-        """
+    def _whole(self) -> Iterator[None]:
+        """Lets the loss of another process be the end of all exchanges."""
         self._check_whole()
         try:
             yield
-        except kind as problem:
-            self._broken = f"{problem}" or type(problem).__name__
-            self.board.stop(self._last_words())
+        except RankLostError as problem:
+            self._break(problem)
             raise
+
+    @contextlib.contextmanager
+    def _exchange(self, values: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Counts an exchange, and lets one that fails be the last.
+
+        The others may still come to it, and would meet this process in the next one instead.
+
+        Yields:
+            The tensor itself, or a copy on the host where several processes share a GPU.
+        """
+        # One context, not one for each purpose: a small model's update is as long as 20 of them.
+        self._check_whole()
+        number = self.counts.calls + 1
+        self._waiting = f"in exchange {number}"
+        began = self._began = time.monotonic()
+        self.board.begin(EXCHANGE)
+        staged = values.is_cuda and not self._alone_on_gpu
+        wire = values.cpu() if staged else values
+        try:
+            yield wire
+        except BaseException as problem:
+            self._break(problem)
+            raise
+        if staged:
+            values.copy_(wire)
+        self.counts.seconds += time.monotonic() - began
+        self.counts.calls = number
+        self.counts.bytes += wire.nbytes
+        self._waiting = f"after exchange {number}"
+
+    def _break(self, problem: BaseException) -> None:
+        self._broken = f"{problem}" or type(problem).__name__
+        self.board.stop(self._last_words())
 
     def _wait(self, start: Callable[[], distributed.Work | None], topic: str, cuda: bool) -> None:
         """Waits for an exchange, looking now and then whether the others can still come."""
@@ -181,29 +210,6 @@ class TorchCollective:
                 return reason
             time.sleep(0.1)
         return f"a connection to another process broke: {problem.splitlines()[0]}"
-
-    @contextlib.contextmanager
-    def _counted(self, wire: torch.Tensor) -> Iterator[None]:
-        number = self.counts.calls + 1
-        self._waiting = f"in exchange {number}"
-        began = time.perf_counter()
-        self._began = time.monotonic()
-        self.board.begin(EXCHANGE)
-        yield
-        self.counts.seconds += time.perf_counter() - began
-        self.counts.calls = number
-        self.counts.bytes += wire.numel() * wire.element_size()
-        self._waiting = f"after exchange {number}"
-
-    @contextlib.contextmanager
-    def _staged(self, values: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The tensor itself, or a copy on the host where several processes share a GPU."""
-        if values.device.type == "cpu" or self._alone_on_gpu:
-            yield values
-            return
-        wire = values.cpu()
-        yield wire
-        values.copy_(wire)
 
     # -- connecting ------------------------------------------------------------------------
 

@@ -145,7 +145,11 @@ class Session:
     def read_accumulators(self) -> dict[str, torch.Tensor]:
         """Sums of gradients by parameter, likewise; zero between calls."""
         skip = len(replica_groups.ACCUMULATOR)
-        sums = {name[skip:]: value for name, value in self.accumulators.items()}
+        sums = {
+            # Programs leave the last update's there if the next one begins by replacing it.
+            name[skip:]: value if self.config.adds_here else torch.zeros_like(value)
+            for name, value in self.accumulators.items()
+        }
         return replica_groups.joined_params(sums, self._groups)
 
     def write_accumulators(self, sums: Mapping[str, torch.Tensor]) -> None:
@@ -321,6 +325,8 @@ class Session:
             total.zero_()
 
     def _micro_steps(self, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if len(self._steps) == 1:
+            return self._micro_step(self._steps[0], batch)
         kept: list[list[torch.Tensor]] = []
         for step, rows in self._micro_batches(batch):
             outputs = self._micro_step(step, rows)
