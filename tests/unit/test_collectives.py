@@ -91,7 +91,7 @@ def test_processes_that_wait_at_different_places_do_not_wait_for_ever(boards):
             board.gather("here" if board.rank else "there", "")
         return str(told.value)
 
-    first, second = together(boards(2, timeout_s=60.0), meet)
+    first, second = instances.together(boards(2, timeout_s=60.0), meet)
     assert "waited at 'there', but process 1 waits at 'here' instead; all processes have" in first
     assert "waited at 'here', but process 0 waits at 'there' instead" in second
 
