@@ -6,15 +6,13 @@ The function may write to its tensors in place and return them; the program writ
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from abele import _torch, memo
+from abele import _torch, garbage, memo
 from abele.decompositions import PORTABLE_OPERATORS, portable_kernels
 from abele.ownership import own_constants, own_outputs
 from abele.program import Program, Role, Slot, Stamp, returned_nodes, writes
@@ -82,7 +80,8 @@ def trace(
             return [*body(Values(named, tensors)), *lookup.gradients]
 
     quiet = _torch.without_log_of_fakes()
-    with _no_finalizers(), mode, portable_kernels(), quiet, _torch.code_when_run():
+    # What finalizers compute would be traced too.
+    with garbage.uncollected(), mode, portable_kernels(), quiet, _torch.code_when_run():
         leaves = [
             fake.requires_grad_() if item.requires_grad else fake
             for item, fake in zip(named, fakes, strict=True)
@@ -95,18 +94,6 @@ def trace(
     own_constants(graph)
     own_outputs(graph)
     return _as_program(name, graph, named, anchors, time.perf_counter() - started)
-
-
-@contextlib.contextmanager
-def _no_finalizers() -> Iterator[None]:
-    """Nothing is collected meanwhile: what objects compute when they go would be traced too."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _fake(item: Named, mode: _torch.FakeTensorMode) -> torch.Tensor:
