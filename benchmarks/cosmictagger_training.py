@@ -33,7 +33,7 @@ from cosmictagger.results import curves  # noqa: E402
 
 TRAINED, HELD_OUT, NEUTRINO = 200, 40, 2
 REACH = 0.5
-STEPS, SETTLING = 780, 80
+STEPS, SETTLING = 660, 120
 RECIPE = (
     "network=small",
     # Without residual blocks nearly no neutrino pixel was found in 300 such steps.
@@ -44,9 +44,11 @@ RECIPE = (
     "data.downsample=3",
     f"data.events={TRAINED}",
     f"data.aux_events={HELD_OUT}",
-    # Many cheap steps; but running statistics then find fewer neutrinos than those of each image
-    # (other events: mIoU 0.44 instead of 0.52), likely because one event at a time was seen.
-    "run.minibatch_size=1",
+    # The recipe was chosen on events of other seeds.
+    "data.generator_seed=3",
+    # One event a step leaves running statistics behind what training shows: on events of another
+    # seed mIoU 0.44 with them and 0.52 with those of each image.
+    "run.minibatch_size=4",
 )
 TRAINING = (
     "run.aux_iterations=25",
