@@ -1,8 +1,8 @@
 """Python's garbage collector, held back while much is made and little is left behind.
 
 A graph is some hundred thousand objects that stay. Each search for garbage among them looks at all
-of them, and at everything that was imported, in vain: a seventh of the time to the first step. And what a finalizer
-computes while a program is traced would become part of that program.
+of them, and at everything that was imported, in vain: a seventh of the time to the first step. And
+what a finalizer computes while a program is traced would become part of that program.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class CompiledModel:
                 progress=progress.update,
             )
             self.record.seconds["capture"] = captured_s
-            _warn_of_own_builds(executable, options)
+            _warn_of_own_builds(options)
             progress.update("load", 0.99)
             self.session = self._start(executable)
         self.device = self.session.device
@@ -362,12 +362,12 @@ def _cache(options: Options) -> ExecutableCache | None:
     return None
 
 
-def _warn_of_own_builds(executable: Executable, options: Options) -> None:
+def _warn_of_own_builds(options: Options) -> None:
     place = options.Distributed
     alone = place.numProcesses == 1 or place.processId > 0
-    if not alone and executable.target.cacheable and _cache(options) is None:
+    if not alone and _cache(options) is None:
         logger.warning(
-            "%d processes have compiled the same model, each for itself. Call "
+            "%d processes compile the same model, each for itself. Call "
             "options.enableExecutableCaching(folder) to let one compile for all.",
             place.numProcesses,
         )

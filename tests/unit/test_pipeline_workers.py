@@ -85,6 +85,15 @@ def test_an_error_is_raised_as_it_is_and_workers_go_on(crew):
     crew.run([lambda: None] * 2, never)
 
 
+@pytest.fixture
+def interruptible():
+    """Whoever starts tests in the background has them ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interruption_stops_the_jobs_and_waits_for_them(crew):
     stopped, ended = threading.Event(), threading.Event()
     begun = threading.Event()
