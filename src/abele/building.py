@@ -143,6 +143,7 @@ def _build_for(
     cache = cache if target.cacheable else None
     if cache is None:
         return _compile(target, lowered, parts, record, progress)
+    there = cache.has(record.executable)
     found = _load(cache, target, lowered, parts, record)
     if found is not None:
         return found
@@ -154,6 +155,7 @@ def _build_for(
     with cache.only_one(record.executable, waiting) as waited:
         if waited:
             record.seconds["wait"] = time.perf_counter() - started
+        if waited or not there:  # another one may have stored it since, and gone already
             found = _load(cache, target, lowered, parts, record)
             if found is not None:
                 return found

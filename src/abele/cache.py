@@ -42,6 +42,10 @@ class ExecutableCache:
         """Where the executable with this key is kept."""
         return self.folder / f"{key}{SUFFIX}"
 
+    def has(self, key: str) -> bool:
+        """Whether there is a file of that name, whole or not."""
+        return os.path.exists(self.path(key))
+
     def load(
         self, programs: Sequence[Program], parts: Mapping[str, Any], target: Target
     ) -> Executable | None:
