@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import secrets
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,9 +23,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path.parent, path.name)
-    partial = path.with_name(f".{path.name}.{_host()}-{os.getpid()}.part")
+    # The last part keeps threads of one process apart.
+    partial = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
-        with open(partial, "wb") as file:
+        with open(partial, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -55,7 +57,7 @@ def sweep(folder: Path, name: str | None = None) -> None:
         OSError: the folder is not there, or may not be changed.
     """
     wanted = ".+" if name is None else re.escape(name)
-    pattern = re.compile(rf"\.{wanted}\.{re.escape(_host())}-(\d+)\.part")
+    pattern = re.compile(rf"\.{wanted}\.{re.escape(_host())}-(\d+)(-\w+)?\.part")
     for entry in os.scandir(folder):
         found = pattern.fullmatch(entry.name)
         if found is not None and not _alive(int(found[1])):

@@ -19,8 +19,8 @@ from typing import Any, Self
 
 import torch
 
+from abele import atomic
 from abele.errors import CorruptExecutable, SerializationError
-from abele.executable import write_atomically
 from abele.values import decode, encode
 
 FORMAT = 1
@@ -53,14 +53,14 @@ def write(path: Path, kind: str, content: Mapping[str, Any], members: Mapping[st
     }
     text = json.dumps(manifest, indent=1, allow_nan=False)
 
-    def fill(file: Any) -> None:
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-            archive.writestr(_MANIFEST, text)
-            for name, data in raw.items():
-                with archive.open(name, "w", force_zip64=True) as member:
-                    member.write(data)
-
-    write_atomically(path, fill)
+    with (
+        atomic.replacing(path) as file,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive,
+    ):
+        archive.writestr(_MANIFEST, text)
+        for name, data in raw.items():
+            with archive.open(name, "w", force_zip64=True) as member:
+                member.write(data)
 
 
 def _bytes_of(name: str, value: Any) -> Any:

@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,18 @@ class Executable:
         Raises:
             OSError: the folder is not writable, or the disk is full; nothing is left behind.
         """
-        write_atomically(path, self._write)
+        # Not ``atomic``: hosts share a cache, which sweeps what any of them left by its age.
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL}")
+        try:
+            with open(temporary, "xb") as file:
+                self._write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
     def _write(self, file: Any) -> None:
         members = {}
@@ -70,30 +81,6 @@ class Executable:
             archive.writestr("manifest.json", json.dumps(manifest, indent=1))
             for name, data in members.items():
                 archive.writestr(name, data)
-
-
-def write_atomically(path: Path, write: Callable[[Any], None]) -> None:
-    """Makes a file at once or not at all; an older one stays until the new one is complete.
-
-    Args:
-        path: where to; folders are made.
-        write: fills the file object it is given.
-
-    Raises:
-        OSError: the folder is not writable, or the disk is full; nothing is left behind.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Not tempfile: its files are private, and a cache folder may be shared between users.
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{PARTIAL}")
-    try:
-        with open(temporary, "xb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def key_parts(programs: Sequence[Program], config: StepConfig, target: Target) -> dict[str, Any]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
-import secrets
 import threading
 from pathlib import Path
 
-from abele import kernels
+from abele import atomic, kernels
 from abele.errors import CorruptExecutable
 
 _LOADED: dict[str, ctypes.CDLL] = {}
@@ -67,7 +65,9 @@ def load(code: bytes) -> ctypes.CDLL:
         if name not in _LOADED:
             path = kernels.cache_folder() / f"abele_schedule_{name}.so"
             if not _holds(path, code):
-                _write(path, code)
+                # At once: other processes may be loading the file of this name.
+                with atomic.replacing(path) as file:
+                    file.write(code)
             try:
                 _LOADED[name] = _typed(ctypes.CDLL(str(path)))
             except (OSError, AttributeError) as error:
@@ -82,13 +82,6 @@ def _holds(path: Path, code: bytes) -> bool:
         return path.read_bytes() == code
     except OSError:
         return False
-
-
-def _write(path: Path, code: bytes) -> None:
-    # Under another name first: other processes may be loading this one.
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
-    temporary.write_bytes(code)
-    os.replace(temporary, path)
 
 
 def _typed(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 
-from abele import stored
+from abele import atomic, stored
 from abele.building import build
 from abele.capture import Captured
 from abele.config import StepConfig
 from abele.container import Container
 from abele.errors import AbeleError, CorruptExecutable, SerializationError, TargetError
-from abele.executable import write_atomically
 from abele.module_state import parameter_names
 from abele.serialization import first_difference
 from abele.update_rules import UpdateRule
@@ -61,7 +60,7 @@ def compile_model(
         about = _about(name, settings, pef_metadata, record.target, fused_only=fused_only)
         _pef.write(path, traced, made, described, about)
     text = "\n\n".join(program.text() for program in made.programs)
-    write_atomically(log, lambda file: file.write(text.encode()))
+    atomic.write_text(log, text)
     size = path.stat().st_size / 2**20
     say(f"PEF file {path} created, {size:.2f} MiB, executable {record.executable[:12]}")
     say("Compilation succeeded.")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from abele.executable import write_atomically
+from abele import atomic
 
 
 @dataclasses.dataclass
@@ -91,4 +91,4 @@ class Profiler:
             if e.end is not None
         ]  # fmt: skip
         text = json.dumps({"traceEvents": events})
-        write_atomically(Path(file), lambda out: out.write(text.encode()))
+        atomic.write_text(Path(file), text)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from abele.executable import write_atomically
+from abele import atomic
 
 
 class AccuracyReport:
@@ -23,4 +23,4 @@ class AccuracyReport:
     def save(self, file: str | os.PathLike[str]) -> None:
         """Writes the values as JSON, at once or not at all."""
         text = json.dumps(self.values, indent=1, default=float)
-        write_atomically(Path(file), lambda out: out.write(text.encode()))
+        atomic.write_text(Path(file), text)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from abele.executable import write_atomically
+from abele import atomic
 from sambaflow.errors import UsageError
 
 
@@ -17,7 +17,8 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], path: str | os.PathLike[st
     """Writes tensors by name in torch's format, at once or not at all."""
     held = {name: torch.Tensor.detach(value).cpu() for name, value in tensors.items()}
     plain = {name: value.as_subclass(torch.Tensor) for name, value in held.items()}
-    write_atomically(Path(path), lambda file: torch.save(plain, file))
+    with atomic.replacing(Path(path)) as file:
+        torch.save(plain, file)
 
 
 def load_sharded_checkpoint(

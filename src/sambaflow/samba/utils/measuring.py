@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from abele.executable import write_atomically
+from abele import atomic
 from sambaflow.samba._loaded import SECTIONS, LoadedGraph
 
 _WARMUP = 3
@@ -162,4 +162,4 @@ def _print(result: dict[str, Any]) -> None:
 def _save(path: str | None, content: dict[str, Any]) -> None:
     if path:
         text = json_format.dumps(content, indent=1)
-        write_atomically(Path(path), lambda file: file.write(text.encode()))
+        atomic.write_text(Path(path), text)
