@@ -308,8 +308,6 @@ class Session:
             self._anchors.begin()
         if self.exchange is not None:
             self.exchange.begin()
-        elif len(self._steps) == 1:
-            return self._micro_step(self._steps[0], batch)
         try:
             return self._micro_steps(batch)
         except BaseException as problem:
