@@ -1,8 +1,10 @@
 """Compiled code that lets other threads run: the same results, nothing kept, errors told."""
 
+import io
 import threading
 import time
 import weakref
+import zipfile
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch
 from abele import build
 from abele.config import StepConfig
 from abele.targets import _released
+from abele.targets._aoti import Package
 from abele.targets._base import Compiled
 from conftest import usable
 from runs import captured
@@ -77,3 +80,16 @@ def test_targets_without_such_a_call_keep_theirs():
         return inputs
 
     assert Compiled(run).released() is run
+
+
+def test_code_that_needs_the_loader_keeps_it_and_says_so():
+    def run(inputs):
+        return inputs
+
+    with io.BytesIO() as payload:
+        with zipfile.ZipFile(payload, "w") as package:
+            package.writestr("program.so", b"")
+            package.writestr("operators.json", "{}")  # what the loader calls by name
+        stage = Package(run, payload.getvalue())
+    with pytest.warns(UserWarning, match="needs? torch's loader.*no other stage works"):
+        assert stage.released() is run

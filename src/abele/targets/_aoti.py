@@ -18,6 +18,7 @@ from abele.errors import CompilerError
 from abele.program import Program, Slot
 from abele.targets import _released
 from abele.targets._base import Compiled, Run
+from abele.warn import warn_user
 
 
 def compile_program(
@@ -64,9 +65,16 @@ class Package(Compiled):
         """The code under its C interface, which does not hold the interpreter's lock.
 
         The loader of torch holds it from beginning to end. What calls operators that only the
-        loader can call stays with the loader.
+        loader can call stays with the loader, and a warning says so.
         """
-        return _released.load(self.payload) or self.run
+        found = _released.load(self.payload)
+        if found is None:
+            warn_user(
+                "A stage's compiled code calls operators that need torch's loader, which holds "
+                "Python's lock: no other stage works while it runs. Results are the same.",
+                UserWarning,
+            )
+        return found or self.run
 
 
 def _example(slot: Slot, device: torch.device) -> torch.Tensor:
