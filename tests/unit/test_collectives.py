@@ -63,16 +63,16 @@ def test_who_ended_comes_before_who_stopped_because_of_it(boards):
 
 
 def test_a_process_without_signs_of_life_is_lost_and_others_are_not(boards):
-    first, second, third = boards(3)
-    assert first.lost(0.5) is None
+    first, second, third = boards(3, timeout_s=2.0)  # ten signs a second
+    assert first.lost(3.0) is None
     second._closing.set()  # as if it had been killed: no more signs, no last words
     second._thread.join()
     found = None
     while found is None:
-        found = first.lost(0.5)
+        found = first.lost(3.0)
     assert found.startswith("process 1 died or hangs: no sign of it for ")
     assert "last seen at work" in found
-    assert first.lost(0.5, wanted=[2]) is None
+    assert first.lost(3.0, wanted=[2]) is None
     assert third.lost(30.0) is None
 
 
@@ -98,7 +98,7 @@ def test_processes_that_wait_at_different_places_do_not_wait_for_ever(boards):
 
 def test_without_the_store_its_keeper_is_named():
     port = instances.free_port()
-    wait = datetime.timedelta(seconds=3)
+    wait = datetime.timedelta(seconds=60)
     stores = [
         distributed.TCPStore("127.0.0.1", port, is_master=m, timeout=wait, wait_for_workers=False)
         for m in (True, False)
