@@ -119,7 +119,6 @@ class _Memory:
             # Nobody may have asked yet where it lives, and its new name does not tell.
             self._known[node] = written[0], True
             self._latest[written[0]] = node
-            self._known[node] = written[0], True
             return
         behind, results = node, node.meta["val"]
         while is_getitem(behind.next) and node_argument(behind.next, 0) is node:

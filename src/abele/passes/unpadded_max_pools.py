@@ -29,22 +29,6 @@ def unpadded_max_pools(program: Program) -> Program:
     return finished(program, graph)
 
 
-def _ours(
-    x: torch.fx.Node,
-    kernel: list[int],
-    stride: list[int] = [],  # noqa: B006
-    padding: list[int] = [0],  # noqa: B006
-    dilation: list[int] = [1],  # noqa: B006
-    ceil_mode: bool = False,
-) -> bool:
+def _ours(x: torch.fx.Node, *settings: Any) -> bool:
     value = x.meta["val"]
-    return (
-        value.dtype is torch.float32
-        and value.dim() == 4
-        and value.is_contiguous()
-        and set(kernel) == {2}
-        and set(stride) <= {2}
-        and set(padding) == {0}
-        and set(dilation) == {1}
-        and not ceil_mode
-    )
+    return max_pool.is_two_by_two(value, *settings) and value.is_contiguous()

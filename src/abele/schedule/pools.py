@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from abele.ops import max_pool
 from abele.program import is_getitem
 from abele.schedule.calls import threads_for
 from abele.schedule.library import ImagePool
@@ -40,24 +41,10 @@ def own_pool(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | None:
     return None
 
 
-def _fits(
-    x: Any,
-    kernel: list[int],
-    stride: list[int] = [],  # noqa: B006
-    padding: list[int] = [0],  # noqa: B006
-    dilation: list[int] = [1],  # noqa: B006
-    ceil_mode: bool = False,
-) -> bool:
+def _fits(x: _Node, *settings: Any) -> bool:
     value = x.meta["val"]
-    return (
-        value.dtype is torch.float32
-        and value.dim() == 4
-        and value.shape[2] % 2 == value.shape[3] % 2 == 0
-        and set(kernel) == {2}
-        and set(stride) <= {2}
-        and set(padding) == {0}
-        and set(dilation) == {1}
-    )
+    fits = max_pool.is_two_by_two(value, *settings)
+    return fits and value.shape[2] % 2 == value.shape[3] % 2 == 0
 
 
 def _describe(x: torch.Tensor) -> tuple[ImagePool, int]:
