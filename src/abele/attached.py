@@ -30,10 +30,10 @@ ENVIRONMENT = "ABELE_RUNTIME_DIR"
 FORMAT = 1
 
 _PROC = Path("/proc")
-_lock = threading.Lock()
+_lock = threading.RLock()  # the garbage collector may end an attachment in the middle of a change
 _numbers = itertools.count()
 _held: dict[int, dict[str, Any]] = {}
-_holder = 0  # the process that _held is about; a fork inherits the table, not the devices
+_writing = False
 _known: dict[str, Any] = {}
 
 
@@ -50,20 +50,32 @@ class Attachment:
     """
 
     def __init__(self, owner: object, target: str, device: torch.device):
-        self._process, self._number = os.getpid(), next(_numbers)
+        self._number = next(_numbers)
         entry = {"target": target, "device": str(device), "since": time.time(), **_gpu(device)}
         self.problem = _change(self._number, entry)
         # Also runs when the interpreter exits, which does not delete what is still referred to.
-        self._end = weakref.finalize(owner, _give_up, self._process, self._number)
+        self._end = weakref.finalize(owner, _give_up, self._number)
 
     def end(self) -> None:
         """Gives the device up; a second time, or in a fork of the process, does nothing."""
         self._end()
 
 
-def _give_up(process: int, number: int) -> None:
-    if os.getpid() == process and number in _held:
+def _give_up(number: int) -> None:
+    if number in _held:
         _change(number, None)
+
+
+def _forget() -> None:
+    """A fork inherits the table, not the devices, and no thread that would open the lock."""
+    global _lock, _writing
+    _lock, _writing = threading.RLock(), False
+    _held.clear()
+    _known.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 def folder() -> Path:
@@ -95,20 +107,28 @@ def _gpu(device: torch.device) -> dict[str, str]:
 
 def _change(number: int, entry: dict[str, Any] | None) -> str | None:
     """Adds or removes what is held and writes the file anew; returns why that failed."""
-    global _holder
     with _lock:
-        if _holder != os.getpid():
-            _holder = os.getpid()
-            _held.clear()
-            _known.clear()
         _held.pop(number, None)
         if entry is not None:
             _held[number] = entry
         try:
-            _write(list(_held.values()))
+            _write_all()
         except (OSError, ValueError) as problem:
             return f"Other processes cannot see that this one holds a device: {problem}"
     return None
+
+
+def _write_all() -> None:
+    global _writing
+    if _writing:
+        return  # called from within the loop below, which sees what has changed
+    _writing, written = True, None
+    try:
+        while written != (held := list(_held.values())):
+            _write(held)
+            written = held
+    finally:
+        _writing = False
 
 
 def _write(held: list[dict[str, Any]]) -> None:

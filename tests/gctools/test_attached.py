@@ -72,6 +72,22 @@ class Regression(torch.nn.Linear):
         return torch.nn.functional.mse_loss(super().forward(x), y)
 
 
+def test_what_the_garbage_collector_ends_in_the_middle_of_a_change_is_gone(folder, monkeypatch):
+    write, going, owner = attached._write, Owner(), Owner()
+    of_going = Attachment(going, "reference", CPU)
+
+    def collect_and_write(held):
+        of_going.end()  # as its finalizer would, on this very thread
+        write(held)
+
+    monkeypatch.setattr(attached, "_write", collect_and_write)
+    of_owner = Attachment(owner, "cpu", CPU)
+    assert (of_owner.problem, of_going.problem) == (None, None)
+    assert [hold.target for hold in holds()] == ["cpu"]
+    of_owner.end()
+    assert list(folder.iterdir()) == []
+
+
 def test_a_wrapped_model_is_listed_while_it_holds_the_device(folder, monkeypatch):
     monkeypatch.setenv("ABELE_TARGET", "reference")
     model = Regression(2, 1)
