@@ -49,7 +49,7 @@ class Recorder:
         self._file: TraceFile | None = None
         self._pid = 0
         self._threads: set[int] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a wrapper that is collected meanwhile adds events too
 
     def wants(self, channel: str) -> bool:
         """Whether a channel is written."""
