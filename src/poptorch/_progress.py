@@ -1,8 +1,11 @@
 """The bar that is shown while a model is compiled."""
 
+import sys
 import threading
 import time
+import warnings
 from types import TracebackType
+from typing import Any
 
 from tqdm import tqdm
 
@@ -31,10 +34,12 @@ class CompilationProgress:
         self._done = threading.Event()
         self._floor, self._since = 0.0, time.monotonic()
         self._ticker = threading.Thread(target=self._tick, daemon=True) if show else None
+        self._show_plainly = warnings.showwarning
 
     def __enter__(self) -> "CompilationProgress":
         if self._ticker is not None:
             self._ticker.start()
+            warnings.showwarning = self._show_warning
         return self
 
     def update(self, stage: str, fraction: float) -> None:
@@ -51,6 +56,11 @@ class CompilationProgress:
                 share = waited / (waited + _TIME_CONSTANT_S)
                 self._show(self._floor + (0.99 - self._floor) * share)
 
+    def _show_warning(self, *warning: Any) -> None:
+        """Shows a warning on lines of its own instead of behind the bar."""
+        with tqdm.external_write_mode(file=sys.stderr):
+            self._show_plainly(*warning)
+
     def _show(self, fraction: float) -> None:
         self._bar.n = max(self._bar.n, int(_STEPS * fraction))
         self._bar.refresh()
@@ -64,6 +74,7 @@ class CompilationProgress:
         self._done.set()
         if self._ticker is not None:
             self._ticker.join()
+            warnings.showwarning = self._show_plainly
         if kind is None:
             self._bar.set_postfix_str("", refresh=False)
             self._show(1.0)
