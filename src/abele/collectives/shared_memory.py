@@ -31,7 +31,8 @@ from abele.collectives.board import Board
 SWITCH = "ABELE_SHARED_MEMORY"
 _LINE = 8  # a number per cache line of 64 bytes, so that writers do not slow each other down
 _ALIGNMENT = 64
-SLOT_BYTES = 16 * 1024 * 1024
+#: Pieces of a large tensor stay in the cache until the others have read them.
+SLOT_BYTES = 1024 * 1024
 #: More processes than this add one part each, unless that is too little to be worth meeting twice.
 MOST_WHO_ADD_ALL, _WORTH_SHARING = 4, 64 * 1024
 # Yielding for long uses up the share of a loaded core that the step after needs.
