@@ -1,6 +1,7 @@
 """Pipelined models: when their stages overlap, that numbers stay, and what is told about them."""
 
 import json
+import signal
 
 import pytest
 import torch
@@ -257,3 +258,43 @@ def _two_blocks(x):
         x = x + 1
     with poptorch.Block("second", 1):
         return x * 2
+
+
+class Plain(torch.nn.Module):
+    """Two blocks without random numbers and statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = poptorch.BeginBlock(torch.nn.Linear(8, 8), "first", ipu_id=0)
+        self.second = poptorch.BeginBlock(torch.nn.Linear(8, 3), "second", ipu_id=1)
+
+    def forward(self, x, labels):
+        return F.cross_entropy(self.second(torch.tanh(self.first(x))), labels)
+
+
+def test_ctrl_c_leaves_complete_updates_only():
+    def interrupted(number, frame):
+        raise KeyboardInterrupt
+
+    def train_for_ever():
+        while True:
+            trainer(x, labels)
+
+    model = Plain()
+    made = quiet(gradientAccumulation=ACCUMULATION)
+    trainer = poptorch.trainingModel(model, made, sgd(model))
+    x, labels = torch.randn(ACCUMULATION, 8), torch.randint(0, 3, (ACCUMULATION,))
+    trainer(x, labels)
+    before = signal.signal(signal.SIGALRM, interrupted)
+    try:
+        for seconds in (0.01, 0.03, 0.08):
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            with pytest.raises(KeyboardInterrupt):
+                train_for_ever()
+            undisturbed = Plain()
+            undisturbed.load_state_dict(model.state_dict())
+            other = poptorch.trainingModel(undisturbed, made, sgd(undisturbed))
+            assert torch.equal(trainer(x, labels), other(x, labels))
+            assert torch.equal(model.first.weight, undisturbed.first.weight)
+    finally:
+        signal.signal(signal.SIGALRM, before)
