@@ -74,12 +74,14 @@ def report_wanted(options: Options, training: bool) -> Report | None:
     if not wanted:
         return None
     name = options.model_name if options.exists("model_name") else None
-    folder = Path(found.get(f"{_REPORT}directory", "."))
+    folder = found.get(f"{_REPORT}directory", ".")
+    if not isinstance(folder, str):
+        raise error(f"{_REPORT}directory must be a path, found {folder!r}.")
     count = found.get(f"{_REPORT}{_RUNS}", "2")
     if not str(count).isdigit():
         raise error(f"{_REPORT}{_RUNS} must be a number of runs, found {count!r}.")
     return Report(
-        folder=folder / (name or ("training" if training else "inference")),
+        folder=Path(folder) / (name or ("training" if training else "inference")),
         graph=bool(wanted - {"ExecutionProfile"}),
         runs=int(count) if "ExecutionProfile" in wanted else 0,
     )

@@ -183,6 +183,19 @@ def test_the_seed_also_seeds_torch():
     torch.testing.assert_close(torch.rand(3), drawn, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1])
+def test_a_seed_of_more_than_64_bits_is_refused_and_changes_nothing(seed):
+    options = Options()
+    with pytest.raises(AssertionError, match="randomSeed takes an integer of 64 bits"):
+        options.randomSeed(seed)
+    assert not options.exists("random_seed")
+
+
+def test_a_folder_of_reports_is_a_path():
+    with pytest.raises(AssertionError, match="enableProfiling takes a path or None, not False"):
+        Options().enableProfiling(False)
+
+
 def test_the_output_mode_is_open_until_chosen():
     options = Options()
     assert options.defaultOutputMode()

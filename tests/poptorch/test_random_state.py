@@ -35,6 +35,14 @@ def test_the_first_number_is_the_seed():
     assert all(type(number) is int for number in wrapped.rng_state)
 
 
+@pytest.mark.parametrize("seed", [2**64 - 1, -(2**63)])
+def test_the_largest_seeds_work_for_replicas_too(seed):
+    wrapped = _dropping(randomSeed=seed, replicationFactor=2)
+    first, second = wrapped(torch.ones(64, 8)).chunk(2)
+    assert not torch.equal(first, second)
+    assert wrapped.rng_state[0] == seed
+
+
 def test_a_state_of_other_generators_is_refused():
     wrapped, other = _dropping(randomSeed=5), _dropping(randomSeed=5, replicationFactor=2)
     wrapped.compile(X)

@@ -113,6 +113,9 @@ def test_the_number_of_traced_calls_can_be_chosen(tmp_path, monkeypatch):
     monkeypatch.setenv(ENGINE, '{"autoReport.executionProfileProgramRunCount": "many"}')
     with pytest.raises(poptorch.Error, match="must be a number of runs, found 'many'"):
         trainer(scorer(), enableProfiling=str(tmp_path))
+    monkeypatch.setenv(ENGINE, '{"autoReport.directory": 3}')
+    with pytest.raises(poptorch.Error, match=r"autoReport\.directory must be a path, found 3"):
+        trainer(scorer(), enableProfiling=str(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "autoReport.all=true"])

@@ -225,9 +225,14 @@ class Session:
         if seed is None:
             return None
         # Consecutive seeds would do for torch's Mersenne twister; spreading them costs nothing.
+        seeds = [
+            seed + 1_000_003 * replica for replica in range(first, first + self.config.replicas)
+        ]
         return [
-            torch.Generator(self.device).manual_seed(seed + 1_000_003 * replica).get_state()
-            for replica in range(first, first + self.config.replicas)
+            torch.Generator(self.device)
+            .manual_seed(each if each < 2**64 else each - 2**64)
+            .get_state()
+            for each in seeds
         ]
 
     # -- running ---------------------------------------------------------------------------

@@ -140,9 +140,13 @@ class DeviceOptions(OptionsDict):
         Args:
             profile_dir: Where each model gets a folder; None means the current directory.
         """
+        require(
+            profile_dir is None or isinstance(profile_dir, str | os.PathLike),
+            f"enableProfiling takes a path or None, not {profile_dir!r}",
+        )
         settings = {
             "debug.allowOutOfMemory": "true",
-            "autoReport.directory": "." if profile_dir is None else profile_dir,
+            "autoReport.directory": "." if profile_dir is None else os.fspath(profile_dir),
             "autoReport.all": "true",
         }
         environment = os.environ.get("POPLAR_ENGINE_OPTIONS", "")

@@ -214,11 +214,15 @@ class Options(EarlierOptions, DeviceOptions):
         """Set the seed of the program, and seed torch on the host at once.
 
         Args:
-            random_seed: The seed.
+            random_seed: The seed, of 64 bits with or without a sign.
 
         Raises:
-            AssertionError: Not an integer.
+            AssertionError: Not such an integer.
         """
+        require(
+            not isinstance(random_seed, int) or -(2**63) <= random_seed < 2**64,
+            f"randomSeed takes an integer of 64 bits, not {random_seed}",
+        )
         self.createOrSet(random_seed=random_seed)
         torch.manual_seed(random_seed)
         return self
