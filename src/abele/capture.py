@@ -26,7 +26,7 @@ from abele import (
     update_rules,
 )
 from abele.config import StepConfig
-from abele.diagnose import explain_data_dependence
+from abele.diagnose import explained
 from abele.errors import CaptureError
 from abele.losses import LossFinder
 from abele.module_state import ModuleState, substituted
@@ -254,7 +254,7 @@ class _Capture:
 
     def _call_model(self, values: Values) -> list[torch.Tensor]:
         with (
-            explain_data_dependence(),
+            explained(),
             scopes.recording(self.module_names),
             portable_functions(training=self.config.training),
         ):

@@ -12,7 +12,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch
-from abele.errors import DataDependentError
+from abele.dense import INSTEAD
+from abele.errors import CaptureError, DataDependentError
 from abele.printing import is_library
 
 # Phrases of torch's own errors for "this needs the tensor's data"; see tests/unit/test_capture.py.
@@ -27,6 +28,8 @@ _NEEDS_DATA = (
     "aten.nonzero",
 )
 
+# The same for tensors that are not dense.
+_NOT_DENSE = ("Cannot access storage of", "nested_tensor", "quantized nyi in meta tensors")
 
 _SHOW_DATA = {torch.Tensor.__repr__, torch.Tensor.__format__, torch.Tensor.__reduce_ex__}
 
@@ -45,18 +48,28 @@ class _NoPrinting(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def explain_data_dependence() -> Iterator[None]:
-    """Translates "the value is not there yet" into a ``DataDependentError``.
+def explained() -> Iterator[None]:
+    """Translates what torch says of a forward that cannot be captured.
 
     Every other exception of the user's forward passes unchanged.
+
+    Raises:
+        DataDependentError: the value that it reads is not there yet.
+        CaptureError: it makes a tensor that is not dense.
     """
     try:
         with _NoPrinting():
             yield
     except Exception as error:
-        if not _is_data_dependent(error):
-            raise
-        raise DataDependentError(_sentence(error)) from error
+        if _is_data_dependent(error):
+            raise DataDependentError(_sentence(error)) from error
+        if isinstance(error, RuntimeError) and any(text in str(error) for text in _NOT_DENSE):
+            file, line, code = user_frame(error)
+            raise CaptureError(
+                "forward makes a tensor that is not dense, at "
+                f"{file}:{line}: `{code}`; a program computes with dense tensors. {INSTEAD}"
+            ) from error
+        raise
 
 
 def _is_data_dependent(error: Exception) -> bool:

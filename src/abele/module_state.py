@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from abele.dense import INSTEAD, other_kind
 from abele.errors import CaptureError, ReassignedError
 
 
@@ -32,6 +33,7 @@ class ModuleState:
         """Collects the state of ``module`` and its children; tied tensors appear once."""
         params = dict(_named(module, "_parameters"))
         buffers = dict(_named(module, "_buffers"))
+        _refuse_other_kinds({**params, **buffers})
         _refuse_overlaps({**params, **buffers})
         return cls(
             module,
@@ -39,6 +41,13 @@ class ModuleState:
             {name: plain(value) for name, value in buffers.items()},
             frozenset(name for name, value in params.items() if value.requires_grad),
         )
+
+
+def _refuse_other_kinds(tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, value in tensors.items():
+        kind = other_kind(value)
+        if kind is not None:
+            raise CaptureError(f"{name} is {kind}; a program keeps dense tensors. {INSTEAD}")
 
 
 def _refuse_overlaps(tensors: Mapping[str, torch.Tensor]) -> None:

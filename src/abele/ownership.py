@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from abele.dense import INSTEAD, other_kind
+from abele.errors import CaptureError
 from abele.program import (
     is_getitem,
     is_view,
@@ -21,6 +23,9 @@ def own_constants(graph: torch.fx.GraphModule) -> None:
 
     The caller may write into them later, and a program computes with what they held when it was
     captured, on every target.
+
+    Raises:
+        CaptureError: one of them is not dense.
     """
     for module in graph.modules():
         held = [
@@ -28,6 +33,12 @@ def own_constants(graph: torch.fx.GraphModule) -> None:
             *module.named_buffers(recurse=False, remove_duplicate=False),
         ]
         for name, value in held:
+            kind = other_kind(value)
+            if kind is not None:
+                raise CaptureError(
+                    "forward uses a tensor that is neither a parameter nor a buffer and is "
+                    f"{kind}; a program keeps dense tensors. {INSTEAD}"
+                )
             delattr(module, name)
             module.register_buffer(name, value.detach().clone())
 

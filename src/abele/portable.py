@@ -14,6 +14,7 @@ from abele import _torch, losses
 from abele.errors import LossError
 from abele.ops import ctc_loss
 from abele.program import writes
+from abele.warn import warn_user
 
 _REDUCTIONS = ("none", "mean", "sum")  # by the numbers that operators use
 
@@ -29,6 +30,23 @@ def _with_wide_classes(
     return func(scores, target.long() if target.dtype == torch.int32 else target, *args, **kwargs)
 
 
+# Where the argument ``sparse`` of these stands.
+_SPARSE_AT = {F.embedding: 6, F.embedding_bag: 7, torch.embedding: 4, torch.embedding_bag: 5}
+
+
+def _with_dense_gradient(func: Callable, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
+    index = _SPARSE_AT[func]
+    if kwargs.get("sparse") or (len(args) > index and args[index]):
+        warn_user(
+            "An embedding with sparse=True gets a dense gradient of the same values: programs "
+            "compute with dense tensors. Momentum and weight decay act on all of its rows.",
+            UserWarning,
+        )
+        kwargs = {name: value for name, value in kwargs.items() if name != "sparse"}
+        args = (*args[:index], False, *args[index + 1 :]) if len(args) > index else args
+    return func(*args, **kwargs)
+
+
 class _PortableFunctions(TorchFunctionMode):
     def __init__(self, training: bool):
         super().__init__()
@@ -39,6 +57,8 @@ class _PortableFunctions(TorchFunctionMode):
             return self._ctc_loss(*args, **(kwargs or {}))
         if func in _OF_CLASSES:
             return _with_wide_classes(func, *args, **(kwargs or {}))
+        if func in _SPARSE_AT:
+            return _with_dense_gradient(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
     def _ctc_loss(
@@ -68,7 +88,7 @@ def portable_functions(*, training: bool) -> Iterator[None]:
     """While open, torch's functions are captured that look at the values of their arguments.
 
     These are ``ctc_loss``, and the layers of transformers that ask whether a mask is causal; and
-    losses take classes as int32.
+    losses take classes as int32, and gradients of embeddings are dense.
     """
     with _PortableFunctions(training), _torch.causal_masks_asked_of(constant_value):
         yield

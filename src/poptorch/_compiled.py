@@ -341,6 +341,7 @@ class CompiledModel:
     def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype.is_complex:
             raise error(f"Complex inputs are not supported, found one of {tensor.dtype}.")
+        _structure.require_dense(tensor)
         if tensor.requires_grad:
             self._warn_once("An input tensor has requires_grad=True; it is detached.")
         if not tensor.is_contiguous():

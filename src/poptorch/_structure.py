@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from abele import dense
 from poptorch._custom_types import parser_for
 from poptorch._error import error
 
@@ -69,6 +70,7 @@ Structure = Leaf | Constant | Items | Table | Custom
 def record(value: Any) -> Structure:
     """Describes a structure of tensors and constants."""
     if isinstance(value, torch.Tensor):
+        require_dense(value)
         return Leaf(value.shape, value.dtype)
     parser = parser_for(value)
     if parser is not None:
@@ -78,6 +80,19 @@ def record(value: Any) -> Structure:
     if isinstance(value, tuple | list):
         return Items(type(value), _all(value))
     return Constant(value)
+
+
+def require_dense(tensor: torch.Tensor) -> None:
+    """Refuses a tensor that no program can take.
+
+    Raises:
+        poptorch.Error: it is sparse, nested or quantized.
+    """
+    kind = dense.other_kind(tensor)
+    if kind is not None:
+        raise error(
+            f"Arguments and results are dense tensors, found one that is {kind}. {dense.INSTEAD}"
+        )
 
 
 def _all(values: Iterable[Any]) -> tuple[Structure, ...]:

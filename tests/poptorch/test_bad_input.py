@@ -1,5 +1,7 @@
 """Inputs and models that cannot become a program: each has a class to catch and words of advice."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -60,6 +62,48 @@ def test_tensors_need_elements(shape):
 def test_complex_numbers_are_refused():
     with pytest.raises(poptorch.Error, match=r"Complex inputs are not supported.*complex64"):
         inference(lambda x: x + 1)(torch.ones(2, dtype=torch.complex64))
+
+
+class Adjacent(torch.nn.Module):
+    """Multiplies by a matrix that it keeps as a buffer, or as an attribute."""
+
+    def __init__(self, matrix, *, buffer):
+        super().__init__()
+        if buffer:
+            self.register_buffer("matrix", matrix)
+        else:
+            self.matrix = matrix
+
+    def forward(self, x):
+        return torch.sparse.mm(self.matrix, x)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (lambda x: x.to_sparse(), r"of layout torch\.sparse_coo.*to_dense\(\)"),
+        (lambda x: x.to_sparse_csr(), r"of layout torch\.sparse_csr"),
+        (lambda x: torch.nested.nested_tensor([x, x]), "nested"),
+    ],
+    ids=["sparse", "compressed", "nested"],
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested")
+def test_tensors_that_are_not_dense_are_refused_wherever_they_are(other, said):
+    x = torch.eye(3)
+    with pytest.raises(
+        poptorch.Error, match=f"Arguments and results are dense tensors, found one.*{said}"
+    ):
+        inference(lambda x: x + 1)(other(x))
+    with pytest.raises(poptorch.Error, match=rf"not dense, at .*{Path(__file__).name}:\d+: `"):
+        inference(lambda x: other(x).to(torch.float32))(x)
+    with pytest.raises(poptorch.Error, match=f"matrix is {said}"):
+        poptorch.inferenceModel(Adjacent(other(x), buffer=True))(x)
+
+
+def test_a_sparse_constant_is_refused():
+    model = Adjacent(torch.eye(3).to_sparse(), buffer=False)
+    with pytest.raises(poptorch.Error, match=r"neither a parameter nor a buffer.*sparse_coo"):
+        poptorch.inferenceModel(model)(torch.eye(3))
 
 
 def test_an_output_period_must_divide_the_iterations():

@@ -343,3 +343,33 @@ def test_numbers_are_drawn_in_place_between_bounds():
     drawn = wrapped(torch.zeros(100))
     assert set(drawn.tolist()) == {3.0, 4.0, 5.0}
     assert not torch.equal(wrapped(torch.zeros(100)), drawn)
+
+
+@pytest.mark.parametrize("bag", [False, True], ids=["embedding", "bag"])
+def test_embeddings_that_ask_for_sparse_gradients_train_as_in_torch(bag):
+    torch.manual_seed(0)
+    made = torch.nn.EmbeddingBag(7, 3, mode="sum", sparse=True)
+    table = made if bag else torch.nn.Embedding(7, 3, sparse=True)
+    plain = copy.deepcopy(table)
+    words = torch.tensor([[1, 4], [4, 4], [0, 6]])
+
+    def loss(model):
+        return model(words).square().sum()
+
+    loss(plain).backward()
+    assert plain.weight.grad.is_sparse
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+
+    class Squares(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = table
+
+        def forward(self, words):
+            return poptorch.identity_loss(self.table(words).square(), "sum")
+
+    model = Squares()
+    wrapped = poptorch.trainingModel(model, options(), torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.warns(UserWarning, match="sparse=True gets a dense gradient"):
+        wrapped(words)
+    torch.testing.assert_close(table.weight, plain.weight, rtol=1e-6, atol=0)

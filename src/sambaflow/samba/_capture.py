@@ -16,7 +16,7 @@ import torch
 import sambaflow
 from abele import _torch, passes, scopes, tracing, update_rules
 from abele.capture import Captured
-from abele.diagnose import explain_data_dependence
+from abele.diagnose import explained
 from abele.losses import LossFinder
 from abele.module_state import ModuleState, plain, substituted
 from abele.portable import portable_functions
@@ -171,7 +171,7 @@ class _Tracing:
         keywords = dict(zip(self.names, flat[count:], strict=True))
         paths = {child: path for path, child in self.module.named_modules()}
         with (
-            explain_data_dependence(),
+            explained(),
             scopes.recording(paths),
             portable_functions(training=self.rule is not None),
         ):
