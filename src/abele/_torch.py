@@ -134,7 +134,7 @@ class Interception:
     def __enter__(self) -> Interception:
         mode = get_proxy_mode()
         assert mode is not None, "no trace under way"
-        self._mode, self._tracer, self.graph = mode, mode.tracer, mode.tracer.graph
+        self._mode, self.tracer, self.graph = mode, mode.tracer, mode.tracer.graph
         self._recorded = mode.tracer.record_stack_traces
         return self
 
@@ -143,7 +143,7 @@ class Interception:
 
         ``created`` gets each node that is traced; stack traces are its business.
         """
-        trace, create = type(self._mode).__torch_dispatch__, self._tracer.create_node
+        trace, create = type(self._mode).__torch_dispatch__, self.tracer.create_node
 
         def dispatch(mode: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None):
             kwargs = kwargs or {}
@@ -160,25 +160,25 @@ class Interception:
 
         # Not a class of its own: loops and branches know the mode by its class.
         self._mode.__torch_dispatch__ = types.MethodType(dispatch, self._mode)
-        self._tracer.create_node = create_node
-        self._tracer.record_stack_traces = False
+        self.tracer.create_node = create_node
+        self.tracer.record_stack_traces = False
 
     def __exit__(self, *exc: object) -> None:
-        for changed, name in ((self._mode, "__torch_dispatch__"), (self._tracer, "create_node")):
+        for changed, name in ((self._mode, "__torch_dispatch__"), (self.tracer, "create_node")):
             changed.__dict__.pop(name, None)
-        self._tracer.record_stack_traces = self._recorded
+        self.tracer.record_stack_traces = self._recorded
 
     def node_of(self, tensor: FakeTensor) -> torch.fx.Node | None:
         """The node that a tensor stands for; None for constants and tensors of nobody."""
-        slot = self._tracer.tensor_tracker.get(tensor)
+        slot = self.tracer.tensor_tracker.get(tensor)
         if slot is None or slot.constant is not None or tensor.constant is not None:
             return None
         return slot.proxy.node
 
     def stand_for(self, tensor: torch.Tensor, node: torch.fx.Node) -> None:
         """Ties a tensor to a node of the trace."""
-        proxy = torch.fx.Proxy(node, self._tracer)
-        self._tracer.tensor_tracker[tensor] = _ProxyTensor(proxy, None)
+        proxy = torch.fx.Proxy(node, self.tracer)
+        self.tracer.tensor_tracker[tensor] = _ProxyTensor(proxy, None)
 
 
 def laid_out_like(

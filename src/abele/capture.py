@@ -291,7 +291,8 @@ class _Capture:
             # A loss without reduction means the sum of its elements: a seed of ones.
             seed = torch.ones_like(loss) * self._loss_scale(values)
             self.largest_scale = loss_scaling.limit(loss)
-            grads = torch.autograd.grad(loss, leaves, seed, allow_unused=True)
+            with explained():
+                grads = torch.autograd.grad(loss, leaves, seed, allow_unused=True)
         return {n: g.detach() for n, g in zip(names, grads, strict=True) if g is not None}
 
     def _loss_scale(self, values: Values) -> float | torch.Tensor:

@@ -81,6 +81,12 @@ def _is_data_dependent(error: Exception) -> bool:
 
 def _sentence(error: Exception) -> str:
     file, line, code = user_frame(error)
+    if is_library(file):  # in backward no line of the user's is under way
+        return (
+            "The gradient of an operation in forward needs the value of a tensor while the program "
+            "is being captured, as does that of x[mask] = values with a boolean mask. Use tensor "
+            "operations such as torch.where(mask, values, x)."
+        )
     return (
         "forward reads the value of a tensor while the program is being captured, "
         f"at {file}:{line}: `{code}`. "

@@ -23,6 +23,7 @@ import torch
 
 from abele import _torch
 from abele._torch import OpOverload
+from abele.constants import computed
 
 Run = Callable[[], Any]
 
@@ -33,6 +34,7 @@ _NOT_REMEMBERED = {
     torch.Tag.inplace_view,
 }
 _META = ("val", "tensor_meta")
+_READS_VALUE = torch.ops.aten._local_scalar_dense.default
 
 
 class _UnknownError(Exception):
@@ -124,6 +126,8 @@ class _Memo:
 
     def call(self, function: OpOverload, args: Sequence, kwargs: dict, run: Run) -> Any:
         """An operator's results, traced by ``run`` or from memory."""
+        if function is _READS_VALUE and (known := self._known(args[0])) is not None:
+            return known
         if function not in self._refused:
             tags = _NOT_REMEMBERED.intersection(function.tags)
             self._refused[function] = function.namespace != "aten" or bool(tags)
@@ -144,6 +148,15 @@ class _Memo:
             return result
         found = self._calls[key]
         return run() if found is None else self._again(found, nodes, tensors)
+
+    def _known(self, tensor: _torch.FakeTensor) -> Any:
+        """A tensor's number if it follows from constants, whatever the input is; else None."""
+        node = self._trace.node_of(tensor)
+        value = None if node is None else computed(node, self._trace.tracer)
+        if value is None:
+            return None
+        with _torch.outside_the_trace():
+            return value.item()
 
     def _key(self, value: Any, tensors: list[_torch.FakeTensor], nodes: list[torch.fx.Node]) -> Any:
         """All that the nodes of an operator depend on; collects its tensors and their nodes."""

@@ -11,9 +11,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch, losses
+from abele.constants import constant_value
 from abele.errors import LossError
 from abele.ops import ctc_loss
-from abele.program import writes
 from abele.warn import warn_user
 
 _REDUCTIONS = ("none", "mean", "sum")  # by the numbers that operators use
@@ -92,33 +92,3 @@ def portable_functions(*, training: bool) -> Iterator[None]:
     """
     with _PortableFunctions(training), _torch.causal_masks_asked_of(constant_value):
         yield
-
-
-def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The value of a tensor of the trace under way if it is computed from constants, else None."""
-    node, mode = _torch.traced_node(tensor), _torch.get_proxy_mode()
-    if node is None or mode is None:
-        return None if isinstance(tensor, _torch.FakeTensor) else tensor
-    needed = {node, *losses.ancestors(node)}
-    if not all(map(_computes_the_same_now, needed)):
-        return None
-    graph = torch.fx.Graph()
-    copies: dict[torch.fx.Node, torch.fx.Node] = {}
-    for each in mode.tracer.graph.nodes:
-        if each in needed:
-            copies[each] = graph.node_copy(each, lambda old: copies[old])
-    graph.output(copies[node])
-    with _torch.outside_the_trace():
-        return torch.fx.GraphModule(mode.tracer.root, graph)()
-
-
-def _computes_the_same_now(node: torch.fx.Node) -> bool:
-    """Whether it is a constant or an operation that neither draws numbers nor is written to."""
-    tags = getattr(node.target, "tags", ())
-    written = any(writes(user) for user in node.users)
-    return (
-        node.op != "placeholder"
-        and torch.Tag.nondeterministic_seeded not in tags
-        and not written
-        and not writes(node)
-    )

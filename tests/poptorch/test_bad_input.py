@@ -106,6 +106,16 @@ def test_a_sparse_constant_is_refused():
         poptorch.inferenceModel(model)(torch.eye(3))
 
 
+def test_a_gradient_that_depends_on_values_says_what_to_use():
+    def forward(model, x):
+        y = x.clone()
+        y[x > 0] = (x * model.weight)[:1]
+        return poptorch.identity_loss(y, "sum")
+
+    with pytest.raises(poptorch.Error, match=r"gradient of an operation.*torch\.where\(mask"):
+        _training(forward)(torch.ones(3))
+
+
 def test_an_output_period_must_divide_the_iterations():
     every_third = (poptorch.OutputMode.EveryN, 3)
     with pytest.raises(AssertionError, match="period 3 needs a period that divides"):

@@ -267,3 +267,28 @@ def test_a_loop_does_not_warn_of_tensors_that_it_makes_itself(caplog):
     wrapped = inference(lambda x: poptorch.for_loop(2, lambda y: y * 2, [x])[0])
     assert wrapped(torch.ones(2)).tolist() == [4, 4]
     assert "No device set" not in caplog.text
+
+
+def test_python_may_branch_on_what_follows_from_constants_and_shapes():
+    def forward(x):
+        if torch.arange(x.shape[1]).max() > 1:
+            x = x * torch.tensor(x.shape).prod().item()
+        return x[:, : int(torch.tensor(4.0).sqrt())]
+
+    x = torch.randn(2, 3)
+    assert torch.equal(inference(forward)(x), forward(x))
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x: x + 1 if x.max() > 0 else x,
+        lambda x: x + 1 if torch.zeros(1).add_(x.max()) > 0 else x,
+        lambda x: x + torch.rand(1).item(),
+        lambda x: x + torch.zeros(1).uniform_().item(),
+    ],
+    ids=["input", "written from an input", "random", "random in place"],
+)
+def test_python_may_not_branch_on_anything_else(forward):
+    with pytest.raises(poptorch.Error, match="forward reads the value of a tensor"):
+        inference(forward)(torch.ones(3))

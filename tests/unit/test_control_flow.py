@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from abele import control_flow, passes
+from abele.constants import constant_value
 from abele.errors import ProgramError
 from abele.offsets import difference
 from abele.passes.on_device import on_device
-from abele.portable import constant_value
 from abele.program import all_nodes, subgraphs
 from runs import captured
 
