@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from abele import _torch, losses
-from abele.program import writes
+from abele._torch import OpOverload
+from abele.program import is_getitem, writes
 
 
 def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -36,8 +37,13 @@ def _computes_the_same_now(node: torch.fx.Node) -> bool:
     tags = getattr(node.target, "tags", ())
     written = any(writes(user) for user in node.users)
     return (
-        node.op != "placeholder"
+        (node.op == "get_attr" or is_getitem(node) or _is_of_torch(node))
         and torch.Tag.nondeterministic_seeded not in tags
         and not written
         and not writes(node)
     )
+
+
+def _is_of_torch(node: torch.fx.Node) -> bool:
+    """Others, such as calls of the host and prints, may do anything each time they run."""
+    return isinstance(node.target, OpOverload) and node.target.namespace == "aten"

@@ -286,8 +286,9 @@ def test_python_may_branch_on_what_follows_from_constants_and_shapes():
         lambda x: x + 1 if torch.zeros(1).add_(x.max()) > 0 else x,
         lambda x: x + torch.rand(1).item(),
         lambda x: x + torch.zeros(1).uniform_().item(),
+        lambda x: x + poptorch.ipu_print_tensor(torch.ones(1)).item(),
     ],
-    ids=["input", "written from an input", "random", "random in place"],
+    ids=["input", "written from an input", "random", "random in place", "printed"],
 )
 def test_python_may_not_branch_on_anything_else(forward):
     with pytest.raises(poptorch.Error, match="forward reads the value of a tensor"):
