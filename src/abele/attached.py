@@ -11,11 +11,12 @@ written, ``Attachment.problem`` says why.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import re
 import socket
-import stat
 import sys
 import tempfile
 import threading
@@ -26,10 +27,13 @@ from typing import Any
 
 import torch
 
+from abele import files, temporary
+
 ENVIRONMENT = "ABELE_RUNTIME_DIR"
 FORMAT = 1
 
-_PROC = Path("/proc")
+_NAME = re.compile(r"(\d+)-(\d+)\.(json|part)")
+_MOST_BYTES = 64 * 1024
 _lock = threading.RLock()  # the garbage collector may end an attachment in the middle of a change
 _numbers = itertools.count()
 _held: dict[int, dict[str, Any]] = {}
@@ -134,11 +138,12 @@ def _write_all() -> None:
 def _write(held: list[dict[str, Any]]) -> None:
     if not _known:
         _known.update(_describe())
+        _sweep(Path(_known["path"]).parent)
     path = Path(_known["path"])
     if not held:
         path.unlink(missing_ok=True)
         return
-    _make(path.parent)
+    files.make_private(path.parent, mode=0o755)
     text = json.dumps({**_known["record"], "held": held})
     partial = path.with_suffix(".part")
     # Not synchronised with the disk: after a crash of the machine the file would mean nothing.
@@ -146,46 +151,42 @@ def _write(held: list[dict[str, Any]]) -> None:
     os.replace(partial, path)
 
 
-def _make(path: Path) -> None:
-    """Makes the folder; among temporary files somebody else may have made one of that name."""
-    path.mkdir(mode=0o755, parents=True, exist_ok=True)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or (hasattr(os, "getuid") and found.st_uid != _user()):
-        raise OSError(f"{path} is not a folder of this user's own")
+def _sweep(folder: Path) -> None:
+    """Deletes what killed processes of this user have left."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            name = _NAME.fullmatch(path.name)
+            if name is not None:
+                with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                    _delete_if_left(path, int(name[1]), int(name[2]))
+
+
+def _delete_if_left(path: Path, pid: int, started: int) -> None:
+    """Of another machine or container nothing is known; its file goes when it is a week old."""
+    status = path.lstat()
+    if status.st_uid != _user() or status.st_size > _MOST_BYTES:
+        return
+    ours = False
+    if path.suffix == ".json":
+        with files.open_regular(path) as file:
+            record = json.loads(file.read())
+        ours = (record["boot"], record["namespace"]) == (temporary.boot(), temporary.namespace())
+    old = time.time() - status.st_mtime > temporary.ABANDONED_S
+    if not temporary.runs(pid, started) if ours else old:
+        path.unlink(missing_ok=True)
 
 
 def _describe() -> dict[str, Any]:
     """What stays the same while the process runs: its path and who it is."""
-    pid, started = os.getpid(), _started()
+    pid, started = os.getpid(), temporary.started()
     record = {
         "format": FORMAT,
         "pid": pid,
         "started": started,
-        "namespace": _namespace(),
-        "boot": _read("sys/kernel/random/boot_id"),
+        "namespace": temporary.namespace(),
+        "boot": temporary.boot(),
         "host": socket.gethostname(),
         "command": [argument[:500] for argument in sys.orig_argv[:20]],
     }
     name = f"{pid}-{started}.json" if started is not None else f"{pid}.json"
     return {"path": str(folder() / name), "record": record}
-
-
-def _started() -> int | None:
-    """When the kernel gave out this PID, in its own unit; None where it does not tell."""
-    text = _read("self/stat")
-    # The name of the program comes second, in parentheses, and may contain anything.
-    return None if text is None else int(text.rpartition(")")[2].split()[19])
-
-
-def _namespace() -> str | None:
-    try:
-        return os.readlink(_PROC / "self/ns/pid")
-    except OSError:
-        return None
-
-
-def _read(name: str) -> str | None:
-    try:
-        return (_PROC / name).read_text().strip()
-    except OSError:
-        return None

@@ -18,7 +18,7 @@ from typing import Any
 
 import filelock
 
-from abele import executable
+from abele import executable, files, temporary
 from abele.errors import CorruptExecutable, ForeignExecutable
 from abele.executable import PARTIAL, SUFFIX, Executable
 from abele.program import Program
@@ -93,7 +93,8 @@ class ExecutableCache:
         lock = filelock.FileLock(locks / name)
         waited = False
         try:
-            locks.mkdir(mode=0o700, exist_ok=True)
+            files.make_private(locks)  # whoever else made it could hold a lock for ever
+            _sweep_locks(locks)
             try:
                 lock.acquire(timeout=0)
             except filelock.Timeout:
@@ -110,7 +111,7 @@ class ExecutableCache:
     def why_missing(self, parts: Mapping[str, Any]) -> str:
         """Explains a miss by the stored executable that comes nearest."""
         nearest: list[str] | None = None
-        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
+        for path in self._listed(SUFFIX):
             with contextlib.suppress(CorruptExecutable, OSError):
                 found = executable.read_manifest(path)["key_parts"]
                 different = executable.differences(found, parts)
@@ -120,9 +121,15 @@ class ExecutableCache:
             return f"{self.folder} holds no executable yet"
         return f"the nearest of the stored executables differs in {'; '.join(nearest)}"
 
+    def _listed(self, suffix: str) -> list[Path]:
+        try:
+            return sorted(path for path in self.folder.iterdir() if path.name.endswith(suffix))
+        except OSError:
+            return []  # not there yet, or no path at all
+
     def _sweep(self) -> None:
         """Removes what writers that were killed long ago left behind."""
-        for path in self.folder.glob(f"*{PARTIAL}"):
+        for path in self._listed(PARTIAL):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _ABANDONED_S:
                     path.unlink()
@@ -136,3 +143,11 @@ class ExecutableCache:
             f"A cached executable could not be used and is rebuilt: {error}{kept}",
             CacheWarning,
         )
+
+
+def _sweep_locks(folder: Path) -> None:
+    """Deletes files of locks that nobody took for a week; two owners of one only compile twice."""
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > temporary.ABANDONED_S:
+                path.unlink()

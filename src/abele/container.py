@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import torch
 
-from abele import atomic
+from abele import atomic, digests, files
 from abele.errors import CorruptExecutable, SerializationError
 from abele.values import decode, encode
 
@@ -71,9 +71,7 @@ def _bytes_of(name: str, value: Any) -> Any:
             f"Tensor {name} ({value.layout}, {value.dtype}, {value.device}) has no plain data to "
             "store. Convert it to a dense tensor first."
         )
-    flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    # As bytes: numpy has no bfloat16. The view keeps the tensor's memory alive and copies nothing.
-    return flat.view(torch.uint8).numpy().data
+    return digests.raw_bytes(value)
 
 
 def _tensor_data(value: Any) -> dict[str, Any]:
@@ -103,7 +101,7 @@ class Container:
         self.path = path
         # Opened first: a file that is missing or unreadable is no damaged file.
         with contextlib.ExitStack() as opened:
-            file = opened.enter_context(open(path, "rb"))
+            file = opened.enter_context(files.open_regular(path))
             try:
                 self._archive = opened.enter_context(zipfile.ZipFile(file))
                 manifest = json.loads(self._read(_MANIFEST))

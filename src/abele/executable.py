@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from abele import files
 from abele.config import StepConfig
 from abele.errors import CorruptExecutable, ForeignExecutable
 from abele.program import Program
@@ -123,7 +124,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         CorruptExecutable: the file is damaged or is not an executable.
         OSError: there is no such file, or it may not be read.
     """
-    with open(path, "rb") as file, _damage(path), zipfile.ZipFile(file) as archive:
+    with files.open_regular(path) as file, _damage(path), zipfile.ZipFile(file) as archive:
         return _manifest(archive)
 
 
@@ -158,7 +159,7 @@ def load(
         CorruptExecutable: the file is damaged.
         ForeignExecutable: it is sound but made for other programs, torch or hardware.
     """
-    with open(path, "rb") as file, _damage(path), zipfile.ZipFile(file) as archive:
+    with files.open_regular(path) as file, _damage(path), zipfile.ZipFile(file) as archive:
         manifest = _manifest(archive)
         _refuse_foreign(path, manifest, parts)
         payloads = {

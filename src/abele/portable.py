@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,11 +11,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch.overrides import TorchFunctionMode
 
-from abele import _torch, losses
+from abele import _torch, cumulative_norm, losses, static_forms
 from abele.constants import constant_value
 from abele.errors import LossError
 from abele.ops import ctc_loss
+from abele.out_arguments import has_out
 from abele.warn import warn_user
+
+aten = torch.ops.aten
 
 _REDUCTIONS = ("none", "mean", "sum")  # by the numbers that operators use
 
@@ -47,6 +51,19 @@ def _with_dense_gradient(func: Callable, args: tuple, kwargs: dict[str, Any]) ->
     return func(*args, **kwargs)
 
 
+@functools.cache
+def _is_made_of_others(func: Callable) -> bool:
+    """Whether a function with ``out=`` calls others that may change the shape of what it gets."""
+    packet = getattr(aten, getattr(func, "__name__", ""), None)
+    if not isinstance(packet, _torch.OpOverloadPacket):
+        return False
+    overloads = [getattr(packet, name) for name in packet.overloads()]
+    return any(
+        has_out(each) and len(each._schema.returns) == 1 and _torch.is_composite(each)
+        for each in overloads
+    )
+
+
 class _PortableFunctions(TorchFunctionMode):
     def __init__(self, training: bool):
         super().__init__()
@@ -57,8 +74,15 @@ class _PortableFunctions(TorchFunctionMode):
             return self._ctc_loss(*args, **(kwargs or {}))
         if func in _OF_CLASSES:
             return _with_wide_classes(func, *args, **(kwargs or {}))
+        if kwargs and kwargs.get("out") is not None and _is_made_of_others(func):
+            others = {name: value for name, value in kwargs.items() if name != "out"}
+            return aten.clone.out(func(*args, **others), out=kwargs["out"])
         if func in _SPARSE_AT:
             return _with_dense_gradient(func, args, kwargs or {})
+        if func is F.batch_norm:
+            return cumulative_norm.batch_norm(*args, **(kwargs or {}))
+        if func in static_forms.FORMS:
+            return static_forms.FORMS[func](*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def _ctc_loss(
@@ -87,8 +111,13 @@ class _PortableFunctions(TorchFunctionMode):
 def portable_functions(*, training: bool) -> Iterator[None]:
     """While open, torch's functions are captured that look at the values of their arguments.
 
-    These are ``ctc_loss``, and the layers of transformers that ask whether a mask is causal; and
-    losses take classes as int32, and gradients of embeddings are dense.
+    These are ``ctc_loss``, those of ``static_forms``, cumulative batch norms, and the layers of
+    transformers that ask whether a mask is causal; and losses take classes as int32, and gradients
+    of embeddings are dense.
     """
-    with _PortableFunctions(training), _torch.causal_masks_asked_of(constant_value):
+    with (
+        _PortableFunctions(training),
+        _torch.causal_masks_asked_of(constant_value),
+        cumulative_norm.carrying_counts(),
+    ):
         yield

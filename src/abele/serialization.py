@@ -8,12 +8,13 @@ torch turns a graph into Python source: a name must not be able to smuggle code 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import keyword
 import operator
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +28,11 @@ from abele.values import decode, encode
 
 FORMAT = 1
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_GETITEM = "getitem"
+# Functions of Python that a graph may call.
+_FUNCTIONS: dict[str, Any] = {
+    "getitem": operator.getitem,
+    "set_grad_enabled": torch.set_grad_enabled,
+}
 
 
 def to_text(program: Program) -> tuple[str, dict[str, torch.Tensor]]:
@@ -47,9 +52,7 @@ def to_text(program: Program) -> tuple[str, dict[str, torch.Tensor]]:
         "history": [[stamp.by, stamp.seconds, stamp.nodes] for stamp in program.history],
         "graph": _graph_data(program.graph),
     }
-    # One node per line: a file that is looked at, or compared, should be readable.
-    text = json.dumps(data, allow_nan=False).replace('{"node_name"', '\n{"node_name"')
-    return text, dict(program.graph.state_dict())
+    return _one_node_per_line(data), dict(program.graph.state_dict())
 
 
 def from_text(text: str, constants: Mapping[str, torch.Tensor]) -> Program:
@@ -59,10 +62,8 @@ def from_text(text: str, constants: Mapping[str, torch.Tensor]) -> Program:
         SerializationError: the text is not of a program, or names an unknown operator.
         ProgramError: the program breaks a rule.
     """
-    try:
-        data = json.loads(text)
-        if data["format"] != FORMAT:
-            raise SerializationError(f"Program format {data['format']!r} is not {FORMAT}.")
+    with _meaning("program"):
+        data = _checked(text)
         program = Program(
             name=_identifier(data["name"]),
             graph=_graph_of(data["graph"], constants),
@@ -70,13 +71,55 @@ def from_text(text: str, constants: Mapping[str, torch.Tensor]) -> Program:
             outputs=tuple(_slot_of(each) for each in data["outputs"]),
             history=tuple(Stamp(by=b, seconds=s, nodes=n) for b, s, n in data["history"]),
         )
+    return program.verify()
+
+
+def graph_to_text(graph: torch.fx.GraphModule) -> tuple[str, dict[str, torch.Tensor]]:
+    """Writes down a graph that is no program.
+
+    Returns:
+        The text, and the graph's constants by name.
+
+    Raises:
+        SerializationError: an operation or argument that cannot be stored; names it.
+    """
+    data = {"format": FORMAT, "graph": _graph_data(graph)}
+    return _one_node_per_line(data), dict(graph.state_dict())
+
+
+def graph_from_text(text: str, constants: Mapping[str, torch.Tensor]) -> torch.fx.GraphModule:
+    """The graph that ``graph_to_text`` wrote.
+
+    Raises:
+        SerializationError: the text is not of a graph, or names an unknown operator.
+    """
+    with _meaning("graph"):
+        return _graph_of(_checked(text)["graph"], constants)
+
+
+def _one_node_per_line(data: Mapping[str, Any]) -> str:
+    """A file that is looked at, or compared, should be readable."""
+    return json.dumps(data, allow_nan=False).replace('{"node_name"', '\n{"node_name"')
+
+
+def _checked(text: str) -> dict[str, Any]:
+    data = json.loads(text)
+    if data["format"] != FORMAT:
+        raise SerializationError(f"Program format {data['format']!r} is not {FORMAT}.")
+    return data
+
+
+@contextlib.contextmanager
+def _meaning(kind: str) -> Iterator[None]:
+    """While open, whatever goes wrong with a text is a SerializationError."""
+    try:
+        yield
     except AbeleError:
         raise
     except Exception as error:  # a damaged text can be wrong in any way
         raise SerializationError(
-            f"The text is not of a program ({type(error).__name__}: {error})."
+            f"The text is not of a {kind} ({type(error).__name__}: {error})."
         ) from error
-    return program.verify()
 
 
 # -- writing ---------------------------------------------------------------------------------
@@ -137,8 +180,9 @@ def _target_name(node: torch.fx.Node) -> str:
     target = node.target
     if isinstance(target, str):
         return target
-    if target is operator.getitem:
-        return _GETITEM
+    for name, function in _FUNCTIONS.items():
+        if target is function:
+            return name
     if isinstance(target, _torch.OpOverload | _torch.HigherOrderOperator):
         return _torch.operator_name(target)
     raise SerializationError(
@@ -225,8 +269,8 @@ def _node_of(
 
 
 def _operator(name: str) -> Any:
-    if name == _GETITEM:
-        return operator.getitem
+    if name in _FUNCTIONS:
+        return _FUNCTIONS[name]
     found = _torch.find_operator(name)
     if found is None:
         raise SerializationError(

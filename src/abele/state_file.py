@@ -1,7 +1,10 @@
 """Files of plain state: torch's own format, whole or absent, read without unpickling code.
 
 ``torch.load(path, weights_only=True)`` reads them without this package. torch's format is a zip
-whose members carry checksums, so damage is found before anything is read.
+whose members carry checksums, so most damage is found before anything is read. A digest of each
+tensor, under a key of its own, then tells that what was read is what was written: the table of
+contents has no checksum, and torch follows it. Files without digests, of others or of earlier
+versions, are read too.
 """
 
 from __future__ import annotations
@@ -16,11 +19,15 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from abele import atomic
+from abele import atomic, digests, files
 from abele.errors import SerializationError
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _MAPPINGS = (dict, OrderedDict, Counter)
+#: The key that digests stand under.
+DIGESTS = "digests"
+# Bits of the attributes and flags in a zip's table of contents.
+_DIRECTORY, _SIZES_FOLLOW, _TEXT_IN_UTF8 = 0x10, 0x8, 0x800
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:
@@ -35,15 +42,15 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     """
     try:
         with atomic.replacing(path) as file:
-            torch.save(dict(content), file)
+            torch.save(_sealed(content), file)
     except RuntimeError as error:  # how torch reports a failing write
         raise OSError(str(error).splitlines()[0]) from error
 
 
-def to_bytes(content: Any) -> bytes:
+def to_bytes(content: Mapping[str, Any]) -> bytes:
     """The same as bytes."""
     stream = io.BytesIO()
-    torch.save(content, stream)
+    torch.save(_sealed(content), stream)
     return stream.getvalue()
 
 
@@ -53,18 +60,56 @@ def from_bytes(data: bytes) -> Any:
     Raises:
         ValueError: damaged, or something else.
     """
-    problem = damage(io.BytesIO(data), len(data))
+    return _read(io.BytesIO(data), len(data))
+
+
+def read(path: Path) -> Any:
+    """What a file holds, on the host.
+
+    Raises:
+        ValueError: damaged, or something else.
+        OSError: it cannot be read.
+    """
+    if not path.is_file():
+        raise ValueError("there is no such file")
+    with files.open_regular(path) as file:
+        return _read(file, path.stat().st_size)
+
+
+def _read(file: BinaryIO, size: int) -> Any:
+    problem = damage(file, size)
     if problem is not None:
         raise ValueError(problem)
+    file.seek(0)
     try:
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # an unpickler fails in every possible way
-        first = str(error).splitlines()[0] if str(error) else ""
-        raise ValueError(f"{type(error).__name__}: {first}") from error
+        raise ValueError(f"{type(error).__name__}: {_first_line(error)}") from error
+    return _checked(content)
+
+
+def _sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    if DIGESTS in content:
+        raise SerializationError(f"The key {DIGESTS!r} is taken by the file itself; use another.")
+    return {**content, DIGESTS: digests.of_content(dict(content))}
+
+
+def _checked(content: Any) -> Any:
+    """Content without its digests; as it is where it has none."""
+    if not isinstance(content, dict) or not isinstance(content.get(DIGESTS), dict):
+        return content
+    written = content.pop(DIGESTS)
+    place = digests.first_difference(written, content)
+    if place is not None:
+        raise ValueError(
+            f"{place} is not what was written: its digest differs. If you changed the file on "
+            f"purpose, delete its key {DIGESTS!r} too"
+        )
+    return content
 
 
 def damage(file: Path | BinaryIO, size: int | None = None) -> str | None:
-    """What is wrong with a file, as far as its checksums tell; None where nothing is.
+    """What is wrong with a file, as far as its structure and checksums tell; None for nothing.
 
     Args:
         file: a path or an open file.
@@ -74,14 +119,29 @@ def damage(file: Path | BinaryIO, size: int | None = None) -> str | None:
         if not file.is_file():
             return "there is no such file"
         size = file.stat().st_size
-    if not zipfile.is_zipfile(file):
-        return f"it is not complete ({size} bytes are there)"
     try:
+        if not zipfile.is_zipfile(file):
+            return f"it is not complete ({size} bytes are there)"
         with zipfile.ZipFile(file) as archive:
-            bad = archive.testzip()
-    except (zipfile.BadZipFile, NotImplementedError, EOFError) as error:
-        return f"its table of contents is damaged ({error})"
+            strange = next(filter(_is_strange, archive.infolist()), None)
+            bad = archive.testzip() if strange is None else strange.filename
+    except Exception as error:  # noqa: BLE001  zlib's errors, "encrypted", wrong sizes and dates
+        return f"its table of contents is damaged ({_first_line(error)})"
     return None if bad is None else f"its part {bad} is damaged"
+
+
+def _is_strange(member: zipfile.ZipInfo) -> bool:
+    """Whether torch has not written this entry so; its reader takes folders for empty parts."""
+    return bool(
+        member.is_dir()
+        or member.external_attr & _DIRECTORY
+        or member.compress_type != zipfile.ZIP_STORED
+        or member.flag_bits & ~(_TEXT_IN_UTF8 | _SIZES_FOLLOW)
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def plain(value: Any, name: str = "state") -> Any:

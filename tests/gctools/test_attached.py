@@ -122,6 +122,27 @@ def test_a_folder_that_cannot_be_made_is_said_and_the_run_goes_on(folder, monkey
     inference.destroy()
 
 
+def test_what_killed_processes_have_left_is_deleted(folder):
+    Attachment(owner := Owner(), "cpu", CPU)
+    (mine,) = folder.iterdir()
+    record = json.loads(mine.read_text())
+    left = {
+        "99999999-5.json": record,
+        "99999998-5.json": record | {"boot": "another"},
+        "99999997-5.part": {},
+        "notes.json": record,
+    }
+    for name, content in left.items():
+        (folder / name).write_text(json.dumps(content))
+    os.utime(folder / "99999997-5.part", (0, 0))
+    os.mkfifo(folder / "99999996-5.json")
+    attached._known.clear()  # as another process
+    other = Attachment(owner, "cpu", CPU)
+    kept = {"99999998-5.json", "99999996-5.json", "notes.json", mine.name}
+    assert {path.name for path in folder.iterdir()} == kept
+    other.end()
+
+
 def test_a_full_disk_is_said(folder, monkeypatch):
     def full(self, text):
         raise OSError(28, "No space left on device")

@@ -60,6 +60,23 @@ def test_a_damaged_file_is_left_for_the_one_before(folder, damage):
     assert sorted(os.listdir(folder)) == ["step-3.ckpt", "step-4.ckpt.damaged"]
 
 
+def test_a_bit_that_makes_a_tensor_a_folder_is_damage_like_any_other(folder):
+    newest = folder / "step-4.ckpt"
+    data = bytearray(newest.read_bytes())
+    data[data.rindex(b"archive/data/") - 46 + 38] ^= 0x10  # attributes in the table of contents
+    newest.write_bytes(data)
+    with pytest.warns(CheckpointWarning, match=r"step-4\.ckpt \(its part archive/data/.* damaged"):
+        assert resumed(folder).checkpointer.steps == 3
+
+
+def test_values_that_were_not_written_are_damage(folder):
+    content = torch.load(folder / "step-4.ckpt", weights_only=True)
+    content["state_dict"]["first.weight"][0, 0] += 1
+    torch.save(content, folder / "step-4.ckpt")
+    with pytest.warns(CheckpointWarning, match=r"'first.weight'\] is not what was"):
+        assert resumed(folder).checkpointer.steps == 3
+
+
 def test_a_file_of_somebody_else_is_no_checkpoint(folder):
     torch.save({"weights": torch.ones(2)}, folder / "step-9.ckpt")
     with pytest.warns(CheckpointWarning, match=r"step-9\.ckpt \(it is no checkpoint of popdist"):
@@ -207,6 +224,7 @@ def test_a_checkpoint_of_another_number_of_instances_is_refused(folder):
     path = folder / "step-4.ckpt"
     content = torch.load(path, weights_only=True)
     content["instances"] *= 2
+    del content["digests"]  # as in files of earlier versions
     torch.save(content, path)
     with pytest.raises(CheckpointError, match="was written by 2 instances, this run has 1"):
         resumed(folder)

@@ -237,3 +237,54 @@ def test_of_processes_that_compile_the_same_at_once_one_compiles(tmp_path):
     outcomes = writers("together", tmp_path)
     assert sorted(outcomes) == ["hit"] * 5 + ["miss"]
     assert [path.suffix for path in tmp_path.iterdir()] == [".abele"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "link to itself"])
+def test_what_is_no_file_costs_one_warning_and_a_rebuild(programs, isolated_cache, kind):
+    """Reading a pipe would wait for a writer, and a device may never end."""
+    made, _ = built(programs, isolated_cache)
+    path = isolated_cache.path(made.key)
+    path.unlink()
+    {
+        "pipe": lambda: os.mkfifo(path),
+        "device": lambda: path.symlink_to("/dev/zero"),
+        "folder": path.mkdir,
+        "link to itself": lambda: path.symlink_to(path),
+    }[kind]()
+    with pytest.warns(CacheWarning, match="could not be used and is rebuilt"):
+        _, record = built(programs, isolated_cache)
+    assert record.cache == "miss"
+    assert path.is_file()
+
+
+def test_a_pipe_beside_the_executables_does_not_keep_a_miss_waiting(programs, isolated_cache):
+    isolated_cache.folder.mkdir()
+    os.mkfifo(isolated_cache.folder / "other.abele")
+    assert "holds no executable" in isolated_cache.why_missing({})
+    assert built(programs, isolated_cache)[1].cache == "miss"
+
+
+def test_a_name_that_no_file_system_takes_costs_one_warning(programs, tmp_path):
+    cache = ExecutableCache(tmp_path / ("x" * 300))
+    assert cache.why_missing({}).endswith("holds no executable yet")
+    with pytest.warns(CacheWarning, match="File name too long"):
+        made, record = built(programs, cache)
+    assert record.cache == "miss"
+    result(made)
+
+
+def test_a_folder_of_locks_that_others_can_write_is_not_used(isolated_cache, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    locks = tmp_path / f"abele-locks-{os.getuid()}"
+    locks.mkdir()
+    locks.chmod(0o777)
+    with isolated_cache.only_one("key", lambda: None) as waited:
+        assert not waited
+        assert os.listdir(locks) == []
+    locks.chmod(0o700)
+    old = locks / "old"
+    old.write_text("")
+    os.utime(old, (0, 0))
+    with isolated_cache.only_one("key", lambda: None):
+        assert len(os.listdir(locks)) == 1
+        assert not old.exists()

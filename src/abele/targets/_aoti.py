@@ -7,15 +7,15 @@ place and loads without a compiler.
 from __future__ import annotations
 
 import os
-import tempfile
-import warnings
 from typing import Any
 
 import torch
 
-from abele import _torch
+from abele import _torch, temporary
 from abele.errors import CompilerError
+from abele.ops.value_check import raising_failures
 from abele.program import Program, Slot
+from abele.quiet import quiet_compiler
 from abele.targets import _released
 from abele.targets._base import Compiled, Run
 from abele.warn import warn_user
@@ -30,12 +30,10 @@ def compile_program(
         CompilerError: the native compiler failed; its output is in ``log``.
     """
     inputs = [_example(slot, device) for slot in program.inputs]
-    with tempfile.TemporaryDirectory(prefix="abele-") as folder:
+    with temporary.folder() as folder:
         path = os.path.join(folder, "program.pt2")
         try:
-            with _torch.TRACING, warnings.catch_warnings():
-                # Deprecations inside torch's own compiler are no news to our users.
-                warnings.simplefilter("ignore")
+            with _torch.TRACING, quiet_compiler():
                 _torch.aoti_compile(program.graph, inputs, path, options)
         except _torch.CompileFailure as error:
             raise CompilerError(
@@ -49,12 +47,13 @@ def compile_program(
 
 def load_program(payload: bytes, device: torch.device) -> Compiled:
     """Restores a compiled program from its package."""
-    with tempfile.TemporaryDirectory(prefix="abele-") as folder:
+    with temporary.folder() as folder:
         path = os.path.join(folder, "program.pt2")
         with open(path, "wb") as file:
             file.write(payload)
         # The loader unpacks the package before it returns, so the folder may go.
         run = _torch.aoti_load(path, -1 if device.index is None else device.index)
+    run = raising_failures(run)
     return Package(run, payload) if device.type == "cpu" else Compiled(run, payload)
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import io
-import tempfile
 import weakref
 import zipfile
 from pathlib import Path
 
 import torch
 
-from abele import _torch
+from abele import _torch, temporary
 from abele.targets._base import Run
 
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
@@ -41,7 +40,7 @@ def load(payload: bytes) -> Run | None:
         described = [n for n in names if n.endswith(".json") and not n.endswith("_metadata.json")]
         if len(libraries) != 1 or described:
             return None
-        with tempfile.TemporaryDirectory(prefix="abele-") as folder:
+        with temporary.folder() as folder:
             path = Path(folder) / "program.so"
             path.write_bytes(package.read(libraries[0]))
             # Once it is mapped, its file may go.

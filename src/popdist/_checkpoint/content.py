@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from abele import host_random, state_file
+from abele import digests, host_random, state_file
 from abele.errors import SerializationError
 from popdist.checkpoint import CheckpointError
 from poptorch import _resuming
@@ -98,8 +98,7 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     found = hashlib.sha256()
     for name in sorted(tensors):
         found.update(name.encode())
-        flat = tensors[name].contiguous().reshape(-1)
-        found.update(flat.view(torch.uint8).numpy().data)
+        found.update(digests.raw_bytes(tensors[name]))
     return found.hexdigest()[:16]
 
 

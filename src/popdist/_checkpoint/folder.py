@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from abele import atomic, state_file
+from abele import atomic, files, state_file
 from abele.warn import warn_user
 from popdist.checkpoint import CheckpointError, CheckpointWarning
 
@@ -77,7 +77,8 @@ def newest(folder: Path) -> tuple[Path, bytes] | None:
 
 def _read(path: Path) -> tuple[bytes, str | None]:
     try:
-        data = path.read_bytes()
+        with files.open_regular(path) as file:
+            data = file.read()
         content = state_file.from_bytes(data)
     except (OSError, ValueError) as error:
         return b"", str(error)

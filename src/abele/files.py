@@ -1,0 +1,55 @@
+"""Files in folders that others may write to: pipes, devices and folders of somebody else."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a file to read; a pipe or a device under its name would keep the reader waiting.
+
+    Raises:
+        OSError: there is no such file, it may not be read, or it is no ordinary file.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(number, f"it is no ordinary file but a {_kind(mode)}", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def make_private(path: Path, mode: int = 0o700) -> None:
+    """Makes a folder of this user, or sees that the one that is there is one.
+
+    Among temporary files somebody else may have made one of that name.
+
+    Args:
+        path: the folder; those above are made too.
+        mode: who may look into it; nobody else may ever write there.
+
+    Raises:
+        OSError: it is no folder, somebody else's, or others may write to it.
+    """
+    path.mkdir(mode=mode, parents=True, exist_ok=True)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise OSError(f"{path} is not a folder of this user's own")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise OSError(f"{path} can be written by other users")
+
+
+def _kind(mode: int) -> str:
+    kinds = {
+        stat.S_IFIFO: "pipe",
+        stat.S_IFSOCK: "socket",
+        stat.S_IFBLK: "device",
+        stat.S_IFCHR: "device",
+        stat.S_IFDIR: "folder",
+    }
+    return kinds.get(stat.S_IFMT(mode), "special file")

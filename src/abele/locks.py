@@ -1,0 +1,55 @@
+"""Locks that a process made by fork finds open, whichever thread held them at that moment."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+
+
+class Lock:
+    """A re-entrant lock for ``with``."""
+
+    def __init__(self):
+        self._lock = threading.RLock()
+        self._latest = 0  # the thread that took it last, so the one that has it
+        _all.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._latest = threading.get_ident()
+
+    def __exit__(self, *exc: object) -> None:
+        self._lock.release()
+
+    def renew(self) -> None:
+        """In a new process: takes the lock from a thread that is not there any more."""
+        if self._latest != threading.get_ident():
+            self._lock = threading.RLock()
+
+
+class Locks:
+    """Several locks as one; always taken in the order given."""
+
+    def __init__(self, locks: Sequence[Lock]):
+        self._locks = tuple(locks)
+
+    def __enter__(self) -> None:
+        for lock in self._locks:
+            lock.__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        for lock in reversed(self._locks):
+            lock.__exit__()
+
+
+_all: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _renew_all() -> None:
+    for lock in list(_all):
+        lock.renew()
+
+
+os.register_at_fork(after_in_child=_renew_all)

@@ -1,0 +1,119 @@
+"""Temporary files whose names say which process they belong to, so that none stays for ever.
+
+A process that is killed leaves its files. Whoever makes new ones beside them deletes those whose
+process is gone; a process of another machine or container cannot be seen from here, so that its
+files stay for a week.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+_PROC = Path("/proc")
+_PATTERN = re.compile(r"abele-([0-9a-f]{8})-(\d+)-(\d+)-.*")
+ABANDONED_S = 7 * 24 * 3600.0
+
+
+@contextlib.contextmanager
+def folder(parent: str | os.PathLike[str] | None = None) -> Iterator[str]:
+    """A folder for a moment.
+
+    Args:
+        parent: where to make it; default: that of the system.
+
+    Yields:
+        Its path.
+
+    Raises:
+        OSError: the parent cannot be written.
+    """
+    sweep(parent)
+    with tempfile.TemporaryDirectory(dir=parent, prefix=prefix()) as path:
+        yield path
+
+
+def prefix() -> str:
+    """What names of this process's temporary files begin with."""
+    return f"abele-{_machine()}-{os.getpid()}-{started() or 0}-"
+
+
+def sweep(parent: str | os.PathLike[str] | None = None) -> None:
+    """Deletes this user's temporary files whose process is gone; never fails."""
+    with contextlib.suppress(OSError), os.scandir(parent or tempfile.gettempdir()) as entries:
+        for entry in entries:
+            match = _PATTERN.fullmatch(entry.name)
+            if match is not None:
+                with contextlib.suppress(OSError):
+                    _delete_if_left(entry, match[1], int(match[2]), int(match[3]))
+
+
+def _delete_if_left(entry: os.DirEntry[str], machine: str, pid: int, since: int) -> None:
+    status = entry.stat(follow_symlinks=False)
+    if status.st_uid != os.geteuid():
+        return
+    here = machine == _machine()
+    if runs(pid, since) if here else time.time() - status.st_mtime < ABANDONED_S:
+        return
+    if entry.is_dir(follow_symlinks=False):
+        shutil.rmtree(entry.path, ignore_errors=True)
+    else:
+        os.unlink(entry.path)
+
+
+def started(process: int | str = "self") -> int | None:
+    """When the kernel gave out a PID, in its own unit; None where it does not tell."""
+    try:
+        text = (_PROC / str(process) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    # The name of the program comes second, in parentheses, and may contain anything.
+    state, *rest = text.rpartition(")")[2].split()
+    return None if state in "ZX" else int(rest[18])
+
+
+def runs(process: int, since: int) -> bool:
+    """Whether a process of this machine still runs, and is the one that started then."""
+    found = started(process)
+    if found is not None:
+        return since in (0, found)
+    # Where processes of others are hidden, and where there is no /proc, this is all we hear.
+    if (_PROC / "self/stat").exists() and (_PROC / "1/stat").exists():
+        return False
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def boot() -> str | None:
+    """What tells this run of the machine's system from all others; None where nothing does."""
+    try:
+        return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+
+
+def namespace() -> str | None:
+    """Within which PIDs have their meaning; None where nothing tells."""
+    try:
+        return os.readlink(_PROC / "self/ns/pid")
+    except OSError:
+        return None
+
+
+@functools.cache
+def _machine() -> str:
+    text = f"{boot()} {namespace()} {os.uname().nodename}"
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
