@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from abele.errors import TorchVersionError
+from abele.locks import Lock
 
 SUPPORTED = ("2.13",)
 
@@ -77,9 +78,8 @@ __all__ = [
     "unchecked_distributions",
 ]
 
-#: Held while anything is traced or compiled: the tracer of torch, and the attributes exchanged
-#: below, exist once per process. Re-entrant, because a thread that compiles may trace.
-TRACING = threading.RLock()
+#: Held while anything is traced or compiled: torch's tracer, and what is changed below, exist once.
+TRACING = Lock()
 
 # make_fx is the only nearly public way to see forward, backward and update as one graph.
 
@@ -139,7 +139,7 @@ class Interception:
         return self
 
     def intercept(self, call: Callable, created: Callable[[torch.fx.Node], None]) -> None:
-        """Hands over operators: ``call`` gets each with its arguments and a function to trace it.
+        """Hands over operators: ``call`` gets each, its arguments, and what traces any operator.
 
         ``created`` gets each node that is traced; stack traces are its business.
         """
@@ -151,7 +151,7 @@ class Interception:
                 return trace(mode, function, types, args, kwargs)
             if function is torch.ops.prim.device.default and type(args[0]) is FakeTensor:
                 return args[0].fake_device  # autograd asks at every operation
-            return call(function, args, kwargs, lambda: trace(mode, function, types, args, kwargs))
+            return call(function, args, kwargs, lambda f, a, k: trace(mode, f, types, tuple(a), k))
 
         def create_node(*args: Any, **kwargs: Any) -> torch.fx.Node:
             node = create(*args, **kwargs)
@@ -168,10 +168,10 @@ class Interception:
             changed.__dict__.pop(name, None)
         self.tracer.record_stack_traces = self._recorded
 
-    def node_of(self, tensor: FakeTensor) -> torch.fx.Node | None:
+    def node_of(self, tensor: torch.Tensor) -> torch.fx.Node | None:
         """The node that a tensor stands for; None for constants and tensors of nobody."""
         slot = self.tracer.tensor_tracker.get(tensor)
-        if slot is None or slot.constant is not None or tensor.constant is not None:
+        if slot is None or (slot.constant, getattr(tensor, "constant", None)) != (None, None):
             return None
         return slot.proxy.node
 

@@ -17,7 +17,9 @@ import torch
 from abele import (
     _torch,
     garbage,
+    gradient_hooks,
     loss_scaling,
+    loss_traps,
     reduction,
     replica_groups,
     rounding,
@@ -25,15 +27,21 @@ from abele import (
     tracing,
     update_rules,
 )
+from abele._torch_dynamo import compiled_functions_run_plainly
+from abele._torch_parameters import counted_as_parameters
 from abele.config import StepConfig
+from abele.constants import constant_value
 from abele.diagnose import explained
 from abele.errors import CaptureError
+from abele.leftovers import Leftovers
 from abele.losses import LossFinder
-from abele.module_state import ModuleState, substituted
+from abele.module_state import ModuleState, in_place_of, substituted
 from abele.origins import backward_origins
+from abele.plain_tensors import written_stand_in
 from abele.portable import portable_functions
 from abele.printing import hide_frames
 from abele.program import Program, Role
+from abele.references import References
 from abele.tensor_names import Lookup
 from abele.tracing import Named, Values
 from abele.update_rules import UpdateRule
@@ -74,6 +82,7 @@ def capture(
     hidden_paths: Sequence[str] = (),
     anchors: Sequence[str] = (),
     origins: bool = False,
+    given: Sequence[object] = (),
 ) -> Captured:
     """Captures one micro-batch of ``module`` as static programs.
 
@@ -91,20 +100,27 @@ def capture(
         anchors: names of tensors that programs return behind their outputs.
         origins: nodes of backward carry what is known of their operation of forward; see
             ``origins``.
+        given: objects that ``call`` hands to forward beside the inputs. In these, in ``module`` and
+            in what can be reached from them no tensor without data is left.
 
     Raises:
-        CaptureError: an anchor's name does not exist.
+        CaptureError: an anchor's name does not exist; a hook that no program can run.
         DataDependentError: forward reads a value (``.item()``, ``if tensor``).
         LossError: training, and not exactly one final loss.
         ReassignedError: forward replaces a parameter or buffer.
     """
     names = {child: path for path, child in module.named_modules()} if name_modules else {}
     lookup = Lookup(anchors)
-    state = ModuleState.of(module)
     with _torch.TRACING, garbage.uncollected():
+        state = ModuleState.of(module)
         made = _Capture(call, state, inputs, config, rule, names, lookup)
         made.origins = origins or config.trap_exceptions
-        captured = made.run()
+        made.leftovers = Leftovers(module, *given)
+        try:
+            captured = made.run()
+            made.returned = ()
+        finally:  # backward leaves some, too, and so does a forward that fails
+            made.leftovers.mend(lambda tensor: None)
     for program in captured.programs:
         hide_frames(program, hidden_paths)
     return captured
@@ -141,13 +157,18 @@ class _Capture:
         ]
         self.buffers = [Named(n, Role.BUFFER, v) for n, v in state.buffers.items()]
         self.inputs = [Named(f"input{i}", Role.INPUT, v) for i, v in enumerate(inputs)]
+        self.references = References({})
         self.constants: dict[int, torch.Tensor] = {}
         self.updated: tuple[str, ...] = ()
         self.origins = False
+        self.leftovers = Leftovers()
+        self.returned: Sequence[torch.Tensor] = ()  # as forward made them, with their history
         self.watched, self.largest_scale = 0, 1.0  # for an automatic loss scale
         self.write = rounding.writer(stochastic=config.stochastic_rounding)
 
     def run(self) -> Captured:
+        if self.config.training:
+            gradient_hooks.check(self.state.module, self.state.originals)
         if not self.config.training:
             programs = [self._trace("forward", self._forward, self._model_slots())]
         elif self.config.micro_batches_per_update == 1:
@@ -249,38 +270,61 @@ class _Capture:
         _torch.mark_traced("forward")
         return outputs
 
-    def _substituted(self, values: Values) -> contextlib.AbstractContextManager[None]:
-        return substituted(self.state, values.of(Role.PARAMETER), values.of(Role.BUFFER))
+    @contextlib.contextmanager
+    def _substituted(self, values: Values) -> Iterator[None]:
+        traced = values.of(Role.PARAMETER), values.of(Role.BUFFER)
+        self.references = References(in_place_of(self.state, *traced))
+        with counted_as_parameters(traced[0].values()), substituted(self.state, *traced):
+            yield
 
     def _call_model(self, values: Values) -> list[torch.Tensor]:
         with (
             explained(),
+            self.references,
             scopes.recording(self.module_names),
             portable_functions(training=self.config.training),
+            compiled_functions_run_plainly(),
         ):
             outputs = self.call(list(values.of(Role.INPUT).values()))
+            outputs = [self.references.resolved(output) for output in outputs]
+        loss_traps.warn_of_lost_state(self.leftovers.reassigned())
+        self.leftovers.mend(constant_value, state=False)
+        self.returned = outputs
         traced = []
         for index, output in enumerate(outputs):
-            if _torch.traced_node(output) is None:
-                self.constants[index] = output
+            known = None if _torch.traced_node(output) else constant_value(output)
+            if known is not None:
+                self.constants[index] = known
             else:
-                traced.append(output.detach())
+                # None for traced ones; else forward wrote into it what depends on an input.
+                stand_in = written_stand_in(output)
+                traced.append((output if stand_in is None else stand_in).detach())
         return traced
 
     def _gradients(self, values: Values) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
         # Open until backward is done: activation checkpointing runs parts of forward again there.
         origins = backward_origins(wanted=self.origins)
-        with torch.enable_grad(), self._substituted(values), origins as following:
+        hooks = gradient_hooks.checked_modules(self.state.modules)
+        with torch.enable_grad(), self._substituted(values), hooks, origins as following:
             with LossFinder() as finder:
                 outputs = self._call_model(values)
-            loss = finder.final()
+            name, loss = finder.final()
             _torch.mark_traced("forward")
+            trained = self._trained_nodes(values)
+            loss_traps.warn_of_other_losses(name, loss, self.returned, trained)
             with following(loss):
                 found = self._backward(loss, values)
+            if not found:
+                loss_traps.warn_of_no_gradient(name, loss, trained)
         self.updated = tuple(found)
         self.lookup.note_gradients(found)
         _torch.mark_traced("backward")
         return outputs, found
+
+    def _trained_nodes(self, values: Values) -> set[torch.fx.Node]:
+        params = values.of(Role.PARAMETER)
+        nodes = {_torch.traced_node(params[each]) for each in self._trainable_names()}
+        return {node for node in nodes if node is not None}
 
     def _backward(self, loss: torch.Tensor, values: Values) -> dict[str, torch.Tensor]:
         names = self._trainable_names()
@@ -288,6 +332,8 @@ class _Capture:
         grads: Sequence[torch.Tensor | None] = [None] * len(names)
         if loss.requires_grad and names:
             leaves = [params[name] for name in names]
+            for name, leaf in zip(names, leaves, strict=True):
+                gradient_hooks.register(leaf, self.state.originals[name], name, self._scale(values))
             # A loss without reduction means the sum of its elements: a seed of ones.
             seed = torch.ones_like(loss) * self._loss_scale(values)
             self.largest_scale = loss_scaling.limit(loss)
@@ -295,11 +341,13 @@ class _Capture:
                 grads = torch.autograd.grad(loss, leaves, seed, allow_unused=True)
         return {n: g.detach() for n, g in zip(names, grads, strict=True) if g is not None}
 
-    def _loss_scale(self, values: Values) -> float | torch.Tensor:
-        scale: float | torch.Tensor = self.rule.loss_scaling
+    def _scale(self, values: Values) -> float | torch.Tensor:
         if self.rule.loss_scaling_variable:
-            scale = values.of(Role.HYPER)["loss_scaling"]
-        divisor = reduction.loss_divisor(self.config)
+            return values.of(Role.HYPER)["loss_scaling"]
+        return self.rule.loss_scaling
+
+    def _loss_scale(self, values: Values) -> float | torch.Tensor:
+        scale, divisor = self._scale(values), reduction.loss_divisor(self.config)
         return scale / divisor if divisor > 1 else scale
 
     def _step(self, values: Values) -> list[torch.Tensor]:

@@ -2,46 +2,121 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import torch
 
-from abele import _torch, losses
+from abele import _torch
 from abele._torch import OpOverload
-from abele.program import is_getitem, writes
+from abele.aliasing import base, written
+from abele.plain_tensors import written_stand_in
+from abele.program import is_getitem
 
 
 def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:
     """The value of a tensor of the trace under way if it is computed from constants, else None."""
-    node, mode = _torch.traced_node(tensor), _torch.get_proxy_mode()
-    if node is None or mode is None:
-        return None if isinstance(tensor, _torch.FakeTensor) else tensor
-    return computed(node, mode.tracer)
+    mode = _torch.get_proxy_mode()
+    if not isinstance(tensor, _torch.FakeTensor):
+        changed = written_stand_in(tensor)
+        if changed is None:
+            return tensor
+        tensor = changed
+    node = _torch.traced_node(tensor)
+    return None if node is None or mode is None else computed(node, mode.tracer)
 
 
 def computed(node: torch.fx.Node, tracer: torch.fx.Tracer) -> torch.Tensor | None:
-    """The value of a node of a trace if it is computed from constants, else None."""
-    needed = {node, *losses.ancestors(node)}
+    """The value that a node of a trace has by now if it is computed from constants, else None.
+
+    What was written into its memory, or into that of anything it is computed from, counts, through
+    whichever view it was written.
+    """
+    needed = _needed(node, tracer.graph)
     if not all(map(_computes_the_same_now, needed)):
         return None
-    graph = torch.fx.Graph()
-    copies: dict[torch.fx.Node, torch.fx.Node] = {}
-    for each in tracer.graph.nodes:
-        if each in needed:
-            copies[each] = graph.node_copy(each, lambda old: copies[old])
-    graph.output(copies[node])
-    with _torch.outside_the_trace():
-        return torch.fx.GraphModule(tracer.root, graph)()
+    with _torch.outside_the_trace(), _torch.without_torch_function_modes():
+        values = _constants(needed, tracer.root)
+        for each in tracer.graph.nodes:
+            if each in needed and each not in values:
+                args, kwargs = torch.fx.map_arg((each.args, each.kwargs), values.__getitem__)
+                values[each] = each.target(*args, **kwargs)
+        return values[node]
+
+
+def _needed(node: torch.fx.Node, graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """All nodes that a value of now depends on: those of its operands, and writes seen by it."""
+    order = {each: index for index, each in enumerate(graph.nodes)}
+    writers: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    for each in graph.nodes:
+        for target in written(each):
+            writers.setdefault(base(target), []).append(each)
+    needed: set[torch.fx.Node] = set()
+    read_until: dict[torch.fx.Node, int] = {}
+    stack = [(node, len(order))]
+    while stack:
+        current, time = stack.pop()
+        memory = base(current)
+        if read_until.get(memory, 0) < time:
+            read_until[memory] = time
+            stack += [(each, order[each]) for each in writers.get(memory, ()) if order[each] < time]
+        if current not in needed:
+            needed.add(current)
+            stack += [(source, order[current]) for source in current.all_input_nodes]
+    return needed
+
+
+def _constants(
+    needed: set[torch.fx.Node], root: torch.nn.Module
+) -> dict[torch.fx.Node, torch.Tensor]:
+    """The constants among nodes; those that other nodes write into are copies."""
+    named = {node: getattr(root, str(node.target)) for node in needed if node.op == "get_attr"}
+    changed = {base(target) for node in needed for target in written(node)}
+    memories: dict[torch.fx.Node, torch.UntypedStorage] = {}
+    for node, value in named.items():
+        memory = base(node)
+        if memory in changed:
+            if memory not in memories:
+                memories[memory] = value.untyped_storage().clone()
+            layout = value.storage_offset(), value.shape, value.stride()
+            named[node] = torch.empty(0, dtype=value.dtype, device=value.device).set_(
+                memories[memory], *layout
+            )
+    return named
+
+
+def results(
+    function: OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    value_of: Callable[[torch.Tensor], torch.Tensor | None],
+) -> Any:
+    """What an operator returns if ``value_of`` knows each of its tensors, else None."""
+    missing = False
+
+    def value(each: Any) -> Any:
+        nonlocal missing
+        if isinstance(each, list | tuple):
+            return type(each)(value(one) for one in each)
+        if not isinstance(each, torch.Tensor):
+            return each
+        known = value_of(each)
+        missing = missing or known is None
+        return known
+
+    args = [value(each) for each in args]
+    kwargs = {name: value(each) for name, each in kwargs.items()}
+    if missing:
+        return None
+    with _torch.outside_the_trace(), _torch.without_torch_function_modes():
+        return function(*args, **kwargs)
 
 
 def _computes_the_same_now(node: torch.fx.Node) -> bool:
-    """Whether it is a constant or an operation that neither draws numbers nor is written to."""
+    """Whether it is a constant or an operation that draws no numbers."""
     tags = getattr(node.target, "tags", ())
-    written = any(writes(user) for user in node.users)
-    return (
-        (node.op == "get_attr" or is_getitem(node) or _is_of_torch(node))
-        and torch.Tag.nondeterministic_seeded not in tags
-        and not written
-        and not writes(node)
-    )
+    of_graph = node.op == "get_attr" or is_getitem(node) or _is_of_torch(node)
+    return of_graph and torch.Tag.nondeterministic_seeded not in tags
 
 
 def _is_of_torch(node: torch.fx.Node) -> bool:

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from abele.result_layouts import actual
+
 _PLAIN = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -39,9 +41,9 @@ class Results:
         try:
             key = target, _key(args), _key(kwargs)
         except _UnknownError:
-            return target(*args, **kwargs)
+            return actual(target, args, target(*args, **kwargs))
         if key not in self._known:
-            self._known[key] = target(*args, **kwargs)
+            self._known[key] = actual(target, args, target(*args, **kwargs))
         return self._known[key]
 
 

@@ -15,7 +15,7 @@ import dataclasses
 import itertools
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
@@ -23,9 +23,15 @@ import torch
 
 from abele import _torch
 from abele._torch import OpOverload
-from abele.constants import computed
+from abele.constants import computed, results
+from abele.out_arguments import has_out, write_results
+from abele.overlaps import each_once
+from abele.plain_tensors import PlainMemory, PlainTensors
+from abele.result_layouts import corrected
 
 Run = Callable[[], Any]
+Trace = Callable[[OpOverload, Sequence, dict[str, Any]], Any]
+Left = tuple[PlainMemory, torch.Tensor | None]
 
 _NUMBERS = {int, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
 _NOT_REMEMBERED = {
@@ -34,7 +40,8 @@ _NOT_REMEMBERED = {
     torch.Tag.inplace_view,
 }
 _META = ("val", "tensor_meta")
-_READS_VALUE = torch.ops.aten._local_scalar_dense.default
+_OF_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_LIFT = torch.ops.aten.lift_fresh.default
 
 
 class _UnknownError(Exception):
@@ -74,21 +81,31 @@ class _Given:
 
 
 @contextlib.contextmanager
-def remembering(mode: _torch.FakeTensorMode) -> Iterator[None]:
+def remembering(
+    mode: _torch.FakeTensorMode, state: Mapping[int, str] | None = None
+) -> Iterator[Callable[[], list[Left]]]:
     """While open, the trace under way remembers operators, and writes user's lines on nodes.
 
     Args:
         mode: makes the tensors.
+        state: memory of parameters and buffers, with their names.
+
+    Yields:
+        What tells the plain tensors that forward has changed, with their values where known.
     """
     with _torch.Interception() as trace:
-        memo = _Memo(trace, mode)
+        plain = PlainTensors(trace, mode, state or {})
+        memo = _Memo(trace, mode, plain)
         trace.intercept(memo.call, memo.created)
-        yield
+        with plain.open():
+            yield lambda: [(each, computed(each.node, trace.tracer)) for each in plain.written()]
 
 
 class _Memo:
-    def __init__(self, trace: _torch.Interception, mode: _torch.FakeTensorMode):
-        self._trace, self._mode = trace, mode
+    def __init__(
+        self, trace: _torch.Interception, mode: _torch.FakeTensorMode, plain: PlainTensors
+    ):
+        self._trace, self._mode, self._plain = trace, mode, plain
         self._calls: dict[Any, _Remembered | None] = {}
         self._stacks: dict[tuple[tuple[CodeType, int], ...], str] = {}
         self._memory = torch.fx.Graph()
@@ -124,10 +141,42 @@ class _Memo:
 
     # -- operators ---------------------------------------------------------------------
 
-    def call(self, function: OpOverload, args: Sequence, kwargs: dict, run: Run) -> Any:
-        """An operator's results, traced by ``run`` or from memory."""
-        if function is _READS_VALUE and (known := self._known(args[0])) is not None:
-            return known
+    def call(self, function: OpOverload, args: Sequence, kwargs: dict, trace: Trace) -> Any:
+        """An operator's results, traced by ``trace`` or from memory."""
+        if function is _LIFT and not isinstance(args[0], _torch.FakeTensor):
+            return self._plain.lifted(args[0])
+        originals: dict[int, torch.Tensor] = {}
+        args = [self._plain.exchanged(each, originals) for each in args]
+        kwargs = {name: self._plain.exchanged(each, originals) for name, each in kwargs.items()}
+        if torch.Tag.inplace_view in function.tags:
+            self._plain.refuse_new_shape(function, args[0])
+        self._plain.note_writes(function, args, kwargs)
+        result = self._written(function, args, kwargs, trace)
+        return _with_originals(result, originals) if originals else result
+
+    def _written(self, function: OpOverload, args: Sequence, kwargs: dict, trace: Trace) -> Any:
+        def call(function: OpOverload, args: Sequence, kwargs: dict) -> Any:
+            return self._traced(function, args, kwargs, trace)
+
+        if not function._schema.is_mutable:
+            return call(function, args, kwargs)
+        if has_out(function):
+            return write_results(function, args, kwargs, call, self._become)
+        once = each_once(function, args[0], call)
+        if once is args[0]:
+            return call(function, args, kwargs)
+        call(function, [once, *args[1:]], kwargs)
+        return args[0]
+
+    def _traced(self, function: OpOverload, args: Sequence, kwargs: dict, trace: Trace) -> Any:
+        if _OF_VALUES.intersection(function.tags):
+            known = results(function, args, kwargs, self._known)
+            if known is not None:
+                return self._as_constants(known)
+
+        def run() -> Any:
+            return corrected(self._trace, function, args, trace(function, args, kwargs))
+
         if function not in self._refused:
             tags = _NOT_REMEMBERED.intersection(function.tags)
             self._refused[function] = function.namespace != "aten" or bool(tags)
@@ -149,14 +198,25 @@ class _Memo:
         found = self._calls[key]
         return run() if found is None else self._again(found, nodes, tensors)
 
-    def _known(self, tensor: _torch.FakeTensor) -> Any:
-        """A tensor's number if it follows from constants, whatever the input is; else None."""
+    def _known(self, tensor: Any) -> torch.Tensor | None:
         node = self._trace.node_of(tensor)
-        value = None if node is None else computed(node, self._trace.tracer)
-        if value is None:
-            return None
-        with _torch.outside_the_trace():
-            return value.item()
+        return None if node is None else computed(node, self._trace.tracer)
+
+    def _as_constants(self, value: Any) -> Any:
+        """What follows from constants, whatever the input is, as values of the trace."""
+        if isinstance(value, list | tuple):
+            return type(value)(map(self._as_constants, value))
+        return self._plain.lifted(value) if isinstance(value, torch.Tensor) else value
+
+    def _become(self, tensor: torch.Tensor, other: torch.Tensor) -> bool:
+        """Makes a tensor without elements another one, if it has no memory to keep."""
+        node = self._trace.node_of(other) if isinstance(tensor, _torch.FakeTensor) else None
+        if node is None or tensor.untyped_storage().nbytes():
+            return False
+        with _torch.without_torch_function_modes(), torch.no_grad():
+            torch.ops.aten.set_.source_Tensor(tensor, other)
+        self._trace.stand_for(tensor, node)
+        return True
 
     def _key(self, value: Any, tensors: list[_torch.FakeTensor], nodes: list[torch.fx.Node]) -> Any:
         """All that the nodes of an operator depend on; collects its tensors and their nodes."""
@@ -257,6 +317,13 @@ class _Memo:
             tensor = _torch.laid_out_like(result.like, self._mode, shared)
         self._trace.stand_for(tensor, copies[result.node])
         return tensor
+
+
+def _with_originals(value: Any, originals: dict[int, torch.Tensor]) -> Any:
+    """Results with the user's own tensors where their stand-ins are returned."""
+    if isinstance(value, list | tuple):
+        return type(value)(_with_originals(each, originals) for each in value)
+    return originals.get(id(value), value)
 
 
 def _state() -> tuple:

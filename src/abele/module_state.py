@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from abele.dense import INSTEAD, other_kind
 from abele.errors import CaptureError, ReassignedError
@@ -21,16 +22,24 @@ class ModuleState:
         params: parameters by name, without class or history: plain tensors that share storage.
         buffers: registered buffers by name, likewise.
         trainable: names of parameters that require gradients.
+        originals: the parameters themselves, with class and hooks, by name.
     """
 
     module: torch.nn.Module
     params: Mapping[str, torch.Tensor]
     buffers: Mapping[str, torch.Tensor]
     trainable: frozenset[str]
+    originals: Mapping[str, torch.Tensor]
+
+    @property
+    def modules(self) -> dict[str, torch.nn.Module]:
+        """The module and its children by path."""
+        return dict(self.module.named_modules())
 
     @classmethod
     def of(cls, module: torch.nn.Module) -> ModuleState:
         """Collects the state of ``module`` and its children; tied tensors appear once."""
+        refuse_without_shapes(module)
         params = dict(_named(module, "_parameters"))
         buffers = dict(_named(module, "_buffers"))
         _refuse_other_kinds({**params, **buffers})
@@ -40,14 +49,41 @@ class ModuleState:
             {name: plain(value) for name, value in params.items()},
             {name: plain(value) for name, value in buffers.items()},
             frozenset(name for name, value in params.items() if value.requires_grad),
+            params,
         )
 
 
 def _refuse_other_kinds(tensors: Mapping[str, torch.Tensor]) -> None:
     for name, value in tensors.items():
+        if value.is_meta:
+            raise CaptureError(
+                f"{name} is on the meta device and has no data. Load weights into the model, or "
+                'call model.to_empty(device="cpu") and initialise it, before it is compiled.'
+            )
         kind = other_kind(value)
         if kind is not None:
             raise CaptureError(f"{name} is {kind}; a program keeps dense tensors. {INSTEAD}")
+
+
+def refuse_without_shapes(module: torch.nn.Module) -> None:
+    """Refuses modules that are not there yet, or no modules of Python.
+
+    Raises:
+        CaptureError: a part is a TorchScript module or a lazy one that has not been called.
+    """
+    for path, child in module.named_modules():
+        if isinstance(child, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"Submodule {path or '(the model)'} is a TorchScript module, whose forward cannot "
+                "be captured. Use the torch.nn.Module that it was made from."
+            )
+    for name, value in (*_named(module, "_parameters"), *_named(module, "_buffers")):
+        if is_lazy(value):
+            raise CaptureError(
+                f"{name} is not initialised: it belongs to a lazy module, which chooses shapes at "
+                "its first call. Call the model once on the host with an example, then make the "
+                "optimizer and wrap it."
+            )
 
 
 def _refuse_overlaps(tensors: Mapping[str, torch.Tensor]) -> None:
@@ -82,6 +118,12 @@ def _named(module: torch.nn.Module, kind: str) -> Iterator[tuple[str, torch.Tens
                 yield (f"{prefix}.{key}" if prefix else key), value
 
 
+def named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, then buffers, each once and as it is, in the order of ``ModuleState``."""
+    yield from _named(module, "_parameters")
+    yield from _named(module, "_buffers")
+
+
 @contextlib.contextmanager
 def substituted(
     state: ModuleState, params: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
@@ -92,8 +134,8 @@ def substituted(
         ReassignedError: on leaving, if forward put another tensor in a substituted place.
     """
     stores = []
-    for kind, values in (("_parameters", params), ("_buffers", buffers)):
-        replacement = {id(original): values[name] for name, original in _named(state.module, kind)}
+    replacement = in_place_of(state, params, buffers)
+    for kind in ("_parameters", "_buffers"):
         for prefix, owner, store in _stores(state.module, kind):
             original = dict(store)
             store.update({k: replacement[id(v)] for k, v in original.items() if v is not None})
@@ -102,6 +144,7 @@ def substituted(
         yield
         for prefix, owner, store, _, expected in stores:
             _check_kept(prefix, owner, store, expected)
+        _refuse_new_modules(state.module, {id(store) for _, _, store, _, _ in stores})
     finally:
         for _, _, store, original, _ in stores:
             store.clear()
@@ -129,6 +172,29 @@ def _check_kept(prefix: str, owner: torch.nn.Module, store: dict, expected: dict
             )
 
 
+def _refuse_new_modules(module: torch.nn.Module, known: Set[int]) -> None:
+    for kind in ("_parameters", "_buffers"):
+        for prefix, owner, store in _stores(module, kind):
+            if id(store) not in known:
+                _check_kept(prefix, owner, store, {})
+
+
+def in_place_of(
+    state: ModuleState, params: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
+) -> dict[int, torch.Tensor]:
+    """What stands for each parameter and buffer, by the ``id`` of the module's own object."""
+    return {
+        id(original): values[name]
+        for kind, values in (("_parameters", params), ("_buffers", buffers))
+        for name, original in _named(state.module, kind)
+    }
+
+
 def parameter_names(module: torch.nn.Module) -> dict[int, str]:
     """Name of every parameter by the ``id`` of its object; tied ones have one name."""
     return {id(value): name for name, value in _named(module, "_parameters")}
+
+
+def tensor_ids(module: torch.nn.Module) -> frozenset[int]:
+    """The ``id`` of the object of every parameter and buffer."""
+    return frozenset(id(v) for kind in ("_parameters", "_buffers") for _, v in _named(module, kind))

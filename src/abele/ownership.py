@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from abele.aliasing import base
 from abele.dense import INSTEAD, other_kind
 from abele.errors import CaptureError
-from abele.program import (
-    is_getitem,
-    is_view,
-    node_argument,
-    output_node,
-    returned_nodes,
-    writes,
-)
+from abele.program import output_node, returned_nodes, writes
 
 aten = torch.ops.aten
 
@@ -48,24 +42,15 @@ def own_outputs(graph: torch.fx.GraphModule) -> None:
     returned = returned_nodes(graph)
     taken: set[torch.fx.Node] = set()
     for index, node in enumerate(returned):
-        base = _base(node)
-        if base.op in ("placeholder", "get_attr") or base in taken:
+        memory = base(node)
+        if memory.op in ("placeholder", "get_attr") or memory in taken:
             with graph.graph.inserting_before(_first_write(graph)):
                 copy = graph.graph.call_function(aten.clone.default, (node,))
             copy.meta = dict(node.meta)
             returned[index] = copy
-        taken.add(base)
+        taken.add(memory)
     output_node(graph).args = (returned,)
     graph.recompile()
-
-
-def _base(node: torch.fx.Node) -> torch.fx.Node:
-    """The node whose memory a value lives in: itself, unless it is a view."""
-    while True:
-        source = node_argument(node, 0) if is_getitem(node) else node
-        if not is_view(source):
-            return node
-        node = node_argument(source, 0)
 
 
 def _first_write(graph: torch.fx.GraphModule) -> torch.fx.Node:

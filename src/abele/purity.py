@@ -20,9 +20,14 @@ from torch.fx.graph import CodeGen
 
 from abele import _torch
 from abele._torch import OpOverload
+from abele.aliasing import written as _written
 from abele.control_flow import restore_views
+from abele.errors import CaptureError
 from abele.layouts import Results
+from abele.lifting import lift, lower
+from abele.printing import user_line
 from abele.program import is_getitem, is_view, node_argument, writes
+from abele.result_layouts import correcting
 
 aten = torch.ops.aten
 
@@ -41,12 +46,15 @@ def pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx
         graph: as traced; may be changed.
         fakes: its inputs, without data.
     """
+    constants = lift(graph)
+    fakes = [*fakes, *(constant.fake for constant in constants)]
     memory = _Memory()
     without_writes = _Pure(memory)
     if all(map(without_writes.follow, graph.graph.nodes)):
         memory.replace_writes(graph.graph, without_writes.changed)
     else:
         graph = _retraced(graph, fakes)
+    lower(graph, constants)
     graph.graph.set_codegen(CodeGen())
     graph.graph.eliminate_dead_code()
     restore_views(graph)
@@ -55,10 +63,37 @@ def pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx
 
 
 def _retraced(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
-    run = torch.fx.Interpreter(graph).run
-    functional = torch.func.functionalize(run, remove="mutations")
+    interpreter = _Interpreter(graph)
+    functional = torch.func.functionalize(interpreter.run, remove="mutations")
+
+    def laid_out(*inputs: torch.Tensor) -> Any:
+        with correcting():
+            return functional(*inputs)
+
     with torch.no_grad(), _torch.preserve_node_meta():
-        return _torch.make_fx(functional)(*(fake.detach() for fake in fakes))
+        try:
+            return _torch.make_fx(laid_out)(*(fake.detach() for fake in fakes))
+        except RuntimeError as error:
+            if "internal overlap" not in str(error):
+                raise
+            raise CaptureError(
+                f"forward writes into elements that share their memory{interpreter.place()}, as "
+                "those of expand and unfold do; which value remains is not defined. Write into a "
+                "clone."
+            ) from error
+
+
+class _Interpreter(torch.fx.Interpreter):
+    """Knows which node runs."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        self._node = n
+        return super().run_node(n)
+
+    def place(self) -> str:
+        """Where in the user's code the last node comes from, if that is known."""
+        line = user_line(self._node.stack_trace)
+        return "" if line is None else f", at {line[0]}:{line[1]}"
 
 
 class _Memory:
@@ -154,7 +189,7 @@ class _Pure:
         They cannot where a view of a tensor is read after that was written through another.
         """
         self._order[node] = len(self._order)
-        written = _written(node) if writes(node) else []
+        written = _written(node)
         possible = _is_same_when_retraced(node) and all(map(self._is_writable, written))
         if not possible or any(map(self._is_stale, node.all_input_nodes)):
             return False
@@ -174,7 +209,7 @@ class _Pure:
         return True
 
     def _is_writable(self, node: torch.fx.Node) -> bool:
-        return self._memory.is_whole(node) and self._memory.base(node).op != "get_attr"
+        return self._memory.is_whole(node)
 
     def _is_stale(self, node: torch.fx.Node) -> bool:
         """Whether a value is a view of something that was written since it was made."""
@@ -214,16 +249,6 @@ def _returns_first_argument(node: torch.fx.Node) -> bool:
     ] == [True] + [False] * (len(schema.arguments) - 1)
 
 
-def _written(node: torch.fx.Node) -> list[torch.fx.Node]:
-    """The tensors that a node writes into, in the order of its arguments."""
-    assert isinstance(node.target, OpOverload)
-    return [
-        node_argument(node, index)
-        for index, argument in enumerate(node.target._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-
-
 @functools.cache
 def _value_of(target: OpOverload) -> OpOverload | None:
     """The operator that computes what this one writes."""
@@ -243,8 +268,6 @@ def _value_of(target: OpOverload) -> OpOverload | None:
 
 def _computed(node: torch.fx.Node, value: Callable[[torch.fx.Node], Any], results: Results) -> Any:
     """What a node, or what stands for a write, computes from values of its arguments, if known."""
-    if any(each.op == "get_attr" for each in node.all_input_nodes):
-        return None
     if is_getitem(node):
         return value(node_argument(node, 0))[node.args[1]]
     assert isinstance(node.target, OpOverload)

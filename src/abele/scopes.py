@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ class _Recorder:
     def __init__(self):
         self.path: list[str] = []
         self.marks: dict[str, Any] = {}
+        self.stack: str | None = None
         self._last: torch.fx.Node | None = None
 
     def flush(self) -> None:
@@ -39,6 +40,8 @@ class _Recorder:
             if node is self._last:
                 break
             node.meta["custom"] = {**entry, **node.meta.get("custom", {})}
+            if self.stack:
+                node.meta["stack_trace"] = self.stack
         self._last = newest
 
     def forget_erased(self) -> None:
@@ -107,6 +110,34 @@ def pop() -> None:
     if recorder is not None:
         recorder.flush()
         recorder.path = recorder.path[:-1]
+
+
+@contextlib.contextmanager
+def replaying() -> Iterator[Callable[[Mapping[str, Any], str | None], None]]:
+    """While open, what is called repeats a forward that was recorded.
+
+    Yields:
+        A function that says what was in force at the operators to come: the scope and the marks
+        that their nodes had, and the line of the user's that they belong to.
+    """
+    recorder = _active.get()
+    if recorder is None:
+        yield lambda marks, stack: None
+        return
+    recorder.flush()
+    outer = recorder.path, recorder.marks, recorder.stack
+
+    def continue_at(marks: Mapping[str, Any], stack: str | None) -> None:
+        recorder.flush()
+        inner = {key: value for key, value in marks.items() if key != "scope"}
+        recorder.path = [*outer[0], *filter(None, marks.get("scope", "").split("/"))]
+        recorder.marks, recorder.stack = {**outer[1], **inner}, stack
+
+    try:
+        yield continue_at
+    finally:
+        recorder.flush()
+        recorder.path, recorder.marks, recorder.stack = outer
 
 
 @contextlib.contextmanager

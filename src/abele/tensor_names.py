@@ -6,6 +6,7 @@
     UpdatedVar___fc.weight   its value after the program has written it
     Accl1___fc.weight        state of the optimizer after the update (Accl2___, Accl3___, Step___)
     encoder/fc1/Gemm:0       a result of forward: modules, kind of operation, which result
+    finalLossScale           the loss scale that gradients were computed with, if it adapts itself
     input0, output0          what goes in and comes out
 
 The prefixes are those that programs for PopART know. Equal names of forward are told apart by
@@ -19,6 +20,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
+from abele import loss_scaling
 from abele._torch import OpOverload
 from abele.errors import CaptureError
 from abele.printing import node_phase
@@ -159,6 +161,7 @@ def _of_slots(
         node_argument(node, 0): node_argument(node, 1) for node in graph.graph.nodes if writes(node)
     }
     states = {name for (name, role), _ in slots if role is Role.OPTIMIZER_STATE}
+    adapts = any(name in loss_scaling.COUNTERS for (name, _), _ in slots)
     for (name, role), node in slots:
         if role is Role.ACCUMULATOR:
             yield f"Accum___{name.removeprefix('accumulator.')}", written.get(node, node)
@@ -169,6 +172,8 @@ def _of_slots(
     for (name, role), node in slots:
         if node in written and role in (Role.PARAMETER, Role.BUFFER):
             yield f"UpdatedVar___{name}", written[node]
+        if adapts and name == "loss_scaling":
+            yield "finalLossScale", node
 
 
 def state_name(slot: str, all_slots: Collection[str]) -> str:

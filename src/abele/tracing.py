@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from abele import _torch, garbage, memo
-from abele.decompositions import PORTABLE_OPERATORS, portable_kernels
+from abele.decompositions import PORTABLE_OPERATORS, conjugate_numbers, portable_kernels
+from abele.memo import Left
 from abele.ownership import own_constants, own_outputs
 from abele.program import Program, Role, Slot, Stamp, returned_nodes, writes
 from abele.purity import pure
@@ -23,6 +24,8 @@ aten = torch.ops.aten
 
 # Slots that no code of the user sees.
 _OURS = {Role.OPTIMIZER_STATE, Role.ACCUMULATOR, Role.HYPER, Role.COUNTER}
+
+_STATE = {Role.PARAMETER, Role.BUFFER}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,12 +75,16 @@ def trace(
         lookup: chooses which other tensors the program returns behind its outputs.
     """
     started = time.perf_counter()
-    fakes = [_fake(item, mode) for item in named]
+    fakes = [fake_of(item, mode) for item in named]
+    state = {_address(item.value): item.name for item in named if item.role in _STATE}
+    changed: list[Left] = []
 
     def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
         lookup.start()
-        with memo.remembering(mode):
-            return [*body(Values(named, tensors)), *lookup.gradients]
+        with memo.remembering(mode, state) as left:
+            returned = [*body(Values(named, tensors)), *lookup.gradients]
+            changed.extend(left())
+        return returned
 
     quiet = _torch.without_log_of_fakes()
     # What finalizers compute would be traced too.
@@ -89,14 +96,22 @@ def trace(
         traced = _torch.make_fx(
             function, decomposition_table=PORTABLE_OPERATORS, record_stack_traces=True
         )(*leaves)
+        conjugate_numbers(traced)
         graph = pure(traced, leaves)
     anchors = lookup.choose(graph, [(item.name, item.role) for item in named])
     own_constants(graph)
     own_outputs(graph)
+    for memory, value in changed:
+        memory.leave(value)
     return _as_program(name, graph, named, anchors, time.perf_counter() - started)
 
 
-def _fake(item: Named, mode: _torch.FakeTensorMode) -> torch.Tensor:
+def _address(value: torch.Tensor) -> int:
+    """Which memory a tensor lives in."""
+    return value.untyped_storage()._cdata
+
+
+def fake_of(item: Named, mode: _torch.FakeTensorMode) -> torch.Tensor:
     """A tensor without data that stands for a slot."""
     value = item.value
     if value.layout is torch.strided and (item.role in _OURS or _is_whole(value)):

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from abele import _torch
+from abele import _torch, _torch_dynamo
+from abele._torch_parameters import counted_as_parameters
 from conftest import usable
 
 
@@ -29,6 +30,16 @@ def test_every_name_is_tested_here():
     names = {node.name for node in tree.body if isinstance(node, kinds)} | set(_torch.__all__)
     here = Path(__file__).read_text()
     assert {name for name in names if f"_torch.{name}" not in here} == set()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_compiled_functions_are_traced_as_what_they_were_made_of():
+    function = torch.compile(lambda x: x.sin() + 1)
+    with pytest.raises(RuntimeError, match="symbolically trace a dynamo-optimized function"):
+        _torch.make_fx(function)(torch.ones(2))
+    with _torch_dynamo.compiled_functions_run_plainly():
+        graph = _torch.make_fx(function)(torch.ones(2))
+    assert torch.equal(graph(torch.zeros(2)), torch.ones(2))
 
 
 def test_fake_tensors_have_shapes_and_no_data():
@@ -394,9 +405,9 @@ def test_graphs_can_generate_their_code_when_they_first_run():
 def test_operators_of_a_trace_can_be_intercepted():
     seen, created = [], []
 
-    def call(function, args, kwargs, run):
+    def call(function, args, kwargs, trace):
         seen.append(function)
-        return run()
+        return trace(function, args, kwargs)
 
     def body(mode, x):
         with _torch.Interception() as trace:
@@ -449,3 +460,11 @@ def test_reading_a_shape_can_go_around_modes():
         assert not seen
         assert fake.shape == (2,)
     assert seen
+
+
+def test_tensors_count_as_parameters_for_a_time():
+    tensor, other = torch.ones(2), torch.ones(2)
+    with counted_as_parameters([tensor]):
+        assert isinstance(tensor, nn.Parameter)
+        assert not isinstance(other, nn.Parameter)
+    assert not isinstance(tensor, nn.Parameter)

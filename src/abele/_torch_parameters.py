@@ -1,0 +1,25 @@
+"""How torch tells a parameter from another tensor, which it does not promise to keep."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+import torch
+
+
+@contextlib.contextmanager
+def counted_as_parameters(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+    """While open, ``isinstance(tensor, torch.nn.Parameter)`` is true of these tensors.
+
+    Making parameters of them would make other tensors. ``Module.get_parameter`` asks, and so do
+    forwards of users.
+    """
+    marked = list(tensors)
+    for tensor in marked:
+        tensor._is_param = True  # type: ignore[attr-defined] - what Parameter's metaclass reads
+    try:
+        yield
+    finally:
+        for tensor in marked:
+            del tensor._is_param  # type: ignore[attr-defined]

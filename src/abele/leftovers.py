@@ -1,0 +1,345 @@
+"""Tensors without data that forward leaves in the user's objects, and making these whole again.
+
+Forward runs once on tensors without data. What it keeps of them, in attributes, lists, memo
+dictionaries, variables of enclosing functions or caches, would fail at the next use outside the
+program. What follows from constants alone gets its data; everything else is put back as it was.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from abele import _torch, reachable
+from abele.printing import is_library
+
+ValueOf = Callable[[torch.Tensor], torch.Tensor | None]
+_ABSENT = object()
+_UNDER_FAKE = object()  # stands for what a dictionary holds under a tensor without data
+# Attributes of every module that hold its state, which is nobody's leftover.
+_STATE = ("_parameters", "_buffers")
+_FILLED = (*_STATE, "_modules")
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+_LISTS = (list, collections.deque)
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.Tensor})
+_CACHE = type(functools.lru_cache(len))
+_MOST_HOLDERS = 200_000
+
+
+class Leftovers:
+    """The objects that forward can reach, with what they held before it ran.
+
+    Args:
+        roots: the module, and whatever else forward is given.
+    """
+
+    def __init__(self, *roots: Any):
+        self._roots, self._spaces = roots, _Spaces()
+        self._before: dict[int, tuple[Any, dict[Any, Any]]] = {}
+        for holder in _holders(roots, self._spaces):
+            self._before[id(holder)] = (holder, _entries(holder))
+
+    def reassigned(self) -> Iterator[tuple[Any, str, torch.Tensor, torch.Tensor]]:
+        """Attributes that held a tensor and hold one without data: owner, name, both tensors."""
+        for holder, before in self._before.values():
+            if isinstance(holder, (dict, set, type, types.CellType, _CACHE, *_LISTS)):
+                continue
+            for name, now in _entries(holder).items():
+                old = before.get(name)
+                is_new = isinstance(now, _torch.FakeTensor) and now is not old
+                if is_new and isinstance(old, torch.Tensor):
+                    yield holder, name, old, now
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """The tensors that the objects held before forward ran, parameters and buffers too."""
+        for _, before in self._before.values():
+            yield from (value for value in before.values() if isinstance(value, torch.Tensor))
+
+    def mend(self, value_of: ValueOf, *, state: bool = True) -> None:
+        """Leaves no tensor without data in any of the objects.
+
+        Args:
+            value_of: the value of a tensor that follows from constants, else None.
+            state: also in parameters and buffers; not while others stand in their places.
+        """
+        real = _Real(value_of)
+        unusable: set[int] = set()
+        holders = waiting = list(_holders(self._roots, self._spaces, state))
+        while True:
+            # What is held before what holds it; once more, because some are held twice.
+            damaged = [h for h in reversed(waiting) if self._mend_one(h, real, unusable)]
+            if not damaged:
+                break
+            gone = set(map(id, damaged))
+            waiting = [holder for holder in waiting if id(holder) not in gone]
+        for holder in holders:
+            if id(holder) not in unusable:
+                _fill(holder, real)
+
+    def _mend_one(self, holder: Any, real: _Real, unusable: set[int]) -> bool:
+        """Puts one object back as it was, if that is needed; whether it was."""
+        if not self._has_unusable(holder, real, unusable):
+            return False
+        if id(holder) in self._before:
+            _put_back(holder, self._before[id(holder)][1], real, unusable)
+        else:  # new: whoever holds it cannot keep it
+            unusable.add(id(holder))
+        return True
+
+    def _has_unusable(self, holder: Any, real: _Real, unusable: set[int]) -> bool:
+        if isinstance(holder, _CACHE):
+            before = self._before.get(id(holder))
+            return before is None or _entries(holder) != before[1]
+        return any(real.is_unusable(v, unusable) for v in _entries(holder).values())
+
+
+class _Real:
+    """Tensors with data for those without."""
+
+    def __init__(self, value_of: ValueOf):
+        self._value_of = value_of
+        # With the tensors, so that no identity is used twice meanwhile.
+        self._known: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        if id(tensor) not in self._known:
+            value = self._value_of(tensor)
+            with _torch.outside_the_trace():
+                known = None if value is None else value.detach().clone()
+            self._known[id(tensor)] = (tensor, known)
+        return self._known[id(tensor)][1]
+
+    def is_unusable(self, value: Any, unusable: set[int]) -> bool:
+        if isinstance(value, _torch.FakeTensor):
+            return self.of(value) is None
+        if isinstance(value, tuple | frozenset):
+            return any(self.is_unusable(part, unusable) for part in value)
+        return value is _UNDER_FAKE or id(value) in unusable
+
+    def instead_of(self, value: Any) -> Any:
+        """The value with real tensors in it; the same object where there is nothing to do."""
+        if isinstance(value, _torch.FakeTensor):
+            return self.of(value)
+        if not isinstance(value, tuple | frozenset):
+            return value
+        parts = [self.instead_of(part) for part in value]
+        if all(new is old for new, old in zip(parts, value, strict=True)):
+            return value
+        make: Any = type(value)
+        return make(*parts) if hasattr(value, "_fields") else make(parts)
+
+
+# -- what holds other values, and can be given others ---------------------------------------------
+
+
+class _Variables:
+    """The variables of a module that some code names; the others may hold half the process."""
+
+    def __init__(self, space: dict[str, Any], names: frozenset[str]):
+        self.space, self.names = space, names
+
+    def entries(self) -> dict[str, Any]:
+        return {name: self.space[name] for name in self.names if name in self.space}
+
+
+class _Spaces:
+    """One object for the same variables, whenever they are asked for."""
+
+    def __init__(self):
+        self._known: dict[tuple[int, frozenset[str]], _Variables] = {}
+
+    def of(self, space: dict[str, Any], names: frozenset[str]) -> _Variables:
+        key = id(space), names
+        return self._known.setdefault(key, _Variables(space, names))
+
+
+@functools.cache
+def _names(code: types.CodeType) -> frozenset[str]:
+    """The variables and attributes that code names, that of functions inside it included."""
+    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    return frozenset(code.co_names).union(*map(_names, inner))
+
+
+def _holders(roots: tuple[Any, ...], spaces: _Spaces, state: bool = True) -> Iterator[Any]:
+    """Every object below ``roots`` that can hold something, each once, before what it holds."""
+    seen: set[int] = set()
+    kept: list[Any] = []
+    stack: list[Any] = list(reversed(roots))
+    while stack and len(kept) < _MOST_HOLDERS:
+        value = stack.pop()
+        if type(value) in _PLAIN or id(value) in seen or isinstance(value, torch.Tensor):
+            continue
+        seen.add(id(value))
+        kept.append(value)
+        if _can_hold(value):
+            yield value
+        stack += [
+            part for part in reversed(_held(value, spaces, state)) if type(part) not in _PLAIN
+        ]
+
+
+def _can_hold(value: Any) -> bool:
+    if isinstance(value, type):
+        return _is_open(value.__module__)
+    if isinstance(value, (dict, set, types.CellType, _CACHE, _Variables, *_LISTS)):
+        return True
+    return not isinstance(value, types.FunctionType) and reachable.has_attributes(value)
+
+
+def _held(value: Any, spaces: _Spaces, state: bool) -> list[Any]:
+    if isinstance(value, types.FunctionType):
+        return _of_function(value, spaces)
+    if isinstance(value, _Variables):
+        return [_part_of(value, part, spaces) for part in value.entries().values()]
+    if isinstance(value, staticmethod | classmethod):
+        return [value.__func__]
+    if isinstance(value, property):
+        return [value.fget]
+    if isinstance(value, type):
+        return list(vars(value).values()) if _is_open(value.__module__) else []
+    if isinstance(value, types.CellType | _CACHE):
+        return [*_entries(value).values(), getattr(value, "__wrapped__", None)]
+    if isinstance(value, torch.nn.Module):
+        left_out = () if state else _STATE
+        own = [
+            part
+            for key, part in _attributes(value).items()
+            # Each module has a dozen dictionaries of torch's, nearly all empty.
+            if key not in left_out and (key not in _OF_EVERY_MODULE or key in _FILLED or part)
+        ]
+        return [*own, *type(value).__mro__]
+    # Methods, and what all objects of a class share, are found in the class.
+    classes = type(value).__mro__ if reachable.has_attributes(value) else ()
+    return [*(part for _, part in reachable.parts(value)), *classes]
+
+
+def _part_of(variables: _Variables, part: Any, spaces: _Spaces) -> Any:
+    """A variable's value; of a module of the user's, the variables that the same code names."""
+    if not isinstance(part, types.ModuleType):
+        return part
+    return spaces.of(vars(part), variables.names) if _is_users(part.__name__) else None
+
+
+def _of_function(function: types.FunctionType, spaces: _Spaces) -> list[Any]:
+    module = function.__module__ or "torch"
+    if not _is_open(module):
+        return []
+    # Through globals, libraries would lead into all of the process.
+    names = _names(function.__code__)
+    outer = [spaces.of(function.__globals__, names)] if _is_users(module) else []
+    return [*(function.__closure__ or ()), function.__defaults__, function.__kwdefaults__, *outer]
+
+
+@functools.cache
+def _is_open(module: str) -> bool:
+    """Whether code of a module is neither torch's, nor this project's, nor Python's own."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        return module == "__main__" or module not in sys.modules
+    return not is_library(file) and not Path(file).is_relative_to(sysconfig.get_path("stdlib"))
+
+
+@functools.cache
+def _installed() -> tuple[Path, ...]:
+    return tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
+
+
+@functools.cache
+def _is_users(module: str) -> bool:
+    """Whether a module is part of the program rather than installed."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    installed = file is not None and any(map(Path(file).is_relative_to, _installed()))
+    return _is_open(module) and not installed
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    return {label[1:]: part for label, part in reachable.attributes(value)}
+
+
+def _entries(holder: Any) -> dict[Any, Any]:
+    """What an object holds, by key."""
+    if isinstance(holder, dict):
+        return {
+            key: _UNDER_FAKE if isinstance(key, _torch.FakeTensor) else value
+            for key, value in list(dict.items(holder))
+        }
+    if isinstance(holder, _Variables):
+        return holder.entries()
+    if isinstance(holder, _LISTS):
+        return dict(enumerate(list(holder)))
+    if isinstance(holder, set):
+        return {id(part): part for part in list(holder)}
+    if isinstance(holder, types.CellType):
+        try:
+            return {"cell_contents": holder.cell_contents}
+        except ValueError:  # not assigned
+            return {}
+    if isinstance(holder, _CACHE):
+        return {"misses": holder.cache_info().misses}
+    if isinstance(holder, type):
+        return dict(vars(holder))
+    return _attributes(holder)
+
+
+def _fill(holder: Any, real: _Real) -> None:
+    """Gives a holder tensors with data for those without."""
+    for key, value in _entries(holder).items():
+        new = real.instead_of(value)
+        if new is not value:
+            _write(holder, key, new, value)
+
+
+def _put_back(holder: Any, before: dict[Any, Any], real: _Real, unusable: set[int]) -> None:
+    """Takes what has no data out of a holder, and everything back that it stood for.
+
+    Objects and lists go back as a whole, because their parts belong together: a flag that says
+    that a table was computed, and the table.
+    """
+    if isinstance(holder, _CACHE):
+        holder.cache_clear()
+        return
+    now = _entries(holder)
+    if isinstance(holder, _LISTS):
+        holder.clear()
+        holder.extend(before.values())
+        return
+    alone = isinstance(holder, dict | type | set | _Variables)
+    for key, value in now.items():
+        old = before.get(key, _ABSENT)
+        if old is not value and (not alone or real.is_unusable(value, unusable)):
+            _write(holder, key, old, value)
+    if not alone:
+        for key in before.keys() - now.keys():
+            _write(holder, key, before[key], _ABSENT)
+
+
+def _write(holder: Any, key: Any, new: Any, old: Any) -> None:
+    """Puts a value in the place of another; ``_ABSENT`` takes the place away."""
+    if isinstance(holder, _Variables):
+        holder = holder.space
+    if isinstance(holder, set):
+        holder.discard(old)
+        if new is not _ABSENT:
+            holder.add(new)
+    elif isinstance(holder, (dict, *_LISTS)):
+        if new is _ABSENT:
+            del holder[key]
+        else:
+            holder[key] = new
+    else:
+        # Past __setattr__ of modules, which sorts parameters out, and of frozen dataclasses.
+        owner: Any = type if isinstance(holder, type) else object
+        with contextlib.suppress(AttributeError, TypeError):
+            if new is _ABSENT:
+                owner.__delattr__(holder, key)
+            else:
+                owner.__setattr__(holder, key, new)

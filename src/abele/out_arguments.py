@@ -1,0 +1,132 @@
+"""``out=``: the operator that returns its result, and a copy of that into what was given.
+
+torch.mm(x, y, out=o)   ->   r = mm(x, y); o.copy_(r)
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from abele import _torch
+from abele._torch import OpOverload
+from abele.errors import CaptureError
+from abele.warn import user_line
+
+aten = torch.ops.aten
+
+# What operators take that make tensors, where nobody gives them one.
+_OF_FACTORIES = {"dtype", "layout", "device", "pin_memory"}
+
+# Operators that add up in the dtype of their result, unless told another one.
+_SUMS = {
+    aten.sum.dim_IntList,
+    aten.sum.default,
+    aten.nansum.default,
+    aten.mean.dim,
+    aten.mean.default,
+    aten.prod.dim_int,
+    aten.prod.default,
+    aten.cumsum.default,
+    aten.cumprod.default,
+}
+
+Call = Callable[[OpOverload, Sequence, dict[str, Any]], Any]
+
+
+def has_out(function: OpOverload) -> bool:
+    """Whether an operator writes its results into arguments given for that."""
+    return function._schema.is_mutable and any(each.is_out for each in function._schema.arguments)
+
+
+def write_results(
+    function: OpOverload,
+    args: Sequence,
+    kwargs: Mapping[str, Any],
+    call: Call,
+    become: Callable[[torch.Tensor, torch.Tensor], bool],
+) -> Any:
+    """Computes what an operator writes into its ``out`` arguments, and copies it there.
+
+    Args:
+        function: the operator; ``has_out`` of it.
+        args: its arguments.
+        kwargs: further ones, those for results among them.
+        call: traces an operator.
+        become: makes the first tensor, which has no elements, the second one; false if it cannot.
+
+    Returns:
+        The arguments that were written to.
+
+    Raises:
+        CaptureError: no operator returns the result, or it does not fit.
+    """
+    names = [each.name for each in function._schema.arguments if each.is_out]
+    given = [kwargs[name] for name in names]
+    others = {name: value for name, value in kwargs.items() if name not in names}
+    target = returning(function)
+    if target in _SUMS or (target is not None and _adds_dtype(function, target)):
+        # Here the dtype of what is given decides.
+        others.setdefault("dtype", given[0].dtype)
+        if target not in _SUMS:
+            others.setdefault("device", given[0].device)
+    if target is None:
+        raise CaptureError(
+            f"{_name(function)} with out= is not supported, at {user_line()}. Assign its result "
+            "instead, or copy it: out.copy_(result)."
+        )
+    found = call(target, args, others)
+    results = list(found) if isinstance(found, list | tuple) else [found]
+    if len(given) == 1 and isinstance(given[0], list | tuple):
+        given = list(given[0])
+    for out, result in zip(given, results, strict=True):
+        if out.shape != result.shape:
+            if out.numel() or not become(out, result):
+                _refuse(function, "shape", tuple(result.shape), tuple(out.shape))
+            continue
+        if out.dtype != result.dtype and torch.Tag.pointwise not in function.tags:
+            _refuse(function, "dtype", result.dtype, out.dtype)
+        if not torch.can_cast(result.dtype, out.dtype):
+            _refuse(function, "dtype", result.dtype, out.dtype)
+        call(aten.copy_.default, (out, result), {})
+    return given[0] if len(given) == 1 else tuple(given)
+
+
+@functools.cache
+def returning(function: OpOverload) -> OpOverload | None:
+    """The overload that returns what this one writes into its ``out`` arguments."""
+    packet = getattr(getattr(torch.ops, function.namespace), function._schema.name.split("::")[1])
+    wanted = [_text(each) for each in function._schema.arguments if not each.is_out]
+    others = [getattr(packet, name) for name in packet.overloads()]
+    others = [other for other in others if not other._schema.is_mutable]
+    for ignored in (set(), _OF_FACTORIES):
+        for other in others:
+            arguments = [each for each in other._schema.arguments if each.name not in ignored]
+            if [_text(each) for each in arguments] == wanted:
+                return other
+    return None
+
+
+def _adds_dtype(function: OpOverload, target: OpOverload) -> bool:
+    """Whether the operator that returns its result has to be told what ``out`` tells."""
+    names = ["dtype" in [each.name for each in f._schema.arguments] for f in (function, target)]
+    return names == [False, True]
+
+
+def _text(argument: Any) -> tuple[str, str]:
+    return argument.name, str(argument.type)
+
+
+def _name(function: OpOverload) -> str:
+    return _torch.operator_name(function).split(".")[0].replace("aten::", "torch.")
+
+
+def _refuse(function: OpOverload, what: str, result: object, out: object) -> None:
+    raise CaptureError(
+        f"{_name(function)} with out= has a result of {what} {result} and was given a tensor of "
+        f"{what} {out}, at {user_line()}. Give one of the result's shape and dtype, or assign the "
+        "result."
+    )

@@ -1,0 +1,220 @@
+"""Plain tensors in a trace: those that are neither a parameter, a buffer nor an input.
+
+    self.mask, a tensor of a closure   ->   a constant of the program, with a stand-in without data
+
+A stand-in takes the place of its tensor before anything is computed from it, so that views of it
+and writes into it are traced like any others. Every call of the program starts from the value that
+the tensor had; what forward wrote into it is written into the tensor once, when the trace is over,
+if it does not depend on an input or on state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from abele import _torch
+from abele._torch import OpOverload
+from abele.aliasing import SHARES, base
+from abele.dense import INSTEAD, other_kind
+from abele.errors import CaptureError
+from abele.module_state import plain
+from abele.program import node_argument, writes
+from abele.warn import user_line, warn_user
+
+aten = torch.ops.aten
+
+_active: contextvars.ContextVar[PlainTensors | None] = contextvars.ContextVar(
+    "plain tensors", default=None
+)
+
+
+@dataclasses.dataclass
+class PlainMemory:
+    """The memory of one or several plain tensors.
+
+    Attributes:
+        node: the first constant in it.
+        constant: the value of that node, in the memory itself.
+        tensors: the user's objects in it that were met.
+        written: whether forward changes it.
+    """
+
+    node: torch.fx.Node
+    constant: torch.Tensor
+    tensors: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    written: bool = False
+
+    def leave(self, value: torch.Tensor | None) -> None:
+        """Writes into the memory what the forward of a trace left in it, if that is known.
+
+        The trace's history, which autograd wrote on the tensors, is taken from them.
+        """
+        for tensor in self.tensors:
+            if tensor.grad_fn is not None and not tensor._is_view():
+                tensor.detach_()
+        if value is not None:
+            self.constant.untyped_storage().copy_(value.untyped_storage())
+
+
+class PlainTensors:
+    """The plain tensors of one trace.
+
+    Args:
+        trace: the trace under way.
+        mode: makes the stand-ins.
+        state: memory of parameters and buffers, with their names.
+    """
+
+    def __init__(
+        self,
+        trace: _torch.Interception,
+        mode: _torch.FakeTensorMode,
+        state: Mapping[int, str],
+    ):
+        self._trace, self._mode, self._state = trace, mode, state
+        self._memories: dict[int, PlainMemory] = {}
+        self._by_node: dict[torch.fx.Node, PlainMemory] = {}
+        self._stand_ins: dict[Any, _torch.FakeTensor] = {}
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """While open, ``written_stand_in`` asks this object."""
+        token = _active.set(self)
+        try:
+            yield
+        finally:
+            _active.reset(token)
+
+    def exchanged(self, value: Any, originals: dict[int, torch.Tensor]) -> Any:
+        """An argument with a stand-in for each plain tensor in it.
+
+        Args:
+            value: an argument of an operator, or a structure of them.
+            originals: gets each plain tensor under the ``id`` of its stand-in.
+        """
+        if isinstance(value, torch.Tensor):
+            if isinstance(value, _torch.FakeTensor):
+                return value
+            found = self.stand_in(value)
+            originals[id(found)] = value
+            return found
+        if isinstance(value, list | tuple):
+            return type(value)([self.exchanged(each, originals) for each in value])
+        return value
+
+    def stand_in(self, value: torch.Tensor) -> _torch.FakeTensor:
+        """What stands for a plain tensor in the trace: the same for each tensor in its place."""
+        with _torch.outside_the_trace(), _torch.without_torch_function_modes():
+            kind = other_kind(value)
+            if kind is not None:
+                raise CaptureError(
+                    "forward uses a tensor that is neither a parameter nor a buffer and is "
+                    f"{kind}; a program keeps dense tensors. {INSTEAD}"
+                )
+            storage = value.untyped_storage()._cdata
+            layout = tuple(value.shape), value.stride(), value.storage_offset()
+            key = storage, value.dtype, layout, value.is_conj(), value.is_neg()
+            if storage in self._state:
+                self._refuse_state(storage)
+            if key not in self._stand_ins:
+                self._stand_ins[key] = self._new(storage, plain(value))
+            self._memories[storage].tensors.append(value)
+        return self._stand_ins[key]
+
+    def lifted(self, value: torch.Tensor) -> torch.Tensor:
+        """A tensor of the trace that starts as a copy of one that nobody else has."""
+        with _torch.outside_the_trace(), _torch.without_torch_function_modes():
+            constant, made = self._constant(value), _torch.laid_out_like(value, self._mode)
+        constant.node.meta["val"] = made
+        copied = self._trace.tracer.create_proxy(
+            "call_function", aten.lift_fresh_copy.default, (constant,), {}
+        )
+        return _torch.track_tensor_tree(made, copied, constant=None, tracer=self._trace.tracer)
+
+    def note_writes(self, function: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> None:
+        """Notes which plain tensors an operator is about to change, and warns once for each."""
+        if not self._memories or not function._schema.is_mutable:
+            return
+        for index, argument in enumerate(function._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            given = args[index] if index < len(args) else kwargs.get(argument.name)
+            for tensor in given if isinstance(given, list | tuple) else [given]:
+                self._note_write(tensor)
+
+    def refuse_new_shape(self, function: OpOverload, tensor: torch.Tensor) -> None:
+        """Refuses an operator that gives an input, state or a plain tensor another shape."""
+        node = self._trace.node_of(tensor)
+        while node is not None and writes(node):
+            node = node_argument(node, 0)
+        if node is not None and node.op != "call_function":
+            name = _torch.operator_name(function).split(".")[0].removeprefix("aten::")
+            raise CaptureError(
+                f"forward changes the shape of a tensor that it was given, with {name} at "
+                f"{user_line()}. The caller's tensor would keep its shape. Use the function that "
+                f"returns a view, {name.removesuffix('_')}."
+            )
+
+    def _note_write(self, tensor: Any) -> None:
+        node = self._trace.node_of(tensor) if isinstance(tensor, torch.Tensor) else None
+        memory = None if node is None else self._by_node.get(base(node))
+        if memory is None or memory.written:
+            return
+        memory.written = True
+        warn_user(
+            "forward changes a tensor in place that is neither a parameter nor a buffer nor an "
+            "input. It is a constant of the program: every call starts from the value that it has "
+            "now, and changes of later calls are not seen outside. Use register_buffer for a "
+            "tensor that is to keep its value from call to call.",
+            UserWarning,
+        )
+
+    def written_stand_in(self, value: torch.Tensor) -> _torch.FakeTensor | None:
+        """What stands for a plain tensor that forward has changed; None for any other."""
+        with _torch.without_torch_function_modes():
+            dense = not isinstance(value, _torch.FakeTensor) and other_kind(value) is None
+            memory = self._memories.get(value.untyped_storage()._cdata) if dense else None
+        return self.stand_in(value) if memory is not None and memory.written else None
+
+    def written(self) -> list[PlainMemory]:
+        """The memory of plain tensors that forward has changed."""
+        return [memory for memory in self._memories.values() if memory.written]
+
+    def _new(self, storage: int, value: torch.Tensor) -> _torch.FakeTensor:
+        proxy = self._constant(value)
+        memory = self._memories.setdefault(storage, PlainMemory(proxy.node, value))
+        if proxy.node is not memory.node:
+            proxy.node.meta[SHARES] = memory.node
+        self._by_node[memory.node] = memory
+        if value.is_conj() or value.is_neg() or value.is_complex():
+            made: Any = self._mode.from_tensor(value)
+        else:
+            made = _torch.laid_out_like(value, self._mode)
+        _torch.track_tensor_tree(made, proxy, constant=None, tracer=self._trace.tracer)
+        return made
+
+    def _constant(self, value: torch.Tensor) -> torch.fx.Proxy:
+        tracer = self._trace.tracer
+        name = tracer.get_fresh_qualname("_tensor_constant")
+        setattr(tracer.root, name, value)
+        return tracer.create_proxy("get_attr", name, (), {})
+
+    def _refuse_state(self, storage: int) -> None:
+        name = self._state[storage]
+        raise CaptureError(
+            f"forward reaches the memory of {name} through another tensor, at {user_line()}. The "
+            f"program updates {name} on the device, so that the other tensor would keep its old "
+            f"value. Use self.{name} in forward."
+        )
+
+
+def written_stand_in(value: torch.Tensor) -> torch.Tensor | None:
+    """What stands for a plain tensor that the forward under way has changed; else None."""
+    active = _active.get()
+    return None if active is None else active.written_stand_in(value)

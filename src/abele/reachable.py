@@ -1,0 +1,135 @@
+"""What Python values hold: the parts of containers, objects and functions, each with its name.
+
+Code that keeps tensors keeps them somewhere: an attribute, a list, a dictionary of results, a
+variable of an enclosing function. Whoever has to find them asks here what a value holds.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import itertools
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+import torch
+
+Parts = Iterator[tuple[str, Any]]
+
+# Objects of these hold nothing that forward computes with, and may hold half the process.
+_OPAQUE = (set(sys.stdlib_module_names) | {"torch", "abele", "poptorch", "tqdm"}) - {
+    "__main__",
+    "argparse",
+    "collections",
+    "types",
+}
+_SEQUENCES = (list, tuple, collections.deque)
+
+
+def parts(value: Any) -> Parts:
+    """What a value holds directly, with what is written behind its name to reach it.
+
+    Modules hold their attributes, functions what they enclose and their defaults. Tensors, arrays
+    of numbers, classes and modules of Python hold nothing.
+    """
+    if isinstance(value, torch.Tensor | type | types.ModuleType | enum.Enum):
+        return
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", part) for key, part in list(dict.items(value)))
+    elif isinstance(value, _SEQUENCES):
+        names = getattr(value, "_fields", None)
+        labels = [f".{name}" for name in names] if names else map("[{}]".format, itertools.count())
+        yield from zip(labels, list(value), strict=False)
+    elif isinstance(value, set | frozenset):
+        yield from (("{...}", part) for part in list(value))
+    elif isinstance(value, types.FunctionType):
+        yield from _of_function(value)
+    elif isinstance(value, types.MethodType):
+        yield from ((".__self__", value.__self__), (".__func__", value.__func__))
+    elif isinstance(value, functools.partial):
+        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
+    elif isinstance(value, numpy.ndarray) and value.dtype.hasobject:
+        yield from ((f".flat[{index}]", part) for index, part in enumerate(value.flat))
+    yield from attributes(value)
+
+
+def attributes(value: Any) -> Parts:
+    """The attributes of an object of a user's class, or of a module."""
+    if not has_attributes(value):
+        return
+    yield from ((f".{name}", part) for name, part in list(attributes_of(value).items()))
+    for name in _slots(type(value)):
+        try:
+            yield f".{name}", object.__getattribute__(value, name)
+        except AttributeError:  # not set
+            continue
+
+
+def has_attributes(value: Any) -> bool:
+    """Whether an object is of a class whose attributes are looked at; it may have none yet."""
+    kind = type(value)
+    if kind.__module__.partition(".")[0] in _OPAQUE and not isinstance(value, torch.nn.Module):
+        return False
+    return kind.__dictoffset__ != 0 or bool(_slots(kind))
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """The dictionary of an object's attributes; an empty one if it has none.
+
+    Read past ``__getattribute__``, which classes override to do something at every reading.
+    """
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+@functools.cache
+def _slots(kind: type) -> tuple[str, ...]:
+    found: list[str] = []
+    for each in kind.__mro__:
+        names = each.__dict__.get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            if isinstance(each.__dict__.get(name), types.MemberDescriptorType):
+                found.append(name)
+    return tuple(found)
+
+
+def _of_function(function: types.FunctionType) -> Parts:
+    if (function.__module__ or "torch").partition(".")[0] in _OPAQUE:
+        return
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f".{name}", cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    yield ".__defaults__", function.__defaults__
+    yield ".__kwdefaults__", function.__kwdefaults__
+    yield ".__wrapped__", getattr(function, "__wrapped__", None)
+    yield from ((f".{name}", part) for name, part in list(function.__dict__.items()))
+
+
+def walk(value: Any, name: str, enter: Callable[[Any], bool]) -> Parts:
+    """A value and all it holds, depth first, each object once, with the path to it.
+
+    Args:
+        value: where to begin.
+        name: of the value; paths begin with it.
+        enter: whether the parts of a value are wanted.
+    """
+    seen: set[int] = set()
+    kept: list[Any] = []  # so that no identity is used twice meanwhile
+    stack = [(name, value)]
+    while stack:
+        path, current = stack.pop()
+        yield path, current
+        if id(current) in seen or not enter(current):
+            continue
+        seen.add(id(current))
+        kept.append(current)
+        stack += [(f"{path}{label}", part) for label, part in reversed(list(parts(current)))]

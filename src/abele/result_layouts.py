@@ -1,0 +1,115 @@
+"""How results of some operators lie in memory, where torch says otherwise of tensors without data.
+
+Without data torch takes these operators apart into others, whose results may lie in memory like
+another argument. A trace goes by that: it makes a view where the kernel's result needs a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from abele import _torch
+from abele._torch import OpOverload
+from abele.program import is_getitem, node_argument
+
+aten = torch.ops.aten
+
+Like = Callable[..., torch.Tensor]
+
+
+def _contiguous(argument: int) -> Like:
+    return lambda *args: torch.empty_like(args[argument], memory_format=torch.contiguous_format)
+
+
+def _of_both(first: int, second: int) -> Like:
+    """As every kernel does that goes through two arguments element by element."""
+    return lambda *args: torch.mul(args[first], args[second])
+
+
+def _of_images(*args: Any) -> torch.Tensor:
+    """Channels last for images that are, else contiguous."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    chosen = formats.get(args[0].dim(), torch.contiguous_format)
+    if not args[0].is_contiguous(memory_format=chosen):
+        chosen = torch.contiguous_format
+    return torch.empty_like(args[0], memory_format=chosen)
+
+
+# By operator: for each result that is concerned, a tensor laid out like it.
+_LIKE: dict[Callable, tuple[Like, ...]] = {
+    aten.mse_loss_backward.default: (_contiguous(1),),
+    aten.smooth_l1_loss_backward.default: (_contiguous(1),),
+    aten.huber_loss_backward.default: (_contiguous(1),),
+    aten.elu_backward.default: (_of_both(0, 5),),
+    aten.softplus_backward.default: (_of_both(0, 1),),
+    aten.hardtanh_backward.default: (_of_both(0, 1),),
+    aten.hardswish_backward.default: (_of_both(0, 1),),
+    aten.hardsigmoid_backward.default: (_of_both(0, 1),),
+    aten._native_batch_norm_legit.default: (_of_images,),
+    aten._native_batch_norm_legit_functional.default: (_of_images,),
+    aten._native_batch_norm_legit.no_stats: (_of_images,),
+    aten.log_sigmoid_forward.default: (_contiguous(0), _contiguous(0)),
+}
+
+
+def actual(function: Callable, args: Sequence[Any], result: Any) -> Any:
+    """The results of an operator on tensors without data, laid out as its kernel does it.
+
+    Args:
+        function: the operator.
+        args: its positional arguments.
+        result: what it returned.
+    """
+    likes = _LIKE.get(function)
+    if likes is None or args[0].device.type != "cpu":
+        return result
+    results = list(result) if isinstance(result, list | tuple) else [result]
+    for index, like in enumerate(likes):
+        before, wanted = results[index], like(*args)
+        if before.stride() != wanted.stride():
+            results[index] = wanted.to(before.dtype)
+    return type(result)(results) if isinstance(result, list | tuple) else results[0]
+
+
+@contextlib.contextmanager
+def correcting() -> Iterator[None]:
+    """While open, the results in the trace under way are laid out as kernels do it."""
+    with _torch.Interception() as trace:
+
+        def call(function: OpOverload, args: Sequence[Any], kwargs: dict, run: Callable) -> Any:
+            return corrected(trace, function, args, run(function, args, kwargs))
+
+        trace.intercept(call, lambda node: None)
+        yield
+
+
+def corrected(
+    trace: _torch.Interception, function: OpOverload, args: Sequence[Any], result: Any
+) -> Any:
+    """The same as ``actual`` for results that were just traced."""
+    if function not in _LIKE:
+        return result
+    with _torch.without_torch_function_modes(), torch.no_grad():
+        found = actual(function, args, result)
+    if not isinstance(found, list | tuple):
+        return _in_trace(trace, result, found)
+    return type(found)(_in_trace(trace, *each) for each in zip(result, found, strict=True))
+
+
+def _in_trace(trace: _torch.Interception, before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
+    node = None if now is before else trace.node_of(before)
+    if node is None:
+        return before
+    if is_getitem(node):
+        call = node_argument(node, 0)
+        results = list(call.meta["val"])
+        index = node.args[1]
+        assert isinstance(index, int), node
+        results[index] = now
+        call.meta["val"] = type(call.meta["val"])(results)
+    proxy = torch.fx.Proxy(node, trace.tracer)
+    return _torch.track_tensor_tree(now, proxy, constant=None, tracer=trace.tracer)
