@@ -14,8 +14,9 @@ import torch
 
 from abele import _torch, scopes
 from abele._torch import OpOverload
+from abele.aliasing import base, written
 from abele.errors import CaptureError
-from abele.program import is_getitem, is_view, node_argument, subgraphs, writes
+from abele.program import subgraphs, writes
 
 aten = torch.ops.aten
 
@@ -201,13 +202,9 @@ def _is_constant(node: torch.fx.Node, root: torch.nn.Module) -> bool:
 
 
 def _refuse_outer_writes(nodes: list[torch.fx.Node], read: set[torch.fx.Node]) -> None:
+    memories = {base(node) for node in read}
     for node in nodes:
-        if not writes(node):
-            continue
-        base = node_argument(node, 0)
-        while base not in read and (is_getitem(base) or is_view(base) or writes(base)):
-            base = node_argument(base, 0)
-        if base in read:
+        if any(base(target) in memories for target in written(node)):
             raise CaptureError(
                 "The body of a loop or branch changes a tensor of its surroundings in place "
                 f"({node.target}). A body may read such tensors and change copies only. Pass the "

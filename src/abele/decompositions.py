@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from abele import _torch
+from abele import _torch, known_shapes
 
 aten = torch.ops.aten
 
@@ -52,7 +52,24 @@ PORTABLE_OPERATORS: dict[Any, Callable] = {
     aten.native_batch_norm.default: _batch_norm,
     getattr(aten.random_, "from"): _random_from,
     aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_logits,
+    **known_shapes.OPERATORS,
 }
+
+
+def conjugate_numbers(graph: torch.fx.GraphModule) -> None:
+    """Puts the conjugate of a number in the place of an operator that takes tensors only.
+
+    Autograd conjugates the factor in ``x * 2j``, a tensor that the tracer writes as a number.
+    """
+    for node in list(graph.graph.nodes):
+        if node.target is not aten._conj.default or isinstance(node.args[0], torch.fx.Node):
+            continue
+        number = complex(node.args[0]).conjugate()
+        for user in list(node.users):
+            user.args = torch.fx.map_arg(
+                user.args, lambda each, old=node, new=number: new if each is old else each
+            )
+        graph.graph.erase_node(node)
 
 
 @contextlib.contextmanager

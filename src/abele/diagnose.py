@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import linecache
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
 import torch
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch
+from abele.aliasing import base
+from abele.constants import constant_value
 from abele.dense import INSTEAD
 from abele.errors import CaptureError, DataDependentError
 from abele.printing import is_library
+from abele.warn import user_line
 
 # Phrases of torch's own errors for "this needs the tensor's data"; see tests/unit/test_capture.py.
 _NEEDS_DATA = (
@@ -28,8 +33,30 @@ _NEEDS_DATA = (
     "aten.nonzero",
 )
 
+# What keeps the shape, for operators whose results have one that depends on values.
+_MASKS = (
+    "Keep the shape: torch.where(mask, x, 0), or (x * mask).sum() / mask.sum() for the mean of "
+    "what a mask selects. A mask that is a constant may select."
+)
+_STATIC_INSTEAD = {
+    "index": _MASKS,
+    "masked_select": _MASKS,
+    "nonzero": _MASKS,
+    "bincount": "Pass a minlength that is larger than every value.",
+    "repeat_interleave": "Pass output_size, the sum of all repeats.",
+    "_unique2": "Find unique values of inputs in the data set and pass them, padded to one size.",
+}
+_STATIC_INSTEAD |= dict.fromkeys(
+    ("_unique", "unique_consecutive", "unique_dim"), _STATIC_INSTEAD["_unique2"]
+)
+
 # The same for tensors that are not dense.
 _NOT_DENSE = ("Cannot access storage of", "nested_tensor", "quantized nyi in meta tensors")
+
+_REENTRANT = "When use_reentrant=True, torch.utils.checkpoint is incompatible"
+
+# What reads a tensor's memory without asking an operator.
+_READ_MEMORY = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
 
 _SHOW_DATA = {torch.Tensor.__repr__, torch.Tensor.__format__, torch.Tensor.__reduce_ex__}
 
@@ -38,12 +65,70 @@ class _Shown(Exception):
     """A tensor was printed, formatted or pickled."""
 
 
+@dataclasses.dataclass
+class _Array:
+    """An array of a tensor that follows from constants.
+
+    Attributes:
+        node: the tensor's.
+        time: how many nodes the trace had when the array was made.
+        array: what forward got.
+        content: what was in it.
+    """
+
+    node: torch.fx.Node
+    time: int
+    array: numpy.ndarray
+    content: numpy.ndarray
+    line: str = dataclasses.field(default_factory=user_line)
+
+    def is_written(self) -> bool:
+        return self.array.tobytes() != self.content.tobytes()
+
+    def is_read_later(self) -> bool:
+        later = list(self.node.graph.nodes)[self.time :]
+        memory = base(self.node)
+        return any(base(source) is memory for node in later for source in node.all_input_nodes)
+
+
 class _NoPrinting(TorchFunctionMode):
-    """Refuses what torch would answer with a tensor's shape alone, as if that were its value."""
+    """Refuses what torch would answer with a tensor's shape alone, as if that were its value.
+
+    What reads memory gets the value that a tensor has in the trace, if that is known. An array of
+    it has memory of its own.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._arrays: list[_Array] = []
+
+    def check_arrays(self) -> None:
+        """Refuses writes into arrays whose tensors forward computed with afterwards.
+
+        Raises:
+            CaptureError: in plain PyTorch the tensor has what was written.
+        """
+        for each in self._arrays:
+            if each.is_written() and each.is_read_later():
+                raise CaptureError(
+                    f"forward writes into the array of a tensor, made at {each.line}, and computes "
+                    "with the tensor afterwards. The program does not see what was written. Write "
+                    "into the tensor itself, or compute with torch.from_numpy(array)."
+                )
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
         if func in _SHOW_DATA:
             raise _Shown(f"{func.__name__} of a tensor")
+        if func in _READ_MEMORY:
+            known = constant_value(args[0])
+            if known is None:
+                raise _Shown(f"{func.__name__} of a tensor")
+            with _torch.outside_the_trace():
+                value = func(known, *args[1:], **(kwargs or {}))
+            node = _torch.traced_node(args[0])
+            if isinstance(value, numpy.ndarray) and node is not None:
+                self._arrays.append(_Array(node, len(node.graph.nodes), value, value.copy()))
+            return value
         return func(*args, **(kwargs or {}))
 
 
@@ -55,11 +140,12 @@ def explained() -> Iterator[None]:
 
     Raises:
         DataDependentError: the value that it reads is not there yet.
-        CaptureError: it makes a tensor that is not dense.
+        CaptureError: it makes a tensor that is not dense, or checkpoints reentrantly.
     """
     try:
-        with _NoPrinting():
+        with _NoPrinting() as mode:
             yield
+        mode.check_arrays()
     except Exception as error:
         if _is_data_dependent(error):
             raise DataDependentError(_sentence(error)) from error
@@ -68,6 +154,12 @@ def explained() -> Iterator[None]:
             raise CaptureError(
                 "forward makes a tensor that is not dense, at "
                 f"{file}:{line}: `{code}`; a program computes with dense tensors. {INSTEAD}"
+            ) from error
+        if isinstance(error, RuntimeError) and _REENTRANT in str(error):
+            raise CaptureError(
+                "forward uses torch.utils.checkpoint with use_reentrant=True, which calls backward "
+                "inside backward; a program has one. Pass use_reentrant=False: the numbers are the "
+                "same."
             ) from error
         raise
 
@@ -89,11 +181,21 @@ def _sentence(error: Exception) -> str:
         )
     return (
         "forward reads the value of a tensor while the program is being captured, "
-        f"at {file}:{line}: `{code}`. "
+        f"at {file}:{line}: `{code}`. {_on_shapes(error)}"
         "A static program has no values yet, only shapes and dtypes. Avoid .item(), "
         "int(tensor), `if tensor`, .tolist() and printing in forward: use tensor operations such "
-        "as torch.where, or branch on shapes or on poptorch.isRunningOnIpu()."
+        "as torch.where, or branch on shapes or on poptorch.isRunningOnIpu(). Pass num_classes to "
+        "one_hot, and output sizes to functions that take them."
     )
+
+
+def _on_shapes(error: Exception) -> str:
+    """What is said before all else of an operator whose result has no static shape."""
+    if not isinstance(error, _torch.DynamicOutputShapeException):
+        return ""
+    operator = str(error).removeprefix("aten.").partition(".")[0]
+    remedy = _STATIC_INSTEAD.get(operator, _MASKS)
+    return f"How many elements {operator.lstrip('_')} returns depends on values. {remedy} "
 
 
 def user_frame(error: BaseException) -> tuple[str, int, str]:

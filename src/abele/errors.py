@@ -6,6 +6,8 @@
     |  |- LossError              no loss, or several, were found
     |  `- ReassignedError        forward replaces or removes a parameter or buffer
     |- BatchError            the rows of a batch do not divide as the configuration asks
+    |- ValueCheckError       an operation cannot take a value that a tensor holds
+    |  `- IndexCheckError    an index lies outside; also an IndexError, as in plain PyTorch
     |- TrappedError          an operation made an infinity or NaN, and that was to stop the run
     |- ProgramError          a program breaks its own rules (our bug, or a pass's)
     |- CollectiveError       processes that train together cannot go on
@@ -51,6 +53,14 @@ class ReassignedError(CaptureError):
 
 class BatchError(AbeleError):
     """The leading dimension of a batch does not fit the configuration."""
+
+
+class ValueCheckError(AbeleError):
+    """A tensor holds a value that an operation cannot take, noticed while the program ran."""
+
+
+class IndexCheckError(ValueCheckError, IndexError):
+    """An index, or the class of a target, lies outside what an operation indexes."""
 
 
 class TrappedError(AbeleError):

@@ -1,16 +1,34 @@
-"""Warnings that point at the user's line, however deep inside the engine they arise."""
+"""Warnings and errors that point at the user's line, however deep inside the engine they arise."""
 
 from __future__ import annotations
 
+import linecache
 import sys
 import warnings
+from types import FrameType
 
 from abele.printing import is_library
 
 
 def warn_user(message: str, category: type[Warning]) -> None:
     """Warns from the innermost frame that belongs neither to torch nor to this project."""
-    level, frame = 1, sys._getframe(0)
-    while frame.f_back is not None and is_library(frame.f_code.co_filename):
-        level, frame = level + 1, frame.f_back
+    level, _ = _innermost()
     warnings.warn(message, category, stacklevel=level)
+
+
+def user_line() -> str:
+    """The line of the user's code under way, as ``FILE:LINE: `CODE` ``."""
+    _, frame = _innermost()
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    return f"{file}:{line}: `{linecache.getline(file, line).strip()}`"
+
+
+def _innermost() -> tuple[int, FrameType]:
+    """The user's innermost frame, and how many frames it is away from who asked."""
+    level, frame = 0, sys._getframe(1)
+    # The tracer calls what it traces from generated code.
+    while frame.f_back is not None and (
+        is_library(frame.f_code.co_filename) or frame.f_code.co_filename == "<string>"
+    ):
+        level, frame = level + 1, frame.f_back
+    return level + 1, frame

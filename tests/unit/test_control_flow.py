@@ -109,10 +109,12 @@ def test_values_of_constants_are_known():
         made = torch.ones(2) * 3
         changed = torch.ones(2)
         changed.add_(1)
-        for each in (made, kept, x, made + x[0, 0], torch.rand(2), changed):
+        filled = torch.ones(2)
+        filled[0] = x[0, 0]
+        for each in (made, kept, x, made + x[0, 0], torch.rand(2), changed, filled):
             value = constant_value(each)
             found.append(None if value is None else value.tolist())
         return [x]
 
     captured(Calls(forward), (X,))
-    assert found == [[3.0, 3.0], [1.0, 2.0], None, None, None, None]
+    assert found == [[3.0, 3.0], [1.0, 2.0], None, None, None, [2.0, 2.0], None]

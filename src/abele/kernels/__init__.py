@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 # Importing the operators registers them.
+from abele import files, temporary
 from abele._torch import OpOverload
 from abele.errors import CompilerError
 from abele.ops import few_channel_conv, max_pool  # noqa: F401
@@ -107,8 +108,8 @@ def static_library(compiler: str, instruction_set: str) -> Path:
     """
     name = _name(compiler, instruction_set)
     path = cache_folder() / f"libabele_kernels_{name}.a"
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
+    if not path.is_file():
+        with temporary.folder(path.parent) as folder:
             objects = _compile(compiler, folder, KERNELS + SHIMS)
             archive = os.path.join(folder, path.name)
             _output([os.environ.get("AR") or "ar", "rcs", archive, *objects])
@@ -122,13 +123,14 @@ def scheduled_library(compiler: str, instruction_set: str) -> bytes:
     Takes and raises what ``static_library`` does.
     """
     path = cache_folder() / f"libabele_schedule_{_name(compiler, instruction_set)}.so"
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix="building-") as folder:
+    if not path.is_file():
+        with temporary.folder(path.parent) as folder:
             objects = _compile(compiler, folder, SCHEDULED, "-fvisibility=default")
             library = os.path.join(folder, path.name)
             _output([compiler, "-shared", "-fopenmp", "-o", library, *objects])
             os.replace(library, path)
-    return path.read_bytes()
+    with files.open_regular(path) as file:
+        return file.read()
 
 
 def _name(compiler: str, instruction_set: str) -> str:
@@ -140,7 +142,7 @@ def _name(compiler: str, instruction_set: str) -> str:
 
 def shared_library(compiler: str, path: Path) -> Path:
     """The kernels alone as a shared library, for calling them without a program around them."""
-    with tempfile.TemporaryDirectory(prefix="abele-") as folder:
+    with temporary.folder() as folder:
         # Nobody links this one, so its functions have to be visible.
         objects = _compile(compiler, folder, KERNELS, "-fvisibility=default")
         _output([compiler, "-shared", "-fopenmp", "-o", str(path), *objects])
@@ -180,4 +182,5 @@ def cache_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     if folder.is_dir() and os.access(folder, os.W_OK):
         return folder
-    return Path(tempfile.mkdtemp(prefix="abele-kernels-"))
+    temporary.sweep()
+    return Path(tempfile.mkdtemp(prefix=f"{temporary.prefix()}kernels-"))

@@ -14,6 +14,7 @@ import torch
 
 from abele import _torch, kernels
 from abele.errors import ForeignExecutable
+from abele.index_checks import checked
 from abele.passes.channels_last import channels_last
 from abele.passes.explicit_alpha import explicit_alpha
 from abele.passes.few_channel_convolutions import few_channel_convolutions
@@ -83,21 +84,23 @@ class Cpu(Target):
         compiler = _compiler() or "g++"
         if why_scheduled(program) is not None:
             code = kernels.scheduled_library(compiler, _instruction_set())
-            return Compiled(schedule(program, scheduled.load(code)), code)
+            return checked(program, Compiled(schedule(program, scheduled.load(code)), code))
         options = _torch.default_options_for_cpu() | _torch.option_for_compiler(compiler)
         if kernels.used_by(program):
             library = kernels.static_library(compiler, _instruction_set())
             options |= _torch.options_for_kernels(library, kernels.shims())
         compiled, _ = _aoti.compile_program(program, self.device(), options)
-        return compiled
+        return checked(program, compiled)
 
     def load(self, program: Program, payload: bytes) -> Compiled:
         """Maps the compiled code into this process; milliseconds."""
         if not payload:
             raise ForeignExecutable("The executable holds no compiled code for target 'cpu'.")
         if why_scheduled(program) is not None:
-            return Compiled(schedule(program, scheduled.load(payload)), payload)
-        return _aoti.load_program(payload, self.device())
+            compiled = Compiled(schedule(program, scheduled.load(payload)), payload)
+        else:
+            compiled = _aoti.load_program(payload, self.device())
+        return checked(program, compiled)
 
 
 def _compiler() -> str | None:

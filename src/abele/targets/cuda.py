@@ -11,6 +11,7 @@ from abele.errors import ForeignExecutable
 from abele.passes.explicit_alpha import explicit_alpha
 from abele.passes.on_device import on_device
 from abele.program import Program
+from abele.quiet import quiet_compiler
 from abele.targets import _aoti
 from abele.targets._base import Compiled, Target
 
@@ -34,7 +35,9 @@ class Cuda(Target):
         """Needs a CUDA build of torch and a GPU."""
         if torch.version.cuda is None:
             return "this torch is built without CUDA. Install a CUDA build of torch 2.13."
-        if not torch.cuda.is_available():
+        with quiet_compiler():  # it warns of a missing driver, which the reason says anyway
+            usable = torch.cuda.is_available()
+        if not usable:
             return "no CUDA device was found. Check the driver with nvidia-smi."
         return None
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from abele import _torch
 from abele.program import Program
 from abele.targets._base import Compiled, Target
 
@@ -26,13 +27,28 @@ class Reference(Target):
 
     def compile(self, program: Program) -> Compiled:
         """Wraps the graph's own generated code, which frees each value after its last use."""
-        graph = program.graph
+        graph = _with_reshapes(program.graph)
 
         def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
             with torch.no_grad():
                 return list(graph(*inputs))
 
         return Compiled(run)
+
+
+def _with_reshapes(program: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The same graph, whose views copy where a kernel's result is laid out in another way.
+
+    A trace makes a view of what torch says of tensors without data; plain PyTorch copies there.
+    """
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    output = graph.graph_copy(program.graph, copies)
+    graph.output(output)
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.ops.aten.reshape.default
+    return _torch.graph_module(program, graph)
 
 
 TARGET = Reference()

@@ -1,0 +1,86 @@
+"""Operators whose results have a shape, or are a number, that depends on values: of constants.
+
+Where every value that such an operator reads follows from constants, what it returns is a constant
+too. Everywhere else the operator is left to torch, which says that it cannot be traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from abele import _torch
+from abele.constants import constant_value
+
+aten = torch.ops.aten
+
+
+def _computed_now(operator: _torch.OpOverload) -> Callable:
+    """``operator``, computed while it is captured, if all of its tensors are constants."""
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        values = [_known(each) for each in (*args, *kwargs.values())]
+        if any(value is NotImplemented for value in values):
+            return NotImplemented
+        named = dict(zip(kwargs, values[len(args) :], strict=True))
+        with _torch.outside_the_trace():
+            results = operator(*values[: len(args)], **named)
+        if isinstance(results, tuple):
+            return tuple(map(_traced, results))
+        return _traced(results)
+
+    return compute
+
+
+def _known(value: Any) -> Any:
+    """An argument with its values; NotImplemented if it has values that are not there yet."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    known = constant_value(value)
+    return NotImplemented if known is None else known
+
+
+def _traced(value: Any) -> Any:
+    """A result as a constant of the program."""
+    return aten.lift_fresh_copy.default(value) if isinstance(value, torch.Tensor) else value
+
+
+def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> Any:
+    """Indexing by constant masks is indexing by the places where they are true."""
+    places: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            places.append(index)
+        elif (mask := _known(index)) is NotImplemented:
+            return NotImplemented
+        else:
+            with _torch.outside_the_trace():
+                columns = mask.nonzero().unbind(1)
+            places += [_traced(column.contiguous()) for column in columns]
+    if len(places) == len(indices) and all(a is b for a, b in zip(places, indices, strict=True)):
+        return NotImplemented
+    return aten.index.Tensor(x, places)
+
+
+def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    known = _known(mask)
+    if known is NotImplemented:
+        return NotImplemented
+    shape = torch.broadcast_shapes(x.shape, mask.shape)
+    return _index(x.expand(shape), [mask.expand(shape)])
+
+
+OPERATORS: dict[_torch.OpOverload, Callable] = {
+    operator: _computed_now(operator)
+    for operator in (
+        aten.bincount.default,
+        aten.equal.default,
+        aten.nonzero.default,
+        aten.repeat_interleave.Tensor,
+        aten._unique2.default,
+        aten.unique_consecutive.default,
+        aten.unique_dim.default,
+    )
+} | {aten.index.Tensor: _index, aten.masked_select.default: _masked_select}

@@ -1,0 +1,77 @@
+"""Checking values while a program runs, where torch checks them before it computes.
+
+Importing this module registers the operator.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from abele.errors import ValueCheckError
+from abele.printing import is_library
+
+_NAME = "abele::value_check"
+
+torch.library.define(
+    _NAME, "(Tensor wrong, str message) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+)
+
+# Compiled code calls back in the thread that called it, and hides what was raised.
+_here = threading.local()
+
+
+@torch.library.impl(_NAME, "CompositeExplicitAutograd")
+def _check(wrong, message):
+    if wrong.any():
+        _here.failure = ValueCheckError(message)
+        raise _here.failure
+    return torch.ones((), dtype=torch.bool, device=wrong.device)
+
+
+@torch.library.register_fake(_NAME)
+def _shape(wrong, message):
+    return wrong.new_empty((), dtype=torch.bool)
+
+
+def unless(wrong: torch.Tensor, result: torch.Tensor, message: str) -> torch.Tensor:
+    """Return ``result``, unless one of the marked values is there when the program runs.
+
+    Args:
+        wrong: bool, any shape; True stops the step with ``ValueCheckError``.
+        result: any shape and dtype; gradients flow through it.
+        message: what was found and what to do; the user's line is put in front.
+
+    Returns:
+        A tensor of the shape and bits of ``result``.
+    """
+    fine = torch.ops.abele.value_check.default(wrong.detach(), f"{_line()}: {message}")
+    return torch.where(fine, result, torch.zeros((), dtype=result.dtype, device=result.device))
+
+
+def raising_failures(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``run`` of compiled code, raising the error of a check rather than the code's own."""
+
+    def checked(arguments: Any) -> Any:
+        try:
+            return run(arguments)
+        except RuntimeError:
+            failure = vars(_here).pop("failure", None)
+            if failure is None:
+                raise
+            raise failure from None
+
+    return checked
+
+
+def _line() -> str:
+    """The user's line under way, without folders: programs with it are the same everywhere."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

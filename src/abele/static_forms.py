@@ -1,0 +1,214 @@
+"""Functions of torch whose own forms read values, in forms that do not.
+
+Where torch checks values first, the check is made when the program runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+
+from abele.ops.value_check import unless
+from abele.warn import warn_user
+
+
+def bincount(
+    input: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+) -> torch.Tensor:
+    """Count the values 0 to ``minlength - 1``.
+
+    Args:
+        input: integers, 1-d.
+        weights: what each of them counts; one otherwise.
+        minlength: how long the result is; 0 leaves it to the values, which only constants allow.
+
+    Returns:
+        Counts of shape ``[minlength]``, where torch's own form would return a longer tensor for
+        larger values. Those raise ValueCheckError when the program runs.
+
+    Raises:
+        RuntimeError: the arguments do not have the shapes and types that torch asks for.
+    """
+    if not minlength or minlength < 0:
+        return torch.bincount(input, weights, minlength)
+    wrong_kind = input.is_floating_point() or input.is_complex() or input.dtype == torch.bool
+    if input.dim() != 1 or wrong_kind:
+        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+    if weights is not None and weights.shape != input.shape:
+        raise RuntimeError("weights should be 1-d and have the same length as input")
+    index, dtype = input.long(), torch.int64
+    if weights is not None:
+        dtype = torch.float32 if weights.dtype == torch.float32 else torch.float64
+    ones = index.new_ones(index.shape) if weights is None else weights
+    wrong = (index < 0) | (index >= minlength)
+    counts = torch.zeros(minlength, dtype=dtype, device=input.device)
+    counts = counts.scatter_add(0, index.masked_fill(wrong, 0), ones.to(dtype))
+    return unless(
+        wrong,
+        counts,
+        f"bincount with minlength={minlength} has the values 0 to {minlength - 1} in a static "
+        "program, found a value outside. Pass a minlength that is larger than every value.",
+    )
+
+
+def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """Compute ``torch.nn.functional.one_hot``; a class beyond the last stops the step.
+
+    Args:
+        tensor: integers, any shape.
+        num_classes: how many classes there are; -1 leaves it to the values, which only constants
+            allow.
+    """
+    result = F.one_hot(tensor, num_classes)
+    if num_classes == -1:
+        return result
+    return unless(
+        (tensor < 0) | (tensor >= num_classes),
+        result,
+        f"one_hot with num_classes={num_classes} has the classes 0 to {num_classes - 1}, found a "
+        "class outside.",
+    )
+
+
+def cov(
+    input: torch.Tensor,
+    *,
+    correction: int = 1,
+    fweights: torch.Tensor | None = None,
+    aweights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Estimate the covariance matrix of the rows of ``input``, as ``torch.cov`` does.
+
+    Args:
+        input: variables by observations, or the observations of one variable.
+        correction: what is taken off the number of observations.
+        fweights: how often each observation counts; integers.
+        aweights: how much each observation weighs; floats.
+
+    Raises:
+        RuntimeError: the arguments do not have the shapes and types that torch asks for.
+    """
+    if fweights is None and aweights is None:
+        return _plain_cov(input, correction)
+    # Shapes and types are checked by torch itself, with weights that it may read.
+    stand_ins = [
+        None if each is None else torch.ones(each.shape, dtype=each.dtype, device=each.device)
+        for each in (fweights, aweights)
+    ]
+    torch.cov(input, correction=correction, fweights=stand_ins[0], aweights=stand_ins[1])
+    rows = input if input.dim() == 2 else input.reshape(1, -1)
+    weights = fweights if aweights is None else aweights
+    if fweights is not None and aweights is not None:
+        weights = fweights * aweights
+    assert weights is not None
+    total = weights.sum()
+    left = total - correction
+    if aweights is not None and correction != 0:
+        left = total - correction * (weights * aweights).sum() / total
+    centred = rows - ((rows * weights).sum(1) / total).unsqueeze(1)
+    products = centred @ (centred * weights).t().conj()
+    covariance = torch.true_divide(products, left.clamp(min=0)).squeeze()
+    for name, given in (("fweights", fweights), ("aweights", aweights)):
+        if given is not None:
+            covariance = unless(given < 0, covariance, f"cov(): {name} cannot be negative.")
+    return unless(total == 0, covariance, "cov(): weights sum to zero, can't be normalized.")
+
+
+def _plain_cov(input: torch.Tensor, correction: int) -> torch.Tensor:
+    if input.dim() > 2 or input.dtype == torch.bool:
+        return torch.cov(input, correction=correction)  # torch says what is wrong
+    rows = input if input.dim() == 2 else input.reshape(1, -1)
+    left = rows.shape[1] - correction
+    if left <= 0:
+        warn_user(
+            "cov(): degrees of freedom is <= 0. Correction should be strictly less than the "
+            "number of observations.",
+            UserWarning,
+        )
+    count = torch.scalar_tensor(rows.shape[1], dtype=torch.int64, device=input.device)
+    divisor = torch.scalar_tensor(max(left, 0), dtype=torch.int64, device=input.device)
+    centred = rows - (rows.sum(1) / count).unsqueeze(1)
+    return torch.true_divide(centred @ centred.t().conj(), divisor).squeeze()
+
+
+def corrcoef(input: torch.Tensor) -> torch.Tensor:
+    """Estimate the correlation matrix of the rows of ``input``, as ``torch.corrcoef`` does.
+
+    Args:
+        input: variables by observations, or the observations of one variable.
+    """
+    if input.dim() > 2:
+        return torch.corrcoef(input)
+    matrix = cov(input)
+    if matrix.dim() == 0:
+        return matrix / matrix
+    variances = matrix.diag()
+    deviations = torch.sqrt(variances.real if variances.is_complex() else variances)
+    matrix = matrix / deviations.view(-1, 1) / deviations.view(1, -1)
+    if matrix.is_complex():
+        return torch.complex(matrix.real.clip(-1, 1), matrix.imag.clip(-1, 1))
+    return matrix.clip(-1, 1)
+
+
+def gaussian_nll_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    var: torch.Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """Compute ``torch.nn.functional.gaussian_nll_loss``; a negative variance stops the step.
+
+    Args:
+        input: expected values of normal distributions.
+        target: samples of them.
+        var: variances of the shape of ``input``, without its last dimension, or with one dimension
+            of size 1; or one number.
+        full: include the constant term.
+        eps: variances are at least this much.
+        reduction: none, mean or sum.
+
+    Raises:
+        ValueError: the shape of ``var`` or the reduction is not one of these.
+    """
+    if not isinstance(var, torch.Tensor):
+        return F.gaussian_nll_loss(input, target, var, full, eps, reduction)
+    negative = var.detach() < 0
+    spread = _beside(input, var).clone()
+    with torch.no_grad():
+        spread.clamp_(min=eps)
+    # The same operations as torch's, in their order: the bits depend on it.
+    loss = 0.5 * (torch.log(spread) + (input - target) ** 2 / spread)
+    loss = loss + 0.5 * math.log(2 * math.pi) if full else loss
+    reductions = {"none": lambda: loss, "mean": loss.mean, "sum": loss.sum}
+    if reduction not in reductions:
+        raise ValueError(f"{reduction} is not valid")
+    message = "gaussian_nll_loss: var has negative entry/entries."
+    return unless(negative, reductions[reduction](), message)
+
+
+def _beside(input: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
+    if var.shape == input.shape:
+        return var
+    if var.shape == input.shape[:-1]:
+        return var.unsqueeze(-1)
+    differing = [v for i, v in zip(input.shape, var.shape, strict=False) if i != v]
+    if var.dim() != input.dim() or differing != [1]:
+        raise ValueError("var is of incorrect size")
+    return var
+
+
+FORMS: dict[Callable, Callable] = {
+    torch.bincount: bincount,
+    torch.Tensor.bincount: bincount,
+    torch.cov: cov,
+    torch.Tensor.cov: cov,
+    torch.corrcoef: corrcoef,
+    torch.Tensor.corrcoef: corrcoef,
+    F.gaussian_nll_loss: gaussian_nll_loss,
+    F.one_hot: one_hot,
+}

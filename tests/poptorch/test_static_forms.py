@@ -1,0 +1,212 @@
+"""Functions whose own forms read values: static forms, constants, and checks while running."""
+
+import copy
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import nn
+
+import poptorch
+from wrapping import inference, options, sgd, trainer
+
+X = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
+CLASSES = torch.tensor([0, 2, 2, 4, 1, 0])
+MASK = X > 0
+FREQUENCIES = torch.tensor([1, 2, 0, 1, 3])
+
+
+class Net(nn.Module):
+    """A dense layer and a cumulative norm; the loss is the squared sum of what a test makes."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.fc, self.norm, self.function = nn.Linear(5, 5), nn.BatchNorm1d(5), function
+        self.norm.momentum = None
+        self.mask = MASK.clone()
+
+    def forward(self, x, *rest):
+        result = self.function(self, self.fc(x), *rest)
+        return poptorch.identity_loss(result.square().sum(), reduction="none"), result
+
+
+def trained(function, *inputs, steps=3):
+    """Trains a wrapped network beside a plain one; returns both after comparing all results."""
+    torch.manual_seed(0)
+    model = Net(function)
+    plain = copy.deepcopy(model)
+    optimizer, wrapped = sgd(plain, lr=0.01), trainer(model, sgd(model, lr=0.01))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss, expected = plain(*inputs)
+        loss.backward()
+        optimizer.step()
+        torch.testing.assert_close(wrapped(*inputs)[1], expected.detach(), rtol=0, atol=0)
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.detach(), other.detach(), rtol=0, atol=0)
+    return model, plain
+
+
+STATIC = {
+    "bincount": lambda m, h: h[:5] * torch.bincount(CLASSES.to(h.device), minlength=5),
+    "bincount of inputs": lambda m, h, y: h * y.bincount(minlength=5),
+    "weighted bincount": lambda m, h, y: h * torch.bincount(y, h[:, 0].detach().exp(), 5),
+    "one_hot": lambda m, h, y: h * F.one_hot(y, 5),
+    "cov": lambda m, h: torch.cov(h),
+    "cov without correction": lambda m, h: h.cov(correction=0),
+    "cov of one variable": lambda m, h: torch.cov(h[0]),
+    "cov with frequencies": lambda m, h: torch.cov(h, fweights=FREQUENCIES),
+    "cov with weights": lambda m, h: torch.cov(h, aweights=h[0].detach().abs(), correction=0),
+    "cov with both": lambda m, h: h.cov(fweights=FREQUENCIES, aweights=h[0].detach().abs()),
+    "corrcoef": lambda m, h: torch.corrcoef(h),
+    "corrcoef of one variable": lambda m, h: h[0].corrcoef(),
+    "gaussian_nll_loss": lambda m, h: F.gaussian_nll_loss(h, h.detach() + 1, h.exp()),
+    "full gaussian_nll_loss": lambda m, h: nn.GaussianNLLLoss(full=True)(
+        h, h.detach() + 1, h[:, 0].exp()
+    ),
+    "gaussian_nll_loss of one variance": lambda m, h: F.gaussian_nll_loss(
+        h, h.detach(), h[:, :1].exp(), reduction="none"
+    ),
+    "gaussian_nll_loss of a number": lambda m, h: F.gaussian_nll_loss(h, h.detach() + 1, 0.5),
+    "a mask of the model": lambda m, h: h[m.mask],
+    "a mask behind an index": lambda m, h: h[1, m.mask[0]],
+    "masked_select": lambda m, h: h.masked_select(m.mask[0]),
+    "nonzero": lambda m, h: h[:, m.mask[0].nonzero()[:, 0]],
+    "where": lambda m, h: h[torch.where(m.mask)],
+    "unique": lambda m, h: h[torch.unique(CLASSES)],
+    "repeat_interleave": lambda m, h: h.repeat_interleave(CLASSES, dim=0),
+    "one_hot of constants": lambda m, h: h * F.one_hot(CLASSES),
+    "equal": lambda m, h: h if torch.equal(CLASSES, CLASSES + 1) else -h,
+}
+
+
+@pytest.mark.filterwarnings("ignore:No device set")
+@pytest.mark.parametrize("function", STATIC.values(), ids=STATIC)
+def test_static_forms_train_with_the_bits_of_eager(function):
+    inputs = (X, CLASSES) if function.__code__.co_argcount == 3 else (X,)
+    trained(function, *inputs)
+
+
+def test_cumulative_batch_norms_train_and_average_all_batches():
+    model, plain = trained(lambda m, h: m.norm(h), X)
+    assert model.norm.momentum is None
+    assert model.norm.num_batches_tracked == 3
+    for name in ("running_mean", "running_var"):
+        average, expected = getattr(model.norm, name), getattr(plain.norm, name)
+        torch.testing.assert_close(average, expected, rtol=2e-7, atol=1e-8)
+    assert not torch.equal(model.norm.running_mean, torch.zeros(5))
+    evaluated = poptorch.inferenceModel(model.eval(), options())(X)[1]
+    torch.testing.assert_close(evaluated, model(X)[1].detach(), rtol=0, atol=0)
+
+
+STOPPED = {
+    "bincount": (
+        lambda x, y: x[:5, 0] * torch.bincount(y, minlength=5),
+        CLASSES,
+        CLASSES + 1,
+        "bincount with minlength=5 has the values 0 to 4 .*found a value outside",
+    ),
+    "negative bincount": (
+        lambda x, y: x[:5, 0] * torch.bincount(y, minlength=5),
+        CLASSES,
+        CLASSES - 1,
+        "found a value outside",
+    ),
+    "one_hot": (
+        lambda x, y: x[:, :, None] * F.one_hot(y, 5)[:, None],
+        CLASSES,
+        CLASSES + 1,
+        "one_hot with num_classes=5 has the classes 0 to 4",
+    ),
+    "variance": (
+        lambda x, y: F.gaussian_nll_loss(x, x + 1, y),
+        MASK.float() + 0.5,
+        MASK.float() - 0.5,
+        "var has negative entry",
+    ),
+    "frequencies": (
+        lambda x, y: torch.cov(x, fweights=y),
+        FREQUENCIES,
+        FREQUENCIES - 1,
+        "fweights cannot be negative",
+    ),
+    "sum of weights": (
+        lambda x, y: torch.cov(x, aweights=y),
+        X[0].abs(),
+        torch.zeros(5),
+        "weights sum to zero",
+    ),
+}
+
+
+@pytest.mark.parametrize(("function", "good", "bad", "words"), STOPPED.values(), ids=STOPPED)
+def test_values_that_the_form_cannot_take_stop_the_step(function, good, bad, words):
+    wrapped = inference(function)
+    expected = function(X, good)
+    torch.testing.assert_close(wrapped(X, good), expected, rtol=0, atol=0)
+    with pytest.raises(poptorch.Error, match=rf"test_static_forms.py:\d+: .*{words}"):
+        wrapped(X, bad)
+    torch.testing.assert_close(wrapped(X, good), expected, rtol=0, atol=0)
+
+
+def test_a_step_that_is_stopped_changes_no_weight():
+    model = Net(lambda m, h, y: h * F.one_hot(y, 5))
+    wrapped = trainer(model)
+    wrapped(X, CLASSES)
+    before = model.fc.weight.detach().clone()
+    with pytest.raises(poptorch.Error, match="found a class outside"):
+        wrapped(X, CLASSES + 1)
+    torch.testing.assert_close(model.fc.weight.detach(), before, rtol=0, atol=0)
+
+
+REFUSED = {
+    "a mask": (lambda x: x[x > 0].sum(), "index returns.*torch.where"),
+    "masked_select": (lambda x: x.masked_select(x > 0).mean(), "masked_select.*mask.sum"),
+    "nonzero": (lambda x: x.nonzero(), "nonzero returns"),
+    "unique": (lambda x: torch.unique(x), "unique2 returns.*in the data set"),
+    "bincount": (lambda x: torch.bincount(x[0].long().abs()), "Pass a minlength"),
+    "repeat_interleave": (
+        lambda x: x.repeat_interleave(x[:, 0].long().abs(), dim=0),
+        "Pass output_size",
+    ),
+    "one_hot": (lambda x: F.one_hot(x.long().abs()), "Pass num_classes to one_hot"),
+}
+
+
+@pytest.mark.parametrize(("function", "words"), REFUSED.values(), ids=REFUSED)
+def test_shapes_that_depend_on_values_are_refused_with_line_and_remedy(function, words):
+    line = rf"{re.escape(__file__)}:{function.__code__.co_firstlineno}: `"
+    with pytest.raises(poptorch.Error, match=f"{line}.*{words}"):
+        inference(function)(X)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: torch.bincount(x.long().abs(), minlength=3), "only supports 1-d"),
+        (lambda x: torch.bincount(x[0].long().abs(), x[1, :2], 3), "same length as input"),
+        (lambda x: torch.cov(x, fweights=torch.ones(2).long()), "numel"),
+        (lambda x: torch.cov(x[None]), "two or fewer dimensions"),
+        (lambda x: torch.corrcoef(x[None]), "two or fewer dimensions"),
+        (lambda x: F.gaussian_nll_loss(x, x, x[:2].abs()), "var is of incorrect size"),
+        (lambda x: F.gaussian_nll_loss(x, x, x.abs(), reduction="no"), "no is not valid"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:No device set")
+def test_arguments_that_torch_refuses_are_refused_in_its_words(function, words):
+    with pytest.raises(Exception, match=words) as eager:
+        function(X)
+    with pytest.raises(Exception, match=words) as wrapped:
+        inference(function)(X)
+    assert wrapped.type is eager.type
+
+
+@pytest.mark.compiler
+def test_compiled_programs_stop_with_the_same_error_and_go_on(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "cpu")
+    wrapped = inference(lambda x, y: x * torch.bincount(y, minlength=5))
+    torch.testing.assert_close(wrapped(X, CLASSES), X * CLASSES.bincount(minlength=5))
+    with pytest.raises(poptorch.Error, match="bincount with minlength=5"):
+        wrapped(X, CLASSES + 1)
+    torch.testing.assert_close(wrapped(X, CLASSES), X * CLASSES.bincount(minlength=5))

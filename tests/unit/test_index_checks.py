@@ -1,0 +1,136 @@
+"""An index that lies outside stops the call of a compiled program, and not the process."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from torch import nn
+
+from abele import StepConfig, get_target
+from abele.cache import ExecutableCache
+from abele.errors import IndexCheckError
+from abele.index_checks import checked
+from abele.targets.reference import Reference
+from runs import rule_for, started
+
+ROWS = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
+ONES = torch.ones(3, 4)
+INFER = StepConfig(training=False)
+
+
+class Checking(Reference):
+    """The interpreter, with the checks of a target that compiles."""
+
+    def compile(self, program):
+        return checked(program, super().compile(program))
+
+
+class Indexed(nn.Module):
+    """What a function makes of a table of five rows and an index."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.table, self.function = nn.Parameter(ROWS.clone()), function
+
+    def forward(self, index):
+        return self.function(self.table, index)
+
+
+def _across(index):
+    return index.view(3, 1).expand(3, 4)
+
+
+INDEXING = {
+    "embedding": lambda t, i: F.embedding(i, t),
+    "embedding_bag": lambda t, i: F.embedding_bag(i.view(1, 3), t),
+    "nll_loss": lambda t, i: F.cross_entropy(t[:4].t()[:3].repeat(1, 2)[:, :5], i),
+    "nll_loss2d": lambda t, i: F.cross_entropy(t[:, :3].reshape(1, 5, 3, 1), i.view(1, 3, 1)),
+    "gather": lambda t, i: t.gather(0, _across(i)),
+    "scatter": lambda t, i: t.scatter(0, _across(i), 1.0),
+    "scatter_add": lambda t, i: t.scatter_add(0, _across(i), ONES),
+    "index_select": lambda t, i: t.index_select(-2, i),
+    "index_add": lambda t, i: t.index_add(0, i, ONES),
+    "index_copy": lambda t, i: t.index_copy(0, i, ONES),
+    "index_fill": lambda t, i: t.index_fill(0, i, 1.0),
+    "index": lambda t, i: t[i],
+    "index of what follows": lambda t, i: t.t()[:, (i.int() + 1).long() - 1],
+    "index_put": lambda t, i: t.index_put((i,), ONES, accumulate=True),
+    "take": lambda t, i: t[:, 0].contiguous().take(i),
+}
+
+
+@pytest.mark.parametrize("name", INDEXING)
+def test_each_operator_takes_what_plain_pytorch_takes_and_refuses_the_rest(name):
+    function = INDEXING[name]
+    session, _ = started(
+        Indexed(function), (torch.tensor([0, 4, 2]),), None, INFER, target=Checking()
+    )
+    for value in (4, -1, 5, -6, -100):
+        index = torch.tensor([0, value, 2])
+        try:
+            expected = function(ROWS, index)
+        except (IndexError, RuntimeError):
+            text = rf"test_index_checks\.py:\d+ in .*: {name.split()[0]} takes .*, found {value}\."
+            with pytest.raises(IndexCheckError, match=text):
+                session.step([index])
+        else:
+            (found,) = session.step([index])
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_an_index_found_by_another_index_is_named_by_its_own_line():
+    names = torch.tensor([3, 4, 9])
+    session, _ = started(Indexed(lambda t, i: t[names[i]]), (ONES[0].long()[:3],), None, INFER,
+                         target=Checking())  # fmt: skip
+    with pytest.raises(IndexCheckError, match=r"index takes the indices -3 to 2, found 7\."):
+        session.step([torch.tensor([0, 7, 1])])
+    with pytest.raises(IndexCheckError, match=r"index takes the indices -5 to 4, found 9\."):
+        session.step([torch.tensor([0, 2, 1])])
+
+
+class Classifier(nn.Module):
+    """Words, their mean, running averages, and the class of each text."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.norm, self.scores = nn.Embedding(50, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+
+    def forward(self, words, classes):
+        scores = self.scores(self.norm(self.words(words).mean(1)))
+        return scores, F.cross_entropy(scores, classes)
+
+
+@pytest.mark.compiler
+def test_compiled_training_goes_on_after_a_wrong_index(tmp_path):
+    reason = get_target("cpu").cannot_compile()
+    if reason is not None:
+        pytest.skip(reason)
+    generator = torch.Generator().manual_seed(2)
+    words = torch.randint(0, 50, (512, 16), generator=generator)
+    classes = torch.randint(0, 4, (512,), generator=generator)
+    classes[3] = -100  # what cross_entropy ignores
+    texts = []
+    for origin in ("miss", "hit"):
+        model = Classifier()
+        session, record = started(model, (words, classes), rule_for(model), target="cpu",
+                                  cache=ExecutableCache(tmp_path))  # fmt: skip
+        assert record.cache == origin
+        session.step([words, classes])
+        before = _state(session)
+        for wrong in ([words.clone(), classes], [words, classes.clone()]):
+            wrong[len(texts) % 2].view(-1)[100] = 50
+            with pytest.raises(IndexCheckError) as caught:
+                session.step(wrong)
+            texts.append(str(caught.value))
+            for name, value in _state(session).items():
+                assert torch.equal(value, before[name]), name
+        session.step([words, classes])
+        assert not torch.equal(_state(session)["words.weight"], before["words.weight"])
+        session.close()
+    assert texts[:2] == texts[2:]
+    assert "embedding takes the indices 0 to 49, found 50." in texts[0]
+    assert "nll_loss takes the indices 0 to 3 and -100, which it ignores, found 50." in texts[1]
+
+
+def _state(session):
+    tensors = {**session.params, **session.buffers[0], **session.read_optimizer_state()}
+    return {name: value.clone() for name, value in tensors.items()}
