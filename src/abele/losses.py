@@ -43,10 +43,13 @@ LOSS_FUNCTIONS: dict[Callable, str] = {
     torch.ctc_loss: "ctc_loss",
 }
 
+#: The name of a loss that somebody named himself.
+MARKED = "identity_loss"
+
 _active: contextvars.ContextVar[LossFinder | None] = contextvars.ContextVar("finder", default=None)
 
 
-def mark_loss(tensor: torch.Tensor, name: str = "identity_loss") -> None:
+def mark_loss(tensor: torch.Tensor, name: str = MARKED) -> None:
     """Declares ``tensor`` to be a loss of the model being captured; else does nothing."""
     finder = _active.get()
     if finder is not None:
@@ -79,8 +82,8 @@ class LossFinder(TorchFunctionMode):
             self.found.append((LOSS_FUNCTIONS[func], result))
         return result
 
-    def final(self) -> torch.Tensor:
-        """The one loss that feeds no other loss.
+    def final(self) -> tuple[str, torch.Tensor]:
+        """The one loss that feeds no other loss, with the name of what made it.
 
         Raises:
             LossError: none or several remain.
@@ -103,7 +106,7 @@ class LossFinder(TorchFunctionMode):
                 "Wrap final graph loss in poptorch.identity_loss. "
                 f"Found {len(remaining)}: {names}."
             )
-        return remaining[0][1]
+        return remaining[0]
 
 
 def ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:

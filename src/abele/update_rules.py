@@ -187,18 +187,25 @@ def _moments(grad: torch.Tensor, state: State, h: Mapping[str, Number]) -> None:
 
 
 def _adam(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str, Number]) -> None:
-    """Adam (arXiv 1412.6980); decoupled decay as AdamW (arXiv 1711.05101) when asked."""
+    """Adam (arXiv 1412.6980); decoupled decay as AdamW (arXiv 1711.05101) when asked.
+
+    Without ``bias_correction`` in ``h`` the moments are corrected.
+    """
     if not _is_zero(h["weight_decay"]):
         if h["decoupled"]:
             param.copy_(param * (1 - h["lr"] * h["weight_decay"]))
         else:
             grad = _axpy(grad, param, h["weight_decay"])
     _moments(grad, state, h)
+    first, second = state["exp_avg"], state["exp_avg_sq"]
+    if not h.get("bias_correction", True):
+        param.copy_(param - (first * h["lr"]) / (second.sqrt() + h["eps"]))
+        return
     step = state["step"]
     correction1 = 1 - h["beta1"] ** step
     correction2 = 1 - h["beta2"] ** step
-    denominator = state["exp_avg_sq"].sqrt() / _sqrt(correction2) + h["eps"]
-    param.copy_(param - (state["exp_avg"] * (h["lr"] / correction1)) / denominator)
+    denominator = second.sqrt() / _sqrt(correction2) + h["eps"]
+    param.copy_(param - (first * (h["lr"] / correction1)) / denominator)
 
 
 def _lamb(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str, Number]) -> None:
@@ -250,12 +257,13 @@ def apply(
 ) -> None:
     """Updates ``params`` and ``state`` in place from ``grads``; all maps are by name.
 
-    ``write`` rounds what was computed wider than its tensor.
+    A group whose values have ``maximize`` climbs instead. ``write`` rounds what was computed wider
+    than its tensor.
     """
     names = [name for group in rule.groups for name in group.params if name in grads]
     scale: Number = hyper["loss_scaling"] if rule.loss_scaling_variable else rule.loss_scaling
     # Widened first: a half gradient divided by its scale may no longer be one.
-    values = [grads[name].to(_widened(params[name]).dtype) for name in names]
+    values = [_row(grads[name].to(_widened(params[name]).dtype)) for name in names]
     if isinstance(scale, torch.Tensor) or scale != 1.0:
         values = [value / scale for value in values]
     if math.isfinite(rule.max_grad_norm) and values:
@@ -283,13 +291,24 @@ def _update(
 ) -> None:
     """Applies ``update`` in float32 at least; half tensors are rounded once, at the end."""
     wide = {name: _widened(value) for name, value in state.items()}
-    wide_param = _widened(param)
-    update(wide_param, _widened(grad), wide, numbers)
+    wide |= {name: _row(value) for name, value in wide.items() if name != "step"}
+    wide_param = _row(_widened(param))
+    grad = _widened(grad)
+    update(wide_param, -grad if numbers.get("maximize") else grad, wide, numbers)
     for name, value in wide.items():
         if value is not state[name]:
-            write(state[name], value)
+            write(state[name], value.reshape(state[name].shape))
     if wide_param is not param:
-        write(param, wide_param)
+        write(param, wide_param.reshape(param.shape))
+
+
+def _row(value: torch.Tensor) -> torch.Tensor:
+    """A tensor without dimensions as a copy with one, of one element.
+
+    A hyper-parameter is a float64 tensor without dimensions. It leaves the type of a tensor that
+    has some as it is, but would make float64 of one that has none.
+    """
+    return value.clone().reshape(1) if value.dim() == 0 else value
 
 
 def _widened(value: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from abele import update_rules
+from abele import optimizer_arguments, update_rules
 from abele.update_rules import RULES, Group, UpdateRule
 from poptorch import optim
 from poptorch._error import error
@@ -26,7 +26,6 @@ class _Kind:
     classes: tuple[type, ...]
     rule: str
     names: tuple[str, ...]
-    constants: Mapping[str, float]
 
 
 _KINDS = (
@@ -34,32 +33,27 @@ _KINDS = (
         (optim.SGD, torch.optim.SGD),
         "sgd",
         ("lr", "momentum", "dampening", "weight_decay"),
-        {},
     ),
     # AdamW before Adam: torch derives one from the other.
     _Kind(
         (optim.AdamW, torch.optim.AdamW),
         "adam",
         ("lr", "betas", "eps", "weight_decay"),
-        {"decoupled": True},
     ),
     _Kind(
         (optim.Adam, torch.optim.Adam),
         "adam",
         ("lr", "betas", "eps", "weight_decay"),
-        {"decoupled": False},
     ),
     _Kind(
         (optim.RMSprop, torch.optim.RMSprop),
         "rmsprop",
         ("lr", "alpha", "eps", "weight_decay", "momentum"),
-        {},
     ),
     _Kind(
         (optim.LAMB,),
         "lamb",
         ("lr", "betas", "eps", "weight_decay", "max_weight_norm"),
-        {},
     ),
 )
 
@@ -79,6 +73,7 @@ def to_update_rule(optimizer: Any, names: Mapping[int, str], *, warn: bool = Fal
     Raises:
         AssertionError: unsupported class, missing or non-numeric attribute.
         ValueError: amsgrad.
+        poptorch.Error: another argument that no program can follow.
     """
     kind = _kind_of(optimizer)
     groups = tuple(
@@ -137,9 +132,8 @@ def _warn(optimizer: Any, kind: _Kind, groups: tuple[Group, ...]) -> None:
 def _group(
     optimizer: Any, kind: _Kind, index: int, group: dict[str, Any], names: Mapping[int, str]
 ) -> Group:
-    if group.get("amsgrad"):
-        raise ValueError("Only non-amsgrad Adam and AdamW are supported. Leave amsgrad unset.")
-    values: dict[str, float] = dict(kind.constants)
+    _refuse_arguments(index, group)
+    values: dict[str, float] = {}
     variable = set()
     combined = getattr(optimizer, "use_combined_accum", False)
     for name in (*kind.names, *(["velocity_scaling"] if combined else [])):
@@ -159,18 +153,27 @@ def _group(
     return Group(params=params, values=values, variable=frozenset(variable))
 
 
+def _refuse_arguments(index: int, group: dict[str, Any]) -> None:
+    if group.get("amsgrad"):
+        raise ValueError("Only non-amsgrad Adam and AdamW are supported. Leave amsgrad unset.")
+    refused = optimizer_arguments.refused(group)
+    if refused is not None:
+        name, reason = refused
+        raise error(
+            f"Group {index} of the optimizer has {name}={group[name]!r}, which no program can "
+            f"follow: {reason} Leave {name} unset."
+        )
+
+
 def _switches(optimizer: Any, rule: str, group: dict[str, Any]) -> dict[str, bool]:
-    if rule == "sgd":
-        return {"nesterov": bool(group.get("nesterov"))}
+    values = optimizer_arguments.switches(optimizer, rule, group)
     if rule == "rmsprop":
-        centered = {bool(g.get("centered")) for g in optimizer.param_groups}
-        if len(centered) > 1:
+        if len({bool(g.get("centered")) for g in optimizer.param_groups}) > 1:
             raise AssertionError("All groups must have the same value for the 'centered' attribute")
-        tf_variant = bool(getattr(optimizer, "use_tf_variant", False))
-        return {"centered": centered.pop(), "tf_variant": tf_variant}
-    if rule == "lamb":
-        return {"bias_correction": bool(optimizer.bias_correction)}
-    return {}
+        values["tf_variant"] = bool(getattr(optimizer, "use_tf_variant", False))
+    if hasattr(optimizer, "bias_correction"):
+        values["bias_correction"] = bool(optimizer.bias_correction)
+    return values
 
 
 def _numbers(name: str, value: Any) -> dict[str, float]:

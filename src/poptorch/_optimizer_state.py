@@ -4,6 +4,10 @@ The engine calls a state tensor ``fc.weight.exp_avg``; a state dictionary calls 
 ``Accl1___fc.weight``. One ``DeviceState`` belongs to each training wrapper and stands between the
 wrapper's session and the optimizer object; both directions of copying happen here, and only when
 somebody asks (reading) or at the next run (writing).
+
+What an optimizer has from steps on the host, or ``torch.optim`` from loading, is in its ``state``
+as torch keeps it. It goes to the device when a session begins, when another optimizer is set and
+when ``torch.optim`` loads; that of ``torch.optim`` comes back when the session ends.
 """
 
 import dataclasses
@@ -13,6 +17,7 @@ from typing import Any
 
 import torch
 
+from abele import optimizer_objects
 from abele.runtime.session import Session
 from abele.tensor_names import state_name
 from abele.update_rules import Group, UpdateRule
@@ -40,7 +45,8 @@ class DeviceState:
     """What one wrapper's device holds for its optimizer.
 
     The wrapper owns this object and this object owns the optimizer; the optimizer refers back
-    weakly. An optimizer of ``torch.optim`` has no host copy: its state stays in the session.
+    weakly. An optimizer of ``torch.optim`` has no copy of the device's state until the session
+    ends.
 
     Attributes:
         pending: the optimizer has state that the device lacks; written at the next run.
@@ -51,6 +57,10 @@ class DeviceState:
     def __init__(self):
         self.pending = self.reread = self.stale = False
         self._optimizer: optim.Optimizer | None = None
+        self._torchs: torch.optim.Optimizer | None = None  # whichever is in use
+        self._names: Mapping[int, str] = {}
+        self._hook: Any = None  # on loading into an optimizer of torch.optim
+        self._loaded = False  # since the last writing
         self._rule: UpdateRule | None = None
         self._session: Session | None = None
 
@@ -59,13 +69,55 @@ class DeviceState:
         """The optimizer in use, if it is one of this package's."""
         return self._optimizer
 
-    def use(self, optimizer: Any, rule: UpdateRule) -> None:
-        """Takes an optimizer and the rule it has become; another one is let go with its state."""
+    @property
+    def in_use(self) -> torch.optim.Optimizer | None:
+        """The optimizer in use, of this package or of torch."""
+        return self._torchs
+
+    def use(self, optimizer: Any, rule: UpdateRule, names: Mapping[int, str]) -> None:
+        """Takes an optimizer and the rule it has become; another one is let go with its state.
+
+        Args:
+            optimizer: of this package or of torch.
+            rule: what it has become.
+            names: of the model's parameters, by ``id``.
+
+        Raises:
+            poptorch.Error: it has state on the host that the device has no place for.
+        """
+        problem = optimizer_objects.problem(optimizer, rule, names)
+        if problem is not None:
+            raise error(
+                f"The state of optimizer {type(optimizer).__name__} cannot go to the device: "
+                f"{problem}. Load the state that was saved with this model and this kind of "
+                "optimizer, or make the optimizer anew to begin without."
+            )
+        self._names = names
+        another = optimizer is not self._torchs
+        if another:
+            self._follow(optimizer)
         if optimizer is not self._optimizer:
             self.release()
             if isinstance(optimizer, optim.Optimizer):
                 self._take(optimizer)
         self._rule, self.reread = rule, False
+        self.pending = self.pending or (another and bool(self._host_state()))
+
+    def _follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Notices from now on that a state dictionary is loaded into it."""
+        self._torchs = optimizer
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = None
+        if not isinstance(optimizer, optim.Optimizer):
+            reference = weakref.ref(self)
+
+            def loaded(_: torch.optim.Optimizer) -> None:
+                state = reference()
+                if state is not None:
+                    state.pending = state.reread = state._loaded = True
+
+            self._hook = optimizer.register_load_state_dict_post_hook(loaded)
 
     def _take(self, optimizer: optim.Optimizer) -> None:
         other = optimizer._connection()
@@ -87,12 +139,32 @@ class DeviceState:
     def start(self, session: Session | None) -> None:
         """A session has begun; None where the device is offline and nothing can be read."""
         self._session, self.stale = session, True
-        self.pending = self._optimizer is not None and self._optimizer.has_state()
+        known = self._optimizer is not None and self._optimizer.has_state()
+        self.pending = known or bool(self._host_state())
 
     def stop(self) -> None:
         """Brings the state home, because the session ends."""
         self.fetch()
+        if self._session is not None and self._torchs is not None and self._optimizer is None:
+            self._bring_home(self._torchs, self._session)
         self._session, self.stale = None, False
+
+    # -- as torch keeps it -----------------------------------------------------------------
+
+    def _host_state(self) -> dict[str, torch.Tensor]:
+        """What the optimizer has on the host, by slot, if it has nothing newer of a device."""
+        if self._torchs is None or (self._optimizer is not None and self._optimizer.has_state()):
+            return {}
+        return optimizer_objects.host_state([self._torchs], self._names)
+
+    def _bring_home(self, optimizer: torch.optim.Optimizer, session: Session) -> None:
+        state = session.read_optimizer_state()
+        single = {
+            slot: value
+            for slot, value in state.items()
+            if slot.rpartition(".")[0] not in session.config.replica_groups
+        }
+        optimizer_objects.to_host([optimizer], self._names, single)
 
     # -- device to host --------------------------------------------------------------------
 
@@ -101,6 +173,8 @@ class DeviceState:
         optimizer, session, rule = self._optimizer, self._session, self._rule
         if optimizer is None or session is None or rule is None:
             return
+        if self.pending and self._host_state():
+            self.write()
         if self.stale:
             fetched = {name: value.to("cpu", copy=True) for name, value in _named(session).items()}
             # What waits to be written is newer than what the device holds.
@@ -114,7 +188,7 @@ class DeviceState:
     # -- host to device --------------------------------------------------------------------
 
     def write(self) -> None:
-        """Sends the optimizer's dictionary to the device.
+        """Sends the optimizer's dictionary, or what it has on the host, to the device.
 
         Entries that are missing keep what the device has; unknown ones are announced.
 
@@ -122,19 +196,36 @@ class DeviceState:
             poptorch.Error: an entry has another shape than the device's.
         """
         optimizer, session = self._optimizer, self._session
-        if optimizer is None or session is None:
+        if session is None:
             return
+        host = self._host_state()
+        if host or self._loaded:
+            self._write_slots(session, host)
+        elif optimizer is not None:
+            self._write_dictionary(session, optimizer._ipu_state or {})
+            optimizer._host_is_newer = False
+        self.pending = self._loaded = False
+
+    def _write_slots(self, session: Session, state: Mapping[str, torch.Tensor]) -> None:
+        slots = session.read_optimizer_state()
+        known = {name: value for name, value in state.items() if name in slots}
+        for name, value in known.items():
+            _check_shape(name, value, slots[name])
+        if self._loaded:  # what a loaded dictionary lacks begins again, as in torch
+            known = {name: torch.zeros_like(value) for name, value in slots.items()} | known
+        session.write_optimizer_state(known)
+
+    def _write_dictionary(self, session: Session, state: Mapping[str, torch.Tensor]) -> None:
         slots = _named(session)
-        found = optimizer._ipu_state or {}
         # Gradient accumulators are zero between calls: without a slot there is nothing to lose.
-        unknown = [n for n in found if n not in slots and not n.startswith(_ACCUMULATOR)]
+        unknown = [n for n in state if n not in slots and not n.startswith(_ACCUMULATOR)]
         if unknown:
             logger.warning(
                 "Ignoring entries of the optimizer state dictionary that this model's optimizer "
                 "has no place for: %s",
                 ", ".join(sorted(unknown)),
             )
-        known = {name: value for name, value in found.items() if name in slots}
+        known = {name: value for name, value in state.items() if name in slots}
         for name, value in known.items():
             _check_shape(name, value, slots[name])
         held = session.read_optimizer_state()
@@ -149,8 +240,6 @@ class DeviceState:
                 if name.startswith(_ACCUMULATOR)
             }
         )
-        self.pending = False
-        optimizer._host_is_newer = False
 
 
 def _named(session: Session) -> dict[str, torch.Tensor]:
@@ -164,8 +253,8 @@ def _named(session: Session) -> dict[str, torch.Tensor]:
 def _check_shape(name: str, value: torch.Tensor, slot: torch.Tensor) -> None:
     if value.shape != slot.shape:
         raise error(
-            f"The optimizer state dictionary has {name} with shape {list(value.shape)}, the model "
-            f"needs {list(slot.shape)}. Load a dictionary that was saved with this model."
+            f"The optimizer state has {name} with shape {list(value.shape)}, the model "
+            f"needs {list(slot.shape)}. Load a state that was saved with this model."
         )
 
 

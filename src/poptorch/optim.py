@@ -25,8 +25,8 @@ class VariableAttributes:
     """
 
     def __init__(self, variable_attributes: list[str], allowed_attributes: list[str]):
-        self._variable = list(variable_attributes)
-        self._allowed = list(allowed_attributes)
+        self._variable_attributes = list(variable_attributes)
+        self._allowed_attributes = list(allowed_attributes)
 
     def isConstant(self, attr: str) -> bool:
         """Whether an attribute is compiled in.
@@ -38,7 +38,7 @@ class VariableAttributes:
             AssertionError: the optimizer has no such attribute.
         """
         self._check(attr)
-        return attr not in self._variable
+        return attr not in self._variable_attributes
 
     def markAsConstant(self, attr: str) -> None:
         """Compiles an attribute in: changing it afterwards is an error.
@@ -50,7 +50,7 @@ class VariableAttributes:
             AssertionError: the optimizer has no such attribute.
         """
         self._check(attr)
-        self._variable = [name for name in self._variable if name != attr]
+        self._variable_attributes = [name for name in self._variable_attributes if name != attr]
 
     def markAsVariable(self, attr: str) -> None:
         """Lets an attribute change after compilation.
@@ -62,12 +62,14 @@ class VariableAttributes:
             AssertionError: the optimizer has no such attribute.
         """
         self._check(attr)
-        if attr not in self._variable:
-            self._variable.append(attr)
+        if attr not in self._variable_attributes:
+            self._variable_attributes.append(attr)
 
     def _check(self, attr: str) -> None:
-        if attr not in self._allowed:
-            raise AssertionError(f"Unknown attribute {attr!r}. Known are {self._allowed}.")
+        if attr not in self._allowed_attributes:
+            raise AssertionError(
+                f"Unknown attribute {attr!r}. Known are {self._allowed_attributes}."
+            )
 
 
 class Optimizer(HostState):
@@ -119,7 +121,9 @@ class SGD(Optimizer, torch.optim.SGD):
 
     Args:
         params, lr, momentum, dampening, weight_decay, nesterov: as in torch.
-        maximize, foreach, differentiable: accepted and ignored, as in the original.
+        maximize: climb instead of descend; the original ignores it.
+        foreach, fused: torch's choice of kernels on the host; neutral in a wrapped model.
+        differentiable: for the host; a wrapped model refuses it.
         loss_scaling: factor on the loss in backward, divided out before the update.
         velocity_scaling: neutral scale of the combined accumulator; kept for compatibility.
         use_combined_accum: one buffer for accumulation and momentum; kept for compatibility.
@@ -146,9 +150,18 @@ class SGD(Optimizer, torch.optim.SGD):
         accum_type: torch.dtype | None = None,
         velocity_accum_type: torch.dtype | None = None,
         max_grad_norm: float | None = None,
+        *,
+        fused: bool | None = None,
     ):
         given = _passed(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay)
-        torch.optim.SGD.__init__(self, params, **given, nesterov=bool(nesterov))
+        switches = _passed(
+            nesterov=nesterov,
+            maximize=maximize,
+            foreach=foreach,
+            differentiable=differentiable,
+            fused=fused,
+        )
+        torch.optim.SGD.__init__(self, params, **given, **switches)
         self.loss_scaling = _or(loss_scaling, 1.0)
         self.velocity_scaling = _or(velocity_scaling, 1.0)
         self.use_combined_accum = bool(use_combined_accum)
@@ -184,7 +197,11 @@ class Adam(_Moments, torch.optim.Adam):
     Args:
         params, lr, betas, eps, weight_decay: as in torch.
         amsgrad: must be unset or False (ValueError otherwise).
-        foreach, maximize, capturable, differentiable, fused: accepted and ignored.
+        maximize: climb instead of descend; the original ignores it.
+        foreach, fused, capturable: torch's choice of kernels on the host; neutral in a wrapped
+            model.
+        differentiable: for the host; a wrapped model refuses it.
+        decoupled_weight_decay: decay as AdamW does.
         loss_scaling: factor on the loss in backward, divided out before the update.
         accum_type: of gradient accumulators, torch.float32 or torch.float16.
         first_order_momentum_accum_type: of the first state tensor, likewise.
@@ -210,10 +227,20 @@ class Adam(_Moments, torch.optim.Adam):
         first_order_momentum_accum_type: torch.dtype | None = None,
         second_order_momentum_accum_type: torch.dtype | None = None,
         max_grad_norm: float | None = None,
+        *,
+        decoupled_weight_decay: bool | None = None,
     ):
         _refuse_amsgrad(amsgrad)
         given = _passed(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-        torch.optim.Adam.__init__(self, params, **given)
+        switches = _passed(
+            foreach=foreach,
+            maximize=maximize,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            decoupled_weight_decay=decoupled_weight_decay,
+        )
+        torch.optim.Adam.__init__(self, params, **given, **switches)
         self.loss_scaling = _or(loss_scaling, 1.0)
         self._set_types(
             accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type
@@ -228,9 +255,13 @@ class AdamW(_Moments, torch.optim.AdamW):
     Args:
         params, lr, betas, eps, weight_decay: as in torch.
         amsgrad: must be unset or False (ValueError otherwise).
-        maximize, foreach, capturable, differentiable, fused: accepted and ignored.
+        maximize: climb instead of descend; the original ignores it.
+        foreach, fused, capturable: torch's choice of kernels on the host; neutral in a wrapped
+            model.
+        differentiable: for the host; a wrapped model refuses it.
         loss_scaling: factor on the loss in backward, divided out before the update.
-        bias_correction: kept; the corrected form runs either way, as in the original.
+        bias_correction: False leaves the moments uncorrected in a wrapped model; the original
+            corrects them all the same, as torch's own step does on the host.
         accum_type: of gradient accumulators, torch.float32 or torch.float16.
         first_order_momentum_accum_type: of the first state tensor, likewise.
         second_order_momentum_accum_type: of the second state tensor, likewise.
@@ -259,7 +290,14 @@ class AdamW(_Moments, torch.optim.AdamW):
     ):
         _refuse_amsgrad(amsgrad)
         given = _passed(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-        torch.optim.AdamW.__init__(self, params, **given)
+        switches = _passed(
+            maximize=maximize,
+            foreach=foreach,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+        )
+        torch.optim.AdamW.__init__(self, params, **given, **switches)
         self.loss_scaling = _or(loss_scaling, 1.0)
         self.bias_correction = _or(bias_correction, True)
         self._set_types(
@@ -274,7 +312,9 @@ class RMSprop(_Moments, torch.optim.RMSprop):
 
     Args:
         params, lr, alpha, eps, weight_decay, momentum, centered: as in torch.
-        foreach, maximize, differentiable: accepted and ignored.
+        maximize: climb instead of descend; the original ignores it.
+        foreach, capturable: torch's choice of kernels on the host; neutral in a wrapped model.
+        differentiable: for the host; a wrapped model refuses it.
         loss_scaling: factor on the loss in backward, divided out before the update.
         accum_type: of gradient accumulators, torch.float32 or torch.float16.
         first_order_momentum_accum_type: of the first state tensor, likewise.
@@ -299,9 +339,18 @@ class RMSprop(_Moments, torch.optim.RMSprop):
         first_order_momentum_accum_type: torch.dtype | None = None,
         second_order_momentum_accum_type: torch.dtype | None = None,
         use_tf_variant: bool | None = None,
+        *,
+        capturable: bool | None = None,
     ):
         given = _passed(lr=lr, alpha=alpha, eps=eps, weight_decay=weight_decay, momentum=momentum)
-        torch.optim.RMSprop.__init__(self, params, **given, centered=bool(centered))
+        switches = _passed(
+            centered=centered,
+            capturable=capturable,
+            foreach=foreach,
+            maximize=maximize,
+            differentiable=differentiable,
+        )
+        torch.optim.RMSprop.__init__(self, params, **given, **switches)
         self.loss_scaling = _or(loss_scaling, 1.0)
         self._set_types(
             accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type

@@ -17,6 +17,16 @@ SETTINGS = [
     pytest.param("Adam", {"lr": 0.1}, id="adam"),
     pytest.param("Adam", {"lr": 0.1, "betas": (0.8, 0.9), "weight_decay": 0.1}, id="adam with l2"),
     pytest.param("AdamW", {"lr": 0.1, "weight_decay": 0.3, "eps": 1e-3}, id="adamw"),
+    pytest.param(
+        "Adam",
+        {"lr": 0.1, "weight_decay": 0.3, "decoupled_weight_decay": True, "maximize": True},
+        id="adam that climbs with decoupled decay",
+    ),
+    pytest.param(
+        "SGD",
+        {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "maximize": True},
+        id="sgd that climbs",
+    ),
     pytest.param("RMSprop", {"lr": 0.01}, id="rmsprop"),
     pytest.param("RMSprop", {"lr": 0.01, "momentum": 0.9, "centered": True}, id="centered"),
 ]

@@ -1,0 +1,115 @@
+"""The state of torch's optimizer objects, which is on the host, by the slots of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from abele.update_rules import RULES, Group, UpdateRule
+
+_MOMENTS = frozenset({"step", "exp_avg", "exp_avg_sq"})
+# What torch keeps for one parameter under any settings. Entries that the settings do without, such
+# as a momentum that has become zero, are there and not read, by torch as here.
+_KEYS = {
+    "sgd": frozenset({"momentum_buffer"}),
+    "rmsprop": frozenset({"step", "square_avg", "momentum_buffer", "grad_avg"}),
+    "adam": _MOMENTS | {"max_exp_avg_sq"},
+    "lamb": _MOMENTS,
+}
+# Torch begins these again where they are missing.
+_MAY_BE_MISSING = frozenset({"momentum_buffer"})
+
+
+def host_state(
+    optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
+) -> dict[str, torch.Tensor]:
+    """The state that optimizers have on the host, by slot; empty before their first step.
+
+    Args:
+        optimizers: of ``torch.optim``, or derived from its classes.
+        names: of the model's parameters, by ``id``.
+    """
+    return {
+        f"{name}.{key}": torch.as_tensor(value)
+        for name, _, state in _states(optimizers, names)
+        for key, value in state.items()
+        if value is not None
+    }
+
+
+def to_host(
+    optimizers: Sequence[torch.optim.Optimizer],
+    names: Mapping[int, str],
+    values: Mapping[str, torch.Tensor],
+) -> None:
+    """Writes a program's optimizer state into the objects, in the form that torch keeps it.
+
+    Args:
+        optimizers: as for ``host_state``.
+        names: likewise.
+        values: by slot; parameters without any are left alone.
+    """
+    by_parameter: dict[str, dict[str, torch.Tensor]] = {}
+    for slot, value in values.items():
+        name, _, key = slot.rpartition(".")
+        by_parameter.setdefault(name, {})[key] = value
+    for optimizer in optimizers:
+        counts = isinstance(optimizer, torch.optim.RMSprop)
+        for name, param in _parameters(optimizer, names):
+            if counts and name in by_parameter:
+                # Torch wants a count here and computes nothing with it; programs keep none.
+                optimizer.state[param].setdefault("step", torch.zeros(()))
+            for key, value in by_parameter.get(name, {}).items():
+                dtype = torch.float32 if key == "step" else param.dtype
+                optimizer.state[param][key] = value.detach().to("cpu", dtype, copy=True)
+
+
+def problem(
+    optimizer: torch.optim.Optimizer, rule: UpdateRule, names: Mapping[int, str]
+) -> str | None:
+    """Why a program cannot go on from the state that an optimizer has on the host; else None.
+
+    Args:
+        optimizer: with or without state.
+        rule: what it has become.
+        names: as for ``host_state``.
+    """
+    groups = {name: group for group in rule.groups for name in group.params}
+    for name, param, state in _states([optimizer], names):
+        found = {key for key, value in state.items() if value is not None}
+        shapes = {key: list(torch.as_tensor(state[key]).shape) for key in found & _KEYS[rule.kind]}
+        wanted = list(param.shape)
+        unlike = sorted(k for k, s in shapes.items() if s != ([] if k == "step" else wanted))
+        if unknown := sorted(found - _KEYS[rule.kind]):
+            return f"{name} has {', '.join(unknown)}, which this optimizer does not use"
+        if missing := sorted(_needed(rule, groups[name]) - found - _MAY_BE_MISSING):
+            return f"{name} lacks {', '.join(missing)}"
+        if unlike:
+            return f"{unlike[0]} of {name} has shape {shapes[unlike[0]]}, the parameter {wanted}"
+    return None
+
+
+def _needed(rule: UpdateRule, group: Group) -> set[str]:
+    return set(RULES[rule.kind].initial(torch.zeros(()), group.values))
+
+
+def _parameters(
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if id(param) in names:
+                yield names[id(param)], param
+
+
+def _states(
+    optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
+) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
+    """Name, parameter and state of everything that has some."""
+    for optimizer in optimizers:
+        for name, param in _parameters(optimizer, names):
+            state = optimizer.state.get(param)
+            if state:
+                yield name, param, state
