@@ -15,6 +15,7 @@ from poptorch._executor import PoplarExecutor
 from poptorch._restored import module_from
 from poptorch._saved_file import InvalidFile, meaning, opened, rule_in, state_in, version_mismatch
 from poptorch._saving import restore_executable, restore_state
+from poptorch._stored_forward import forward_in
 from poptorch._stored_options import options_from
 from poptorch._stored_structure import signature_from
 from poptorch.enums import ConnectionType
@@ -36,9 +37,9 @@ def load(
     but compiled code is loaded: load only files you trust.
 
     Differs from the original: the file holds no Python class and no optimizer object. ``.model`` of
-    the result is a ``RestoredModule`` with parameters and buffers under their names; to change the
-    learning rate, pass ``setOptimizer`` a new optimizer of the same kind over its parameters, or
-    hand in an instance of the class with ``model=``.
+    the result is a ``RestoredModule`` with parameters and buffers under their names, which runs
+    forward as the file has it; to change the learning rate, pass ``setOptimizer`` a new optimizer
+    of the same kind over its parameters, or hand in an instance of the class with ``model=``.
 
     Args:
         filename: the file.
@@ -117,7 +118,8 @@ def _executor(file: Container, options: Options, model: torch.nn.Module | None) 
     if model is None:
         with meaning(file.path):
             signature = signature_from(file.content["signature"])
-            model = module_from(file.content["model"], params, buffers, signature)
+            forward = forward_in(file)
+            model = module_from(file.content["model"], params, buffers, signature, forward)
     else:
         _fill(model, params, buffers)
     made = PoplarExecutor(model, options, training, None, optimizer=rule, user_model=model)

@@ -2,20 +2,22 @@
 
 import inspect
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from poptorch._error import error
+from poptorch._stored_forward import RestoredForward, StoredForward
 
 
 class RestoredModule(torch.nn.Module):
     """What ``poptorch.load`` finds in a file in place of the user's model.
 
-    A plain tree of modules that holds parameters and buffers under the names they had, so that
+    A tree of modules that holds parameters and buffers under the names they had, so that
     ``state_dict()``, ``parameters()`` and ``named_buffers()`` work, tied tensors stay tied, and the
-    user's own class takes the state with ``load_state_dict``. It has no ``forward`` of its own: the
-    executor runs the stored program.
+    user's own class takes the state with ``load_state_dict``. Called, it runs forward as the file
+    has it, in training or evaluation mode and with gradients, on the host or in another wrapper.
+    Only the whole tree has a forward; arguments have the shapes of one micro-batch.
     """
 
     def __init__(self, kind: str = "Module"):
@@ -23,29 +25,38 @@ class RestoredModule(torch.nn.Module):
         self._restored_kind = kind
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Not available.
+        """Not available for a part of the model; the root has one from the file.
 
         Raises:
             poptorch.Error: always; says what to do instead.
         """
         del args, kwargs
         raise error(
-            "This model came from a file without its Python class, so only the executor can run "
-            "it. Call what poptorch.load returned, or pass poptorch.load(..., model=YourModel())."
+            f"This {self._restored_kind} is a part of a model that came from a file without its "
+            "Python class, and only the whole model can be called. Call the model that it is a "
+            "part of, or pass poptorch.load(..., model=YourModel())."
         )
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets the mode of the model as its own class did, and of a part with all that is in it.
+
+        Args:
+            mode: training, or evaluation.
+
+        Returns:
+            The module itself.
+        """
+        forward = self.__dict__.get("forward")
+        flags = None if forward is None else forward.stored.flags_after(mode)
+        super().train(mode)
+        if flags is not None:
+            children = self.named_modules(remove_duplicate=False)
+            for (_, child), flag in zip(children, flags, strict=True):
+                child.training = flag
+        return self
 
     def _get_name(self) -> str:
         return f"{type(self).__name__}:{self._restored_kind}"
-
-
-class _Forward:
-    """``forward`` with the signature of the user's, so that calls are bound as there."""
-
-    def __init__(self, signature: inspect.Signature):
-        self.__signature__ = signature
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return RestoredModule().forward(*args, **kwargs)
 
 
 def module_data(module: torch.nn.Module) -> dict[str, Any]:
@@ -77,6 +88,7 @@ def module_from(
     params: dict[str, torch.Tensor],
     buffers: dict[str, torch.Tensor],
     signature: inspect.Signature,
+    forward: StoredForward,
 ) -> RestoredModule:
     """The module tree that ``module_data`` described, around these tensors.
 
@@ -85,6 +97,7 @@ def module_from(
         params: parameters under the first of their names.
         buffers: buffers likewise.
         signature: that of the user's ``forward``.
+        forward: what the file has of it.
     """
     root, *others = data["modules"]
     tree = {"": RestoredModule(root[1])}
@@ -101,5 +114,11 @@ def module_from(
         tree[path].register_buffer(key, buffers[first], persistent=persistent)
     for path, _, training in data["modules"]:
         tree[path].training = training
-    tree[""].forward = _Forward(signature)
+    tree[""].forward = RestoredForward(tree[""], signature, forward)
     return tree[""]
+
+
+def stored_forward(module: torch.nn.Module) -> StoredForward | None:
+    """What a module from a file brings of its forward; None for others."""
+    forward = module.__dict__.get("forward")
+    return forward.stored if isinstance(forward, RestoredForward) else None

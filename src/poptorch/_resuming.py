@@ -250,4 +250,4 @@ def _values(optimizer: Any) -> dict[str, Any]:
     common = {"state", "defaults", "param_groups", "variable_attrs"}
     names = [name for name in _extras(optimizer) if name not in common]
     found = {name: getattr(optimizer, name) for name in names}
-    return {**found, "variable attributes": sorted(attributes._variable)}
+    return {**found, "variable attributes": sorted(attributes._variable_attributes)}

@@ -11,6 +11,8 @@ from poptorch._error import error
 
 # What forward is being captured for: None outside, then whether it is training.
 _capturing: contextvars.ContextVar[bool | None] = contextvars.ContextVar("capturing", default=None)
+# Whoever wants to know whether forward asks that.
+_observer: contextvars.ContextVar["Asked | None"] = contextvars.ContextVar("observer", default=None)
 _REDUCTIONS = ("sum", "mean", "none")
 
 
@@ -26,11 +28,16 @@ def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
 
     Raises:
         AssertionError: unknown reduction.
-        poptorch.Error: training a loss that is not of a floating point type.
+        poptorch.Error: it is no tensor, or training a loss that is not of a floating point type.
     """
     if reduction not in _REDUCTIONS:
         raise AssertionError(
             f"Unsupported reduction type {reduction!r} in identity_loss. Use one of {_REDUCTIONS}."
+        )
+    if not isinstance(x, torch.Tensor):
+        raise error(
+            f"identity_loss takes a torch.Tensor, found {x!r} of type {type(x).__name__}. A loss "
+            "is computed from the model's parameters: pass the tensor itself, not its value."
         )
     if _capturing.get() and not x.is_floating_point():
         raise error(
@@ -44,12 +51,37 @@ def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
 
 def isRunningOnIpu() -> bool:
     """Whether forward is being captured for the device; False on plain host runs."""
-    return _capturing.get() is not None
+    return capturing() is not None
 
 
 def capturing() -> bool | None:
     """None outside a capture; inside, whether it is for training."""
+    observer = _observer.get()
+    if observer is not None:
+        observer.any = True
     return _capturing.get()
+
+
+def is_captured() -> bool:
+    """Whether forward is being captured, asked by this package itself."""
+    return _capturing.get() is not None
+
+
+class Asked:
+    """Whether forward has asked where it runs, while this is open.
+
+    Attributes:
+        any: it has.
+    """
+
+    any = False
+
+    def __enter__(self) -> "Asked":
+        self._token = _observer.set(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _observer.reset(self._token)
 
 
 @contextlib.contextmanager

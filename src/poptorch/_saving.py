@@ -13,9 +13,11 @@ from abele.module_state import ModuleState
 from abele.runtime import state
 from poptorch import _per_replica, _random_state
 from poptorch._error import error
+from poptorch._forward_modes import forward_data
 from poptorch._from_file import FromFile, check_config
+from poptorch._locked import locked
 from poptorch._logging import logger
-from poptorch._restored import module_data
+from poptorch._restored import module_data, stored_forward
 from poptorch._saved_file import (
     KIND,
     destination,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 class SavingMixin:
     """The members of an executor that write and read files."""
 
+    @locked
     def compileAndExport(
         self,
         filename: str | os.PathLike[str],
@@ -64,6 +67,7 @@ class SavingMixin:
         _executor(self).compile(*args, **kwargs)
         self.save(filename, export_model)
 
+    @locked
     def save(
         self,
         filename: str | os.PathLike[str],
@@ -76,9 +80,10 @@ class SavingMixin:
         compiled code: load only files you trust.
 
         Differs from the original: nothing in the file is pickled. Weights, buffers, optimizer state
-        and the optimizer's values are stored, the Python class of the model and the optimizer
-        object are not. Arguments and results may hold numbers, strings, dtypes and None beside
-        tensors; other Python objects are refused.
+        and the optimizer's values are stored, and forward in training and in evaluation mode as a
+        graph of operators; the Python class of the model and the optimizer object are not.
+        Arguments and results may hold numbers, strings, dtypes and None beside tensors; other
+        Python objects are refused.
 
         Args:
             filename: where to; folders are made, in a folder it is ``model.poptorch``.
@@ -98,6 +103,7 @@ class SavingMixin:
             content, members = _contents(executor, export_model, save_rng_state)
             container.write(path, KIND, content, members)
 
+    @locked
     def loadExecutable(self, filename: str | os.PathLike[str]) -> None:
         """Takes the compiled code out of a file in place of compiling.
 
@@ -202,8 +208,17 @@ def _contents(
             "state": names,
             "rule": None if rule is None else stored.rule_data(rule),
         }
-        members |= tensors
+        content["forward"], graphs = _forward(executor)
+        members |= tensors | graphs
     return content, members
+
+
+def _forward(executor: "PoplarExecutor") -> tuple[dict[str, Any], dict[str, Any]]:
+    """Forward in each mode: recorded, or as the file had it that the model came from."""
+    known = stored_forward(executor._module)
+    if known is not None:
+        return dict(known.data), known.kept.members()
+    return forward_data(executor)
 
 
 def _present_state(executor: "PoplarExecutor") -> dict[str, torch.Tensor]:
@@ -211,6 +226,8 @@ def _present_state(executor: "PoplarExecutor") -> dict[str, torch.Tensor]:
     session = executor._get_compiled().session
     if not executor._training:
         executor._refresh()
+    else:
+        executor._send_loaded_state()
     present = state.tensors_of(session)
     if executor.isAttachedToDevice():
         return present

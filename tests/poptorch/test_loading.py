@@ -177,7 +177,7 @@ def test_the_model_is_a_plain_tree_of_tensors(path):
     assert dict(model.named_buffers())["scale"] == 0.5
     assert "scale" not in model.state_dict()
     with pytest.raises(poptorch.Error, match=r"without its Python class.*load\(\.\.\., model="):
-        model(torch.ones(1, 4))
+        model.fc(torch.ones(1, 4))
 
 
 def test_the_restored_model_follows_training(path):

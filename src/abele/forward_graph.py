@@ -1,0 +1,307 @@
+"""Forward as a graph of the operators that it calls, to be called again without its source.
+
+The operators are those that forward's own calls reach first, above autograd: a dropout is one node,
+so is a batch norm that writes its statistics. So whoever runs the graph gets what forward would
+have given there: gradients on the host, a captured program inside a trace, the same random numbers.
+Nothing is made pure. State is passed in, constants are kept beside the graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import operator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
+
+from abele import _torch, garbage, gradient_hooks, losses, scopes, tracing
+from abele.capture import Call
+from abele.dense import other_kind
+from abele.errors import CaptureError
+from abele.leftovers import Leftovers
+from abele.losses import LossFinder
+from abele.module_state import ModuleState, substituted
+from abele.ownership import own_constants
+from abele.portable import portable_functions
+from abele.printing import is_library
+from abele.program import Role
+from abele.tracing import Named
+
+aten = torch.ops.aten
+
+#: Entry of a node's marks: the loss that its value was found to be.
+LOSS = "loss"
+
+_READS_DATA = torch.Tensor.data.__get__  # type: ignore[reportAttributeAccessIssue]
+_SETS_DATA = torch.Tensor.data.__set__  # type: ignore[reportAttributeAccessIssue]
+_HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook)
+
+
+@dataclasses.dataclass(frozen=True)
+class ForwardGraph:
+    """What was recorded.
+
+    Attributes:
+        graph: takes parameters, buffers and inputs, in this order, and returns forward's tensors.
+        without_gradient: why gradients through the graph would not be forward's own; else empty.
+    """
+
+    graph: torch.fx.GraphModule
+    without_gradient: str = ""
+
+
+# -- recording -------------------------------------------------------------------------------
+
+
+def record(
+    call: Call,
+    module: torch.nn.Module,
+    inputs: Sequence[torch.Tensor],
+    *,
+    hidden_paths: Sequence[str] = (),
+) -> ForwardGraph:
+    """Runs forward once, on tensors without data, and keeps the operators that it calls.
+
+    Args:
+        call: runs forward on flat inputs and returns its flat tensor outputs.
+        module: holds the parameters and buffers that ``call`` uses; keeps its own.
+        inputs: flat; only shapes and dtypes are used.
+        hidden_paths: fragments of paths of files that are never named as the user's line.
+
+    Raises:
+        CaptureError: forward does what a graph cannot hold.
+        DataDependentError: forward reads a value.
+    """
+    state = ModuleState.of(module)
+    named = [
+        *(Named(n, Role.PARAMETER, v, n in state.trainable) for n, v in state.params.items()),
+        *(Named(n, Role.BUFFER, v) for n, v in state.buffers.items()),
+        *(Named(f"input{i}", Role.INPUT, v) for i, v in enumerate(inputs)),
+    ]
+    reasons = list(gradient_hooks.on_parameters(state.originals))
+
+    def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        with _lines_noted(hidden_paths), _Watch(reasons):
+            outputs, losses_found = _called(call, state, tracing.Values(named, tensors))
+        reasons.extend(_own_gradients([*outputs, *losses_found]))
+        return outputs
+
+    with _untouched(module):
+        graph = _traced(function, named, module)
+    return ForwardGraph(graph, "; ".join(dict.fromkeys(reasons)))
+
+
+def _called(
+    call: Call, state: ModuleState, values: tracing.Values
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Runs forward in the trace under way; its outputs, and the losses in it, which are marked."""
+    names = {child: path for path, child in state.module.named_modules()}
+    with (
+        substituted(state, values.of(Role.PARAMETER), values.of(Role.BUFFER)),
+        scopes.recording(names),
+        LossFinder() as finder,
+        portable_functions(training=False),
+    ):
+        outputs = call(list(values.of(Role.INPUT).values()))
+    for name, value in finder.found:
+        node = _torch.traced_node(value)
+        if node is not None:
+            node.meta["custom"] = {**node.meta.get("custom", {}), LOSS: name}
+    return outputs, [value for _, value in finder.found]
+
+
+@contextlib.contextmanager
+def _untouched(module: torch.nn.Module) -> Iterator[None]:
+    """Puts back, on leaving, what forward set on modules: counters, and caches without data."""
+    left = Leftovers(module)
+    spaces = [child.__dict__ for child in module.modules()]
+    before = [dict(space) for space in spaces]
+    kinds = (dict, list, set)
+    held = [
+        (value, copy.copy(value))
+        for space in before
+        for value in space.values()
+        if type(value) in kinds
+    ]
+    try:
+        yield
+    finally:
+        for space, values in zip(spaces, before, strict=True):
+            if space.keys() != values.keys() or any(space[k] is not v for k, v in values.items()):
+                space.clear()
+                space.update(values)
+        for value, content in held:
+            value.clear()
+            value.extend(content) if isinstance(value, list) else value.update(content)
+        left.mend(lambda tensor: None)
+
+
+@contextlib.contextmanager
+def _plain_tensors_kept(module: torch.nn.Module) -> Iterator[None]:
+    """Puts back, on leaving, what forward wrote into plain tensors.
+
+    A trace above autograd records such a write and also does it.
+    """
+    state = {id(each) for each in [*module.parameters(), *module.buffers()]}
+    contents = [
+        (each, each._version, each.untyped_storage().clone())
+        for each in {id(each): each for each in Leftovers(module).tensors()}.values()
+        if id(each) not in state and other_kind(each) is None
+    ]
+    try:
+        yield
+    finally:
+        for tensor, version, content in contents:
+            if tensor._version != version:
+                tensor.untyped_storage().copy_(content)
+
+
+def _traced(
+    function: Callable, named: Sequence[Named], module: torch.nn.Module
+) -> torch.fx.GraphModule:
+    mode = _torch.static_fakes()
+    kept = _plain_tensors_kept(module)
+    with kept, _torch.TRACING, garbage.uncollected(), mode, _torch.without_onednn():
+        leaves = [tracing.fake_of(each, mode).requires_grad_(each.requires_grad) for each in named]
+        with torch.enable_grad(), _torch.without_log_of_fakes(), _torch.code_when_run():
+            graph = _torch.make_fx(function, pre_dispatch=True)(*leaves)
+    for name, value in graph.state_dict().items():
+        if isinstance(value, _torch.FakeTensor):
+            users = [node for node in graph.graph.nodes if node.target == name]
+            where = users[0].meta.get("stack_trace", "") if users else ""
+            raise CaptureError(f"forward makes a tensor in a way that is not traced. {where}")
+    own_constants(graph)
+    _use_fresh_constants(graph.graph)
+    for node in graph.graph.nodes:
+        if node.op == "call_function":
+            node.target = _kept_target(node)
+        node.meta.pop("val", None)  # shapes follow from the arguments when it runs
+    return graph
+
+
+def _use_fresh_constants(graph: torch.fx.Graph) -> None:
+    """``torch.tensor`` detaches its copy in place, which a trace that repeats it refuses."""
+    for node in graph.nodes:
+        if node.target is aten.detach_.default:
+            copied = node.args[0]
+            if isinstance(copied, torch.fx.Node) and copied.target is aten.lift_fresh_copy.default:
+                node.replace_all_uses_with(copied)
+                graph.erase_node(node)
+
+
+def _kept_target(node: torch.fx.Node) -> Any:
+    target: Any = node.target
+    if isinstance(target, _torch.OpOverload | _torch.HigherOrderOperator):
+        return target
+    if target is operator.getitem:
+        return target
+    name = getattr(target, "__name__", str(target))
+    if name == "_set_grad_enabled":
+        return torch.set_grad_enabled
+    what = "opens torch.autocast" if "autocast" in name else f"calls {name}"
+    raise CaptureError(f"forward {what}, which a graph of operators does not hold.")
+
+
+class _Watch(TorchFunctionMode):
+    """Sees what operators do not show: ``.data``, and hooks on gradients."""
+
+    def __init__(self, reasons: list[str]):
+        super().__init__()
+        self._reasons = reasons
+
+    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
+        if func == _READS_DATA:
+            return args[0].detach()  # the same values in the same memory, and traced
+        if func == _SETS_DATA:
+            raise CaptureError("forward assigns to .data of a tensor. Use copy_() instead.")
+        if func in _HOOKS:
+            self._reasons.append("forward registers a hook on a gradient")
+        return func(*args, **(kwargs or {}))
+
+
+def _own_gradients(values: Sequence[torch.Tensor]) -> Iterator[str]:
+    """Functions with a backward in Python, of which a graph has the operators of forward only."""
+    stack = [value.grad_fn for value in values if value.grad_fn is not None]
+    seen = set(stack)
+    while stack:
+        current = stack.pop()
+        name = type(current).__name__.removesuffix("Backward")
+        # Operators that Python registers bring their backward with them, in a class of this name.
+        if isinstance(current, BackwardCFunction) and not name.startswith("GeneratedBackwardFor_"):
+            yield f"forward uses the autograd.Function {name}"
+        for following, _ in current.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+
+
+class _lines_noted(_torch.Interception):  # noqa: N801 - reads as what it does
+    """While open, nodes that are traced carry the user's line."""
+
+    def __init__(self, hidden: Sequence[str]):
+        self._hidden = hidden
+
+    def __enter__(self) -> _lines_noted:
+        super().__enter__()
+        self.intercept(
+            lambda function, args, kwargs, run: run(function, args, kwargs), self._created
+        )
+        return self
+
+    def _created(self, node: torch.fx.Node) -> None:
+        frame = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            hidden = any(fragment in code.co_filename for fragment in self._hidden)
+            if not hidden and code.co_name == "forward" and not is_library(code.co_filename):
+                where = f'File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}'
+                node.meta["stack_trace"] = where
+                return
+            frame = frame.f_back
+
+
+# -- running ---------------------------------------------------------------------------------
+
+
+def run(
+    forward: ForwardGraph,
+    tensors: Sequence[torch.Tensor],
+    marks_of: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+) -> list[torch.Tensor]:
+    """Calls the operators of a graph, on real tensors or inside a trace.
+
+    Args:
+        forward: what ``record`` or a file gave.
+        tensors: parameters, buffers and inputs in the order of ``record``; buffers are written.
+        marks_of: what is to be marked on nodes that are traced, by what was recorded.
+    """
+    with scopes.replaying() as continue_at, torch.set_grad_enabled(torch.is_grad_enabled()):
+        return _Calls(forward.graph, continue_at, marks_of).run(*tensors)
+
+
+class _Calls(torch.fx.Interpreter):
+    def __init__(self, graph: torch.fx.GraphModule, continue_at: Callable, marks_of: Callable):
+        super().__init__(graph)
+        self._continue_at, self._marks_of = continue_at, marks_of
+        self._outer = torch.is_grad_enabled()
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        if n.target is torch.set_grad_enabled:
+            # Recorded with gradients on: leaving a ``no_grad`` goes back to what is around forward.
+            return torch.set_grad_enabled(bool(n.args[0]) and self._outer)
+        custom = n.meta.get("custom")
+        if custom is None:
+            return super().run_node(n)
+        marks = dict(custom)
+        loss = marks.pop(LOSS, None)
+        self._continue_at(self._marks_of(marks), n.meta.get("stack_trace"))
+        value = super().run_node(n)
+        if loss is not None:
+            losses.mark_loss(value, loss)
+        return value

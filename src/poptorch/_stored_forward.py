@@ -1,0 +1,227 @@
+"""Forward of a model that came from a file: the recorded graphs, and which of them a call runs."""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from abele import forward_graph
+from abele.container import Container
+from abele.errors import CorruptExecutable
+from abele.forward_graph import ForwardGraph
+from abele.module_state import named_tensors
+from abele.serialization import graph_from_text
+from poptorch import _structure
+from poptorch._arguments import Binder, Recorded
+from poptorch._error import Error, error
+from poptorch._forward_modes import CONSTANTS, GRAPHS, Kept, flags_of
+from poptorch._running import is_captured
+from poptorch._stored_structure import bound_from, structure_from
+from poptorch._tracing import BLOCK, SEGMENT, Tracing, current
+
+_INSTEAD = "Pass an instance of the model's class: poptorch.load(..., model=YourModel())."
+_BEFORE = {"missing": "the file was written before files had forward in them"}
+
+
+class StoredForward:
+    """What a file holds of a model's forward.
+
+    Args:
+        data: JSON values of the manifest.
+        kept: graphs and constants.
+    """
+
+    def __init__(self, data: Mapping[str, Any], kept: Kept):
+        self.data, self.kept = data, kept
+        self._decode()
+
+    def _decode(self) -> None:
+        constants = self.kept.constants
+        self._graphs = [
+            graph_from_text(text, {name: constants[number] for name, number in named.items()})
+            for text, named in self.kept.texts
+        ]
+        if "missing" not in self.data:
+            self.recorded = Recorded(bound_from(self.data["arguments"]))
+            self._outputs = {
+                id(entry): structure_from(entry["outputs"])
+                for mode in self.data["modes"]
+                for entry in (mode["device"], mode["host"])
+                if entry is not None and "missing" not in entry
+            }
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"data": self.data, "kept": self.kept}  # operators are no part of a pickle
+
+    def __setstate__(self, content: dict[str, Any]) -> None:
+        self.data, self.kept = content["data"], content["kept"]
+        self._decode()
+
+    def flags_after(self, training: bool) -> list[bool] | None:
+        """What ``train()`` or ``eval()`` of the model made of its modules."""
+        return self.data.get("train" if training else "eval")
+
+    def entry(self, flags: Sequence[bool], *, captured: bool) -> Mapping[str, Any]:
+        """What there is for modules in these modes.
+
+        Raises:
+            poptorch.Error: nothing that may be run.
+        """
+        if "missing" in self.data:
+            raise _unavailable(self.data["missing"])
+        modes = self.data["modes"]
+        suited = [mode for mode in modes if mode["training"] == list(flags)]
+        if not suited and all(_same(mode, modes[0]) for mode in modes):
+            suited = modes  # in no mode forward is another
+        if not suited:
+            raise error(
+                f"This model came from a file that has its forward {_named(self.data)}. Now "
+                f"{sum(flags)} of its {len(flags)} modules are in training mode. Call train() or "
+                f"eval() of the whole model. {_INSTEAD}"
+            )
+        entry = suited[0]["device"]
+        if not captured and suited[0]["host"] is not None:
+            entry = suited[0]["host"]
+        if "missing" in entry:
+            raise _unavailable(entry["missing"])
+        return entry
+
+    def graph(self, entry: Mapping[str, Any]) -> ForwardGraph:
+        """The graph of an entry."""
+        return ForwardGraph(self._graphs[entry["graph"]], entry["without_gradient"])
+
+    def result(self, entry: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
+        """The tensors of an entry's graph in the containers that forward returned."""
+        return _structure.rebuild(self._outputs[id(entry)], iter(tensors))
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return all(one[place] == other[place] for place in ("device", "host"))
+
+
+def _named(data: Mapping[str, Any]) -> str:
+    counts = {sum(mode["training"]) for mode in data["modes"]}
+    return f"with {' or '.join(map(str, sorted(counts)))} modules in training mode"
+
+
+def _unavailable(reason: str) -> Exception:
+    return error(
+        "This model came from a file without its Python class, and its forward could not be "
+        f"stored: {reason} Only the executor that poptorch.load returned can run it. {_INSTEAD}"
+    )
+
+
+def forward_in(file: Container) -> StoredForward:
+    """Forward as a file holds it; files from before say what they lack when it is called.
+
+    Raises:
+        CorruptExecutable: a graph is missing or altered.
+        SerializationError: a graph calls an operator that is unknown here.
+    """
+    data = file.content.get("forward", _BEFORE)
+    kept = Kept()
+    constants = {int(number): v for number, v in file.tensors(f"{CONSTANTS}/").items()}
+    kept.constants = [constants[number] for number in range(len(constants))]
+    numbers = {
+        entry["graph"]
+        for mode in data.get("modes", ())
+        for entry in (mode["device"], mode["host"])
+        if entry is not None and "missing" not in entry
+    }
+    for number in sorted(numbers):
+        name = f"{GRAPHS}/{number}.json"
+        if number != len(kept.texts) or name not in file.names:
+            raise CorruptExecutable(f"{file.path}: {name}, a graph of forward, is missing.")
+        content = json.loads(file.text(name))
+        kept.texts.append((content["text"], content["constants"]))
+    return StoredForward(data, kept)
+
+
+# -- calling ---------------------------------------------------------------------------------
+
+
+class RestoredForward:
+    """``forward`` of a model from a file, with the signature of the user's.
+
+    Args:
+        root: the module tree, whose tensors it computes with.
+        signature: how it is called.
+        stored: what the file holds.
+    """
+
+    def __init__(self, root: torch.nn.Module, signature: inspect.Signature, stored: StoredForward):
+        self.__signature__, self._root, self.stored = signature, root, stored
+        self._kinds = _kinds(root)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        captured = is_captured()
+        entry = self.stored.entry(flags_of(self._root), captured=captured)
+        graph = self.stored.graph(entry)
+        tensors = [*self._state(), *self._inputs(args, kwargs)]
+        if graph.without_gradient and torch.is_grad_enabled():
+            _refuse_gradient(graph.without_gradient, tensors)
+        tracing = current()
+        marks_of = dict if tracing is None else _marks_of(tracing, entry["blocks"])
+        results = forward_graph.run(graph, tensors, marks_of)
+        return self.stored.result(entry, results)
+
+    def _state(self) -> list[torch.Tensor]:
+        there, here = self._kinds, _kinds(self._root)
+        unlike = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+        if unlike:
+            name = unlike[0]
+            raise error(
+                "Parameters or buffers of a model that came from a file were added, removed, "
+                f"untied or converted: {name} is {here.get(name, 'missing')}, and was "
+                f"{there.get(name, 'missing')}. Its forward is stored for those it had. Change "
+                f"their values only. {_INSTEAD}"
+            )
+        return [value for _, value in named_tensors(self._root)]
+
+    def _inputs(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        recorded = self.stored.recorded
+        bound = Binder(self).bind(args, kwargs)
+        try:
+            recorded.check(bound)
+        except Error as problem:
+            raise error(
+                f"{problem.message.removesuffix(_structure.ADVICE)}This model came from a file, "
+                "which has its forward for arguments like those of one micro-batch of the saved "
+                "wrapper. Pass such arguments, or an instance of the model's class to load: "
+                "poptorch.load(..., model=YourModel())."
+            ) from None
+        return list(recorded.tensors(bound))
+
+
+def _kinds(root: torch.nn.Module) -> dict[str, Any]:
+    return {name: (list(value.shape), value.dtype) for name, value in named_tensors(root)}
+
+
+def _refuse_gradient(reason: str, tensors: Sequence[torch.Tensor]) -> None:
+    if any(value.requires_grad for value in tensors):
+        raise error(
+            f"No gradients can pass through this model, which came from a file: {reason}, and "
+            "what Python code does to gradients is not in the file. Run it under "
+            "torch.no_grad() or in an inferenceModel; if the file was saved for training, the "
+            f"executor that poptorch.load returned trains it. {_INSTEAD}"
+        )
+
+
+def _marks_of(
+    tracing: Tracing, devices: Mapping[str, int | None]
+) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Blocks go where the strategy of the wrapper at hand puts them, not that of the saved one."""
+    latest: list[Any] = [None, {}]
+
+    def marks_of(recorded: Mapping[str, Any]) -> dict[str, Any]:
+        marks = {key: value for key, value in recorded.items() if key != SEGMENT}
+        block = marks.get(BLOCK)
+        if not isinstance(block, tuple):
+            return marks
+        if block != latest[0]:
+            latest[:] = block, tracing.placed(block[0], devices.get(block[0]))[1]
+        return {**marks, **latest[1]}
+
+    return marks_of

@@ -1,0 +1,629 @@
+"""A model from a file is as good as the live one: on the host, wrapped again, and saved again."""
+
+import copy
+import json
+import zipfile
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+
+import poptorch
+from exported import Pair, everything
+from wrapping import Calls, options, rows, sgd
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.poptorch"
+
+
+def trained(model, calls=2, **settings):
+    """A training wrapper after some calls."""
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    made = options(randomSeed=3, **settings)
+    wrapped = poptorch.trainingModel(model, made, optimizer)
+    for seed in range(calls):
+        wrapped(*rows(8, seed))
+    return wrapped
+
+
+def inferred(model, *batch, **settings):
+    """An inference wrapper that has been called once."""
+    wrapped = poptorch.inferenceModel(model, options(**settings))
+    wrapped(*batch)
+    return wrapped
+
+
+def saved(wrapped, path, **settings):
+    wrapped.save(path)
+    return poptorch.load(path, **settings)
+
+
+def flat(result):
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+def assert_same(left, right):
+    for one, other in zip(flat(left), flat(right), strict=True):
+        assert torch.equal(one, other)
+
+
+def assert_same_state(left, right):
+    assert list(left.state_dict()) == list(right.state_dict())
+    for name, value in left.state_dict().items():
+        assert torch.equal(value, right.state_dict()[name]), name
+
+
+# -- on the host -----------------------------------------------------------------------------
+
+
+def host_call(model, batch):
+    """Results, and gradients of the loss by parameters, of plain PyTorch."""
+    torch.manual_seed(4)
+    loss, scores = model(*batch)
+    model.zero_grad()
+    loss.backward()
+    return loss, scores, [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_host_runs_it_with_gradients_in_both_modes(training, path):
+    live = everything()
+    other = saved(trained(live, calls=1), path).model
+    live.destroy()
+    assert other.training
+    for model in (live, other):
+        model.train(training)
+    for seed in (1, 2):
+        expected, found = (host_call(model, rows(8, seed)) for model in (live, other))
+        assert_same(expected[:2], found[:2])
+        for one, two in zip(expected[2], found[2], strict=True):
+            assert (one is None and two is None) or torch.equal(one, two)
+    assert_same_state(live, other)
+    assert live.calls == other.calls == 3
+
+
+def test_plain_pytorch_trains_it_on_the_host(path):
+    live = everything()
+    other = saved(trained(live, calls=1), path).model
+    for model in (live, other):
+        model.destroy()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for seed in (5, 6):
+            host_call(model, rows(8, seed))
+            optimizer.step()
+    assert_same_state(live, other)
+
+
+def test_gradients_reach_inputs_and_frozen_parameters_get_none(path):
+    model = saved(trained(everything(), calls=1), path).model.eval()
+    x, target = rows(8)
+    x.requires_grad_()
+    model(x, target)[0].backward()
+    assert x.grad.abs().sum() > 0
+    named = dict(model.named_parameters())
+    assert not named["last.0.bias"].requires_grad
+    assert named["last.0.bias"].grad is None
+    with torch.no_grad():
+        assert not model(x, target)[0].requires_grad
+
+
+def test_the_host_sees_what_the_executor_trains(path):
+    live = everything()
+    wrapped = trained(live)
+    loaded = saved(wrapped, path)
+    for each in (wrapped, loaded):
+        each(*rows(8, 7))
+        each.model.eval()
+    assert_same(live(*rows(8)), loaded.model(*rows(8)))
+
+
+# -- wrapped again ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("from_executor", [True, False])
+def test_training_is_validated_with_a_second_wrapper(from_executor, path):
+    live = everything()
+    wrapped = trained(live)
+    loaded = saved(wrapped, path)
+    live.eval()
+    loaded.model.eval()
+    model = loaded if from_executor else loaded.model
+    checks = [poptorch.inferenceModel(each, options()) for each in (live, model)]
+    for seed in (11, 12, 13):
+        assert_same(*(check(*rows(8, 20)) for check in checks))
+        assert_same(*(each(*rows(8, seed)) for each in (wrapped, loaded)))
+    assert_same_state(live, loaded.model)
+
+
+SETTINGS = [
+    {"gradientAccumulation": 2},
+    pytest.param({"deviceIterations": 2}, marks=pytest.mark.long),
+    pytest.param({"replicationFactor": 2, "broadcastBuffers": False}, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_the_file_of_a_batched_training_serves_micro_batches(settings, path):
+    live = everything()
+    loaded = saved(trained(live, **settings), path)
+    for model in (live, loaded.model):
+        model.destroy()
+        model.train()
+    assert_same(
+        *(inferred(model, *rows(4))(*rows(4, 2)) for model in (live.eval(), loaded.model.eval()))
+    )
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_saved_for_inference_can_be_trained(training, path):
+    live = everything().train(training)
+    wrapped = inferred(live, *rows(8))
+    found = saved(wrapped, path).model
+    # What the calls of an inference wrapper wrote in buffers is on its device, not in the module.
+    wrapped.copyWeightsToHost()
+    trainers = [trained(model, calls=0) for model in (live, found)]
+    for seed in range(3):
+        assert_same(*(each(*rows(8, seed)) for each in trainers))
+    assert_same_state(*trainers)
+
+
+def test_the_mode_of_a_wrapper_is_that_of_the_model_when_it_is_made(path):
+    found = saved(trained(everything()), path).model
+    found.destroy()
+    results = []
+    for training in (True, False, True):
+        found.train(training)
+        results.append(inferred(found, *rows(8), randomSeed=1)(*rows(8))[1])
+    assert not torch.equal(results[0], results[1])
+
+
+def test_a_model_without_loss_cannot_be_trained_and_says_so(path):
+    found = saved(inferred(everything(), rows(8)[0]), path).model
+    with pytest.raises(poptorch.Error, match="Couldn't find a loss in graph!"):
+        trained(found, calls=0)(rows(8)[0])
+    found.destroy()
+    with pytest.raises(
+        poptorch.Error, match="Type mismatch for target: expected NoneType, found a"
+    ):
+        trained(found, calls=0)(*rows(8))
+
+
+class Around(torch.nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x, target):
+        return self.inner(x, target)[0] * 1.0
+
+
+def test_it_can_be_a_part_of_another_model(path):
+    live = everything()
+    found = saved(inferred(live, *rows(8)), path).model
+    live.load_state_dict(found.state_dict())
+    wrappers = [inferred(Around(model.eval()), *rows(8)) for model in (live, found)]
+    assert_same(*(wrapper(*rows(8)) for wrapper in wrappers))
+    texts = [wrapper.program_text().split("def forward")[1] for wrapper in wrappers]
+    assert "exported.py" in texts[0]
+    assert texts[0] == texts[1]
+
+
+# -- weights ---------------------------------------------------------------------------------
+
+
+def test_weights_go_both_ways_under_the_original_names(path):
+    live = everything()
+    wrapped = trained(live)
+    loaded = saved(wrapped, path)
+    loaded.copyWeightsToHost()
+    assert_same_state(live, loaded.model)
+    other = everything(9)
+    for each in (wrapped, loaded):
+        each.load_state_dict(other.state_dict())
+        with torch.no_grad():
+            each.model.fc.weight.mul_(0.5)
+        each.copyWeightsToDevice()
+    assert_same(*(each(*rows(8, 3)) for each in (wrapped, loaded)))
+    assert_same_state(live, loaded.model)
+    assert loaded.model.out.weight is loaded.model.fc.weight
+
+
+def test_other_parameters_than_those_of_the_file_are_refused(path):
+    model = saved(inferred(everything(), *rows(8)), path).model
+    model.out.weight = torch.nn.Parameter(torch.zeros(4, 4))  # unties it
+    words = r"untied or converted: out\.weight is .*float32.*, and was missing"
+    with pytest.raises(poptorch.Error, match=words):
+        model(*rows(8))
+    model.out.weight = model.fc.weight
+    model(*rows(8))
+    model.double()
+    with pytest.raises(poptorch.Error, match=r"converted: fc\.weight is .*float64"):
+        model(*(each.double() for each in rows(8)))
+
+
+# -- saved again -----------------------------------------------------------------------------
+
+
+def forward_members(path):
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if name.startswith("forward")]
+        return {name: archive.read(name) for name in names}
+
+
+def test_a_file_of_a_file_of_a_file_is_the_same(path):
+    live = everything()
+    wrapped = trained(live)
+    wrapped.save(path)
+    first = forward_members(path)
+    assert first
+    loaded = poptorch.load(path)
+    for _ in range(3):
+        loaded.save(path)
+        loaded = poptorch.load(path)
+    assert forward_members(path) == first
+    for seed in (1, 2):
+        assert_same(*(each(*rows(8, seed)) for each in (wrapped, loaded)))
+    assert_same_state(wrapped, loaded)
+    for model in (live, loaded.model):
+        model.destroy()
+        model.eval()
+    assert_same(live(*rows(8)), loaded.model(*rows(8)))
+
+
+def test_a_wrapper_around_a_loaded_model_is_saved_too(path):
+    live = everything()
+    loaded = saved(trained(live), path)
+    loaded.model.eval()
+    checking = poptorch.inferenceModel(loaded, options())
+    checking.compileAndExport(path.with_name("second"), *rows(8))
+    again = poptorch.load(path.with_name("second"))
+    live.eval()
+    assert_same(again(*rows(8)), live(*rows(8)))
+    again.model.train()
+    live.train()
+    for model in (live, again.model):
+        torch.manual_seed(2)
+        model.result = model(*rows(8))
+    assert_same(live.result, again.model.result)
+
+
+def test_a_loaded_model_can_be_copied_and_pickled(path):
+    model = saved(inferred(everything(), *rows(8)), path).model.eval()
+    expected = model(*rows(8))
+    torch.save(model, path.with_name("pickle"))
+    pickled = torch.load(path.with_name("pickle"), weights_only=False)
+    for other in (copy.deepcopy(model), pickled):
+        assert_same(other(*rows(8)), expected)
+        with torch.no_grad():
+            other.fc.weight.zero_()
+        assert not torch.equal(other(*rows(8))[1], expected[1])
+    assert_same(model(*rows(8)), expected)
+
+
+# -- modes -----------------------------------------------------------------------------------
+
+
+class FrozenNorm(torch.nn.Module):
+    """Its norm stays in evaluation mode whatever train() is told."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc, self.norm = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)
+        self.drop = torch.nn.Dropout(0.5)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+    def forward(self, x):
+        return self.drop(self.norm(self.fc(x)))
+
+
+def test_train_does_what_the_models_own_does(path):
+    live = FrozenNorm().train()
+    found = saved(inferred(live, rows(8)[0]), path).model
+    for mode in (True, False, True):
+        assert not found.train(mode).norm.training
+        assert found.drop.training is mode
+        live.train(mode)
+        for model in (live, found):
+            torch.manual_seed(1)
+            model.result = model(rows(8)[0])
+        assert torch.equal(live.result, found.result)
+
+
+def test_a_mixture_of_modes_that_is_not_in_the_file_is_refused(path):
+    found = saved(trained(everything()), path).model
+    found.norm.eval()
+    with pytest.raises(poptorch.Error, match=r"0 or 6 modules in training mode. Now 5 of its 6"):
+        found(*rows(8))
+    live = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+    same = saved(inferred(live, rows(8)[0]), path).model
+    next(same.children()).eval()  # no module asks
+    assert torch.equal(same(rows(8)[0]), live(rows(8)[0]))
+
+
+class Merging(torch.nn.Linear):
+    """Its weights are other ones in evaluation mode."""
+
+    def train(self, mode=True):
+        if self.training != mode:
+            with torch.no_grad():
+                self.weight.mul_(2 if mode else 0.5)
+        return super().train(mode)
+
+
+class OnlyInTraining(torch.nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        return y if self.training else y[y > 0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(Merging, r"own train\(False\) changes its weights"), (OnlyInTraining, "nonzero|value")],
+)
+def test_a_mode_that_could_not_be_stored_says_why_when_it_is_used(kind, reason, path):
+    live = kind(4, 3)
+    before = live.weight.detach().clone()
+    found = saved(inferred(live, rows(8)[0]), path).model
+    assert torch.equal(live.weight, before)
+    assert torch.equal(found(rows(8)[0]), live(rows(8)[0]))
+    found.eval()
+    with pytest.raises(poptorch.Error, match=rf"forward could not be stored: .*({reason})"):
+        found(rows(8)[0])
+    with pytest.raises(poptorch.Error, match=rf"forward could not be stored: .*({reason})"):
+        inferred(found, rows(8)[0])
+
+
+def test_saving_leaves_modes_and_random_numbers_alone(path):
+    live = everything()
+    live.norm.eval()
+    wrapped = trained(live)
+    random = torch.get_rng_state()
+    flags = [module.training for module in live.modules()]
+    wrapped.save(path)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert [module.training for module in live.modules()] == flags
+    found = poptorch.load(path).model
+    assert [module.training for module in found.modules()] == flags
+    wrapped.destroy()
+    for model in (live, found):
+        torch.manual_seed(2)
+        model.result = model(*rows(8))
+    assert_same(live.result, found.result)
+
+
+def asks_where(self, x):
+    return x * self.weight if poptorch.isRunningOnIpu() else x - self.weight
+
+
+def test_forward_that_asks_where_it_runs_is_stored_for_both(path):
+    wrapped = inferred(Calls(asks_where), torch.ones(2))
+    found = saved(wrapped, path)
+    assert found(torch.ones(2)).tolist() == [2, 2]
+    assert found.model(torch.ones(2)).tolist() == [-1, -1]
+    assert inferred(found.model, torch.ones(2))(torch.ones(2)).tolist() == [2, 2]
+
+
+# -- what forward may be ---------------------------------------------------------------------
+
+
+def test_results_keep_their_containers(path):
+    def forward(self, x, times):
+        return {"pair": Pair(x * self.weight, [x + times]), "name": "it", "rows": x.shape[0]}
+
+    live = Calls(forward)
+    found = saved(inferred(live, torch.ones(2), 3), path).model
+    for model in (found, live):
+        result = model(torch.ones(2), 3)
+        assert isinstance(result["pair"], Pair)
+        assert result["pair"].scores[0].tolist() == [4, 4]
+        assert (result["name"], result["rows"]) == ("it", 2)
+
+
+def test_constants_are_stored_once_for_all_modes(path):
+    table = torch.arange(1000.0)
+
+    def forward(self, x):
+        y = x + self.weight * table.sum() + table[:2]
+        return F.dropout(y, 0.5, self.training)
+
+    found = saved(inferred(Calls(forward), torch.ones(2)), path).model
+    assert found.eval()(torch.ones(2)).tolist() == [999001.0, 999002.0]
+    assert len([name for name in forward_members(path) if "constants" in name]) == 1
+
+
+def half(self, x):
+    return (x * self.weight).half() @ torch.ones(2, 2).half()
+
+
+def looped(self, x):
+    return poptorch.for_loop(3, lambda y: [y * self.weight], [x])[0]
+
+
+def printed(self, x):
+    return poptorch.nop(x) * self.weight
+
+
+@pytest.mark.parametrize("forward", [half, looped, printed])
+def test_operators_of_all_kinds(forward, path):
+    live = Calls(forward)
+    wrapped = inferred(live, torch.ones(2, 2))
+    found = saved(wrapped, path).model
+    assert torch.equal(found(torch.ones(2, 2)), live(torch.ones(2, 2)))
+    again = inferred(found, torch.ones(2, 2))
+    assert torch.equal(again(torch.ones(2, 2)), wrapped(torch.ones(2, 2)))
+
+
+class Blocks(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 3)
+        poptorch.BeginBlock(self.first, "one", ipu_id=0)
+        poptorch.BeginBlock(self.second, "two", ipu_id=1)
+
+    def forward(self, x, target):
+        return F.mse_loss(self.second(torch.tanh(self.first(x))), target)
+
+
+def test_blocks_go_where_the_new_strategy_puts_them(path):
+    live = Blocks()
+    found = saved(trained(live, gradientAccumulation=4), path).model
+    live.destroy()
+    found.destroy()
+    made = options(gradientAccumulation=4)
+    made.setExecutionStrategy(
+        poptorch.PipelinedExecution(poptorch.Stage("one").ipu(1), poptorch.Stage("two").ipu(0))
+    )
+    wrappers = [poptorch.trainingModel(model, made, sgd(model)) for model in (live, found)]
+    assert_same(*(wrapper(*rows(8)) for wrapper in wrappers))
+    assert str(wrappers[0].placement) == str(wrappers[1].placement)
+    assert_same_state(*wrappers)
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class Rounding(Calls):
+    def __init__(self):
+        super().__init__(None)
+
+    def forward(self, x, target):
+        return F.mse_loss(Straight.apply(x.sum(1) * self.weight), target.sum(1))
+
+
+def test_gradients_of_python_code_are_refused_and_the_rest_works(path):
+    live = Rounding()
+    wrapped = trained(live)
+    loaded = saved(wrapped, path)
+    # The executor's own program has the backward of the user's.
+    assert_same(*(each(*rows(8, 5)) for each in (wrapped, loaded)))
+    words = r"No gradients can pass .* autograd\.Function Straight"
+    with pytest.raises(poptorch.Error, match=words):
+        loaded.model(*rows(8))
+    with torch.no_grad():
+        assert torch.equal(loaded.model(*rows(8)), live(*rows(8)))
+    assert_same(*(inferred(model, *rows(8))(*rows(8)) for model in (live, loaded.model)))
+    loaded.model.destroy()
+    with pytest.raises(poptorch.Error, match=words):
+        trained(loaded.model, calls=1)
+
+
+def test_code_of_the_host_is_named_when_it_is_missing(path):
+    class WithHost(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.host = poptorch.CPU(torch.nn.Identity(), "mine")
+
+        def forward(self, x):
+            return self.host(x) * 2
+
+    found = saved(inferred(WithHost(), torch.ones(2)), path).model
+    with pytest.raises(Exception, match="'mine' on the host"):
+        inferred(found, torch.ones(2))
+
+
+# -- wrong input -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (lambda: rows(4), r"Shape mismatch for x: expected \[8, 4\], found \[4, 4\]"),
+        (lambda: (rows(8)[0].double(), rows(8)[1]), "Data type mismatch for x"),
+        (lambda: (rows(8)[0], 3), "Type mismatch for target: expected a torch.Tensor, found int"),
+        (lambda: (), "Mandatory parameter x missing"),
+    ],
+)
+def test_other_arguments_than_those_of_the_file_are_refused(args, words, path):
+    model = saved(trained(everything()), path).model
+    with pytest.raises(poptorch.Error, match=words):
+        model(*args())
+    if "Data type" not in words:  # wrappers take float64 as float32
+        with pytest.raises(poptorch.Error, match=words):
+            inferred(model, *args())
+
+
+def test_a_part_of_the_model_cannot_be_called(path):
+    model = saved(trained(everything()), path).model
+    with pytest.raises(poptorch.Error, match=r"This Linear is a part of .*load\(\.\.\., model="):
+        model.fc(torch.ones(1, 4))
+
+
+def rewritten(path, change):
+    """The file with its manifest and its members changed."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    manifest = json.loads(members.pop("manifest.json"))
+    change(manifest, members)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("manifest.json", json.dumps(manifest))
+        for name, data in members.items():
+            archive.writestr(name, data)
+
+
+def without_forward(manifest, members):
+    del manifest["content"]["forward"]
+    for name in [name for name in members if name.startswith("forward")]:
+        del members[name], manifest["members"][name]
+
+
+def test_a_file_from_before_loads_and_says_what_it_lacks(path):
+    live = everything()
+    wrapped = trained(live)
+    wrapped.save(path)
+    rewritten(path, without_forward)
+    loaded = poptorch.load(path)
+    assert_same(wrapped(*rows(8, 5)), loaded(*rows(8, 5)))
+    words = "written before files had forward in them"
+    for attempt in (lambda: loaded.model(*rows(8)), lambda: inferred(loaded, *rows(8))):
+        with pytest.raises(poptorch.Error, match=words):
+            attempt()
+    again = saved(loaded, path)
+    with pytest.raises(poptorch.Error, match=words):
+        again.model(*rows(8))
+
+
+def missing(manifest, members):
+    del members["forward/0.json"]
+
+
+def missing_everywhere(manifest, members):
+    missing(manifest, members)
+    del manifest["members"]["forward/0.json"]
+
+
+def altered(manifest, members):
+    members["forward/0.json"] = members["forward/0.json"].replace(b"tanh", b"sinh")
+
+
+def of_another_kind(manifest, members):
+    manifest["content"]["forward"]["modes"] = 3
+
+
+@pytest.mark.parametrize("change", [missing, missing_everywhere, altered, of_another_kind])
+def test_a_graph_that_is_missing_or_altered_makes_the_file_invalid(change, path):
+    trained(everything()).save(path)
+    rewritten(path, change)
+    with pytest.raises(AssertionError, match=r"Invalid file .*model\.poptorch"):
+        poptorch.load(path)
+
+
+def test_a_truncated_file_is_invalid(path):
+    trained(everything()).save(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(AssertionError, match=r"Invalid file .*model\.poptorch"):
+        poptorch.load(path)
