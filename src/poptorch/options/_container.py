@@ -141,6 +141,14 @@ class OptionsDict(Freezable):
         """
         return getattr(self, option)
 
+    def __getitem__(self, option: str) -> Any:
+        if option not in self._values:
+            raise KeyError(f"{type(self).__name__} has no {option!r}: {_names(self._values)}")
+        return self._values[option]
+
+    def __contains__(self, option: object) -> bool:
+        return option in self._values
+
     def __getattr__(self, option: str) -> Any:
         # Reached only when ordinary lookup fails; `_values` is missing while unpickling.
         values = self.__dict__.get("_values", {})

@@ -268,6 +268,17 @@ class Options(EarlierOptions, DeviceOptions):
         self._relax_optimizer_checks = relax
         return self
 
+    def hostTrainingWarning(self, warn: bool = True) -> Self:
+        """Choose whether training steps of the wrapped model on the host are announced.
+
+        An addition of this project.
+
+        Args:
+            warn: Whether to.
+        """
+        self._host_training_warning = warn
+        return self
+
     def showCompilationProgressBar(self, show: bool = True) -> Self:
         """Choose whether compiling shows a progress bar.
 
