@@ -1,4 +1,4 @@
-"""PopTorch programs, unmodified, on CPUs and CUDA GPUs.
+"""PopTorch programs, unmodified, on CPUs, and on CUDA GPUs by a target that none has run yet.
 
 The names, defaults and behaviours of PopTorch 3.4 over the ``abele`` engine. Independent of
 Graphcore, whose interface it is compatible with.
@@ -13,6 +13,7 @@ from poptorch import (  # noqa: E402 - the check comes first
     _earlier_releases,
     _environment,
     _geometric,
+    _impl,
     _logging,
     _process,
     autocasting,
@@ -22,6 +23,7 @@ from poptorch import (  # noqa: E402 - the check comes first
     options,
     poptorch_core,
     profiling,
+    testing,
 )
 from poptorch._accessor import AsynchronousDataAccessor  # noqa: E402
 from poptorch._custom_types import ICustomArgParser, registerCustomArgParser  # noqa: E402

@@ -17,10 +17,12 @@ from typing import Any, Self
 
 import torch
 
+from abele import temporary
+from abele.warn import warn_user
 from poptorch import _accessor_worker, _custom_types
 from poptorch._error import error
 from poptorch._slots import Slots
-from poptorch.enums import SharingStrategy
+from poptorch.enums import SharingStrategy, member
 from poptorch.options._container import require
 
 _START_METHODS = {
@@ -38,13 +40,15 @@ class AsynchronousDataAccessor:
     """Reads a data set in a process of its own, ahead of the loop that consumes it.
 
     Elements are tensors, flat tuples or lists of tensors (given back as lists), dicts of tensors,
-    or types with a registered custom parser; all have the shapes of the first one. With any
-    strategy but Fork the data set must pickle, and a script needs the usual
-    ``if __name__ == "__main__":``.
+    or types with a registered custom parser; all have the shapes of the first one. Where a later
+    one has another type, it is cast to the first one's, with one warning, if that can hold its
+    values: floats may be rounded, any other change of a value is an error. With any strategy but
+    Fork the data set must pickle, and a script needs the usual ``if __name__ == "__main__":``.
 
     Differs from the original: elements stay valid after the next one is fetched. A slot is filled
-    again only when its tensors are gone; if all slots are in use, an element is a copy. And
-    nothing polls, so that `miss_sleep_time_in_ms` has no effect.
+    again only when its tensors are gone; if all slots are in use, an element is a copy. Nothing
+    polls, so that `miss_sleep_time_in_ms` has no effect. And values that do not survive a cast
+    (0.5 after integers) are an error, where the original truncates them without a word.
 
     Args:
         dataset: Any iterable, such as a loader, or a map-style data set.
@@ -53,7 +57,8 @@ class AsynchronousDataAccessor:
         load_indefinitely: At the end of the data set, begin to prepare the next epoch.
         early_preload: Begin before an iterator is asked for.
         sharing_strategy: How the process is made: SharedMemory and FileSystem spawn it, the
-            latter passing the data set through a temporary file; Fork and ForkServer fork it.
+            latter passing the data set through a temporary file; Fork and ForkServer fork it. A
+            member or its name.
         rebatched_size: Assemble elements of this many rows from smaller or larger ones.
 
     Raises:
@@ -69,7 +74,7 @@ class AsynchronousDataAccessor:
         miss_sleep_time_in_ms: float = 0.1,
         load_indefinitely: bool = True,
         early_preload: bool = False,
-        sharing_strategy: SharingStrategy = SharingStrategy.ForkServer,
+        sharing_strategy: SharingStrategy | str = SharingStrategy.ForkServer,
         rebatched_size: int | None = None,
     ) -> None:
         del miss_sleep_time_in_ms
@@ -96,7 +101,7 @@ class AsynchronousDataAccessor:
             seed=self._seed,
             start_method=_start_method(),
         )
-        self._start(job, SharingStrategy(sharing_strategy))
+        self._start(job, member(SharingStrategy, sharing_strategy))
 
     def terminate(self) -> None:
         """Stop the process; elements already fetched stay valid."""
@@ -129,7 +134,8 @@ class AsynchronousDataAccessor:
         """Return the next element, waiting for it if need be.
 
         Raises:
-            AssertionError: The data set raised, or its process died.
+            AssertionError: The data set raised, an element does not fit the layout of the first
+                one, or the process died.
         """
         if self._epoch < 0:
             iter(self)
@@ -137,6 +143,9 @@ class AsynchronousDataAccessor:
             kind, *details = self._receive_or_fail()
             if kind == "failed":
                 self._fail(details[0])
+            if kind == "cast":
+                warn_user(details[0], UserWarning)
+                continue
             run, *slot = details
             if run == self._run and kind == "full":
                 return self._lender.lend(*slot)
@@ -281,7 +290,8 @@ def _launch(
 
 
 def _in_file(job: _accessor_worker.Job) -> _accessor_worker.Job:
-    with tempfile.NamedTemporaryFile(prefix="poptorch-dataset-", delete=False) as file:
+    temporary.sweep()
+    with tempfile.NamedTemporaryFile(prefix=f"{temporary.prefix()}dataset-", delete=False) as file:
         try:
             pickle.dump(job.dataset, file, pickle.HIGHEST_PROTOCOL)
         except Exception as problem:

@@ -1,8 +1,8 @@
 """The process behind an `AsynchronousDataAccessor`: reads the data set, fills slots, reports.
 
 Messages to the parent: ("layout", layout, rows of the first element) followed by the memory's
-descriptor; then for each slot ("full", run, slot, rows, structure) and after each epoch
-("end", run); at last ("failed", text).
+descriptor; then for each slot ("full", run, slot, rows, structure), before the first one whose
+types are cast ("cast", text), and after each epoch ("end", run); at last ("failed", text).
 Messages from the parent: ("free", slot) and ("start", run, epoch, seed, skip, replay), where skip
 is how many elements at the beginning of the epoch are left out. A closed connection means stop.
 """
@@ -123,6 +123,7 @@ class _Worker:
         self._structure: bytes | None = None
         self._run = self._next_epoch = self._skip = self._rows_left_out = 0
         self._seed, self._replay = job.seed, False
+        self._casts: set[str] = set()  # what was said of them
         self._begin_epoch(0)
 
     def run(self) -> None:
@@ -207,6 +208,7 @@ class _Worker:
             self._used = True
             parts = Parts.of(element)
             tensors = self._slots.layout.ordered(parts)
+            self._say_casts(self._slots.layout.casts(tensors))
             structure = structure_of(element, tensors) if parts.kind == "custom" else None
             if self._slots.layout.rows is None:
                 given += self._give_whole(tensors, structure)
@@ -219,6 +221,12 @@ class _Worker:
                 f"The Dataset is empty: epoch {self._epoch} has no element"
                 + (f" of {rows} rows" if rows else "")
             )
+
+    def _say_casts(self, casts: list[str]) -> None:
+        for text in casts:
+            if text not in self._casts:
+                self._casts.add(text)
+                self._send("cast", text)
 
     def _give_rest(self) -> int:
         slot, self._filled = self._filled, None

@@ -5,15 +5,16 @@ same containers, types, shapes and constants; anything else is an error, never a
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from poptorch import _structure
+from poptorch._constant_arguments import Contents, cannot_change
 from poptorch._error import error
-from poptorch._structure import Constant, Leaf
+from poptorch._structure import Constant, Custom, Leaf, Structure
 
 
 @dataclass(frozen=True)
@@ -93,11 +94,15 @@ def _value(parameter: inspect.Parameter, given: dict[str, Any]) -> Any:
 class Recorded:
     """The arguments of the first call, with which all later ones are compared.
 
+    Args:
+        bound: the arguments.
+        state: ids of the model's tensors, which are no constants wherever they turn up.
+
     Attributes:
         names, positional, keywords, defaulted: as in ``Bound``, with structures for values.
     """
 
-    def __init__(self, bound: Bound):
+    def __init__(self, bound: Bound, state: Set[int] = frozenset()):
         self.names = bound.names
         self.positional = tuple(map(_structure.record, bound.positional))
         self.keywords = {k: _structure.record(v) for k, v in bound.keywords.items()}
@@ -106,8 +111,15 @@ class Recorded:
         leaves = tuple(part for part in given if isinstance(part, Leaf))
         #: What a call looks like that brings tensors by position and nothing else.
         constant_defaults = all(
-            isinstance(part, Constant) for part in self.positional[len(given) :]
+            isinstance(part, Constant) and cannot_change(part.value)
+            for part in self.positional[len(given) :]
         )
+        self._state = state
+        known = self._known(bound)
+        self._contents = [
+            Contents(value, name, known, public_only=isinstance(part, Custom))
+            for name, value, part in self._constants(bound)
+        ]
         plain = len(leaves) == len(given) and constant_defaults and not self.keywords
         self.plain = leaves if plain else None
 
@@ -123,6 +135,21 @@ class Recorded:
         _structure.check_keys(tuple(self.keywords), tuple(bound.keywords), "keyword arguments")
         for name, spec in self.keywords.items():
             _structure.check_same(spec, _structure.record(bound.keywords[name]), name)
+        if self._contents:
+            known = self._known(bound)
+            for contents, (_, value, _) in zip(self._contents, self._constants(bound), strict=True):
+                contents.check(value, known)
+
+    def _constants(self, bound: Bound) -> Iterator[tuple[str, Any, Structure]]:
+        """The arguments' parts that may change although they are part of the program."""
+        positional = zip(self.names, bound.positional, self.positional, strict=True)
+        named = ((name, bound.keywords[name], spec) for name, spec in self.keywords.items())
+        for name, value, spec in (*positional, *named):
+            yield from _structure.constants(value, spec, name)
+
+    def _known(self, bound: Bound) -> Set[int]:
+        """What need not be constant: the tensors of a call, and the model's own."""
+        return self._state | {id(tensor) for tensor in self.tensors(bound)}
 
     def tensors(self, bound: Bound) -> Iterator[torch.Tensor]:
         """The tensors of a call, in the order in which programs take them."""

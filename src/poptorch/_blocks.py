@@ -76,25 +76,25 @@ class _Beginning:
     """Begins a block; one without a name takes one at its first use and keeps it."""
 
     def __init__(self, user_id: str | None, ipu_id: int | None):
-        self.user_id, self.ipu_id = user_id, _number(ipu_id)
+        self._user_id, self._ipu_id = user_id, _number(ipu_id)
         self._named_here = False
 
     def begin(self) -> None:
         tracing = current()
         if tracing is None:
             return
-        if self.user_id is None:
-            self.user_id, self._named_here = tracing.next_name(), True
+        if self._user_id is None:
+            self._user_id, self._named_here = tracing.next_name(), True
         elif self._named_here:
-            tracing.keep_name(self.user_id)
-        tracing.begin(str(self.user_id), self.ipu_id)
+            tracing.keep_name(self._user_id)
+        tracing.begin(str(self._user_id), self._ipu_id)
 
     def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
         """The form of a forward pre-hook."""
         self.begin()
 
     def __repr__(self) -> str:
-        return f"BeginBlock(user_id={self.user_id}, ipu_id={self.ipu_id})"
+        return f"BeginBlock(user_id={self._user_id}, ipu_id={self._ipu_id})"
 
 
 class LegacyBeginBlockFn(torch.nn.Module):
@@ -112,6 +112,15 @@ class LegacyBeginBlockFn(torch.nn.Module):
         super().__init__()
         self._layer_to_call = layer_to_call
         self._beginning = _Beginning(user_id, ipu_id)
+
+    @property
+    def _user_id(self) -> str | None:
+        """The block's name; programs that print their partition read it."""
+        return self._beginning._user_id
+
+    @property
+    def _ipu_id(self) -> int | None:
+        return self._beginning._ipu_id
 
     def __call__(self, *input: Any, **kwargs: Any) -> Any:
         """Calls the callable inside the block."""

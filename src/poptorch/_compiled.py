@@ -12,7 +12,7 @@ from abele.cache import ExecutableCache
 from abele.capture import Captured, capture
 from abele.config import StepConfig
 from abele.executable import Executable
-from abele.module_state import ModuleState
+from abele.module_state import ModuleState, tensor_ids
 from abele.pipeline import PipelinedSession
 from abele.program import Program, Role, Slot
 from abele.runtime.session import Session
@@ -69,19 +69,19 @@ class CompiledModel:
         self.config, self.module, self.rule = config, module, rule
         self.device = _HOST
         self.anchors = _translate.anchors(options)
-        self._hidden_paths = _translate.hidden_paths(options)
+        self.hidden_paths = _translate.hidden_paths(options)
         self._moments: tuple[int, list[Any], int] | None = None
         own = {value.dtype for value in ModuleState.of(module).params.values()}
         self._demoted = {kind: to for kind, to in _DEMOTED.items() if kind not in own}
         self._warned: set[str] = set()
         self._host_calls = CapturedCalls(module)
         self._recomputes = _recomputation.is_on(options, training=config.training)
-        self._recorded = Recorded(bound)
+        self._recorded = Recorded(bound, tensor_ids(module))
         rows, examples = self._examples(bound)
         with CompilationProgress(options._show_compilation_progress_bar) as progress:
             progress.update("capture", 0.01)
             started = time.perf_counter()
-            self._tracing = Tracing(options)
+            self.tracing = Tracing(options)
             trace = profiling.channel_of(config.training)
             with _hooks.around_capture(), trace.tracepoint("graphPreprocessing"):
                 self.captured = self._capture(examples, options._module_namescope_enabled)
@@ -125,9 +125,10 @@ class CompiledModel:
                 self.config,
                 self.rule,
                 name_modules=name_modules,
-                hidden_paths=self._hidden_paths,
+                hidden_paths=self.hidden_paths,
                 anchors=[anchor.tensor for anchor in self.anchors],
-                origins=may_pipeline(self._tracing.options, self.config),
+                origins=may_pipeline(self.tracing.options, self.config),
+                given=self._recorded.rebuild(examples),
             )
         if self.config.replicas > 1 and self.config.broadcast_buffers:
             self._refuse_written_buffers(captured)
@@ -148,18 +149,44 @@ class CompiledModel:
             logger.warning("Automatic loss scaling has no effect: no trained parameter is half.")
 
     def _call_forward(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
+        self._outputs, results = self.call(
+            self.module, flat, self.tracing, training=self.config.training
+        )
+        return results
+
+    def call(
+        self,
+        module: torch.nn.Module,
+        flat: Sequence[torch.Tensor],
+        tracing: Tracing,
+        *,
+        training: bool,
+    ) -> tuple[_structure.Structure, list[torch.Tensor]]:
+        """Runs a forward that is captured: one that finds itself on a device.
+
+        Args:
+            module: the model, or one whose forward takes the same arguments.
+            flat: the tensors of one micro-batch.
+            tracing: for annotations inside forward.
+            training: what it is captured for.
+
+        Returns:
+            The structure of the results, and their tensors.
+        """
         positional, keywords = self._recorded.rebuild(flat)
         with (
-            running_on_ipu(training=self.config.training),
+            running_on_ipu(training=training),
             WeightsFollowActivations(),
-            self._tracing.open(),
+            tracing.open(),
             on_ipu(),
             TensorSlices(),
         ):
-            result = self.module(*positional, **keywords)
-        self._outputs = _structure.record(result)
-        _structure.refuse_hidden_tensors(self._outputs)
-        return list(_structure.tensors(result, self._outputs))
+            result = module(*positional, **keywords)
+        return _structure.taken_apart(result)
+
+    def micro_batch(self) -> list[torch.Tensor]:
+        """Tensors like the inputs of one micro-batch, with any values."""
+        return [torch.zeros(slot.shape, dtype=slot.dtype) for slot in self._input_slots()]
 
     def _refuse_written_buffers(self, captured: Captured) -> None:
         normalisations = {
@@ -369,6 +396,7 @@ def _warn_of_own_builds(options: Options) -> None:
     if not alone and _cache(options) is None:
         logger.warning(
             "%d processes compile the same model, each for itself. Call "
-            "options.enableExecutableCaching(folder) to let one compile for all.",
+            "options.enableExecutableCaching(folder) or set POPTORCH_CACHE_DIR to let one compile "
+            "for all.",
             place.numProcesses,
         )

@@ -19,7 +19,7 @@ from poptorch._batch_size import BatchSize
 from poptorch._error import error
 from poptorch._partition import PartitionSampler
 from poptorch._position import Ordered, Position, check_fits
-from poptorch.enums import DataLoaderMode
+from poptorch.enums import DataLoaderMode, member
 from poptorch.options import Options
 from poptorch.options._container import require
 from poptorch.profiling import DATALOADER
@@ -83,7 +83,7 @@ class DataLoader(torch.utils.data.DataLoader):
         _check_exclusions(batch_size, shuffle, batch_sampler, rebatched_worker_size, async_options)
         options._freeze()
         self._options, self._position = options, Position()
-        self._mode = DataLoaderMode(mode)
+        self._mode = member(DataLoaderMode, mode)
         self._async_options = async_options or {}
         self._is_iterable = isinstance(dataset, IterableDataset)
         self._groups = batch_sampler is not None  # joins the micro-batches of a sampler

@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from abele import gradient_hooks
 from abele.building import BuildRecord
 from abele.collectives import Counts
 from abele.module_state import parameter_names
+from abele.reachable import attributes_of
 from abele.update_rules import UpdateRule
 from poptorch import (
+    _compile_traps,
     _optimizer,
     _per_replica,
     _progress,
@@ -34,6 +37,8 @@ from poptorch._compiled import CompiledModel
 from poptorch._copying import Copying
 from poptorch._error import error
 from poptorch._errors_of_engine import Translated
+from poptorch._host_training import HostTraining
+from poptorch._locked import locked
 from poptorch._logging import logger
 from poptorch._observing import Observing
 from poptorch._optimizer_state import DeviceState
@@ -84,11 +89,16 @@ class PoplarExecutor(
         self._translated = Translated(options.log_dir)
         # Attributes that forward sets on self land on this copy, not on the user's object.
         self._module = copy.copy(model)
+        self._at_wrapping = dict(attributes_of(self._user_model))
+        # A module made by torch.compile keeps its mode in the module inside, not in an attribute.
+        self._was_training = self._user_model.training
+        self._modes_at_wrapping = _compile_traps.modes_of(self._user_model)
         self._binder = Binder(self._module.forward)
         self._config = _translate.to_config(options, training=training)
         self._compiled: CompiledModel | None = None
         self._host_is_stale = False
         self._shared = _weights.shared_by(self._user_model)
+        self._lock: Any = _weights.lock_of(self._user_model)
         self._sources = Sources(self._user_model)
         self._compile_seconds: float | None = None
         self._watch = _optimizer.AttributeWatch(relaxed=options._relax_optimizer_checks)
@@ -103,6 +113,8 @@ class PoplarExecutor(
                 self._rule = optimizer
             else:
                 self._use(optimizer)
+            name = type(self._user_model).__name__
+            self._host_training = HostTraining(self, name, options)
             _weights.wrap(self._user_model, self)
         profiling.trace_executor(self, training)
 
@@ -163,6 +175,8 @@ class PoplarExecutor(
         value = getattr(self._user_model, attr)
         if isinstance(value, torch.nn.Parameter):
             return ParameterProxy(self, attr, value)
+        if self._training:
+            self._host_training.note_method(attr)
         return value
 
     def isCompiled(self) -> bool:
@@ -198,10 +212,11 @@ class PoplarExecutor(
             AssertionError: the rows do not divide, or arguments do not fit forward.
             poptorch.Error: the model cannot be compiled.
         """
-        if self.isCompiled():
-            logger.warning("Call to compile() ignored: the model is already compiled.")
-            return
-        self._compile(self._binder.bind(args, kwargs))
+        with self._lock:
+            if self.isCompiled():
+                logger.warning("Call to compile() ignored: the model is already compiled.")
+                return
+            self._compile(self._binder.bind(args, kwargs))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program on one combined batch; compiles first if needed.
@@ -217,27 +232,28 @@ class PoplarExecutor(
             AssertionError: the rows do not divide, or the connection type is Never.
             poptorch.Error: arguments unlike the first call's, or a model that cannot be compiled.
         """
-        compiled = self._compiled if self._attachment is not None else None
-        # The plain case is checked first and costs least: see benchmarks of the call overhead.
-        plain = compiled is not None and not kwargs and compiled.matches(args)
-        if compiled is None or not plain:
-            _tracing.refuse_nested_call()
-            bound = self._binder.bind(args, kwargs)
-            compiled = compiled or self._made_ready(bound)
-        if not self._training:
-            self._refresh()
-        elif self._optimizer_state.pending or self._optimizer_state.reread:
-            self._send_loaded_state()
-        with self._translated:
-            try:
-                result = compiled.run_plain(args) if plain else compiled.run(bound)
-            except BaseException:
-                if self._training and compiled.was_stopped:  # after some updates, perhaps
-                    self._weights_changed()
-                raise
-        if self._training:
-            self._weights_changed()
-        return result
+        with self._lock:
+            compiled = self._compiled if self._attachment is not None else None
+            # The plain case is checked first and costs least: see benchmarks of the call overhead.
+            plain = compiled is not None and not kwargs and compiled.matches(args)
+            if compiled is None or not plain:
+                _tracing.refuse_nested_call()
+                bound = self._binder.bind(args, kwargs)
+                compiled = compiled or self._made_ready(bound)
+            if not self._training:
+                self._refresh()
+            elif self._optimizer_state.pending or self._optimizer_state.reread:
+                self._send_loaded_state()
+            with self._translated:
+                try:
+                    result = compiled.run_plain(args) if plain else compiled.run(bound)
+                except BaseException:
+                    if self._training and compiled.was_stopped:  # after some updates, perhaps
+                        self._weights_changed()
+                    raise
+            if self._training:
+                self._weights_changed()
+            return result
 
     def _weights_changed(self) -> None:
         self._host_is_stale = self._optimizer_state.stale = True
@@ -261,10 +277,19 @@ class PoplarExecutor(
         self, bound: Bound, make: Callable[..., CompiledModel] = CompiledModel
     ) -> CompiledModel:
         _tracing.refuse_compiling_inside_capture()
+        _compile_traps.warn_of_late_changes(self._user_model, self._at_wrapping)
+        _compile_traps.warn_of_late_mode(
+            self._user_model,
+            self._modes_at_wrapping,
+            self._was_training,
+            training=self._training,
+        )
+        _compile_traps.warn_of_autocast()
         started = time.perf_counter()
         if self._training:
             self._wrap_again()
             self._take_loaded_values()
+            self._refuse_hooks()
         else:
             self._sources.fetch()
         groups = _per_replica.groupings(
@@ -277,6 +302,8 @@ class PoplarExecutor(
             offline = self._options.connection_type == ConnectionType.Never
             self._optimizer_state.start(None if offline else compiled.session)
         self._attached = self._options.connection_type == ConnectionType.Always
+        if self._training:
+            self._host_training.target = compiled.record.target
         if compiled.session.received:  # process 0's weights are those of the module now
             self.copyWeightsToHost()
         self._compile_seconds = time.perf_counter() - started
@@ -307,6 +334,7 @@ class PoplarExecutor(
 
     # -- the optimizer ---------------------------------------------------------------------
 
+    @locked
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Sends the optimizer's present values to the device; call it after every change.
 
@@ -330,21 +358,30 @@ class PoplarExecutor(
         self._rule = self._rule_of(optimizer)
         if self._waiting is not None:
             self._waiting.told = True
-        self._optimizer_state.use(optimizer, self._rule)
+        self._optimizer_state.use(optimizer, self._rule, parameter_names(self._module))
+        self._refuse_hooks()
+
+    def _refuse_hooks(self) -> None:
+        optimizer = self._optimizer_state.in_use
+        refused = None if optimizer is None else gradient_hooks.refused_around_step(optimizer)
+        if refused is not None:
+            raise error(refused)
 
     def _take_loaded_values(self) -> None:
         """The groups of a loaded state dictionary count without another setOptimizer."""
         if self._optimizer_state.reread:
-            self._use(self._optimizer_state.optimizer)
+            self._use(self._optimizer_state.in_use)
 
     def _send_loaded_state(self) -> None:
+        """What was loaded on the host goes to the device, if there is any."""
         if self._optimizer_state.reread:
             self._take_loaded_values()
             rule = self._rule
             if rule is not None and rule.automatic_scaling is not None:
                 # The device has moved on from the scale that the rule has been told.
                 self._get_compiled().session.set_hyper("loss_scaling", rule.loss_scaling)
-        self._optimizer_state.write()
+        if self._optimizer_state.pending:
+            self._optimizer_state.write()
 
     def _rule_of(self, optimizer: Any) -> UpdateRule:
         names = parameter_names(self._module)
@@ -378,6 +415,7 @@ class PoplarExecutor(
 
     # -- the device ------------------------------------------------------------------------
 
+    @locked
     def detachFromDevice(self) -> None:
         """Gives up the device and brings the weights home; the executable is kept.
 
@@ -392,6 +430,7 @@ class PoplarExecutor(
             self._optimizer_state.fetch()
         self._attached = False
 
+    @locked
     def attachToDevice(self) -> None:
         """Takes the device again and sends the weights; a call does so by itself.
 
@@ -410,6 +449,7 @@ class PoplarExecutor(
         _per_replica.copy_buffers_to_replicas(session, self._module)
         self._send_parameters(session)
 
+    @locked
     def destroy(self) -> None:
         """Brings the weights home, frees executable and device, and unwraps the module."""
         if self._compiled is None:
@@ -427,8 +467,10 @@ class PoplarExecutor(
         # At interpreter exit nobody can read them any more, and torch objects to being used.
         if sys.is_finalizing():
             return
+        # Nobody else has it, and the collector may run in a thread that holds other locks.
+        self._lock = contextlib.nullcontext()
         if getattr(self, "_host_is_stale", False):
             with contextlib.suppress(Exception):
                 self.copyWeightsToHost()
         with contextlib.suppress(Exception):
-            self._optimizer_state.fetch()
+            self._optimizer_state.stop()

@@ -1,5 +1,11 @@
-"""Where the original keeps the wrapping of modules; published trainers name these two functions."""
+"""Where the original keeps the wrapping of modules; published programs name these functions."""
 
+from poptorch._running import isRunningOnIpu
 from poptorch._weights import rewrapModelIfNecessary, unwrapModelIfNecessary
 
-__all__ = ["rewrapModelIfNecessary", "unwrapModelIfNecessary"]
+__all__ = ["isDispatchTracing", "rewrapModelIfNecessary", "unwrapModelIfNecessary"]
+
+
+def isDispatchTracing() -> bool:
+    """Whether forward is being captured for the device, by this thread."""
+    return isRunningOnIpu()

@@ -14,6 +14,16 @@ _MARK = "multi_conv"
 _CONVOLUTIONS = (
     torch.ops.aten.convolution.default,
     torch.ops.aten.convolution_overrideable.default,
+    # As they are called, where forward is recorded for a file.
+    torch.ops.aten.conv1d.default,
+    torch.ops.aten.conv2d.default,
+    torch.ops.aten.conv3d.default,
+    torch.ops.aten.conv1d.padding,
+    torch.ops.aten.conv2d.padding,
+    torch.ops.aten.conv3d.padding,
+    torch.ops.aten.conv_transpose1d.default,
+    torch.ops.aten.conv_transpose2d.input,
+    torch.ops.aten.conv_transpose3d.input,
 )
 
 

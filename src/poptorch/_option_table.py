@@ -203,6 +203,8 @@ _ROOT = (
         home="_Popart", neutral=([],)),
     Row("_relax_optimizer_checks", "Options", "relaxOptimizerAttributesChecks", bool, False, None,
         "run", _HON, "turns the warnings into debug messages"),
+    Row("_host_training_warning", "Options", "hostTrainingWarning", bool, True, None, "run", _HON,
+        "whether training steps of a wrapped model that run on the host are announced; ours"),
     Row("_show_compilation_progress_bar", "Options", "showCompilationProgressBar", bool, True,
         None, "run", _HON, "the bar on stderr during compilation"),
     Row("_source_location_excludes", "Options", "sourceLocationExcludes", list, _excludes, None,

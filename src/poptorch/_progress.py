@@ -1,4 +1,4 @@
-"""The bar that is shown while a model is compiled."""
+"""The bar that is shown while a model is compiled; in a file or a pipe, one line per stage."""
 
 import sys
 import threading
@@ -12,6 +12,7 @@ from tqdm import tqdm
 from abele.building import BuildRecord
 
 _FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total} [{elapsed}<{remaining}]{postfix}"
+_TITLE = "Graph compilation"
 _STEPS = 100
 # A native compile says nothing while it runs; the bar approaches the end of its stage with this
 # time constant, typical of a small model, and never claims to be there before it is.
@@ -23,17 +24,18 @@ class CompilationProgress:
     """Context manager whose ``update(stage, fraction)`` moves the bar.
 
     Args:
-        show: nothing is printed otherwise.
+        show: nothing is printed otherwise; a bar on a terminal, else a line for each stage.
     """
 
     def __init__(self, show: bool):
-        self._bar = tqdm(
-            total=_STEPS, desc="Graph compilation", bar_format=_FORMAT, disable=not show
-        )
+        drawn = show and _is_terminal(sys.stderr)
+        self._bar = tqdm(total=_STEPS, desc=_TITLE, bar_format=_FORMAT, disable=not drawn)
+        self._lines = show and not drawn
+        self._began = time.monotonic()
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._floor, self._since = 0.0, time.monotonic()
-        self._ticker = threading.Thread(target=self._tick, daemon=True) if show else None
+        self._ticker = threading.Thread(target=self._tick, daemon=True) if drawn else None
         self._show_plainly = warnings.showwarning
 
     def __enter__(self) -> "CompilationProgress":
@@ -48,6 +50,7 @@ class CompilationProgress:
             self._floor, self._since = fraction, time.monotonic()
             self._bar.set_postfix_str(stage, refresh=False)
             self._show(fraction)
+            self._write(fraction, stage)
 
     def _tick(self) -> None:
         while not self._done.wait(_TICK_S):
@@ -65,6 +68,11 @@ class CompilationProgress:
         self._bar.n = max(self._bar.n, int(_STEPS * fraction))
         self._bar.refresh()
 
+    def _write(self, fraction: float, what: str) -> None:
+        if self._lines:
+            took = time.monotonic() - self._began
+            print(f"{_TITLE}: {fraction:4.0%} {what} [{took:.1f} s]", file=sys.stderr, flush=True)
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -78,7 +86,12 @@ class CompilationProgress:
         if kind is None:
             self._bar.set_postfix_str("", refresh=False)
             self._show(1.0)
+            self._write(1.0, "done")
         self._bar.close()
+
+
+def _is_terminal(file: Any) -> bool:
+    return file is not None and hasattr(file, "isatty") and file.isatty()
 
 
 def summary(record: BuildRecord) -> str:

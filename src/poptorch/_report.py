@@ -113,6 +113,26 @@ def _write(folder: Path, found: dict[str, Any], compiled: CompiledModel) -> None
     (folder / "report.md").write_text(_as_markdown(folder.name, found, compiled))
 
 
+def add_host_training(options: Options, steps: int, sentence: str) -> None:
+    """Adds to a model's report that training steps ran on the host, if reports were asked for.
+
+    Args:
+        options: of its wrapper.
+        steps: how many.
+        sentence: the same in words.
+    """
+    wanted = report_wanted(options, training=True)
+    if wanted is None or not wanted.graph:
+        return
+    wanted.folder.mkdir(parents=True, exist_ok=True)
+    path = wanted.folder / "report.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    found["host_training"] = {"steps": steps, "what": sentence}
+    path.write_text(json.dumps(found, indent=1) + "\n")
+    with (wanted.folder / "report.md").open("a") as file:
+        file.write(f"\n## Not on the device\n\n{sentence}\n")
+
+
 def _as_markdown(name: str, found: dict[str, Any], compiled: CompiledModel) -> str:
     memory, settings = found["memory"], found["configuration"]
     rows = [(role.replace("_", " "), size) for role, size in memory["state"].items() if size]

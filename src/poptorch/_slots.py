@@ -2,7 +2,7 @@
 
 The memory is an anonymous file: it has no name that could outlive the processes, and it does not
 count against the size of /dev/shm, which containers keep small. A slot holds one element; all
-elements have the layout of the first one.
+elements get the layout of the first one.
 """
 
 import io
@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import torch
 
+from poptorch._casts import how, require_survival
 from poptorch._custom_types import parser_for
 from poptorch.options._container import require
 
@@ -107,7 +108,8 @@ class Layout:
         """Return the tensors of a later element in the order of the first.
 
         Raises:
-            AssertionError: It differs from the first in more than, if `rows` is set, its rows.
+            AssertionError: It differs from the first in more than types and, if `rows` is set, its
+                rows; or the first one's types cannot hold its values.
         """
         require(
             parts.kind == self.kind and set(parts.names) == set(self.names),
@@ -118,14 +120,26 @@ class Layout:
         tensors = [by_name[name] for name in self.names]
         skip = 0 if self.rows is None else 1
         for name, field, tensor in zip(self.names, self.fields, tensors, strict=True):
-            same = tensor.dtype == field.dtype and tensor.shape[skip:] == field.shape[skip:]
+            same = tensor.layout is torch.strided and tensor.shape[skip:] == field.shape[skip:]
             require(
                 same and tensor.ndim == len(field.shape),
                 f"All elements need the shapes of the first: element {name!r} is "
                 f"{_describe(tensor)}, the first was {list(field.shape)} {field.dtype}. "
                 "For a loader set drop_last=True; to merge smaller batches set rebatched_size",
             )
+            if tensor.dtype != field.dtype:
+                require_survival(f"Element {name!r}", tensor, field.dtype)
         return tensors
+
+    def casts(self, tensors: list[torch.Tensor]) -> list[str]:
+        """Say of each tensor with a type of its own that it is cast to the first one's."""
+        return [
+            f"Element {name!r} of the dataset is {tensor.dtype} here and was {field.dtype} in the "
+            f"first element, whose types all others get: it is {how(tensor.dtype, field.dtype)}. "
+            "Let the dataset return one type to avoid that."
+            for name, field, tensor in zip(self.names, self.fields, tensors, strict=True)
+            if tensor.dtype != field.dtype
+        ]
 
     def assemble(self, tensors: list[torch.Tensor], structure: bytes | None) -> Any:
         """Make an element of its tensors; `structure` is what `structure_of` returned."""

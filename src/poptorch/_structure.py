@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
-from abele import dense
+from abele import _torch, dense, reachable
+from poptorch._constant_arguments import cannot_change
 from poptorch._custom_types import parser_for
 from poptorch._error import error
 
-_ADVICE = (
+#: The last sentence of each message about arguments that differ.
+ADVICE = (
     "A wrapped model is compiled once, for the arguments of its first call. "
     "Create a new wrapper, or call destroy() on this one, to compile for other arguments."
 )
@@ -124,6 +126,34 @@ def tensors(value: Any, like: Structure) -> Iterator[torch.Tensor]:
             yield from tensors(item, part)
 
 
+def constants(
+    value: Any, like: Structure, name: str
+) -> Iterator[tuple[str, Any, Constant | Custom]]:
+    """The parts of an argument that are part of the program and can change, with their names.
+
+    Objects with a parser are among them: all in them that is not a tensor is.
+    """
+    if isinstance(like, Custom) or (isinstance(like, Constant) and not cannot_change(like.value)):
+        yield name, value, like
+    elif isinstance(like, Table):
+        for key, part in zip(like.keys, like.parts, strict=True):
+            yield from constants(value[key], part, f"{name}[{key}]")
+    elif isinstance(like, Items):
+        for index, (item, part) in enumerate(zip(value, like.parts, strict=True)):
+            yield from constants(item, part, f"{name}[{index}]")
+
+
+def taken_apart(result: Any) -> tuple[Structure, list[torch.Tensor]]:
+    """What forward returned: its structure, and its tensors.
+
+    Raises:
+        poptorch.Error: it hides tensors where nothing can be put back.
+    """
+    structure = record(result)
+    refuse_hidden_tensors(structure)
+    return structure, list(tensors(result, structure))
+
+
 def leaves(structure: Structure) -> Iterator[Leaf]:
     """What is recorded of each tensor of a structure, in order."""
     if isinstance(structure, Leaf):
@@ -177,7 +207,7 @@ def check_same(recorded: Structure, found: Structure, name: str) -> None:
 
 
 def _mismatch(what: str, name: str, expected: Any, found: Any) -> Exception:
-    return error(f"{what} mismatch for {name}: expected {expected}, found {found}. {_ADVICE}")
+    return error(f"{what} mismatch for {name}: expected {expected}, found {found}. {ADVICE}")
 
 
 def _check_tensor(recorded: Leaf, found: Structure, name: str) -> None:
@@ -192,14 +222,9 @@ def _check_tensor(recorded: Leaf, found: Structure, name: str) -> None:
 def _check_constant(recorded: Constant, found: Structure, name: str) -> None:
     if not isinstance(found, Constant) or type(found.value) is not type(recorded.value):
         raise _mismatch("Type", name, _kind(recorded), _kind(found))
-    if found.value is not recorded.value and not _equal(found.value, recorded.value):
+    same = found.value is recorded.value or not cannot_change(found.value)  # else looked into
+    if not same and found.value != recorded.value:
         raise _mismatch("Value", name, repr(recorded.value), repr(found.value))
-
-
-def _equal(left: Any, right: Any) -> bool:
-    same = left == right
-    # Arrays compare element by element.
-    return bool(same.all()) if hasattr(same, "all") else bool(same)
 
 
 def _check_table(recorded: Table, found: Structure, name: str) -> None:
@@ -232,7 +257,7 @@ def check_keys(expected: Sequence[Any], found: Sequence[Any], name: str) -> None
         parts = [f"Missing arguments: {', '.join(missing)}."] if missing else []
         if unexpected:
             parts.append(f"Unexpected arguments: {', '.join(unexpected)}.")
-        raise error(f"Keys mismatch for {name}: {' '.join(parts)} {_ADVICE}")
+        raise error(f"Keys mismatch for {name}: {' '.join(parts)} {ADVICE}")
 
 
 def check_count(expected: int, found: int) -> None:
@@ -243,8 +268,7 @@ def check_count(expected: int, found: int) -> None:
     """
     if expected != found:
         raise error(
-            f"Number of positional arguments mismatch: expected {expected}, found {found}. "
-            f"{_ADVICE}"
+            f"Number of positional arguments mismatch: expected {expected}, found {found}. {ADVICE}"
         )
 
 
@@ -256,15 +280,19 @@ def _kind(recorded: Structure) -> str:
 
 
 def refuse_hidden_tensors(structure: Structure) -> None:
-    """Refuses results that hide tensors inside objects nothing can be put back into.
+    """Refuses results that hide tensors inside what nothing can be put back into.
 
     Raises:
         poptorch.Error: naming the type that needs a parser.
     """
     if isinstance(structure, Constant):
-        held = getattr(structure.value, "__dict__", {})
-        if any(isinstance(value, torch.Tensor) for value in held.values()):
-            kind = type(structure.value).__name__
+        kind = type(structure.value).__name__
+        if isinstance(structure.value, Iterator):
+            raise error(
+                f"forward returned a {kind}, which gives its values once and only after forward "
+                "has ended. Return a list or a tuple of them."
+            )
+        if _hides_tensors(structure.value):
             raise error(
                 f"forward returned a {kind}, whose tensors cannot be replaced by results. Return "
                 "tuples, lists or dictionaries, or register a parser: "
@@ -273,3 +301,11 @@ def refuse_hidden_tensors(structure: Structure) -> None:
     elif not isinstance(structure, Leaf):
         for part in structure.parts:
             refuse_hidden_tensors(part)
+
+
+def _hides_tensors(value: Any) -> bool:
+    direct = getattr(value, "__dict__", {}).values()
+    parts = reachable.walk(value, "", lambda part: not isinstance(part, torch.nn.Module))
+    return any(isinstance(part, torch.Tensor) for part in direct) or any(
+        isinstance(part, _torch.FakeTensor) for _, part in parts
+    )

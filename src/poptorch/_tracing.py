@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from abele import scopes
 from poptorch._error import error
@@ -14,6 +15,8 @@ from poptorch.options.execution import Placement, _IExecutionStrategy
 #: Mark of the operators of a block, a ``Placement`` as a tuple, so that programs with it can be
 #: written to a file; after a block was left, its name.
 BLOCK = "block"
+#: Mark of operators whose activations are computed again together.
+SEGMENT = "segment"
 
 # What programs write into autoRecomputation to have every stage's activations computed again.
 _RECOMPUTES_STAGES = (1, 3, 4)
@@ -32,6 +35,8 @@ class Tracing:
         self.options = options
         self._next_name = 0
         self._scopes: list[Placement] = []
+        #: The device that was given at each block, by its name.
+        self.devices: dict[str, int | None] = {}
 
     @property
     def strategy(self) -> _IExecutionStrategy:
@@ -43,7 +48,7 @@ class Tracing:
         """While open, annotations find this object; numbering starts again at every opening."""
         self.strategy._restart()
         self._next_name = 0
-        self._scopes = []
+        self._scopes, self.devices = [], {}
         token = _active.set(self)
         try:
             yield
@@ -70,7 +75,7 @@ class Tracing:
             AssertionError: the strategy does not know the block, or where to put it.
             poptorch.Error: phases and devices that do not go together.
         """
-        placed = self.strategy.place(name, ipu_id)
+        placed, marks = self.placed(name, ipu_id)
         logger.debug(
             "Starting block id=%s stage=%d phase=%d ipu=%d",
             placed.block,
@@ -78,10 +83,22 @@ class Tracing:
             placed.phase,
             placed.ipu,
         )
-        scopes.mark(BLOCK, dataclasses.astuple(placed))
-        if self.options._Popart.options.get("autoRecomputation") in _RECOMPUTES_STAGES:
-            scopes.mark("segment", placed.stage)
+        for key, value in marks.items():
+            scopes.mark(key, value)
         return placed
+
+    def placed(self, name: str, ipu_id: int | None) -> tuple[Placement, dict[str, Any]]:
+        """Where the strategy puts a block, and the marks of its operators.
+
+        Raises:
+            AssertionError, poptorch.Error: as for ``begin``.
+        """
+        placed = self.strategy.place(name, ipu_id)
+        self.devices[name] = ipu_id
+        marks: dict[str, Any] = {BLOCK: dataclasses.astuple(placed)}
+        if self.options._Popart.options.get("autoRecomputation") in _RECOMPUTES_STAGES:
+            marks[SEGMENT] = placed.stage
+        return placed, marks
 
     def enter(self, name: str, ipu_id: int | None) -> None:
         """Begins a block that ends with ``leave``."""

@@ -8,8 +8,10 @@ from abele.module_state import ModuleState
 from abele.runtime.session import Session
 from poptorch import _per_replica
 from poptorch._error import error
+from poptorch._locked import locked
 from poptorch._optimizer_state import DeviceState
 from poptorch._weights import Shared
+from poptorch.enums import ConnectionType
 from poptorch.options import Options
 
 
@@ -28,25 +30,32 @@ class WeightCopies:
     _user_model: torch.nn.Module
     isAttachedToDevice: Any
 
+    @locked
     def copyWeightsToHost(self) -> None:
         """Copies parameters and buffers from the device into the user's module.
 
         Raises:
             poptorch.Error: not compiled.
+            AssertionError: the connection type is Never, so nothing has run.
         """
         session = self._get_compiled().session
+        if not session.received:  # after compiling, other processes' weights come home anyway
+            self._refuse_offline("copyWeightsToHost")
         self._host_is_stale = False
         _per_replica.copy_parameters_home(session, self._module, self.per_replica_params)
         for name, value in ModuleState.of(self._module).buffers.items():
             value.copy_(session.buffers[0][name])
 
+    @locked
     def copyNamedBuffersToDevice(self) -> None:
         """Copies the buffers named by ``options.updatableNamedBuffers`` to the device.
 
         Raises:
             poptorch.Error: not compiled, no buffers were named, or the model has none so named.
+            AssertionError: the connection type is Never, so there is no device.
         """
         session = self._get_compiled().session
+        self._refuse_offline("copyNamedBuffersToDevice")
         names = self._options._Popart.options.get("updatableNamedBuffers")
         if not names:
             raise error(
@@ -70,6 +79,12 @@ class WeightCopies:
         """
         if not self._host_is_stale or self._compiled is None:
             return False
+        return self._fetch_newer()
+
+    @locked
+    def _fetch_newer(self) -> bool:
+        if not self._host_is_stale:  # another thread has done it meanwhile
+            return False
         # Cleared first: the copy itself touches the wrapped tensors.
         self._host_is_stale = False
         try:
@@ -81,6 +96,7 @@ class WeightCopies:
             raise
         return True
 
+    @locked
     def copyWeightsToDevice(self) -> None:
         """Copies parameters and buffers of the user's module to the device, as they are.
 
@@ -88,18 +104,28 @@ class WeightCopies:
 
         Raises:
             poptorch.Error: not compiled.
+            AssertionError: the connection type is Never, so there is no device.
         """
         session = self._get_compiled().session
+        self._refuse_offline("copyWeightsToDevice")
         self._optimizer_state.fetch()
         self._host_is_stale = False
         session.write_buffers(ModuleState.of(self._module).buffers)
         self._send_parameters(session)
+
+    def _refuse_offline(self, name: str) -> None:
+        if self._options.connection_type == ConnectionType.Never:
+            raise AssertionError(
+                f"{name} needs a device, and this wrapper was compiled for an offline one "
+                "(ConnectionType.Never). Choose another connection type."
+            )
 
     def _send_parameters(self, session: Session) -> None:
         session.write_params(ModuleState.of(self._module).params)
         if self._training:
             self._shared.version += 1
 
+    @locked
     def load_state_dict(self, state_dict: dict[str, torch.Tensor], strict: bool = True) -> Any:
         """Loads into the user's module, then sends the weights to the device if attached.
 

@@ -8,13 +8,15 @@ nothing has to be called, and nothing is copied until somebody looks.
 import functools
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copyreg import _reconstructor  # pyright: ignore[reportAttributeAccessIssue]
 from typing import Any
 
 import torch
 
 from abele._torch import without_torch_function
+from abele.gradient_hooks import described
+from abele.locks import Lock, Locks
 from poptorch._error import error
 
 # What the wrapped classes themselves need; reading these never means reading weights.
@@ -29,12 +31,17 @@ class Shared:
         around: the records of modules wrapped for training that have had this one as a part,
             itself included.
         unwrapped_from: the executor that trains the module while it is unwrapped for a time.
+        lock: held by whoever uses a wrapper of this module, of a part or of what it is part of.
+        host_training: watches for training steps outside the executor while the module is wrapped.
     """
+
+    lock: Lock | None = None
 
     def __init__(self):
         self.version = 0
         self.unwrapped_from: weakref.ref | None = None
         self.around: list[Shared] = []
+        self.host_training: Any = None
         self._trainer: weakref.ref | None = None
 
     @property
@@ -54,6 +61,20 @@ _shared: "weakref.WeakKeyDictionary[torch.nn.Module, Shared]" = weakref.WeakKeyD
 def shared_by(module: torch.nn.Module) -> Shared:
     """The record of a module's wrappers."""
     return _shared.setdefault(module, Shared())
+
+
+_choosing = Lock()
+
+
+def lock_of(module: torch.nn.Module) -> Lock | Locks:
+    """What wrappers of a module hold while they work: those that share a part take turns."""
+    with _choosing:
+        records = [shared_by(child) for child in module.modules()]
+        locks = {id(each.lock): each.lock for each in records if each.lock is not None}
+        first = next(iter(locks.values()), None) or Lock()
+        for each in records:
+            each.lock = each.lock or first
+        return first if len(locks) <= 1 else Locks([locks[key] for key in sorted(locks)])
 
 
 _wrappings = 0
@@ -99,6 +120,8 @@ class _Fetching(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not all(issubclass(each, torch.Tensor) for each in types):
+            return NotImplemented  # a proxy stands beside it, and knows what it stands for
         for value in _fetching((args, kwargs)):
             _fetch(value)
         with without_torch_function():
@@ -122,6 +145,24 @@ class _Fetching(torch.Tensor):
 
 class PoptorchParameter(_Fetching, torch.nn.Parameter):
     """A parameter of a module that is wrapped for training."""
+
+    def register_hook(self, hook: Callable) -> Any:
+        _refuse_late_hook(self, hook)
+        return super().register_hook(hook)
+
+    def register_post_accumulate_grad_hook(self, hook: Callable) -> Any:
+        _refuse_late_hook(self, hook)
+        return super().register_post_accumulate_grad_hook(hook)
+
+
+def _refuse_late_hook(parameter: PoptorchParameter, hook: Callable) -> None:
+    executor = parameter._poptorch_owner()
+    if executor is not None and executor.isCompiled():
+        raise error(
+            f"{described(hook)} comes too late for a parameter of a model that is compiled: the "
+            "program has the hooks that were there before. Register it before the first call, or "
+            "call destroy() on the wrapper first."
+        )
 
 
 class PoptorchBuffer(_Fetching):
@@ -161,6 +202,8 @@ class _Wrapped(torch.nn.Module):
     def __getattribute__(self, name: str) -> Any:
         if name in ("_parameters", "_buffers", "forward"):
             _fetch_for(self)
+            if name == "forward" and (watch := shared_by(self).host_training) is not None:
+                watch.note_forward()
         return super().__getattribute__(name)
 
     def __getattr__(self, name: str) -> Any:
@@ -242,12 +285,14 @@ def wrap(module: torch.nn.Module, executor: Any) -> None:
                 f"{type(buffer).__name__}."
             )
     reference = weakref.ref(executor)
+    executor._host_training.begin(_stored(module, "_parameters"))
     for kind, cls in (("_parameters", PoptorchParameter), ("_buffers", PoptorchBuffer)):
         for tensor in _stored(module, kind):
             tensor.__class__ = cls
             tensor._poptorch_owner = reference
     module.__class__ = _wrapped_class(type(module))
     shared_by(module)._trainer = reference
+    shared_by(module).host_training = executor._host_training
     _note_parts(module, shared_by(module))
 
 
@@ -257,6 +302,7 @@ def unwrap(module: torch.nn.Module) -> None:
     if not shared.wrapped:
         return
     shared._trainer = None
+    shared.host_training.end()
     for kind, cls in (("_parameters", torch.nn.Parameter), ("_buffers", torch.Tensor)):
         for tensor in _stored(module, kind):
             if isinstance(tensor, _Fetching):

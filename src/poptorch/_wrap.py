@@ -2,6 +2,8 @@
 
 import torch
 
+from abele.errors import CaptureError
+from abele.module_state import refuse_without_shapes
 from poptorch import _distributed, _translate, _weights
 from poptorch._error import error
 from poptorch._executor import PoplarExecutor
@@ -29,7 +31,8 @@ def trainingModel(
         RuntimeError: the model is wrapped for training already.
         AssertionError: the optimizer is of an unsupported class.
         poptorch.Error: options of another class, or options that cannot be honoured; with several
-            processes also if they cannot connect.
+            processes also if they cannot connect. Likewise TorchScript submodules, and lazy modules
+            that have not been called.
     """
     module = _module_of(model)
     if _weights.shared_by(module).wrapped:
@@ -37,6 +40,10 @@ def trainingModel(
             "Model has already been wrapped in 'poptorch.trainingModel'. "
             "Call model.destroy() on the model to unwrap before wrapping again."
         )
+    try:
+        refuse_without_shapes(module)
+    except CaptureError as problem:
+        raise error(str(problem)) from problem
     options = _settled(options, OutputMode.Final, training=True)
     if optimizer is None:
         # As a group, because torch refuses a bare list that is empty.

@@ -5,6 +5,7 @@ integers, and JSON files spell them `EnumName.Member`. Nothing here knows about 
 """
 
 import enum
+from typing import Any
 
 __all__ = [
     "AutoStage",
@@ -23,6 +24,30 @@ __all__ = [
     "SyncPattern",
     "VariableRetrievalMode",
 ]
+
+
+def member(kind: type[enum.Enum], value: Any) -> Any:
+    """Return the member of an enumeration that a value means.
+
+    Args:
+        kind: The enumeration.
+        value: A member, its value or its name, as files of settings spell it (``Fork``,
+            ``SharingStrategy.Fork``, ``poptorch.SharingStrategy.Fork``).
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    if isinstance(value, str):
+        name = value.removeprefix("poptorch.").removeprefix(f"{kind.__name__}.")
+        if name in kind.__members__:
+            return kind[name]
+    try:
+        return kind(value)
+    except ValueError:
+        names = ", ".join(kind.__members__)
+        raise ValueError(
+            f"{value!r} is not a valid {kind.__name__}; its members are {names}."
+        ) from None
 
 
 class OutputMode(enum.IntEnum):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from poptorch import _custom_types
 from poptorch._error import Error, RecoverableError, UnrecoverableError
+from poptorch._running import isRunningOnIpu
 
 __all__ = [
     "Error",
@@ -15,6 +16,7 @@ __all__ = [
     "TestErrorType",
     "UnrecoverableError",
     "isAlreadyRegistered",
+    "isCompilingWithDispatcher",
 ]
 
 
@@ -62,6 +64,11 @@ def _throwTestError(kind: TestErrorType) -> None:
     if kind is TestErrorType.PoplarUnrecoverable:
         raise UnrecoverableError(message, _TYPES[kind], here, contexts)
     raise Error(message, _TYPES[kind], here, contexts)
+
+
+def isCompilingWithDispatcher() -> bool:
+    """Whether forward is being captured for the device, by this thread."""
+    return isRunningOnIpu()
 
 
 def isAlreadyRegistered(value: object) -> bool:

@@ -9,6 +9,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 import poptorch
 from wrapping import options, sgd, trainer
 
+# Said of every Counter; test_traps.py looks at it.
+pytestmark = pytest.mark.filterwarnings("ignore:forward computes a new value of Counter.note")
+
 
 class Counter(torch.nn.Module):
     """Counts its calls in a buffer."""
@@ -143,3 +146,18 @@ def test_no_buffer_can_be_sent_by_name_unless_it_was_named():
     wrapped(torch.randn(2, 3))
     with pytest.raises(poptorch.Error, match="No named buffers marked as updatable"):
         wrapped.copyNamedBuffersToDevice()
+
+
+COPIES = ("copyNamedBuffersToDevice", "copyWeightsToDevice", "copyWeightsToHost")
+
+
+@pytest.mark.parametrize("method", COPIES)
+def test_nothing_is_copied_without_a_device_or_a_program(method):
+    model = Shifted()
+    made = options(updatableNamedBuffers=["first"], connectionType=poptorch.ConnectionType.Never)
+    wrapped = poptorch.inferenceModel(model, made)
+    with pytest.raises(poptorch.Error, match="has not been compiled"):
+        getattr(wrapped, method)()
+    wrapped.compile(torch.zeros(1, 3))
+    with pytest.raises(AssertionError, match=f"{method} needs a device.*ConnectionType.Never"):
+        getattr(wrapped, method)()

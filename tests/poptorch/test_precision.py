@@ -1,11 +1,13 @@
 """Activations, weights and results of different types."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 import poptorch
-from wrapping import options, rows, scorer, trainer
+from wrapping import options, rows, scorer, sgd, trainer
 
 LAYERS = [nn.Linear(4, 3), nn.Conv1d(2, 3, 3), nn.ConvTranspose1d(2, 3, 3)]
 
@@ -98,3 +100,34 @@ def test_attention_follows_its_activations(input_type, weight_type):
     found = poptorch.inferenceModel(layer, options())(x)
     assert found.dtype is input_type
     torch.testing.assert_close(found, layer.to(input_type)(x), rtol=1e-2, atol=1e-2)
+
+
+class Strided(nn.Module):
+    """A reflect-padded, strided convolution and buffers, one of which follows its results."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(4, 8, 5, stride=2, padding=2, padding_mode="reflect")
+        self.register_buffer("offset", torch.randn(8, 1))
+        self.register_buffer("average", torch.zeros(8, 10))
+
+    def forward(self, x):
+        result = self.conv(x) + self.offset
+        self.average.mul_(0.9).add_(result.detach().mean(0))
+        return poptorch.identity_loss(result.square().mean(), "none"), result
+
+
+def test_half_padding_strides_and_buffers_keep_the_bits_of_eager():
+    torch.manual_seed(0)
+    model = Strided().half()
+    plain, x = copy.deepcopy(model), torch.randn(16, 4, 20).half()
+    # A rate that half can hold: plain PyTorch rounds it to half before it multiplies.
+    optimizer, wrapped = sgd(plain, lr=0.125), trainer(model, sgd(model, lr=0.125))
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss, expected = plain(x)
+        loss.backward()
+        optimizer.step()
+        assert torch.equal(wrapped(x)[1], expected.detach())
+    for name, value in plain.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value), name

@@ -205,6 +205,25 @@ def test_the_scale_moves_and_a_constant_one_becomes_variable():
     assert scale(wrapped) == 128.0
 
 
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_scale_of_a_step_can_be_anchored(accumulation):
+    model, made = scorer().half(), options(gradientAccumulation=accumulation)
+    made.Training.setAutomaticLossScaling(True)
+    made.anchorTensor("scale", "finalLossScale")
+    wrapped = poptorch.trainingModel(model, made, sgd(model))
+    batch = [value.half() for value in rows(4)]
+    for expected in (1.0, 2.0, 4.0):
+        wrapped(*batch)
+        assert wrapped.getAnchoredTensor("scale").flatten()[-1] == expected
+        assert scale(wrapped) == 2 * expected
+
+
+def test_a_constant_scale_has_no_such_name():
+    wrapped = trainer(scorer())
+    wrapped(*rows(4))
+    assert "finalLossScale" not in wrapped.getTensorNames()
+
+
 def test_a_saved_optimizer_holds_the_scale_of_the_device():
     wrapped, _, optimizer = scaling(lambda m: sgd(m, loss_scaling=8.0))
     batch = [value.half() for value in rows(4)]

@@ -1,7 +1,12 @@
 """The bar of the compilation leaves room for what is said meanwhile."""
 
+import contextlib
+import os
+import pty
+import re
 import subprocess
 import sys
+import termios
 import warnings
 
 from poptorch._progress import CompilationProgress
@@ -17,15 +22,40 @@ with CompilationProgress(show=True) as progress:
 """
 
 
+def on_a_terminal(program):
+    """What a program writes to standard error, if that is a terminal."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 120))
+    with subprocess.Popen([sys.executable, "-c", program], stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux says so when the other end is closed
+            while piece := os.read(ours, 4096):
+                shown += piece
+    os.close(ours)
+    assert process.returncode == 0
+    return shown.decode().replace("\r\n", "\n")
+
+
 def test_a_warning_stands_on_a_line_of_its_own():
-    shown = subprocess.run(
-        [sys.executable, "-c", PROGRAM], stderr=subprocess.PIPE, check=True
-    ).stderr.decode()
+    shown = on_a_terminal(PROGRAM)
     (line,) = [line for line in shown.split("\n") if "cache is full" in line]
     *bars, told = line.split("\r")
     assert told == "<string>:7: UserWarning: the cache is full"
     assert not bars[-1].strip(), "blanked out before the warning"
     assert "Graph compilation: 100%" in shown
+
+
+def test_a_file_gets_one_line_per_stage():
+    slow = PROGRAM.replace("    warnings.warn", "    import time; time.sleep(1)\n    warnings.warn")
+    shown = subprocess.run([sys.executable, "-c", slow], stderr=subprocess.PIPE, check=True).stderr
+    lines = re.sub(r"\[\d+\.\d s\]", "[TIME]", shown.decode()).splitlines()
+    assert lines == [
+        "Graph compilation:  30% compile step [TIME]",
+        "<string>:8: UserWarning: the cache is full",
+        "Graph compilation:  90% load [TIME]",
+        "Graph compilation: 100% done [TIME]",
+    ]
 
 
 def test_recorded_warnings_are_still_recorded():

@@ -1,5 +1,11 @@
 """Private names of the original that published trainers, pipelines and strategies read."""
 
+import copy
+import inspect
+import subprocess
+import sys
+
+import pytest
 import torch
 
 import poptorch
@@ -60,3 +66,118 @@ def test_unwrapping_and_wrapping_again_need_not_apply():
     rewrapModelIfNecessary(model)
     assert newer.model is model
     newer(*rows(4))
+
+
+def test_submodules_are_there_after_importing_the_package_alone():
+    code = "import poptorch; print(poptorch.testing.allclose, poptorch._impl.isDispatchTracing())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "False" in found.stdout
+
+
+def test_helpers_of_tests_ask_whether_forward_is_being_captured():
+    seen = []
+
+    def forward(self, x):
+        seen.append(poptorch._impl.isDispatchTracing())
+        seen.append(poptorch.poptorch_core.isCompilingWithDispatcher())
+        return x * self.weight
+
+    poptorch.inferenceModel(Calls(forward), options())(torch.ones(2))
+    assert seen == [True, True]
+    assert not poptorch._impl.isDispatchTracing()
+    assert not poptorch.poptorch_core.isCompilingWithDispatcher()
+
+
+def test_locations_can_be_read_by_subscript():
+    settings = poptorch.TensorLocationSettings().minElementsForOffChip(4)
+    assert settings["min_elements_for_off_chip"] == 4
+    assert "min_elements_for_off_chip" in settings
+    assert "set" not in settings
+    with pytest.raises(KeyError, match="has no 'set': min_elements_for_off_chip"):
+        settings["set"]
+
+
+NAMESPACES = ("Training", "Precision", "Distributed", "TensorLocations", "Jit", "_Popart")
+
+
+@pytest.mark.parametrize("name", NAMESPACES)
+def test_namespaces_of_options_can_be_probed(name):
+    namespace = getattr(poptorch.Options(), name)
+    assert hasattr(namespace, "__class__")
+    assert namespace.__class__ is type(namespace)
+    assert not hasattr(namespace, "no_such_option")
+    assert getattr(namespace, "__no_such_name__", None) is None
+    assert dict(inspect.getmembers(namespace))["__class__"] is type(namespace)
+    assert type(copy.copy(namespace)) is type(namespace)
+
+
+def test_parameters_are_parameters_inside_and_outside_of_forward():
+    kinds = []
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_parameter("a0", torch.nn.Parameter(torch.ones(3)))
+            self.register_buffer("b0", torch.ones(3))
+
+        def forward(self, x):
+            overlap = poptorch.OverlapMode.OverlapAccumulationLoop
+            x = poptorch.set_overlap_for_input(x, overlap)
+            loss = (x * self.get_parameter("a0") + self.get_buffer("b0")).square().sum()
+            kinds.append([isinstance(t, torch.nn.Parameter) for t in (self.a0, self.b0, x)])
+            return poptorch.set_overlap_for_output(poptorch.identity_loss(loss, "none"), overlap)
+
+    made = options(outputMode=poptorch.OutputMode.All)
+    made.TensorLocations.numIOTiles(32)
+    made.setExecutionStrategy(poptorch.ShardedExecution())
+    model = Net()
+    wrapped = poptorch.trainingModel(model, made, sgd(model))
+    assert torch.equal(wrapped.a0, torch.ones(3))
+    wrapped(torch.ones(1, 3))
+    assert kinds == [[True, False, False]]
+    assert torch.equal(wrapped.a0, torch.full((3,), 0.6))
+    assert torch.equal(wrapped.get_parameter("a0"), wrapped.a0)
+
+
+def test_block_objects_tell_their_name():
+    assert poptorch.Block("B1")._user_id == "B1"
+    layer = poptorch.BeginBlock(lambda x: x, "B2", ipu_id=3)
+    assert (layer._user_id, layer._ipu_id) == ("B2", 3)
+
+
+def test_all_attributes_of_an_optimizer_can_be_made_variable():
+    model = scorer()
+    optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.0)
+    attributes = optimizer.variable_attrs
+    assert attributes.isConstant("eps")
+    attributes._variable_attributes = copy.deepcopy(attributes._allowed_attributes)
+    assert not any(map(attributes.isConstant, attributes._allowed_attributes))
+    wrapped = trainer(model, optimizer)
+    wrapped(*rows(4))
+    optimizer.param_groups[0]["eps"] = 1e-3
+    wrapped.setOptimizer(optimizer)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["Fork", "SharingStrategy.Fork", "poptorch.SharingStrategy.Fork"]
+)
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_enumerations_may_be_given_by_name(strategy):
+    loader = poptorch.DataLoader(
+        options(),
+        list(torch.arange(4)),
+        2,
+        mode="Async",
+        async_options={"sharing_strategy": strategy},
+    )
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+    loader.terminate()
+
+
+def test_names_of_no_member_are_refused():
+    with pytest.raises(
+        ValueError, match="'Forc' is not a valid SharingStrategy; its members are SharedM"
+    ):
+        poptorch.AsynchronousDataAccessor([torch.ones(1)], sharing_strategy="Forc")
+    with pytest.raises(ValueError, match="'Asynchronous' is not a valid DataLoaderMode"):
+        poptorch.DataLoader(options(), list(torch.arange(4)), mode="Asynchronous")

@@ -1,5 +1,6 @@
 """Threads that capture at the same time, and threads that do other things meanwhile."""
 
+import os
 import threading
 
 import pytest
@@ -8,7 +9,8 @@ from torch import nn
 
 import poptorch
 from abele import _torch, scopes
-from wrapping import options
+from abele.locks import Lock
+from wrapping import options, plain_steps, rows, scorer, sgd, trainer, weights
 
 
 class Waiting(nn.Module):
@@ -143,3 +145,125 @@ def test_host_code_that_a_capture_waits_for_may_not_compile():
         model(torch.zeros(1))
     inner.compile(torch.zeros(1))
     assert poptorch.inferenceModel(Outer(), options())(torch.zeros(1)) == 0
+
+
+def together(functions):
+    """What functions return that begin at the same time, each in a thread of its own."""
+    barrier = threading.Barrier(len(functions))
+
+    def begin(function):
+        barrier.wait(10)
+        return function()
+
+    threads = [started(lambda function=each: begin(function)) for each in functions]
+    return [finished(*each) for each in threads]
+
+
+def test_threads_that_make_the_first_call_of_one_wrapper_take_turns():
+    x, target = rows(4)
+    for make in (lambda m: poptorch.inferenceModel(m, options()), trainer):
+        model = scorer()
+        wrapped = make(model)
+        expected = scorer()(x, target)
+        results = together([lambda wrapped=wrapped: wrapped(x, target)] * 6)
+        assert wrapped.isCompiled()
+        if not wrapped._training:
+            assert all(torch.equal(scores, expected[1].detach()) for _, scores in results)
+            continue
+        plain = scorer()
+        plain_steps(plain, sgd(plain), [[(x, target)]] * 6)
+        assert torch.equal(weights(model), weights(plain))
+        assert len({loss.item() for loss, _ in results}) == 6
+
+
+def test_threads_that_train_one_wrapper_lose_no_update():
+    x, target = rows(4)
+    model, plain = scorer(), scorer()
+    wrapped = trainer(model)
+    wrapped(x, target)
+
+    def train():
+        for _ in range(50):
+            wrapped(x, target)
+            assert torch.isfinite(model.fc.weight).all()
+
+    together([train] * 4)
+    plain_steps(plain, sgd(plain), [[(x, target)]] * 201)
+    torch.testing.assert_close(weights(model), weights(plain), rtol=0, atol=0)
+
+
+def test_training_and_inference_of_one_module_in_threads_agree():
+    x, target = rows(4)
+    model = scorer()
+    training, testing = trainer(model), poptorch.inferenceModel(model, options())
+    seen = set()
+
+    def test():
+        for _ in range(20):
+            seen.add(testing(x, target)[0].item())
+
+    losses = []
+    together([lambda: losses.extend(training(x, target)[0].item() for _ in range(20)), test, test])
+    # Inference sees the weights between two updates, never half of them.
+    assert seen <= {*losses, testing(x, target)[0].item()}
+
+
+def test_a_call_that_fails_leaves_the_wrapper_to_others():
+    x, target = rows(4)
+    wrapped = trainer(scorer())
+    with pytest.raises(poptorch.Error, match="Mandatory parameter target missing"):
+        wrapped(x)
+    wrapped(x, target)
+    with pytest.raises(poptorch.Error, match="Shape mismatch"):
+        wrapped(x[:3], target)
+    assert finished(*started(lambda: wrapped(x, target)[0])) > 0
+
+
+def test_wrappers_of_one_tree_share_their_lock_and_others_do_not():
+    first, second = nn.Linear(1, 1), nn.Linear(1, 1)
+    parts = [poptorch.inferenceModel(each, options()) for each in (first, second)]
+    whole = poptorch.inferenceModel(nn.Sequential(first, nn.Tanh(), second), options())
+    assert parts[0]._lock is not parts[1]._lock
+    with whole._lock:
+        for part in parts:
+            assert not taken(part._lock)
+    assert taken(parts[0]._lock)
+    assert poptorch.inferenceModel(first, options())._lock is parts[0]._lock
+
+
+def taken(lock):
+    """Whether another thread gets a lock at once."""
+
+    def take():
+        if lock._lock.acquire(timeout=0.05):
+            lock._lock.release()
+            return True
+        return False
+
+    return finished(*started(take))
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_process_finds_locks_open():
+    lock, held, release = Lock(), threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            held.set()
+            release.wait(10)
+
+    thread = started(hold)
+    assert held.wait(10)
+    child = os.fork()
+    if child == 0:
+        with lock, lock:
+            os._exit(7)
+    release.set()
+    finished(*thread)
+    with lock:
+        inner = os.fork()
+        if inner == 0:
+            lock.__exit__()  # the thread that forks still has it
+            os._exit(8)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1]) == 8

@@ -196,6 +196,7 @@ def test_the_page_says_what_its_record_says():
     name = re.search(r"benchmarks/records/(scaling_\S+\.json)\)", page)[1]
     record = json.loads((ROOT / "benchmarks" / "records" / name).read_text())
     assert "\n".join(scaling_page.lines(record)) in page
+    assert "\n".join(scaling_page.lines_64(record)) in page
 
 
 def test_the_picture_is_drawn_the_same_every_time(tmp_path):

@@ -23,6 +23,24 @@ def nothing_wrong():
     """Waiting for long is no reason to stop."""
 
 
+def test_nothing_but_the_memory_itself_is_opened(tmp_path):
+    """Who writes to the store could otherwise name a device, or a file of somebody else."""
+    size = 4096
+    memory, other = os.memfd_create("abele-sums"), os.memfd_create("other")
+    pipe, _ = ends = os.pipe()
+    file = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
+    for each in (memory, other, file):
+        os.ftruncate(each, size)
+    os.close(shared_memory._open_of(os.getpid(), memory, size))
+    for each in (other, pipe, file, 999):
+        with pytest.raises(FileNotFoundError):
+            shared_memory._open_of(os.getpid(), each, size)
+    with pytest.raises(PermissionError):
+        shared_memory._open_of(os.getpid(), memory, size + 1)
+    for each in (memory, other, file, *ends):
+        os.close(each)
+
+
 @pytest.fixture
 def sums(boards):
     """Makes the memory of several processes; closes it."""

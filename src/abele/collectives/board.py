@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from torch import distributed
 
+from abele.collectives.meeting import SignedStore
 from abele.errors import DisagreementError, RankLostError
 from abele.warn import warn_user
 
@@ -39,7 +40,7 @@ class Board:
 
     def __init__(
         self,
-        store: distributed.Store,
+        store: distributed.Store | SignedStore,
         rank: int,
         size: int,
         timeout_s: float,
@@ -255,7 +256,7 @@ class Board:
                 f"has ended or died ({str(problem).splitlines()[0]}). Look at its output."
             ) from problem
 
-    def _keep_beating(self, store: distributed.Store) -> None:
+    def _keep_beating(self, store: distributed.Store | SignedStore) -> None:
         pause = min(1.0, self.timeout_s / 20)
         count = 0
         while not self._closing.wait(pause):
@@ -265,7 +266,7 @@ class Board:
             except RuntimeError:
                 return  # the store is gone; the main thread notices when it needs it
 
-    def _beat(self, store: distributed.Store, count: str) -> None:
+    def _beat(self, store: distributed.Store | SignedStore, count: str) -> None:
         store.set(f"alive/{self.rank}", f"{count} {self._position()}")
 
 

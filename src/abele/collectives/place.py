@@ -14,6 +14,8 @@ from abele.errors import PlaceError
 
 #: Seconds until a process that does not come, or is not heard of, counts as lost.
 TIMEOUT = "ABELE_RANK_TIMEOUT"
+#: What the processes of one run have in common and nobody else knows; poprun makes it.
+SECRET = "ABELE_RUN_SECRET"
 _DEFAULT_TIMEOUT_S = 60.0
 _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "POPDIST_LOCAL_INSTANCE_INDEX")
 
@@ -31,6 +33,7 @@ class Place:
         hosts_store: this process keeps the store; otherwise it connects to it.
         attempt: how often a launcher has restarted the run.
         timeout_s: see ``TIMEOUT``.
+        secret: see ``SECRET``; empty where there is none.
     """
 
     rank: int
@@ -41,6 +44,7 @@ class Place:
     hosts_store: bool
     attempt: str
     timeout_s: float
+    secret: str = dataclasses.field(default="", repr=False)
 
     @classmethod
     def of_environment(cls, rank: int, size: int) -> Self:
@@ -79,6 +83,7 @@ class Place:
             hosts_store=rank == 0 and not by_launcher,
             attempt=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
             timeout_s=timeout_s(),
+            secret=os.environ.get(SECRET, ""),
         )
 
 

@@ -19,12 +19,13 @@ import mmap
 import os
 import platform
 import select
+import stat
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 
+from abele import temporary
 from abele.collectives.board import Board
 
 #: Set to 0 to exchange through gloo also on one host.
@@ -38,6 +39,7 @@ MOST_WHO_ADD_ALL, _WORTH_SHARING = 4, 64 * 1024
 # Yielding for long uses up the share of a loaded core that the step after needs.
 _SPIN_S, _YIELD_S, _SHORTEST_S, _LONGEST_S = 0.00005, 0.0003, 0.00005, 0.001
 _LOOK_S = 0.05
+_NAME = "abele-sums"
 _MOST_VIEWS = 64
 
 
@@ -54,6 +56,7 @@ class SharedSums:
 
     def __init__(self, board: Board, pids: list[int]):
         self._board, self._rank, self._size = board, board.rank, board.size
+        self._pids = pids
         self._alive = select.poll()
         self._ends: dict[int, int] = {}
         for rank, pid in enumerate(pids):
@@ -77,7 +80,8 @@ class SharedSums:
         if len({host for host, _, _ in told}) > 1 or not told[0][0]:
             return None
         found, answer = None, "no"
-        with contextlib.suppress(OSError):  # other containers or users: processes are not seen
+        # Other containers or users: processes are not seen.
+        with contextlib.suppress(OSError, ValueError):
             found = cls(board, [int(pid) for _, _, pid in told])
             answer = "yes" if found._map() else "no"
         return found if set(board.gather("memory is shared", answer)) == {"yes"} else None
@@ -167,17 +171,18 @@ class SharedSums:
         """Maps the memory, as all processes do now; the same answer in all of them."""
         head = -(-self._size * _LINE * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
         total = head + 2 * (self._size + 1) * SLOT_BYTES  # pages that are not used take no memory
-        file, answer = -1, "no"
+        file, answer = -1, "-1"
         try:
             if self._rank == 0:
                 with contextlib.suppress(OSError):
-                    file = os.memfd_create("abele-sums", os.MFD_CLOEXEC)
+                    file = os.memfd_create(_NAME, os.MFD_CLOEXEC)
                     os.ftruncate(file, total)
-                    answer = f"/proc/{os.getpid()}/fd/{file}"
-            path = self._board.gather("shared memory", answer)[0]
-            with contextlib.suppress(OSError):
+                    answer = str(file)
+            number = self._board.gather("shared memory", answer)[0]
+            answer = "no"
+            with contextlib.suppress(OSError, ValueError):
                 if self._rank:
-                    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                    file = _open_of(self._pids[0], int(number), total)
                 mapped = mmap.mmap(file, total)
                 self._flags = memoryview(mapped)[:head].cast("q")
                 data = torch.frombuffer(mapped, dtype=torch.uint8, offset=head)
@@ -187,6 +192,23 @@ class SharedSums:
         finally:
             if file >= 0:
                 os.close(file)
+
+
+def _open_of(pid: int, number: int, size: int) -> int:
+    """Opens the memory that another process has made, and nothing else of that number.
+
+    Raises:
+        OSError: it is something else, or of another user.
+    """
+    path = f"/proc/{pid}/fd/{number}"
+    if not os.readlink(path).startswith(f"/memfd:{_NAME} "):
+        raise FileNotFoundError(path)
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode) or (found.st_uid, found.st_size) != (os.geteuid(), size):
+        os.close(file)
+        raise PermissionError(path)
+    return file
 
 
 def _sum(values: Sequence[torch.Tensor], out: torch.Tensor) -> None:
@@ -204,8 +226,5 @@ def _usable() -> bool:
 
 def _host() -> str:
     """Tells hosts apart, and containers that do not see each other's processes."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
+    boot, namespace = temporary.boot(), temporary.namespace()
+    return f"{boot} {namespace}" if boot and namespace else ""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import datetime
 import platform
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import distributed
 
+from abele.collectives import meeting
 from abele.collectives.board import ENDED, EXCHANGE, PATIENCE_S, STOPPED, Board
 from abele.collectives.place import Place
 from abele.collectives.protocol import Counts
@@ -44,10 +44,13 @@ class TorchCollective:
         self._seen_astray: str | None = None
         self._astray_since = 0.0
         self._shared: SharedSums | None = None
-        store = _open_store(place)
+        store = meeting.meet(place)
         keeper = "the launcher" if not place.hosts_store and place.rank == 0 else "process 0"
+        notes = store
+        if place.secret:
+            notes = meeting.SignedStore(store, place.secret, place.attempt)
         self.board = Board(
-            store, place.rank, place.size, place.timeout_s, lambda: self._waiting, keeper
+            notes, place.rank, place.size, place.timeout_s, lambda: self._waiting, keeper
         )
         try:
             self.board.agree("versions", _facts(place), arriving=True)
@@ -94,6 +97,12 @@ class TorchCollective:
         # Whoever leaves because the others are gone has nobody to tell.
         with contextlib.suppress(RankLostError):
             self.board.tell(f"left/{topic}", why)
+
+    def fail(self, problem: str) -> None:
+        """Tells those that wait for this process that it ends, and why; the end of exchanges."""
+        if self._broken is None:
+            self._broken = problem
+            self.board.stop(self._last_words())
 
     def close(self) -> None:
         """Says goodbye and closes the connections; nothing can be exchanged afterwards."""
@@ -271,45 +280,6 @@ def _done_on_gpu(work: distributed.Work) -> bool:
         time.sleep(2e-5)
     work.wait()
     return True
-
-
-def _open_store(place: Place) -> distributed.Store:
-    where = f"{place.address}:{place.port}"
-    if not place.hosts_store:
-        _wait_for_port(place, where)
-    try:
-        store = distributed.TCPStore(
-            place.address,
-            place.port,
-            is_master=place.hosts_store,
-            timeout=datetime.timedelta(seconds=place.timeout_s),
-            wait_for_workers=False,
-        )
-    except RuntimeError as problem:
-        reason = str(problem).splitlines()[0]
-        raise PlaceError(
-            f"Process {place.rank} cannot open {where}, where all meet: {reason}. Set MASTER_PORT "
-            "to a port of process 0's host that is free, and MASTER_ADDR to that host."
-        ) from problem
-    return distributed.PrefixStore(f"abele/{place.attempt}", store)
-
-
-def _wait_for_port(place: Place, where: str) -> None:
-    """Waits until somebody listens; the store's own client tries for twice as long, and loudly."""
-    until = time.monotonic() + place.timeout_s
-    while True:
-        try:
-            socket.create_connection((place.address, place.port), timeout=5.0).close()
-            return
-        except OSError as problem:
-            if time.monotonic() > until:
-                raise RankLostError(
-                    f"Process {place.rank} of {place.size} waited {place.timeout_s:.0f} s for "
-                    f"process 0, which does not answer at {where} ({problem.strerror}). Start it, "
-                    "or correct MASTER_ADDR and MASTER_PORT; if it only needs longer to come, set "
-                    "ABELE_RANK_TIMEOUT to more seconds."
-                ) from problem
-        time.sleep(0.1)
 
 
 def _facts(place: Place) -> dict[str, str]:

@@ -1,0 +1,232 @@
+"""The store that processes meet in: who keeps it, who may reach it, whose notes count."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import hashlib
+import hmac
+import ipaddress
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+from torch import distributed
+
+from abele.collectives.place import Place
+from abele.errors import PlaceError, RankLostError
+
+_BACKLOG = 2048  # connections that wait to be taken, as torch's own store
+
+
+def keep_store(
+    address: str, port: int, timeout: datetime.timedelta = datetime.timedelta(minutes=5)
+) -> distributed.TCPStore:
+    """Opens a store in this process, reachable at one address only.
+
+    torch itself listens on every interface. The store asks nobody who they are, so for processes
+    of one host it listens on the loopback.
+
+    Args:
+        address: where the others look for it. One that is not of this machine, or that a name of
+            this machine has for itself alone, means every interface.
+        port: 0 for a free one.
+        timeout: of its own client.
+
+    Raises:
+        OSError: the port is taken.
+        RuntimeError: likewise, as torch says it.
+    """
+    listener = _listen(_number(address), port)
+    host, found = listener.getsockname()[:2]
+    return distributed.TCPStore(
+        "127.0.0.1" if host == "0.0.0.0" else host,
+        found,
+        is_master=True,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def meet(place: Place) -> distributed.Store:
+    """Opens the store, or connects to it.
+
+    Raises:
+        PlaceError: another program has the port.
+        RankLostError: the process that keeps it does not come in time.
+    """
+    where = f"{place.address}:{place.port}"
+    timeout = datetime.timedelta(seconds=place.timeout_s)
+    if not place.hosts_store:
+        _wait_for_port(place, where)
+    try:
+        if place.hosts_store:
+            store = keep_store(place.address, place.port, timeout)
+        else:
+            store = _answered(place, where)
+    except (OSError, RuntimeError) as problem:
+        reason = str(problem).splitlines()[0]
+        raise PlaceError(
+            f"Process {place.rank} cannot open {where}, where all meet: {reason}. Set MASTER_PORT "
+            "to a port of process 0's host that is free, and MASTER_ADDR to that host."
+        ) from problem
+    prefix = f"abele/{place.attempt}"
+    if place.secret:
+        prefix += f"/{_code(place.secret, prefix)}"  # nobody else writes there by accident
+    return distributed.PrefixStore(prefix, store)
+
+
+def _answered(place: Place, where: str) -> distributed.Store:
+    """Connects to the store, if what listens there is one.
+
+    Torch's client waits for ever for the first answer, so it is waited for from outside; a thread
+    that waits in vain ends with the process.
+
+    Raises:
+        PlaceError: another program has the port.
+    """
+    opened: list[distributed.Store | Exception] = []
+    timeout = datetime.timedelta(seconds=place.timeout_s)
+
+    def connect() -> None:
+        try:
+            address = _number(place.address)
+            store = distributed.TCPStore(
+                address, place.port, timeout=timeout, wait_for_workers=False
+            )
+        except Exception as problem:  # noqa: BLE001  raised where it is waited for
+            opened.append(problem)
+        else:
+            opened.append(store)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(2 * place.timeout_s)
+    if not opened:
+        raise PlaceError(
+            f"Process {place.rank} of {place.size} reaches {where}, where all should meet, but "
+            "what listens there does not answer: another program has that port. Set MASTER_PORT "
+            "to a free one."
+        )
+    if isinstance(opened[0], Exception):
+        raise opened[0]
+    return opened[0]
+
+
+class SignedStore:
+    """A store whose values carry a code that only processes of this run can make.
+
+    Args:
+        store: shared by all processes.
+        secret: which they have in common.
+        scope: of one attempt, so that notes of an earlier one do not count.
+    """
+
+    def __init__(self, store: distributed.Store, secret: str, scope: str):
+        self._store, self._secret, self._scope = store, secret, scope
+
+    def set(self, key: str, value: str) -> None:
+        """Writes a value."""
+        self._store.set(key, f"{self._code(key, value)} {value}")
+
+    def get(self, key: str) -> bytes:
+        """Reads a value.
+
+        Raises:
+            PlaceError: no process of this run has written it.
+        """
+        return self._checked(key, self._store.get(key))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Reads several values; see ``get``."""
+        values = self._store.multi_get(list(keys))
+        return [self._checked(key, value) for key, value in zip(keys, values, strict=True)]
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all of these have been written."""
+        return self._store.check(list(keys))
+
+    def clone(self) -> SignedStore:
+        """One with a connection of its own."""
+        copy = self._store.clone()  # pyright: ignore[reportAttributeAccessIssue] - not in the stub
+        return SignedStore(copy, self._secret, self._scope)
+
+    def _code(self, key: str, value: str) -> str:
+        return _code(self._secret, f"{self._scope}\0{key}\0{value}")
+
+    def _checked(self, key: str, value: bytes) -> bytes:
+        code, _, text = value.partition(b" ")
+        expected = self._code(key, text.decode(errors="replace"))
+        if not hmac.compare_digest(code, expected.encode()):
+            raise PlaceError(
+                f"The note {key} in the store of this run was written by somebody else. Start the "
+                "run again, on a network that others cannot reach (poprun --host-subnet)."
+            )
+        return text
+
+
+def _code(secret: str, text: str) -> str:
+    return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    """A socket on one address of this machine, or on all where there is no such address."""
+    family, target = socket.AF_INET, ("", port)
+    with contextlib.suppress(socket.gaierror):
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+        family, *_, target = min(found, key=lambda one: one[0] != socket.AF_INET)
+    # Debian gives a machine's own name 127.0.1.1: other hosts know another address.
+    if _is_loopback(str(target[0])) and not _is_loopback(address):
+        return _bound(socket.AF_INET, ("", port))
+    try:
+        return _bound(family, target)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+    return _bound(socket.AF_INET, ("", port))
+
+
+def _bound(family: int, target: tuple) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(target)
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _number(address: str) -> str:
+    """The loopback's own number: its name may stand for two, and the store listens on one."""
+    return "127.0.0.1" if address == "localhost" else address
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False  # a name
+
+
+def _wait_for_port(place: Place, where: str) -> None:
+    """Waits until somebody listens; the store's own client tries for twice as long, and loudly."""
+    until = time.monotonic() + place.timeout_s
+    while True:
+        try:
+            address = (_number(place.address), place.port)
+            socket.create_connection(address, timeout=5.0).close()
+            return
+        except OSError as problem:
+            if time.monotonic() > until:
+                raise RankLostError(
+                    f"Process {place.rank} of {place.size} waited {place.timeout_s:.0f} s for "
+                    f"process 0, which does not answer at {where} ({problem.strerror}). Start it, "
+                    "or correct MASTER_ADDR and MASTER_PORT; if it only needs longer to come, set "
+                    "ABELE_RANK_TIMEOUT to more seconds."
+                ) from problem
+        time.sleep(0.1)

@@ -1,0 +1,277 @@
+"""Capture leaves no tensor without data in the user's modules, containers, caches and closures."""
+
+import copy
+import functools
+import io
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+import poptorch
+from abele._torch import FakeTensor
+from wrapping import inference, options, sgd
+
+X = torch.arange(6.0).reshape(2, 3)
+MEMO: dict = {}
+LATEST = {"x": torch.zeros(1)}
+
+
+@functools.lru_cache
+def cached_table(size):
+    return torch.arange(float(size)).cos()
+
+
+def memoised(size):
+    if size not in MEMO:
+        MEMO[size] = torch.arange(float(size)).sin()
+    return MEMO[size]
+
+
+class Lazy(nn.Module):
+    """A table of constants, made when it is first needed."""
+
+    def __init__(self):
+        super().__init__()
+        self.cache = None
+
+    def forward(self, x):
+        if self.cache is None:
+            self.cache = torch.arange(3.0).cos(), [torch.arange(3.0).sin()]
+        return x * self.cache[0] + self.cache[1][0]
+
+
+class OfWeight(nn.Module):
+    """What is made of a weight belongs to the weight's value, and so does the flag."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.ready = False
+        self.counts = []
+
+    def forward(self, x):
+        self.counts.append(self.weight * 2)
+        if not self.ready:
+            self.doubled, self.ready = self.weight * 2, True
+        return x * self.doubled
+
+
+class ByFunction(nn.Module):
+    shared = None
+
+    def __init__(self):
+        super().__init__()
+        LATEST["x"] = torch.zeros(1)
+        ByFunction.shared = None
+        cached_table.cache_clear()
+        MEMO.clear()
+
+    def forward(self, x):
+        LATEST["x"] = x
+        type(self).shared = x + 1
+        return x * cached_table(3) + memoised(3)
+
+
+class Slotted(nn.Module):
+    class Store:
+        __slots__ = ("kept", "parts")
+
+    def __init__(self):
+        super().__init__()
+        self.store = self.Store()
+        self.other = types.SimpleNamespace(deep=[{"t": None}], seen=set())
+
+    def forward(self, x):
+        self.store.kept = x + 1
+        self.other.deep[0]["t"] = torch.ones(3)
+        self.other.seen.add(x)
+        self.other.deep.append((x,))
+        return x * self.other.deep[0]["t"]
+
+
+def hooked():
+    features, gradients = {}, []
+    module = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    module.features, module.gradients = features, gradients
+
+    def keep(layer, args, result):
+        features["linear"] = result
+        if result.requires_grad:
+            result.register_hook(gradients.append)
+
+    module[0].register_forward_hook(keep)
+    return module
+
+
+def pruned():
+    layer = nn.Linear(3, 3)
+    prune.l1_unstructured(layer, "weight", amount=0.5)
+    return nn.Sequential(layer)
+
+
+def normed():
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 3)))
+
+
+class Loss(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        y = self.inner(x) * self.weight
+        return poptorch.identity_loss(y, "mean"), y
+
+
+MAKERS = {
+    "lazy cache": Lazy,
+    "lazy cache in a list": lambda: nn.Sequential(Lazy(), nn.ModuleList([Lazy()])[0]),
+    "memo, function cache and globals": ByFunction,
+    "slots and sets": Slotted,
+    "hooks": hooked,
+    "pruned": pruned,
+    "weight norm": normed,
+    "spectral norm": lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))),
+}
+
+
+def fakes_in(*roots):
+    """Paths to tensors without data, found by another way than the engine's."""
+    stack, seen, found = [("", root) for root in roots], set(), []
+    while stack:
+        path, value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            found += [path] if isinstance(value, FakeTensor) else []
+        elif isinstance(value, dict):
+            stack += [(f"{path}[{k}]", part) for k, v in value.items() for part in (k, v)]
+        elif isinstance(value, list | tuple | set):
+            stack += [(f"{path}[]", part) for part in value]
+        else:
+            stack += [(f"{path}.{k}", v) for k, v in getattr(value, "__dict__", {}).items()]
+            for name in getattr(type(value), "__slots__", ()):
+                stack.append((f"{path}.{name}", getattr(value, name, None)))
+    return found
+
+
+def loss_on_host(model, x):
+    return model(x)[1].detach()
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_a_module_is_whole_after_it_was_captured(make):
+    torch.manual_seed(0)
+    model = Loss(make())
+    torch.manual_seed(0)
+    plain = Loss(make())
+    wrapped = poptorch.trainingModel(model, options(), sgd(model))
+    optimizer = sgd(plain)
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss, y = plain(X)
+        loss.backward()
+        optimizer.step()
+        found = wrapped(X)
+        torch.testing.assert_close(found[1], y.detach())
+    assert not fakes_in(model, wrapped._module, MEMO, LATEST, vars(ByFunction))
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    again = poptorch.inferenceModel(model, options())
+    expected = plain(X)[1].detach()
+    torch.testing.assert_close(again(X)[1], expected)
+    torch.testing.assert_close(loss_on_host(model, X), expected)
+    wrapped.destroy()
+    wrapped(X)  # captured once more
+
+
+def test_constants_get_their_values_and_the_rest_is_put_back():
+    model = Loss(nn.Sequential(Lazy(), OfWeight(), Slotted()))
+    lazy, weight, slotted = model.inner
+    poptorch.trainingModel(model, options(), sgd(model))(X)
+    assert torch.equal(lazy.cache[0], torch.arange(3.0).cos())
+    assert torch.equal(lazy.cache[1][0], torch.arange(3.0).sin())
+    assert not weight.ready
+    assert not hasattr(weight, "doubled")
+    assert weight.counts == []
+    assert not hasattr(slotted.store, "kept")
+    assert torch.equal(slotted.other.deep[0]["t"], torch.ones(3))
+    assert (len(slotted.other.deep), slotted.other.seen) == (1, set())
+    copy.deepcopy(model)
+
+
+def test_global_caches_of_functions_hold_real_tensors_afterwards():
+    model = ByFunction()
+    inference(lambda x: model(x))(X)
+    assert torch.equal(LATEST["x"], torch.zeros(1))
+    assert torch.equal(MEMO[3], torch.arange(3.0).sin())
+    assert torch.equal(cached_table(3), torch.arange(3.0).cos())
+    assert ByFunction.shared is None
+
+
+def test_a_forward_that_fails_leaves_nothing_either():
+    class Fails(Lazy):
+        def forward(self, x):
+            self.seen = x
+            super().forward(x)
+            raise ValueError("no")
+
+    inner = Fails()
+    with pytest.raises(ValueError, match="no"):
+        poptorch.inferenceModel(nn.Sequential(inner), options())(X)
+    assert inner.cache is None
+    assert not hasattr(inner, "seen")
+
+
+def test_arguments_are_whole_too():
+    class Writes(nn.Module):
+        def forward(self, x, context):
+            context.hidden, context.table = x + 1, torch.ones(3)
+            context.states.append(x)
+            return context.hidden * context.table
+
+    context = types.SimpleNamespace(states=[], hidden=None, table=None)
+    wrapped = poptorch.inferenceModel(Writes(), options())
+    for _ in range(2):
+        assert torch.equal(wrapped(X, context), X + 1)
+    assert context == types.SimpleNamespace(states=[], hidden=None, table=None)
+
+
+def test_a_module_made_in_forward_is_refused():
+    class Grows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential()
+
+        def forward(self, x):
+            if len(self.inner) == 0:
+                self.inner.append(nn.Linear(3, 1))
+            return poptorch.identity_loss(self.inner(x), "mean")
+
+    model = Grows()
+    with pytest.raises(
+        poptorch.Error, match=r"Parameter inner\.0\.weight is added to the model in"
+    ):
+        poptorch.trainingModel(model, options())(X)
+    assert len(model.inner) == 0
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (lambda x: (x * i for i in range(2)), "generator"),
+        (lambda x: {x, x + 1}, "set"),
+        (lambda x: [map(torch.neg, [x])], "map"),
+        (lambda x: lambda: x, "function"),
+        (lambda x: types.SimpleNamespace(a=[{"b": x}]), "SimpleNamespace"),
+    ],
+)
+def test_results_that_hide_tensors_are_refused(function, kind):
+    with pytest.raises(poptorch.Error, match=f"forward returned a {kind}, wh"):
+        inference(function)(X)

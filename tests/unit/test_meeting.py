@@ -1,0 +1,154 @@
+"""Where processes meet: who can reach it, and whose notes count."""
+
+import datetime
+import socket
+from pathlib import Path
+
+import pytest
+from torch import distributed
+
+import instances
+from abele.collectives import meeting, place
+from abele.collectives.board import ENDED, Board
+from abele.errors import PlaceError, RankLostError
+
+LISTENING, LOOPBACK, EVERYWHERE = "0A", "0100007F", "00000000"
+
+
+def listening(port):
+    """Addresses that somebody listens at, as /proc/net writes them."""
+    found = set()
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            local, _, state = line.split()[1:4]
+            if state == LISTENING and int(local.rpartition(":")[2], 16) == port:
+                found.add(local.rpartition(":")[0])
+    return found
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
+def test_a_store_for_this_host_listens_on_the_loopback_only(address):
+    store = meeting.keep_store(address, 0)
+    assert listening(store.port) == {LOOPBACK}
+    store.set("a", "b")
+    other = distributed.TCPStore("127.0.0.1", store.port, wait_for_workers=False)
+    assert other.get("a") == b"b"
+
+
+def test_an_address_of_another_network_means_every_interface():
+    """Behind a port that is forwarded, say; 192.0.2.1 is nobody's."""
+    assert listening(meeting.keep_store("192.0.2.1", 0).port) == {EVERYWHERE}
+
+
+def test_a_name_that_only_this_machine_takes_for_the_loopback_means_every_interface(monkeypatch):
+    answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answer)
+    assert listening(meeting.keep_store("this-machine", 0).port) == {EVERYWHERE}
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PlaceError, match=f"cannot open localhost:{port}.*in use.*MASTER_PORT"):
+            meeting.meet(of(0, port, address="localhost"))
+
+
+def of(rank, port, secret="", address="127.0.0.1", timeout_s=20.0):
+    return place.Place(
+        rank=rank,
+        size=2,
+        address=address,
+        port=port,
+        local_rank=rank,
+        hosts_store=rank == 0,
+        attempt="0",
+        timeout_s=timeout_s,
+        secret=secret,
+    )
+
+
+def test_processes_with_one_secret_meet_and_others_do_not():
+    port = instances.free_port()
+    first, second = (meeting.meet(of(rank, port, "one")) for rank in range(2))
+    first.set("a", "b")
+    assert second.get("a") == b"b"
+    assert not meeting.meet(of(1, port, "another")).check(["a"])
+    assert not meeting.meet(of(1, port)).check(["a"])
+
+
+@pytest.fixture
+def notes():
+    """A board whose notes are signed, and the store behind it."""
+    store = distributed.HashStore()
+    made = []
+
+    def make(*ranks, secret="one"):
+        for rank in ranks:
+            signed = meeting.SignedStore(store, secret, "0")
+            made.append(Board(signed, rank, 2, 20.0, lambda: "at work", "process 0"))
+        return made
+
+    yield store, make
+    for board in made:
+        board.close(ENDED)
+
+
+def test_signed_notes_are_read_as_they_were_written(notes):
+    _, make = notes
+    found = instances.together(make(0, 1), lambda board: board.gather("x", f"note {board.rank}"))
+    assert found == [["note 0", "note 1"]] * 2
+
+
+@pytest.mark.parametrize("forged", ["no", "yes", f"{'0' * 64} no", ""])
+def test_a_note_of_somebody_else_is_refused(notes, forged):
+    store, make = notes
+    (board,) = make(0)
+    store.set("note/x/1", forged)
+    with pytest.raises(PlaceError, match=r"The note note/x/1 in the store .* by somebody else"):
+        board.told("x")
+
+
+def test_a_note_counts_only_where_and_when_it_was_left(notes):
+    store, make = notes
+    first, second = make(0, 1)
+    second.tell("x", "a")
+    assert first.told("x") == {1: "a"}
+    store.set("note/y/1", store.get("note/x/1"))
+    with pytest.raises(PlaceError, match="note/y/1"):
+        first.told("y")
+    earlier = meeting.SignedStore(store, "one", "1")
+    with pytest.raises(PlaceError, match="note/x/1"):
+        earlier.get("note/x/1")
+
+
+def test_signs_of_life_cannot_be_forged(notes):
+    store, make = notes
+    board, _ = make(0, 1)
+    store.set("alive/1", f"{ENDED} after 3 exchanges")
+    with pytest.raises(PlaceError, match="alive/1"):
+        board.lost(30.0)
+
+
+def test_the_secret_is_not_shown_and_comes_from_the_environment(monkeypatch):
+    for name, value in {"MASTER_ADDR": "x", "MASTER_PORT": "1", place.SECRET: "hush"}.items():
+        monkeypatch.setenv(name, value)
+    found = place.Place.of_environment(0, 2)
+    assert found.secret == "hush"
+    assert "hush" not in repr(found)
+
+
+def test_who_waits_for_nobody_says_where():
+    port = instances.free_port()
+    with pytest.raises(RankLostError, match=f"process 0, which does not answer at 127.*:{port}"):
+        meeting.meet(of(1, port, timeout_s=0.2))
+
+
+def test_the_store_can_be_opened_again_at_once():
+    port = instances.free_port()
+    wait = datetime.timedelta(seconds=5)
+    for _ in range(2):
+        store = meeting.keep_store("127.0.0.1", port, wait)
+        store.set("a", "b")
+        del store
