@@ -131,15 +131,17 @@ def test_wrapping_without_init_connects_too(meeting):
         poptorch.trainingModel(scorer(), poptorch.Options())
 
 
-def test_a_port_that_is_taken_is_named(meeting):
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [(0, "cannot open {}.*port of process 0"), (1, "reaches {}.*another program has that port")],
+)
+def test_a_port_that_is_taken_is_named(meeting, index, words):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        meeting(0, MASTER_PORT=str(port))
-        with pytest.raises(
-            popdist.Error, match=rf"cannot open 127.0.0.1:{port}.*port of process 0"
-        ):
+        meeting(index, MASTER_PORT=str(port), ABELE_RANK_TIMEOUT="1")
+        with pytest.raises(popdist.Error, match=words.format(rf"127\.0\.0\.1:{port}")):
             popdist.init()
 
 

@@ -52,6 +52,43 @@ def told(run, count):
     return [json.loads(run.lines(rank)[0]) for rank in range(count)]
 
 
+REACHED = """
+port = int(os.environ["MASTER_PORT"])
+for name in ("tcp", "tcp6"):
+    for line in open(f"/proc/net/{name}").readlines()[1:]:
+        local, _, state = line.split()[1:4]
+        if state == "0A" and int(local.rpartition(":")[2], 16) == port:
+            print(local.rpartition(":")[0])
+"""
+SECRET = """
+import glob
+secret = os.environ["ABELE_RUN_SECRET"].encode()
+shown = 0
+for path in glob.glob("/proc/[0-9]*/cmdline"):
+    try:
+        shown += secret in open(path, "rb").read()
+    except OSError:
+        pass
+print(secret.decode(), shown)
+"""
+
+
+def test_nobody_outside_reaches_the_store_of_instances_on_this_machine(poprun):
+    run = poprun(["--num-instances", "2"], REACHED)
+    assert (run.status, run.lines(0), run.lines(1)) == (0, ["0100007F"], ["0100007F"])
+
+
+def test_each_run_has_a_secret_that_no_command_line_shows(poprun):
+    secrets = []
+    for _ in range(2):
+        run = poprun(["--num-instances", "2"], SECRET, ABELE_RUN_SECRET="of somebody else")
+        assert run.lines(0) == run.lines(1)
+        secret, shown = run.lines(0)[0].split()
+        assert (len(secret), shown) == (32, "0")
+        secrets.append(secret)
+    assert secrets[0] != secrets[1]
+
+
 def test_every_instance_is_told_its_part(poprun, tmp_path):
     options = [
         "-v", "--num-instances=2", "--num-replicas", "6", "--ipus-per-replica", "2",

@@ -74,7 +74,7 @@ def _of_slurm(environment: Mapping[str, str]) -> Place | None:
         int(size),
         int(environment.get("SLURM_LOCALID", "0")),
         _tasks_here(environment, int(size), len(hosts)),
-        hosts[0],
+        hosts[0] if len(hosts) > 1 else "127.0.0.1",  # where nobody else reaches the store
         f"slurm {environment.get('SLURM_JOB_ID', '')} {step}",
     )
 

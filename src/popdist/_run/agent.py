@@ -1,8 +1,9 @@
 """Instances under torch's elastic agent: started together, watched, ended and restarted together.
 
 All instances are workers of one agent, those of other hosts through their connection, so that one
-place knows who failed first. The store that instances find each other in is held by poprun, on a
-port that is its own from before the first instance starts until the last one ended.
+place knows who failed first. The store that instances find each other in is held by poprun, at
+the address that they get, on a port that is its own from before the first instance starts until the
+last one ended.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
+from abele.collectives.meeting import keep_store
 from popdist._run.log import logger
 from popdist._run.problems import Problem
 from popdist._run.ssh import SHIM
@@ -49,8 +51,8 @@ class _Rendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         self._store = None  # its port may be asked for again
         try:
-            self._store = TCPStore("127.0.0.1", self._port, is_master=True, wait_for_workers=False)
-        except DistNetworkError as error:
+            self._store = keep_store(self._address, self._port)
+        except (OSError, DistNetworkError) as error:
             raise Problem(f"--master-port {self._port} cannot be listened on: {error}") from error
         info = RendezvousStoreInfo(self._address, self._store.port)
         # The agent's own notes stay here: it would keep the other store, and so its port, alive.

@@ -1,14 +1,18 @@
 """Lists of hosts: ``a,b[0-2,4]`` and files with one host per line."""
 
+import itertools
 import re
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from popdist._run.problems import Problem
+from popdist._run.problems import MOST, Problem
 
 _RANGE = re.compile(r"(?P<head>[^\[\]]*)\[(?P<numbers>[\d,-]+)\](?P<tail>.*)")
 _BETWEEN = re.compile(r",(?![^\[]*\])")  # commas outside of brackets
+_DIGITS = re.compile(r"[0-9]{1,9}")
+_SHOWN = 200  # characters of a list in a message
 _NAME = re.compile(r"[A-Za-z0-9_.:@-]+")
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -23,11 +27,14 @@ def expand(text: str) -> tuple[str, ...]:
     Raises:
         Problem: It is no such list, or names a host twice.
     """
-    names = tuple(name for part in _BETWEEN.split(text) for name in _ranges(part.strip(), text))
-    twice = sorted({name for name in names if names.count(name) > 1})
+    listed = (name for part in _BETWEEN.split(text) for name in _ranges(part.strip(), text))
+    names = tuple(itertools.islice(listed, MOST + 1))
+    if len(names) > MOST:
+        raise Problem(f"The list of hosts {_short(text)} has more than {MOST} of them.")
+    twice = sorted(name for name, count in Counter(names).items() if count > 1)
     if twice:
         raise Problem(
-            f"The host {twice[0]} is listed twice in {text!r}; list it once, and say with "
+            f"The host {twice[0]} is listed twice in {_short(text)}; list it once, and say with "
             "--num-instances how many instances there are."
         )
     return names
@@ -57,19 +64,32 @@ def is_here(name: str) -> bool:
     return name in (*LOOPBACK, own) or own.startswith(f"{name}.") or name.startswith(f"{own}.")
 
 
+def _no_range(piece: str, text: str) -> Problem:
+    return Problem(
+        f"{_short(piece)} in the list of hosts {_short(text)} is not a range such as 0-2, of "
+        "numbers of up to nine digits."
+    )
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
+
+
 def _ranges(part: str, text: str) -> Iterator[str]:
     found = _RANGE.fullmatch(part)
     if not found:
         if not _NAME.fullmatch(part) or part.startswith("-"):
             raise Problem(
-                f"{part!r} in the list of hosts {text!r} is not a host; write names with commas "
-                "in between, such as a,b[0-2]."
+                f"{_short(part)} in the list of hosts {_short(text)} is not a host; write names "
+                "with commas in between, such as a,b[0-2]."
             )
         yield part
         return
     for piece in found["numbers"].split(","):
-        first, _, last = piece.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()) or int(last or first) < int(first):
-            raise Problem(f"{piece!r} in the list of hosts {text!r} is not a range such as 0-2.")
+        first, dash, last = piece.partition("-")
+        if not _DIGITS.fullmatch(first) or (dash and not _DIGITS.fullmatch(last)):
+            raise _no_range(piece, text)
+        if int(last or first) < int(first):
+            raise _no_range(piece, text)
         for number in range(int(first), int(last or first) + 1):
             yield from _ranges(f"{found['head']}{number:0{len(first)}}{found['tail']}", text)

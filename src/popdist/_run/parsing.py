@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ Options before PROGRAM are poprun's; values follow after a space or "=". Boolean
 false, 1 or 0. Exit status: that of the instance that failed first, 128 + N if signal N ended it;
 2 for a mistake in the command line, 127 for a program that is not there.
 """
+_NO_BOOLEANS = ("on", "off", "y", "n", "t", "f", "maybe", "none", "null", "2")
 _OWN = ("help", "version", "version-format")
 
 
@@ -77,14 +79,14 @@ def convert(option: Option, text: Any) -> Any:
         wanted = "yes or no"
     elif option.kind in ("count", "number"):
         least = 1 if option.kind == "count" else 0
-        if word.isdecimal() and int(word) >= least:
+        if re.fullmatch(r"[0-9]{1,18}", word) and int(word) >= least:
             return int(word)
-        wanted = f"an integer, {least} or more"
+        wanted = f"an integer, {least} or more" + (", of up to 18 digits" if len(word) > 18 else "")
     else:
         if word:
             return word
         wanted = "a value"
-    raise Problem(f"--{option.name} takes {wanted}, not {word!r}.")
+    raise _not_taken(option, wanted, word)
 
 
 def _take(word: str, rest: list[str], given: dict[str, Any]) -> None:
@@ -105,10 +107,28 @@ def _next(option: Option, rest: list[str]) -> str:
     if option.kind == "flag":
         return "yes"
     if option.kind == "boolean" and not (rest and rest[0].lower() in (*YES, *NO)):
+        if rest and _is_no_program(rest):
+            raise _not_taken(option, "yes or no", rest[0])
         return "yes"
     if not rest:
         raise Problem(f"--{option.name} needs a value: --{option.name} {option.metavar}.")
     return rest.pop(0)
+
+
+def _is_no_program(rest: Sequence[str]) -> bool:
+    """Whether the word before a program can only be a value that an option does not take.
+
+    Without a value the program itself follows, which other hosts may have and this one not.
+    """
+    word, *more = rest
+    if word.startswith("-") or shutil.which(word) or Path(word).exists():
+        return False
+    return word.lower() in _NO_BOOLEANS or bool(more and shutil.which(more[0]))
+
+
+def _not_taken(option: Option, wanted: str, word: str) -> Problem:
+    shown = word if len(word) <= 60 else f"{word[:57]}..."
+    return Problem(f"--{option.name} takes {wanted}, not {shown!r}.")
 
 
 def _option(name: str) -> Option:

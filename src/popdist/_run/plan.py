@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from popdist._run.problems import Problem
+from popdist._run.problems import MOST, Problem
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +62,12 @@ def make(
         domains: Number of IPU-link domains.
 
     Raises:
-        Problem: Something does not divide evenly.
+        Problem: Something does not divide evenly, or is too many.
     """
     replicas = instances if replicas is None else replicas
+    for name, count in (("num-instances", instances), ("num-replicas", replicas)):
+        if count > MOST:
+            raise Problem(f"--{name} {count} is more than poprun starts: at most {MOST}.")
     if replicas % instances:
         below, above = replicas // instances * instances, (replicas // instances + 1) * instances
         near = f"{below} or {above}" if below else f"{above}"

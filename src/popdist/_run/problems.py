@@ -14,4 +14,6 @@ class Problem(Exception):
         self.status = status
 
 
+#: Of instances, replicas, domains and hosts: more than any run has, and lists stay small.
+MOST = 65536
 NOT_FOUND = 127  # what shells say of a program that is not there

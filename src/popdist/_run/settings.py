@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,6 +54,7 @@ def of_run(plan: plans.Plan, options: Mapping[str, Any]) -> Settings:
     for_all, single = _arguments(options, count)
     _warn([for_all, *single.values()])
     common = environment.of_program(options) | for_all.values
+    common[environment.names.SECRET] = secrets.token_hex(16)
     made, forwarded = [], []
     for instance in plan.instances:
         own = single.get(instance.rank, mpi_arguments.Variables())
