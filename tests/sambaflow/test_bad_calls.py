@@ -1,11 +1,17 @@
 """Calls that cannot work say what was compiled, what was given and what to do."""
 
+import argparse
+import fractions
+import math
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
 from samba_models import Dense, Net, batch, named, rows
 from sambaflow import samba
-from sambaflow.errors import GraphError, InputError, UsageError
+from sambaflow.errors import GraphError, InputError, PefDamagedError, UsageError
 
 SGD = torch.optim.SGD
 
@@ -211,3 +217,97 @@ def test_several_processes_that_nothing_connects(dense, monkeypatch):
     assert samba.utils.get_world_size() == 2
     with pytest.raises(UsageError, match=r"2 processes, but torch.distributed is not initialized"):
         samba.session.run(named(rows(0)), data_parallel=True)
+
+
+ANY: Any = samba  # these calls give what no annotation allows
+
+
+@pytest.mark.parametrize("model", [None, 3, "net", Dense, [Dense()], torch.relu, torch.ones(2)])
+def test_a_model_that_is_none(dense, model):
+    inputs, text = named(rows(0)), r"model is .*, needed is a torch\.nn\.Module: construct it"
+    for call in (
+        lambda: ANY.session.compile(model, inputs, None),
+        lambda: ANY.utils.trace_graph(model, inputs, None, pef="none.pef"),
+        lambda: ANY.from_torch_model_(model),
+        *([] if model is None else [lambda: ANY.session.to_cpu(model)]),  # None: the traced one
+    ):
+        with pytest.raises(UsageError, match=text):
+            call()
+
+
+BAD_NUMBERS = ["a", "0.1", b"1", None, [None], ["a"], {"a": 1}, 1j, 10**400, torch.zeros(2)]
+BAD_NUMBERS += [-1.0, math.nan, math.inf, torch.empty((), device="meta"), [-0.1]]
+
+
+@pytest.mark.parametrize("name", ["lr", "weight_decay", "momentum"])
+def test_hyperparameters_that_are_no_numbers(dense, name):
+    for value in BAD_NUMBERS:
+        with pytest.raises(
+            UsageError, match=rf"{name}=.*needed is a finite number from 0 on. Pass"
+        ):
+            ANY.session.run(named(rows(0)), hyperparam_dict={name: value})
+    for values in (3, "lr", ["lr"], [("lr", 0.1)], 0, ""):
+        with pytest.raises(UsageError, match=r"hyperparam_dict is .*, needed is a dictionary of"):
+            ANY.session.run(named(rows(0)), hyperparam_dict=values)
+
+
+def test_hyperparameters_of_every_kind_of_number(dense):
+    for value in (1, True, torch.tensor(0.1), np.float32(0.1), fractions.Fraction(1, 3), (0.1,)):
+        ANY.session.run(named(rows(0)), hyperparam_dict={"lr": value})
+
+
+def test_arguments_of_a_run_that_are_something_else(dense):
+    x, y = named(rows(0))
+    run, error = ANY.session.run, InputError
+    for given in (3, "image", iter([x, y]), object()):
+        with pytest.raises(error, match=r"input_tensors is .*, needed is a tensor, or a tuple"):
+            run(given)
+    for given in (("a", y), (None, y), {"image": 3, "label": y}, ([x], y)):
+        with pytest.raises(error, match=r"(Input image is .*needed is a tensor|given .*unnamed)"):
+            run(given)
+    with pytest.raises(error, match=r"output_tensors is 3 \(int\), needed is one of the program"):
+        run((x, y), 3)
+    for gradients in (3, "a", {"output_0": x}):
+        with pytest.raises(error, match=r"grad_of_outputs is .*, needed is a tensor, or a tuple"):
+            run((x, y), grad_of_outputs=gradients)
+    for gradients in (["a"], [3, None]):
+        with pytest.raises(error, match=r"grad_of_outputs\[0\] is .*, needed is a tensor, or None"):
+            run((x, y), grad_of_outputs=gradients)
+    with pytest.raises(UsageError, match=r"section_types is 3 \(int\), needed is a list of sec"):
+        run((x, y), section_types=3)
+    for names in (3, None, "layer__weight"):
+        with pytest.raises(UsageError, match=r"names is .*, needed is a list of names of tensors"):
+            ANY.session.get_tensors_by_name(names)
+    with pytest.raises(UsageError, match=r"There are no tensors named 3"):
+        ANY.session.get_tensors_by_name([3])
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"config_dict": argparse.Namespace(a=1)}, r"config_dict is .*, such as vars\(args\)"),
+        ({"config_dict": [("a", 1)]}, r"config_dict is .*needed is a dictionary"),
+        ({"config_dict": {"output_folder": 3}}, r"output_folder is 3 \(int\), needed is the path"),
+        ({"config_dict": {"pef_name": "a\0b"}}, r"pef_name 'a\\x00b' is not the name of a file"),
+        ({"pef_metadata": "a"}, r"pef_metadata is 'a' \(str\), needed is a dictionary of JSON"),
+        ({"loss_indices": 0}, r"loss_indices is 0 \(int\), needed is a list of positions"),
+        (
+            {"loss_indices": [0.0]},
+            r"item of loss_indices is 0\.0 \(float\), needed is the position",
+        ),
+        ({"loss_indices": [0, 0]}, r"loss_indices \[0, 0\] names an output twice"),
+    ],
+)
+def test_settings_of_compile(settings, text):
+    model = Dense()
+    with pytest.raises(UsageError, match=text):
+        compiled(model, named(rows(0)), SGD(model.parameters()), **settings)
+
+
+def test_names_and_norms_that_are_something_else(dense):
+    with pytest.raises(PefDamagedError, match=r"'a\\x00b' cannot be the name of a PEF file"):
+        ANY.utils.trace_graph(Dense(), named(rows(0)), None, pef="a\0b")
+    with pytest.raises(UsageError, match=r"given a int, needed is a tensor. Convert it"):
+        ANY.from_torch_tensor(3)
+    with pytest.raises(ValueError, match=r"max_grad_norm has to be above 0, found a"):
+        ANY.optim.AdamW(Dense().parameters(), max_grad_norm="a")

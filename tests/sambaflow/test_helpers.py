@@ -150,6 +150,17 @@ def test_sharded_checkpoints(tmp_path):
         checkpoint.load_sharded_checkpoint(target, tmp_path)
 
 
+def test_a_damaged_shard_is_named(tmp_path):
+    path = tmp_path / "w.pt"
+    checkpoint.save_tensors(Dense().state_dict(), path)
+    data = bytearray(path.read_bytes())
+    data[data.rindex(b"archive/data/0") - 46 + 38] ^= 0x10  # the entry claims to be a folder
+    for damaged, reason in ((data, "its part archive/data/0 is damaged"), (b"\x80\x02x", "")):
+        path.write_bytes(damaged)
+        with pytest.raises(UsageError, match=f"w.pt cannot be read: .*{reason}.*Copy the whole"):
+            checkpoint.load_sharded_checkpoint(Dense(), tmp_path)
+
+
 def test_checkpoints_that_do_not_fit(tmp_path):
     with pytest.raises(UsageError, match=r"has no \*.index.json, \*.bin or \*.pt"):
         checkpoint.load_sharded_checkpoint(Dense(), tmp_path)

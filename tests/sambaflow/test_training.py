@@ -16,6 +16,11 @@ OPTIMIZERS = {
     "plain sgd": (samba.optim.SGD, torch.optim.SGD, {"lr": 0.1}),
     "adam": (samba.optim.Adam, torch.optim.Adam, {"lr": 0.01, "betas": (0.8, 0.9)}),
     "adamw": (samba.optim.AdamW, torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1}),
+    "torch's adam that climbs": (
+        torch.optim.Adam,
+        torch.optim.Adam,
+        {"lr": 0.01, "weight_decay": 0.1, "maximize": True, "decoupled_weight_decay": True},
+    ),
     "torch's rmsprop": (torch.optim.RMSprop, torch.optim.RMSprop, {"lr": 0.01}),
 }
 SECTIONS = [None, ["fwd", "bckwd", "opt"], ["FWD", "BCKWD", "OPT"]]

@@ -1,14 +1,62 @@
-"""Inputs of a program by name: as given to compile and trace, and at each run."""
+"""Arguments of the session's calls, checked; inputs of a program by name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from sambaflow.errors import InputError, UsageError
+from sambaflow.errors import InputError, SambaError, UsageError
 from sambaflow.samba.sambatensor import SambaTensor, from_torch_tensor
+
+_SHOWN = 60  # characters of a value that a message repeats
+
+
+def check(
+    name: str,
+    value: Any,
+    kinds: type | tuple[type, ...],
+    needed: str,
+    error: type[SambaError] = UsageError,
+) -> None:
+    """Refuses an argument that is no instance of ``kinds``.
+
+    Args:
+        name: of the argument, as the caller writes it.
+        value: what was given.
+        kinds: the classes that it may have; None is one of them only by ``type(None)``.
+        needed: what to pass, for the message.
+        error: the class to raise.
+
+    Raises:
+        SambaError: of the class ``error``.
+    """
+    if not isinstance(value, kinds):
+        shown = repr(value)
+        shown = shown if len(shown) <= _SHOWN and "\n" not in shown else "something else"
+        kind = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+        raise error(f"{name} is {shown} ({kind}), needed is {needed}.")
+
+
+def check_model(model: Any) -> None:
+    """Refuses what is no module.
+
+    Raises:
+        UsageError: says what was given.
+    """
+    check("model", model, torch.nn.Module, "a torch.nn.Module: construct it and pass it itself")
+
+
+def check_tensors(name: str, values: Sequence[Any]) -> None:
+    """Refuses a list of which an item is neither tensor nor None.
+
+    Raises:
+        InputError: says which item.
+    """
+    for index, value in enumerate(values):
+        place = f"{name}[{index}]"
+        check(place, value, (torch.Tensor, type(None)), "a tensor, or None for none", InputError)
 
 
 def named_inputs(inputs: Any) -> tuple[dict[str, SambaTensor], tuple[str, ...]]:
@@ -57,10 +105,13 @@ def of_run(compiled: Mapping[str, SambaTensor], given: Any) -> dict[str, torch.T
     its keys; if there are no names at all, by position.
 
     Raises:
-        InputError: names, shapes or dtypes are not those that were compiled.
+        InputError: something is no tensor, or names, shapes or dtypes are not those that were
+            compiled.
     """
     if isinstance(given, torch.Tensor):
         given = (given,)
+    needed = "a tensor, or a tuple, list or dictionary of tensors"
+    check("input_tensors", given, (Mapping, list, tuple), needed, InputError)
     keys = list(given) if isinstance(given, Mapping) else [None] * len(given)
     values = list(given.values()) if isinstance(given, Mapping) else list(given)
     names = [getattr(v, "_sn_name", None) or k for v, k in zip(values, keys, strict=True)]
@@ -74,6 +125,7 @@ def of_run(compiled: Mapping[str, SambaTensor], given: Any) -> dict[str, torch.T
         )
     found = dict(zip(map(str, names), values, strict=True))
     for name, dummy in compiled.items():
+        check(f"Input {name}", found[name], torch.Tensor, "a tensor", InputError)
         _check(name, dummy, found[name])
     return found
 
@@ -97,11 +149,13 @@ def select(outputs: Sequence[SambaTensor], wanted: Any) -> tuple[SambaTensor, ..
     """The results that a run was asked for, in that order; all by default.
 
     Raises:
-        InputError: there is no output of that name.
+        InputError: there is no output of that name, or something is no output.
     """
     if wanted is None:
         return tuple(outputs)
     by_name = {output.sn_name: output for output in outputs}
+    needed = "one of the program's outputs, or a list of them"
+    check("output_tensors", wanted, (torch.Tensor, Iterable), needed, InputError)
     items = [wanted] if isinstance(wanted, torch.Tensor) else list(wanted)
     names = [getattr(item, "sn_name", repr(item)) for item in items]
     unknown = [name for name in names if name not in by_name]

@@ -43,6 +43,7 @@ def compile_model(
 ) -> Path:
     """Writes a compiled file; see ``SambaSession.compile``."""
     named, keywords = _arguments.named_inputs(inputs)
+    _check_indices(loss_indices)
     rule = _rule(model, optimizers, inference=inference)
     path = _destination(name or type(model).__name__.lower(), settings)
     log = path.with_suffix(".samba.log")
@@ -76,6 +77,7 @@ def load_model(
 ) -> LoadedGraph:
     """Loads a compiled file; see ``SambaSession.trace_graph``."""
     named, keywords = _arguments.named_inputs(inputs)
+    _check_indices(loss_indices)
     found = _optimizers.as_list(optimizers)
     with _pef.opened(pef) as file:
         rule = _rule(model, optimizers, inference=not found)
@@ -110,6 +112,17 @@ def _load(
     config = StepConfig(training=rule is not None)
     made, record = stored.restore(file, content["executable"], captured.programs, config)
     return LoadedGraph(model, named, optimizers, rule, traced, made, record, file.path)
+
+
+def _check_indices(indices: Any) -> None:
+    if indices is None:
+        return
+    needed = "a list of positions of outputs"
+    _arguments.check("loss_indices", indices, (list, tuple), needed)
+    for index in indices:
+        _arguments.check("An item of loss_indices", index, int, "the position of an output")
+    if len(set(indices)) < len(indices):
+        raise UsageError(f"loss_indices {list(indices)} names an output twice. Name each once.")
 
 
 def _rule(model: torch.nn.Module, optimizers: Any, *, inference: bool) -> UpdateRule | None:
@@ -179,11 +192,13 @@ def _same_as_stored(file: Container, packed: Mapping[str, Any], here: Captured) 
 
 
 def _destination(name: str, settings: Mapping[str, Any]) -> Path:
-    folder = Path(settings.get("output_folder") or "out")
+    folder = settings.get("output_folder") or "out"
+    _arguments.check("output_folder", folder, (str, os.PathLike), "the path of a folder")
+    folder = Path(folder)
     stamp = time.strftime("%Y%m%d_%H%M%S")
     base = settings.get("pef_name") or f"{name}_{stamp}_{os.getpid()}"
     base = str(base).removesuffix(_pef.SUFFIX)
-    if base in ("", "..") or Path(base).name != base:
+    if base in ("", "..") or Path(base).name != base or "\0" in base:
         raise UsageError(
             f"pef_name {base!r} is not the name of a file. Choose the folder by output_folder."
         )

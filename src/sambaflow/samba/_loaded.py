@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
+from abele import optimizer_objects
 from abele.building import BuildRecord
 from abele.executable import Executable
 from abele.module_state import ModuleState, parameter_names, plain
 from abele.update_rules import UpdateRule
 from sambaflow.errors import InputError, UsageError
-from sambaflow.samba import _distributed, _optimizers
+from sambaflow.samba import _arguments, _distributed, _optimizers
 from sambaflow.samba._capture import (
     BACKWARD,
     FORWARD,
@@ -118,11 +119,23 @@ class LoadedGraph:
     # -- state -------------------------------------------------------------------------------
 
     def to_device(self) -> None:
-        """Takes parameters, buffers and optimizer state of the host."""
+        """Takes parameters, buffers and optimizer state of the host.
+
+        Raises:
+            UsageError: an optimizer has state that the program has no place for.
+        """
+        for each in self.optimizers:
+            assert self.rule is not None  # it comes from them
+            problem = optimizer_objects.problem(each, self.rule, self.names)
+            if problem is not None:
+                raise UsageError(
+                    f"The state of optimizer {type(each).__name__} cannot be taken over: {problem}."
+                    " Load the state that belongs to this model and optimizer."
+                )
         state = ModuleState.of(self.module)
         self.device.write(self.device.params, state.params)
         self.device.write(self.device.buffers, state.buffers)
-        host = _optimizers.host_state(self.optimizers, self.names)
+        host = optimizer_objects.host_state(self.optimizers, self.names)
         self.device.write(self.device.optimizer_state, host)
 
     def to_cpu(
@@ -143,7 +156,7 @@ class LoadedGraph:
                 value.copy_(held[name])
         if optimizers:
             names = self.names if module is None else parameter_names(module)
-            _optimizers.to_host(optimizers, names, self.device.optimizer_state)
+            optimizer_objects.to_host(optimizers, names, self.device.optimizer_state)
 
     def parameter(self, parameter: torch.Tensor) -> torch.Tensor:
         """The device's present values of one of the module's parameters."""
@@ -311,7 +324,12 @@ class LoadedGraph:
     def _given_gradients(self, gradients: Any) -> dict[int, torch.Tensor]:
         if gradients is None:
             return {}
+        needed = "a tensor, or a tuple or list of tensors"
+        _arguments.check(
+            "grad_of_outputs", gradients, (torch.Tensor, list, tuple), needed, InputError
+        )
         items = [gradients] if isinstance(gradients, torch.Tensor) else list(gradients)
+        _arguments.check_tensors("grad_of_outputs", items)
         losses = self.traced.losses
         if len(items) == len(losses):
             positions = losses

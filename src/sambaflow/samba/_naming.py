@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from abele.module_state import plain
+from sambaflow.samba._arguments import check_model
 from sambaflow.samba.nn.parameter import SambaParameter
 
 
@@ -22,7 +23,11 @@ def from_torch_model_(
 
     Returns:
         The model.
+
+    Raises:
+        UsageError: it is no module.
     """
+    check_model(model)
     prefix = [parent_module_prefix] if parent_module_prefix else []
     for path, module in model.named_modules():
         names = [*prefix, *(path.split(".") if path else [])]

@@ -1,27 +1,28 @@
-"""From optimizer objects to the update rule of a program, and their state in both directions."""
+"""From optimizer objects to the update rule of a program, and its values at run time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from abele import gradient_hooks, optimizer_arguments
 from abele.update_rules import Group, UpdateRule
 from sambaflow.errors import UsageError
+from sambaflow.samba._arguments import check
 
 _KINDS: tuple[tuple[type, str, dict[str, float]], ...] = (
     (torch.optim.SGD, "sgd", {"dampening": 0.0}),
     # AdamW before Adam: torch derives one from the other.
-    (torch.optim.AdamW, "adam", {"decoupled": True}),
-    (torch.optim.Adam, "adam", {"decoupled": False}),
+    (torch.optim.AdamW, "adam", {}),
+    (torch.optim.Adam, "adam", {}),
     (torch.optim.RMSprop, "rmsprop", {"tf_variant": False}),
 )
 _NUMBERS = ("lr", "momentum", "weight_decay", "eps", "alpha")
 # What may change at each run.
 RUNTIME = ("lr", "momentum", "weight_decay")
-_REFUSED = {"amsgrad": False, "maximize": False, "dampening": 0, "differentiable": False}
 
 
 def as_list(optimizers: Any) -> list[torch.optim.Optimizer]:
@@ -52,6 +53,9 @@ def to_rule(
     """
     if not optimizers:
         return None
+    hooks = filter(None, map(gradient_hooks.refused_around_step, optimizers))
+    for refused in hooks:
+        raise UsageError(refused)
     kinds = {_kind(each)[0]: _kind(each) for each in optimizers}
     norms = {getattr(each, "max_grad_norm", None) for each in optimizers}
     if len(kinds) > 1 or len(norms) > 1:
@@ -60,7 +64,9 @@ def to_rule(
             f"{', '.join(type(o).__name__ for o in optimizers)} with {norms}. Use parameter groups."
         )
     ((kind, constants),) = kinds.values()
-    groups = [_group(group, kind, constants, names) for o in optimizers for group in o.param_groups]
+    groups = [
+        _group(o, group, kind, constants, names) for o in optimizers for group in o.param_groups
+    ]
     held = [name for group in groups for name in group.params]
     twice = sorted({name for name in held if held.count(name) > 1})
     if twice:
@@ -84,18 +90,23 @@ def _kind(optimizer: torch.optim.Optimizer) -> tuple[str, dict[str, float]]:
 
 
 def _group(
-    group: Mapping[str, Any], kind: str, constants: Mapping[str, float], names: Mapping[int, str]
+    optimizer: torch.optim.Optimizer,
+    group: Mapping[str, Any],
+    kind: str,
+    constants: Mapping[str, float],
+    names: Mapping[int, str],
 ) -> Group:
-    for option, neutral in _REFUSED.items():
-        if group.get(option, neutral) not in (neutral, None):
-            raise UsageError(f"{option}={group[option]!r} cannot be compiled. Leave it unset.")
+    refused = optimizer_arguments.refused(group)
+    if group.get("dampening"):
+        refused = "dampening", "A program dampens the first step too, and torch does not."
+    if refused is not None:
+        option, reason = refused
+        raise UsageError(f"{option}={group[option]!r} cannot be compiled. {reason} Leave it unset.")
     values: dict[str, float] = dict(constants)
     values |= {name: float(group[name]) for name in _NUMBERS if name in group}
     if "betas" in group:
         values["beta1"], values["beta2"] = map(float, group["betas"])
-    for switch in ("nesterov", "centered"):
-        if switch in group:
-            values[switch] = bool(group[switch])
+    values |= optimizer_arguments.switches(optimizer, kind, group)
     variable = {name for name in RUNTIME if name in values}
     if values.get("momentum") == 0:
         # Without momentum there is no buffer, and a buffer cannot appear later.
@@ -113,8 +124,11 @@ def hyper_values(rule: UpdateRule, wanted: Mapping[str, Any]) -> dict[str, float
             per group.
 
     Raises:
-        UsageError: an unknown name, a wrong number of values, or momentum that was not compiled.
+        UsageError: an unknown name, a wrong number of values, a value that is no number, is
+            negative or not finite, or momentum that was not compiled.
     """
+    needed = 'a dictionary of numbers by name, such as {"lr": 0.1}'
+    check("hyperparam_dict", wanted, Mapping, needed)
     values = {}
     for name, value in wanted.items():
         if name not in RUNTIME or not any(name in group.values for group in rule.groups):
@@ -129,15 +143,30 @@ def hyper_values(rule: UpdateRule, wanted: Mapping[str, Any]) -> dict[str, float
                 f"hyperparam_dict has {len(several)} values of {name} for {len(rule.groups)} "
                 "parameter groups. Pass one number, or one per group."
             )
-        for index, (group, number) in enumerate(zip(rule.groups, several, strict=True)):
+        numbers = [_number(name, item) for item in several]
+        for index, (group, number) in enumerate(zip(rule.groups, numbers, strict=True)):
             if name in group.variable:
-                values[f"group{index}.{name}"] = float(number)
-            elif float(number) != group.values[name]:
+                values[f"group{index}.{name}"] = number
+            elif number != group.values[name]:
                 raise UsageError(
                     f"{name}={number} was asked for at run time, but the program was compiled "
                     f"without {name}. Construct the optimizer with {name} above 0 and compile."
                 )
     return values
+
+
+def _number(name: str, value: Any) -> float:
+    """A run-time value; a tensor with one element counts as a number."""
+    try:
+        number = math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise UsageError(
+            f"hyperparam_dict has {name}={value!r}, needed is a finite number from 0 on. Pass one "
+            "number, or one per parameter group."
+        )
+    return number
 
 
 def present_values(optimizers: Sequence[torch.optim.Optimizer], rule: UpdateRule) -> dict:
@@ -148,41 +177,3 @@ def present_values(optimizers: Sequence[torch.optim.Optimizer], rule: UpdateRule
         for index, (compiled, group) in enumerate(zip(rule.groups, groups, strict=True))
         for name in compiled.variable
     }
-
-
-def _states(
-    optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
-) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
-    """Name, parameter and state of everything the optimizers hold."""
-    for each in optimizers:
-        for group in each.param_groups:
-            for param in group["params"]:
-                if id(param) in names:
-                    yield names[id(param)], param, each.state[param]
-
-
-def host_state(
-    optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
-) -> dict[str, torch.Tensor]:
-    """The state that the optimizers have on the host, by slot; empty before the first step."""
-    return {
-        f"{name}.{key}": torch.as_tensor(value)
-        for name, _, state in _states(optimizers, names)
-        for key, value in state.items()
-        if value is not None
-    }
-
-
-def to_host(
-    optimizers: Sequence[torch.optim.Optimizer],
-    names: Mapping[int, str],
-    values: Mapping[str, torch.Tensor],
-) -> None:
-    """Writes a program's optimizer state into the objects, in the form that torch keeps it."""
-    for name, param, state in _states(optimizers, names):
-        prefix = f"{name}."
-        for slot, value in values.items():
-            if slot.startswith(prefix) and "." not in slot.removeprefix(prefix):
-                key = slot.removeprefix(prefix)
-                dtype = torch.float32 if key == "step" else param.dtype
-                state[key] = value.detach().to(device="cpu", dtype=dtype, copy=True)

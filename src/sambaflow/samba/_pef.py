@@ -106,6 +106,8 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Container]:
             "No PEF file was given. Compile the program first and pass the file it names: "
             "PROGRAM run --pef FILE."
         )
+    if "\0" in str(path):
+        raise PefDamagedError(f"{path!r} cannot be the name of a PEF file. Pass the one it has.")
     try:
         with Container(Path(path), KIND) as file:
             version = file.content.get("version")

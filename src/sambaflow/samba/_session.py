@@ -83,12 +83,16 @@ class SambaSession:
             The file: ``OUTPUT_FOLDER/PEF_NAME/PEF_NAME.pef``.
 
         Raises:
-            UsageError: inputs or optimizers that cannot be used.
+            UsageError: a model, inputs, optimizers or settings that cannot be used.
             GraphError: the model cannot be captured; names the line.
             OSError: the file cannot be written; nothing is left behind.
         """
         del app_dir
-        settings = {**self._settings, **dict(config_dict or {})}
+        _arguments.check_model(model)
+        optional = (Mapping, type(None))
+        _arguments.check("config_dict", config_dict, optional, "a dictionary, such as vars(args)")
+        _arguments.check("pef_metadata", pef_metadata, optional, "a dictionary of JSON values")
+        settings = {**self._settings, **(config_dict or {})}
         say_hints("session.compile", {**hints, "metadata": metadata})
         path = compile_model(
             model,
@@ -130,9 +134,11 @@ class SambaSession:
             The outputs, without data; also set as ``model.output_tensors``.
 
         Raises:
+            UsageError: a model, inputs or optimizers that cannot be used.
             PefDamagedError: the file is missing, cut or no PEF.
             PefMismatchError: it was compiled for something else; names what.
         """
+        _arguments.check_model(model)
         say_hints("trace_graph", hints)
         self.graph = load_model(model, inputs, optim, pef, loss_indices)
         model.output_tensors = self.graph.outputs  # type: ignore[assignment]
@@ -180,6 +186,8 @@ class SambaSession:
         say_hints("session.run", hints)
         graph = self._loaded()
         given: Mapping[str, torch.Tensor] = {}
+        needed = "a list of section types: fwd, bckwd, opt"
+        _arguments.check("section_types", section_types, (Iterable, type(None)), needed)
         if section_types is not None:
             names = [section_types] if isinstance(section_types, str) else section_types
             section_types = [str(name) for name in names]
@@ -189,7 +197,7 @@ class SambaSession:
             given,
             section_types,
             grad_of_outputs,
-            hyperparam_dict or {},
+            {} if hyperparam_dict is None else hyperparam_dict,
             data_parallel=data_parallel or reduce_on_rdu,
         )
         return _arguments.select(results, output_tensors)
@@ -208,6 +216,8 @@ class SambaSession:
         Raises:
             UsageError: nothing is loaded, or the model is another one.
         """
+        if model is not None:
+            _arguments.check_model(model)
         self._loaded().to_cpu(model, _optimizers.as_list(optimizers))
 
     def to_device(self, *unused: Any, **also_unused: Any) -> None:
@@ -239,7 +249,8 @@ class SambaSession:
             UsageError: nothing is loaded, or a name does not exist.
         """
         known = self._loaded().tensors()
-        unknown = [name for name in names if name not in known]
+        _arguments.check("names", names, (list, tuple), "a list of names of tensors")
+        unknown = [str(name) for name in names if name not in known]
         if unknown:
             raise UsageError(
                 f"There are no tensors named {', '.join(unknown)}. Names are "

@@ -7,6 +7,7 @@ computes what torch's class computes.
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -112,6 +113,7 @@ class AdamW(_Clipping, torch.optim.AdamW):
 
 
 def _positive(norm: float | None) -> float | None:
-    if norm is not None and not norm > 0:
+    number = isinstance(norm, numbers.Real)
+    if norm is not None and not (number and norm > 0):
         raise ValueError(f"max_grad_norm has to be above 0, found {norm}. None does not clip.")
     return None if norm is None or math.isinf(norm) else float(norm)

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import torch
 
+from sambaflow.errors import UsageError
 from sambaflow.logging import hint
 
 _ids = itertools.count()
@@ -194,7 +195,15 @@ def from_torch_tensor(
         tensor: the data.
         name: which input of the program it is.
         batch_dim: the dimension of the samples.
+
+    Raises:
+        UsageError: it is no tensor.
     """
+    if not isinstance(tensor, torch.Tensor):
+        raise UsageError(
+            f"from_torch_tensor was given a {type(tensor).__name__}, needed is a tensor. Convert "
+            "it by torch.as_tensor."
+        )
     if isinstance(tensor, SambaTensor):
         name = tensor._sn_name if name is None else name
         batch_dim = tensor.batch_dim if batch_dim is None else batch_dim

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
-from abele import atomic
+from abele import atomic, state_file
 from sambaflow.errors import UsageError
 
 
@@ -33,13 +34,13 @@ def load_sharded_checkpoint(
         ignore_dtype_mismatch: convert weights of another dtype; otherwise they are refused.
 
     Raises:
-        UsageError: files or weights are missing, or do not fit; names them.
+        UsageError: files or weights are missing, damaged, or do not fit; names them.
     """
     found: dict[str, torch.Tensor] = {}
     for file in _shards(Path(path)):
         if not file.is_file():
             raise UsageError(f"The checkpoint's file {file} is missing. Copy the whole folder.")
-        found |= torch.load(file, map_location="cpu", weights_only=True)
+        found |= _read(file)
     own = model.state_dict()
     missing = sorted(own.keys() ^ found.keys())
     if missing:
@@ -58,6 +59,18 @@ def load_sharded_checkpoint(
             "Load it into the model that it was made from; ignore_dtype_mismatch=True converts."
         )
     model.load_state_dict(found)
+
+
+def _read(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        if zipfile.is_zipfile(file):
+            return state_file.read(file)
+        return torch.load(file, map_location="cpu", weights_only=True)  # of torch before 1.6
+    except Exception as error:  # an unpickler fails in every possible way
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise UsageError(
+            f"The checkpoint's file {file} cannot be read: {reason}. Copy the whole folder again."
+        ) from error
 
 
 def _shards(folder: Path) -> list[Path]:
