@@ -1,14 +1,15 @@
-"""Do CPU and IPU mode train the real A21 alike on real events, and how exact is either?
+"""Do the compute modes train the real A21 alike on real events, and how exact is each?
 
 python benchmarks/cosmictagger_modes.py SAMPLE.h5            three steps at downsample 2
 python benchmarks/cosmictagger_modes.py SAMPLE.h5 --record   keeps the result under records/
 
 Runs that are in --out already are not made again.
 
-Both modes run through the application's command line. The same steps in float64 say how much of a
+Every mode runs through the application's command line. The same steps in float64 say how much of a
 difference is rounding: Adam's first updates have the size of the learning rate whatever the
 gradient, so where a gradient is all rounding its update has either sign, and modes drift apart as
-far as each drifts from float64.
+far as each drifts from float64. The seconds of a run are those of its whole process, with its
+compilation.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,12 @@ from cosmictagger.data import EventFile, EventLoader  # noqa: E402
 from cosmictagger.losses import Loss  # noqa: E402
 from cosmictagger.schedule import Schedule  # noqa: E402
 
-MODES = ("CPU", "IPU")
+WAYS = {
+    "CPU": ["run.compute_mode=CPU"],
+    "IPU": ["run.compute_mode=IPU"],
+    "RDU": ["run.compute_mode=RDU"],
+    "compile": ["run.compute_mode=CPU", "framework.compile=True"],
+}
 BATCH, RATE, DATA_SEED, SEED = 2, 0.0003, 3, 5
 Weights = dict[str, torch.Tensor]
 
@@ -41,6 +48,10 @@ Weights = dict[str, torch.Tensor]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sample", type=Path, help="cosmic_tagging_light.h5 or another larcv3 file")
+    parser.add_argument(
+        "--ways", nargs="+", choices=WAYS, default=["CPU", "IPU"],
+        help="compute modes; compile: CPU with framework.compile=True (default CPU IPU)",
+    )  # fmt: skip
     parser.add_argument("--steps", type=int, default=3, help="of training (default 3)")
     parser.add_argument("--downsample", type=int, default=2, help="exponent (default 2)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default 1)")
@@ -48,30 +59,36 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="keep the result under records/")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    runs = {mode: through_the_application(mode, options) for mode in MODES}
+    runs, seconds = {}, {}
+    for way in options.ways:
+        start, is_new = time.perf_counter(), not (options.out / way).exists()
+        runs[way] = through_the_application(way, options)
+        if is_new:
+            seconds[way] = round(time.perf_counter() - start, 1)
     runs["float64"] = in_float64(options)
     result = {
         "environment": harness.environment(),
         "network": "A21",
         "downsample": options.downsample,
         "batch": BATCH,
+        "seconds": seconds,
         "losses": {name: losses for name, (losses, _) in runs.items()},
         "largest_loss_difference": pairs(runs, difference_of_losses),
         "weights_distance": pairs(runs, distance_of_weights),
     }
-    for key in ("losses", "largest_loss_difference", "weights_distance"):
+    for key in ("seconds", "losses", "largest_loss_difference", "weights_distance"):
         print(f"{key}: {result[key]}")
     if options.record:
         print(harness.write_record("cosmictagger_modes", result).relative_to(ROOT))
     return 0
 
 
-def through_the_application(mode: str, options: argparse.Namespace) -> tuple[list[float], Weights]:
+def through_the_application(way: str, options: argparse.Namespace) -> tuple[list[float], Weights]:
     """Trains from fixed seeds with a command line; gives the losses and the weights."""
-    out = options.out / mode
+    out = options.out / way
     status = 0 if (out / "train_metrics.csv").exists() else cosmictagger([
-        "--config-name", "a21", "mode=train", f"run.id={mode}", f"output_dir={out}",
-        f"run.compute_mode={mode}", "data=real", f"data.data_directory={options.sample.parent}",
+        "--config-name", "a21", "mode=train", f"run.id={way}", f"output_dir={out}",
+        *WAYS[way], "data=real", f"data.data_directory={options.sample.parent}",
         f"data.file={options.sample.name}", "data.aux_file=", f"data.seed={DATA_SEED}",
         f"data.downsample={options.downsample}", "data.data_format=channels_first",
         f"framework.seed={SEED}", f"run.minibatch_size={BATCH}", "run.saver=False",

@@ -10,7 +10,7 @@ import csv
 import sys
 from pathlib import Path
 
-from cosmictagger.cli import main as cosmictagger
+from cosmictagger.__main__ import main as cosmictagger
 
 NETWORK = "depth=3 n_initial_filters=8 bottleneck_deepest=32"
 COLUMNS = ("mIoU", "Cosmic_IoU", "Neutrino_IoU")

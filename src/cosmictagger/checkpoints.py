@@ -7,6 +7,7 @@ Names and the keys `global_step`, `state_dict`, `optimizer`, `scheduler` are Cos
 own files can be read too. Files are read without unpickling code.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -17,7 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from abele import atomic, state_file
+from abele import atomic, digests, state_file
+from abele.errors import SerializationError
 from cosmictagger.errors import CheckpointError
 
 INDEX = "checkpoint"
@@ -61,19 +63,18 @@ class Checkpoints:
             content: tensors, numbers and strings in dictionaries and lists.
 
         Raises:
-            CheckpointError: it cannot be written, for example because the disk is full. All
-                earlier checkpoints are still there.
+            CheckpointError: it cannot be written, for example because the disk is full, or holds
+                something that no file can. All earlier checkpoints are still there.
         """
         path = self.folder / f"model-{step}.ckpt"
+        plain = _plain(content)
         older = [entry for entry in self.entries() if entry[1] != path]
         kept = [(step, path), *older][: self.keep]
         try:
-            with atomic.replacing(path) as file:
-                torch.save(dict(content), file)
+            state_file.write(path, plain)
             lines = [f"{_LATEST}: {path.name}", *(f"{s}: {p.name}" for s, p in kept)]
             atomic.write_text(self.folder / INDEX, "\n".join(lines) + "\n")
-        # torch reports a failing write as RuntimeError.
-        except (OSError, RuntimeError) as error:
+        except OSError as error:
             last = f"The latest one is {older[0][1]}." if older else "There is none before it."
             raise CheckpointError(
                 f"The checkpoint {path} cannot be written: {error}. {last} Make room and start the "
@@ -115,15 +116,20 @@ def load(path: Path) -> dict[str, Any]:
         CheckpointError: it is damaged or no checkpoint; the message names an older one that is
             whole, and how to choose it.
     """
-    problem = state_file.damage(path)
-    if problem is None:
-        try:
-            return _read(path)
-        except (RuntimeError, OSError, ValueError, KeyError, EOFError) as error:
-            problem = str(error).splitlines()[0]
-        except Exception as error:  # noqa: BLE001  an unpickler fails in every possible way
-            problem = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    raise CheckpointError(f"The checkpoint {path} cannot be read: {problem}. {_advice(path)}")
+    try:
+        content = _read(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"The checkpoint {path} cannot be read: {error}. {_advice(path)}"
+        ) from error
+    return content
+
+
+def _plain(content: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return state_file.plain(dict(content), "checkpoint")
+    except SerializationError as error:
+        raise CheckpointError(f"No checkpoint can be made: {error}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -136,7 +142,7 @@ def _read(path: Path) -> dict[str, Any]:
         np.dtypes.Float32DType,
     ]
     with torch.serialization.safe_globals(numbers):
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = state_file.read(path)
     if not isinstance(content, dict) or not isinstance(content.get("state_dict"), Mapping):
         raise ValueError("it has no state_dict, so it is no checkpoint of CosmicTagger")
     return content
@@ -145,7 +151,8 @@ def _read(path: Path) -> dict[str, Any]:
 def _advice(path: Path) -> str:
     older = [entry for _, entry in Checkpoints(path.parent).entries() if entry != path]
     for candidate in older:
-        if state_file.damage(candidate) is None:
+        with contextlib.suppress(OSError, ValueError):
+            _read(candidate)
             return f"{candidate} is whole; choose it with mode.weights_location={candidate}"
     return "There is no other one that is whole; start a new run with another run.id."
 
@@ -194,7 +201,7 @@ def weights_hash(weights: Mapping[str, torch.Tensor]) -> str:
     """SHA-256 of names, types, shapes and bits of all weights and buffers."""
     digest = hashlib.sha256()
     for name in sorted(weights):
-        value = weights[name].detach().cpu().contiguous()
+        value = weights[name]
         digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(digests.raw_bytes(value))
     return digest.hexdigest()

@@ -13,14 +13,17 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cosmictagger import __version__
-from cosmictagger.config.composing import check_preset, composed
-from cosmictagger.config.mode import ModeKind
-from cosmictagger.config.root import Config, register, typed
 from cosmictagger.errors import ConfigError, CosmicTaggerError
-from cosmictagger.stopping import interruptible
+
+if TYPE_CHECKING:
+    from cosmictagger.config.root import Config
+
+# What the extra ``cosmictagger`` installs, by the names that are imported. This module imports none
+# of them before ``main``, which says what to install where one is missing.
+_PACKAGES = {"hydra", "omegaconf", "h5py", "tensorboard", "matplotlib"}
 
 # `disabled` would switch off every logger that there is, ours among them.
 _QUIET = (
@@ -34,7 +37,7 @@ _QUIET = (
 )
 _PRESET = ("--config-name", "-cn")
 
-Task = Callable[[Config], int | None]
+Task = Callable[["Config"], int | None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,17 +47,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: without the program's name; default that of the process.
 
     Returns:
-        The exit status: 0, 1 after an error, 128 + N where signal N ended a run early.
+        The exit status: 0, 1 after an error or where a package of the extra is missing, 128 + N
+        where signal N ended a run early.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     before = sys.argv
     # The record of a run names what was asked for, also where a program asked.
     sys.argv = ["cosmictagger", *arguments]
     try:
+        import hydra  # noqa: F401  before any command begins what it could not end
+
+        from cosmictagger.stopping import interruptible
+
         with interruptible():
             return _run_command(arguments)
     except CosmicTaggerError as error:
         return _failed(error)
+    except ModuleNotFoundError as missing:
+        return _not_installed(missing)
     except KeyboardInterrupt as error:
         print(f"cosmictagger: {error or 'stopped'}; nothing is half written.", file=sys.stderr)
         return 128 + getattr(error, "signal", signal.SIGINT)
@@ -62,8 +72,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.argv = before
 
 
-def _failed(error: Exception) -> int:
-    print(f"cosmictagger: {error}", file=sys.stderr)
+def _failed(error: CosmicTaggerError) -> int:
+    if not error.is_told:
+        print(f"cosmictagger: {error}", file=sys.stderr)
+    return 1
+
+
+def _not_installed(missing: ModuleNotFoundError) -> int:
+    """Says what to install; another missing module keeps its traceback."""
+    package = (missing.name or "").partition(".")[0]
+    if package not in _PACKAGES:
+        raise missing
+    print(
+        f"cosmictagger needs the package {package}, which is not installed. Install all that "
+        "it needs with: pip install 'abele[cosmictagger]' (in a clone: pip install -e "
+        "'.[cosmictagger]')",
+        file=sys.stderr,
+    )
     return 1
 
 
@@ -89,6 +114,8 @@ def _run_command(arguments: list[str]) -> int:
 
 def _configured(arguments: Sequence[str], task: Task) -> int:
     """Composes the configuration of a command line and hands it to a task."""
+    from cosmictagger.config.composing import check_preset, composed
+
     preset, others, overrides = _sorted(arguments)
     check_preset(preset)
     if others:
@@ -123,6 +150,8 @@ def _with_hydra(arguments: Sequence[str], task: Task) -> int:
     """Hydra's own command line, for --multirun, --cfg and what else it can do."""
     import hydra
 
+    from cosmictagger.config.root import register, typed
+
     register()
     signals: list[int | None] = []
 
@@ -151,6 +180,7 @@ def _with_hydra(arguments: Sequence[str], task: Task) -> int:
 
 def _run(config: Config) -> int | None:
     """Runs the mode of a configuration."""
+    from cosmictagger.config.mode import ModeKind
     from cosmictagger.launch import launched
 
     with launched(config) as launch:

@@ -5,14 +5,21 @@
     |- DataError         a file of events is missing, damaged or not what was asked for
     |- CheckpointError   a checkpoint is missing, damaged or of another network
     |- BackendError      a step did not run where the run says it runs
-    `- TrainingError     training cannot go on: a value that is no number
+    |- TrainingError     training cannot go on: a value that is no number
+    `- InstanceError     instances disagree, or another one has failed or is gone
 
 A message says what was asked, what was found and what to do, in that order.
 """
 
 
 class CosmicTaggerError(ValueError):
-    """Base of every error the application raises on purpose."""
+    """Base of every error the application raises on purpose.
+
+    Attributes:
+        is_told: another instance of the run prints it.
+    """
+
+    is_told = False
 
 
 class ConfigError(CosmicTaggerError):
@@ -33,3 +40,15 @@ class BackendError(CosmicTaggerError):
 
 class TrainingError(CosmicTaggerError):
     """Training cannot go on: a value that is no number."""
+
+
+class InstanceError(CosmicTaggerError):
+    """Instances of one run disagree, or another one has failed or is gone.
+
+    Attributes:
+        instance: the one that has failed, where that is known.
+    """
+
+    def __init__(self, text: str, instance: int | None = None):
+        super().__init__(text)
+        self.instance = instance

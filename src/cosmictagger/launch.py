@@ -17,15 +17,18 @@ from typing import Any
 
 import torch
 
-from cosmictagger import __version__, backends, checkpoints, models
+from cosmictagger import __version__, backends, checkpoints, instances, models
 from cosmictagger.backends import Backend, Proof, Settings
 from cosmictagger.config.checks import dump, plain, settle
 from cosmictagger.config.data import DataFormat
 from cosmictagger.config.mode import ModeKind
+from cosmictagger.config.processes import minibatch
 from cosmictagger.config.root import Config
+from cosmictagger.config.run import ComputeMode
 from cosmictagger.errors import CheckpointError, ConfigError, CosmicTaggerError
+from cosmictagger.instances import Instances
 from cosmictagger.losses import Loss
-from cosmictagger.records import RunRecord, log_to_file, logger, logging_to
+from cosmictagger.records import RunRecord, log_to_file, logger, logging_to, warn_once
 
 _TITLES = {
     ModeKind.train: "Training",
@@ -46,6 +49,7 @@ class Launch:
         record: its ``run.json``.
         data_seed: of the order of events.
         seed: of the first weights.
+        instances: the processes that share it; what is logged and written, the first one does.
         weights_said: which weights inference uses, in words.
     """
 
@@ -54,6 +58,7 @@ class Launch:
     record: RunRecord
     data_seed: int
     seed: int
+    instances: Instances = dataclasses.field(default_factory=Instances)
     weights_said: dict[str, str] = dataclasses.field(default_factory=dict)
     _said: str = ""
 
@@ -61,6 +66,11 @@ class Launch:
     def checkpoints(self) -> checkpoints.Checkpoints:
         """Those of this run."""
         return checkpoints.Checkpoints(self.folder / "checkpoints")
+
+    @property
+    def minibatch(self) -> int:
+        """Images of one pass forward of this instance, of each of its replicas."""
+        return minibatch(self.config, self.instances.count)
 
     def backend(self, image_size: tuple[int, int], *, training: bool) -> Backend:
         """Builds the network and hands it to the backend of the run's compute mode.
@@ -87,7 +97,10 @@ class Launch:
             Settings(
                 mode=config.run.compute_mode,  # type: ignore[arg-type]  settled
                 precision=config.run.precision,
-                micro_batch=config.run.minibatch_size,
+                micro_batch=self.minibatch,
+                replicas=config.run.num_replicas,
+                instances=self.instances,
+                broadcast_buffers=config.run.broadcast_buffers,
                 optimizer=optimizer if training else None,
                 compile=config.framework.compile,
                 channels_last=config.data.data_format is DataFormat.channels_last,
@@ -106,15 +119,18 @@ class Launch:
         self.record.update({"proof": dataclasses.asdict(proof)})
         return proof
 
-    def prove_end(self, backend: Backend, when: str, values: dict[str, Any]) -> None:
+    def prove_end(
+        self, backend: Backend, when: str, values: dict[str, Any], proof: Proof | None = None
+    ) -> None:
         """Writes to record and log what the run has come to, its weights and where it was.
 
         Args:
             backend: at the end of its steps.
             when: what the weights are after, in words.
             values: further entries for the record.
+            proof: of all instances; default that of ``backend``.
         """
-        proof = backend.proof()
+        proof = proof or backend.proof()
         found = checkpoints.weights_hash(backend.state_dict()["state_dict"])
         self.record.update({**values, "weights_hash": found, "proof": dataclasses.asdict(proof)})
         logger.info(f"Weights {when}: {found}")
@@ -123,9 +139,16 @@ class Launch:
     def weights(self) -> dict[str, Any] | None:
         """The checkpoint to start from: the one that was named, or the run's own; None if none.
 
+        The first instance reads it and gives it to the others.
+
         Raises:
             CheckpointError: the one that was named is not there, or one cannot be read.
         """
+        with self.instances.together("the checkpoint"):
+            content = self._read_weights() if self.instances.is_first else None
+        return self.instances.tensors_from_first("the checkpoint", content)
+
+    def _read_weights(self) -> dict[str, Any] | None:
         named = self.config.mode.weights_location
         if named and named != _RANDOM_WEIGHTS:
             path = checkpoints.locate(named)
@@ -136,7 +159,7 @@ class Launch:
             return None
         content = checkpoints.load(path)
         content["state_dict"] = checkpoints.network_weights(content)
-        content["path"] = path
+        content["path"] = str(path)
         return content
 
     def load_for_inference(self, backend: Backend) -> None:
@@ -162,7 +185,7 @@ class Launch:
             )
         else:
             self.weights_said["weights"] = "random: nothing has been trained"
-            logger.warning(f"Weights are {self.weights_said['weights']}.")
+            warn_once(f"Weights are {self.weights_said['weights']}.")
 
 
 @contextlib.contextmanager
@@ -178,21 +201,65 @@ def launched(config: Config) -> Iterator[Launch]:
     for name, value in config.framework.environment_variables.items():
         os.environ[name] = value
     notes = settle(config)
-    folder = Path(config.output_dir)
     with contextlib.ExitStack() as stack:
-        try:
+        together = stack.enter_context(_joined(config))
+        folder = _folder(config, together)
+        with together.together("the log"), _writable(folder):
+            stack.enter_context(logging_to(folder, together.index))
+        seeds = stack.enter_context(_seeded(config, together))
+        with together.together("the output folder"), _writable(folder):
+            _say_what_runs(config, notes, together.count)
+            where = folder if together.is_first else None
+            record = RunRecord(where, _first(config, seeds, together.count))
+        stack.enter_context(_ending(record))
+        yield Launch(config, folder, record, *seeds, together)
+
+
+@contextlib.contextmanager
+def _joined(config: Config) -> Iterator[Instances]:
+    """The processes that share the run; all learn at once if this one fails."""
+    mode = config.run.compute_mode
+    makers = {ComputeMode.IPU: instances.of_popdist, ComputeMode.RDU: instances.alone}
+    distributed = instances.of_torch if config.run.distributed else instances.alone
+    together = makers.get(mode, distributed)()  # type: ignore[arg-type]  settled
+    try:
+        together.agree("the configuration", _flat(plain(config)))
+        yield together
+    except CosmicTaggerError as error:
+        error.is_told = together.is_told and not together.is_first
+        together.fail(str(error))
+        raise
+    except BaseException as error:
+        together.fail(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A configuration with names such as ``run.minibatch_size``."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        nested = isinstance(value, dict)
+        found |= _flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+    return found
+
+
+def _folder(config: Config, together: Instances) -> Path:
+    folder = Path(config.output_dir)
+    with together.together("the output folder"), _writable(folder):
+        if together.is_first:
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(logging_to(folder))
-            seeds = stack.enter_context(_seeded(config))
-            _say_what_runs(config, notes)
-            launch = Launch(config, folder, RunRecord(folder, _first(config, seeds)), *seeds)
-        except OSError as error:
-            raise ConfigError(
-                f"output_dir={folder} cannot be made or written: {error}. Name another folder, or "
-                "make room."
-            ) from None
-        stack.enter_context(_ending(launch.record))
-        yield launch
+    return folder
+
+
+@contextlib.contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"output_dir={folder} cannot be made or written: {error}. Name another folder, or "
+            "make room."
+        ) from None
 
 
 @contextlib.contextmanager
@@ -239,18 +306,21 @@ def _end(record: RunRecord, how: str) -> None:
         record.end(how)
 
 
-def _say_what_runs(config: Config, notes: list[str]) -> None:
+def _say_what_runs(config: Config, notes: list[str], count: int) -> None:
     logger.info("Dumping launch arguments.")
     logger.info(str(sys.argv))
     logger.info(f"Running {_TITLES[config.mode.name]}")
     logger.info(dump(config))
+    if count > 1:
+        logger.info(f"{count} instances share this run; this is the log of all of them.")
     for note in notes:
-        logger.warning(note)
+        warn_once(note)
 
 
-def _first(config: Config, seeds: tuple[int, int]) -> dict[str, Any]:
+def _first(config: Config, seeds: tuple[int, int], count: int) -> dict[str, Any]:
     return {
         "id": config.run.id,
+        "instances": count,
         "mode": config.mode.name.name,
         "config": plain(config),
         "seeds": {"data": seeds[0], "framework": seeds[1]},
@@ -263,9 +333,10 @@ def _first(config: Config, seeds: tuple[int, int]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _seeded(config: Config) -> Iterator[tuple[int, int]]:
+def _seeded(config: Config, together: Instances) -> Iterator[tuple[int, int]]:
     """The seeds of data and weights; a fixed one of weights also asks for fixed kernels."""
     drawn = random.Random(time.time_ns()).randrange(1, 2**31)
+    drawn = together.from_first("the seeds", drawn)
     data, weights = getattr(config.data, "seed", 0) or drawn, config.framework.seed or drawn
     before = torch.are_deterministic_algorithms_enabled()
     state = torch.get_rng_state()

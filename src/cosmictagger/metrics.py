@@ -44,7 +44,12 @@ def compute(scores: Scores, label: Tensor, loss: Tensor | float | None = None) -
         DataError: shapes do not fit, or a class is none of 0, 1, 2.
     """
     first = {} if loss is None else {"loss": float(loss)}
-    return first | _named(_mean(_values(counts(scores, label)), axis=0))
+    return first | of_batch(counts(scores, label))
+
+
+def of_batch(table: Counts) -> dict[str, float]:
+    """The metrics of a batch from its ``counts``, which several instances may have brought."""
+    return _named(_mean(_values(table), axis=0))
 
 
 def per_event(scores: Scores, label: Tensor) -> list[dict[str, float]]:
@@ -111,7 +116,7 @@ def counts(scores: Scores, label: Tensor) -> Counts:
     truth = label.to(torch.uint8) * CLASSES
     pairs = (truth + predicted.to(label.device, torch.uint8)).cpu().numpy()
     # One byte per pixel leaves the device; numpy counts bytes far faster than torch.
-    pairs = pairs.reshape(len(label) * PLANES, -1)
+    pairs = pairs.reshape(len(label) * PLANES, label.shape[2] * label.shape[3])
     found = np.array([np.bincount(pair, minlength=CLASSES**2) for pair in pairs], np.int64)
     return found.reshape(-1, PLANES, CLASSES, CLASSES)
 

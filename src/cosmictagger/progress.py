@@ -13,15 +13,18 @@ class Bar:
         total: steps of this launch.
         what: the mode.
         file: where it is drawn; default standard error, and only if that is a terminal.
+        shown: False draws nothing: another instance does.
     """
 
-    def __init__(self, total: int | None, what: str, file: IO[str] | None = None):
+    def __init__(
+        self, total: int | None, what: str, file: IO[str] | None = None, *, shown: bool = True
+    ):
         self._bar: Any = tqdm(
             total=total,
             desc=what,
             unit="step",
             file=file,
-            disable=None if file is None else False,
+            disable=not shown or (None if file is None else False),
             dynamic_ncols=True,
         )
 

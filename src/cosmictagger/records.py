@@ -42,14 +42,25 @@ class _Terminal(logging.Handler):
             tqdm.write(self.format(record), file=sys.stdout)
 
 
+class _OfAnother(_Terminal):
+    """The terminal of an instance that is not the first: its problems, which nobody else tells."""
+
+    def __init__(self, index: int):
+        super().__init__(steps=False)
+        self._left_out |= {"common"}
+        self.setLevel(logging.WARNING)
+        self.setFormatter(logging.Formatter(_FORMAT.replace(" - %(m", f" - instance {index}: %(m")))
+
+
 @contextlib.contextmanager
-def logging_to(folder: Path) -> Iterator[None]:
-    """Sends the application's log to ``process.log`` in a folder and to the terminal."""
-    folder.mkdir(parents=True, exist_ok=True)
-    # A bar is drawn where standard error is a terminal; elsewhere lines take its place.
-    handlers = [logging.FileHandler(folder / "process.log"), _Terminal(not sys.stderr.isatty())]
-    for handler in handlers:
-        handler.setFormatter(logging.Formatter(_FORMAT))
+def logging_to(folder: Path, instance: int = 0) -> Iterator[None]:
+    """Sends the application's log to ``process.log`` in a folder and to the terminal.
+
+    Args:
+        folder: made if it is not there.
+        instance: index; of others than the first, warnings and errors go to the terminal alone.
+    """
+    for handler in (handlers := _handlers(folder, instance)):
         logger.addHandler(handler)
     level, logger.propagate = logger.level, False
     logger.setLevel(logging.INFO)
@@ -61,6 +72,22 @@ def logging_to(folder: Path) -> Iterator[None]:
         for handler in handlers:
             logger.removeHandler(handler)
             handler.close()
+
+
+def _handlers(folder: Path, instance: int) -> list[logging.Handler]:
+    if instance:
+        return [_OfAnother(instance)]
+    folder.mkdir(parents=True, exist_ok=True)
+    # A bar is drawn where standard error is a terminal; elsewhere lines take its place.
+    handlers = [logging.FileHandler(folder / "process.log"), _Terminal(not sys.stderr.isatty())]
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter(_FORMAT))
+    return handlers
+
+
+def warn_once(text: str) -> None:
+    """Warns of what is the same on all instances: the first one says it."""
+    logger.warning(text, extra={"kind": "common"})
 
 
 def log_step(saver: str, step: int, metrics: Mapping[str, float]) -> None:
@@ -96,10 +123,10 @@ class Table:
     """A CSV file of metrics; rows are added at its end.
 
     Args:
-        path: the file; a header is written where it is new.
+        path: the file; a header is written where it is new. None keeps nothing.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path | None):
         self._path = path
         self._columns: list[str] | None = None
 
@@ -109,7 +136,9 @@ class Table:
         Raises:
             OSError: the disk is full, or the folder is gone.
         """
-        columns = self._columns or self._known() or list(metrics)
+        if self._path is None:
+            return
+        columns = self._columns or self._known(self._path) or list(metrics)
         lines = []
         if not self._path.exists() or not self._path.stat().st_size:
             lines.append(",".join(["step", *columns]))
@@ -121,8 +150,9 @@ class Table:
         with open(self._path, "a", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
 
-    def _known(self) -> list[str] | None:
-        with contextlib.suppress(FileNotFoundError), open(self._path, encoding="utf-8") as file:
+    @staticmethod
+    def _known(path: Path) -> list[str] | None:
+        with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
             return file.readline().strip().split(",")[1:] or None
         return None
 
@@ -136,13 +166,19 @@ class RunRecord:
     """``run.json``: what ran, where, and how it ended.
 
     Args:
-        folder: the run's output folder.
+        folder: the run's output folder; None keeps the entries in memory alone.
         first: entries known at the start.
+
+    Attributes:
+        values: the entries.
+        before: those of the launch before, if it has left any.
     """
 
-    def __init__(self, folder: Path, first: Mapping[str, Any]):
-        self._path = folder / "run.json"
+    def __init__(self, folder: Path | None, first: Mapping[str, Any]):
+        self._path = None if folder is None else folder / "run.json"
+        self.before = _entries(self._path)
         self.values = {
+            **({"goal": self.before["goal"]} if "goal" in self.before else {}),
             **first,
             "argv": sys.argv[1:],
             "process": os.getpid(),
@@ -162,7 +198,16 @@ class RunRecord:
 
     def write(self) -> None:
         """Writes the file."""
+        if self._path is None:
+            return
         atomic.write_text(self._path, json.dumps(self.values, indent=1, default=str) + "\n")
+
+
+def _entries(path: Path | None) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        found = None if path is None else json.loads(path.read_text())
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _now() -> str:

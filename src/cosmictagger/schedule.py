@@ -20,18 +20,24 @@ class Schedule:
 
     Attributes:
         peak: learning rate of the plateau.
-        images_per_step: images that one update sees, accumulated ones included. (The original
-            leaves the accumulated ones out; without accumulation there is no difference.)
+        images_per_step: images that one update of all instances sees, accumulated ones included.
+            (The original leaves the accumulated ones out; without them there is no difference.)
         events: events in the training set.
+        surplus: images that earlier steps saw beyond that: negative if their batches were smaller.
     """
 
     peak: float
     images_per_step: int
     events: int
+    surplus: int = 0
+
+    def images(self, step: int) -> int:
+        """How many images were seen before a step."""
+        return step * self.images_per_step + self.surplus
 
     def epoch(self, step: int) -> float:
         """How often the training set has been seen before a step."""
-        return step * self.images_per_step / self.events
+        return self.images(step) / self.events
 
     def __call__(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""

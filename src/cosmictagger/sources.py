@@ -6,43 +6,50 @@ from pathlib import Path
 from typing import Any
 
 from cosmictagger.config.data import DataKind
+from cosmictagger.config.mode import ModeKind
+from cosmictagger.config.processes import minibatch
 from cosmictagger.config.root import Config
 from cosmictagger.data import Batch, EventFile, EventLoader, SyntheticLoader
 from cosmictagger.data.loader import BatchStream
 from cosmictagger.errors import ConfigError, DataError
-from cosmictagger.records import logger
+from cosmictagger.instances import Instances, alone
+from cosmictagger.records import logger, warn_once
 
 _CACHE = "COSMICTAGGER_CACHE"
 _HELD_OUT = 1_000_000  # added to the generator's seed for events that nothing is trained on
 
 
-def training(config: Config, seed: int) -> BatchStream:
-    """Endless shuffled batches of ``minibatch_size * gradient_accumulation`` images.
+def training(config: Config, seed: int, instances: Instances | None = None) -> BatchStream:
+    """Endless shuffled batches of the images of one update.
 
     Args:
         config: settled.
         seed: of the order.
+        instances: that share the images; None for one.
 
     Raises:
         DataError: the file is missing, damaged, without labels, or has too few events.
     """
-    size = config.run.minibatch_size * config.mode.optimizer.gradient_accumulation
+    together = instances or alone()
+    size = minibatch(config, together.count) * config.run.num_replicas
+    size *= config.mode.optimizer.gradient_accumulation
     data = config.data
     if data.name is DataKind.synthetic:
-        return _synthetic(config, size, seed)
+        return _synthetic(config, size, seed, together)
     if data.name is DataKind.real and not data.label:
         raise ConfigError("data.label is empty, but training needs labels. Name their producer.")
     file = _main_file(config) if data.name is DataKind.real else _generated(config, held_out=False)
     return EventLoader(
         _opened(config, file), batch_size=size, shuffle=True, seed=seed, across_epochs=True,
-        **_look(config),
+        shard=together.shard, **_look(config),
     )  # fmt: skip
 
 
-def validation(config: Config) -> BatchStream | None:
+def validation(config: Config, instances: Instances | None = None) -> BatchStream | None:
     """Batches of other events than those trained on, in order; None where there are none.
 
-    A file that is missing is said in the log.
+    A file that is missing is said in the log. The last batch of an epoch may be smaller, and of
+    some of several instances empty.
 
     Raises:
         DataError: the aux file is damaged.
@@ -56,30 +63,54 @@ def validation(config: Config) -> BatchStream | None:
         file = Path(data.data_directory, data.aux_file) if data.aux_file else None
         if file is not None and not file.exists():
             # As the original does: its default names a file that few have.
-            logger.warning(
+            warn_once(
                 f"There is no validation: data.aux_file={data.aux_file} was asked for, but there "
                 f"is no {file}. Name another file, or none with data.aux_file= ."
             )
             return None
     if file is None:
         return None
-    return EventLoader(_opened(config, file), batch_size=config.run.minibatch_size, **_look(config))
+    together = instances or alone()
+    size = minibatch(config, together.count)
+    file = _opened(config, file)
+    return EventLoader(file, batch_size=size, shard=together.shard, equal=True, **_look(config))
 
 
-def in_order(config: Config, seed: int) -> BatchStream:
+def prepare(config: Config) -> None:
+    """Makes the events that the built-in generator has to make, so that all instances find them.
+
+    Raises:
+        ConfigError: fewer than one event was asked for.
+        OSError: they cannot be written.
+    """
+    if config.data.name is DataKind.generated:
+        trains = config.mode.name is ModeKind.train
+        if trains:
+            _generated(config, held_out=False)
+        if not trains or (config.run.aux_iterations and config.data.aux_events):
+            _generated(config, held_out=True)
+
+
+def in_order(config: Config, seed: int, instances: Instances | None = None) -> BatchStream:
     """Every event once, in the order of the file; the last batch may be smaller.
 
     Of generated events those that nothing is trained on.
+
+    Args:
+        config: settled.
+        seed: of random events.
+        instances: that take the batches in turn; None for one.
 
     Raises:
         DataError: the file is missing or damaged.
     """
     size, data = config.run.minibatch_size, config.data
     if data.name is DataKind.synthetic:
-        return _synthetic(config, size, seed)
+        return _synthetic(config, size, seed, instances)
     generated = data.name is DataKind.generated
     file = _generated(config, held_out=True) if generated else _main_file(config)
-    return EventLoader(_opened(config, file), batch_size=size, **_look(config))
+    shard = (instances or alone()).shard
+    return EventLoader(_opened(config, file), batch_size=size, shard=shard, **_look(config))
 
 
 def endless(loader: BatchStream) -> Iterator[Batch]:
@@ -91,6 +122,8 @@ def endless(loader: BatchStream) -> Iterator[Batch]:
 def beginning_at(loader: BatchStream, start: int) -> Iterator[Batch]:
     """The batches of one epoch from an event on; the first one may be smaller.
 
+    Where instances share the events these are this instance's batches, see ``turns``.
+
     Raises:
         DataError: there is no such event.
     """
@@ -99,15 +132,22 @@ def beginning_at(loader: BatchStream, start: int) -> Iterator[Batch]:
             f"mode.start_index={start} was asked for, but there are {loader.events} events, "
             "counted from 0."
         )
-    size = loader.batch_size
-    if start % size:
-        following = (start // size + 1) * size
-        yield loader.load(list(range(start, min(following, loader.events))))
-        start = following
-    if start < loader.events:
-        loader.set_epoch(0)
-        loader.position = start // size
+    size, (index, count) = loader.batch_size, loader.order.shard
+    number, inside = divmod(start, size)
+    if inside:
+        if number % count == index:
+            yield loader.load(list(range(start, min((number + 1) * size, loader.events))))
+        number += 1
+    loader.set_epoch(0)
+    loader.position = max(0, -((index - number) // count))  # its first batch from that number on
+    if loader.position < len(loader):
         yield from loader
+
+
+def turns(loader: BatchStream, start: int, total: int) -> range:
+    """Which of the first ``total`` batches from an event on are this instance's, from 0."""
+    index, count = loader.order.shard
+    return range((index - start // loader.batch_size) % count, total, count)
 
 
 def stored_size(loader: BatchStream) -> tuple[int, int]:
@@ -130,8 +170,11 @@ def _look(config: Config) -> dict[str, Any]:
     return {"downsample": config.data.downsample, "img_transform": config.data.img_transform}
 
 
-def _synthetic(config: Config, size: int, seed: int) -> SyntheticLoader:
-    return SyntheticLoader(batch_size=size, seed=seed, **_look(config))
+def _synthetic(
+    config: Config, size: int, seed: int, instances: Instances | None = None
+) -> SyntheticLoader:
+    shard = (instances or alone()).shard
+    return SyntheticLoader(batch_size=size, seed=seed, shard=shard, **_look(config))
 
 
 def _main_file(config: Config) -> Path:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Self
 
-from cosmictagger.records import logger
+from cosmictagger.records import warn_once
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):
@@ -37,7 +37,7 @@ class _Handlers:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
+            for number in SIGNALS:
                 self._before[number] = signal.signal(number, self._came)
         return self
 
@@ -78,4 +78,4 @@ class Stop(_Handlers):
             _raise(number, frame)
         self.signal = number
         name = signal.Signals(number).name
-        logger.warning(f"{name}: ending in order after this step. Again: at once.")
+        warn_once(f"{name}: ending in order after this step. Again: at once.")

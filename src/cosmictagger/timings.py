@@ -88,9 +88,9 @@ class Timings:
         means = {name: float(rows[name].astype(np.int64).mean() / 1e6) for name in _TIMED}
         return {name: seconds for name, seconds in means.items() if seconds > 0}
 
-    def save(self, folder: Path) -> Path:
+    def save(self, folder: Path, instance: int = 0) -> Path:
         """Writes ``profiling_info_rank_0.npy``: a structured array, one row per iteration."""
-        path = folder / "profiling_info_rank_0.npy"
+        path = folder / f"profiling_info_rank_{instance}.npy"
         rows = np.array(self._rows, _RECORD)
         with atomic.replacing(path) as file:
             np.save(file, rows, allow_pickle=False)
@@ -101,7 +101,7 @@ def _microseconds(seconds: float) -> np.timedelta64:
     return np.timedelta64(round(seconds * 1e6), "us")
 
 
-def throughput(iterations: list[float], images: int) -> dict[str, float]:
+def throughput(iterations: list[float], images: float) -> dict[str, float]:
     """Images per second without the first iterations, which compile and warm up.
 
     Args:
@@ -131,7 +131,7 @@ def split_line(split: Mapping[str, float]) -> str:
     return f"Mean seconds of an iteration: {split['iteration']:.3g}: {told}"
 
 
-def closing_lines(iterations: list[float], images: int) -> list[str]:
+def closing_lines(iterations: list[float], images: float) -> list[str]:
     """The lines at the end of a run, in the words that CosmicTagger's analysis looks for."""
     rates = throughput(iterations, images)
     lines = [f"Total time to batch_process: {sum(iterations):.4f}"]

@@ -8,7 +8,9 @@ checkpoint as if nothing had happened: the same batches, the same rates, the sam
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import torch
 
 from abele import atomic
-from cosmictagger import checkpoints, metrics, sources
+from cosmictagger import checkpoints, shared_training, sources
 from cosmictagger.backends import Backend, StepResult
 from cosmictagger.config.checks import plain
 from cosmictagger.data import Batch
@@ -24,8 +26,9 @@ from cosmictagger.data.loader import BatchStream
 from cosmictagger.errors import BackendError, DataError, TrainingError
 from cosmictagger.launch import Launch
 from cosmictagger.progress import Bar
-from cosmictagger.records import Table, log_step, logger
+from cosmictagger.records import Table, log_step, logger, warn_once
 from cosmictagger.schedule import Schedule
+from cosmictagger.shared_training import all_metrics, of_nothing
 from cosmictagger.stopping import Stop
 from cosmictagger.tensorboard import IMAGES_EVERY, Summaries
 from cosmictagger.timings import Timings, closing_lines, split_line, throughput
@@ -46,10 +49,7 @@ def train(launch: Launch) -> int | None:
         CosmicTaggerError: see ``Training``.
     """
     with contextlib.ExitStack() as stack:
-        events = stack.enter_context(sources.training(launch.config, launch.data_seed))
-        aux = sources.validation(launch.config)
-        if aux is not None:
-            stack.enter_context(aux)
+        events, aux = shared_training.open_events(launch, stack)
         backend = launch.backend(events.image_size, training=True)  # type: ignore[attr-defined]
         stack.callback(backend.close)
         return Training(launch, backend, events, aux).run()
@@ -72,6 +72,7 @@ class Training:
         DataError: an event cannot be read; names it and the step, after saving a checkpoint.
         TrainingError: the loss is no number; names event and step, and saves nothing.
         BackendError: a step did not go through the backend.
+        InstanceError: another instance has raised one of these, or is gone.
     """
 
     def __init__(
@@ -79,7 +80,8 @@ class Training:
     ):
         self.launch, self.backend, self.events, self.aux = launch, backend, events, aux
         self.config, self.mode = launch.config, launch.config.mode
-        self.images = events.batch_size
+        self.together = launch.instances
+        self.images = events.step_size
         self.schedule = Schedule(self.mode.optimizer.learning_rate, self.images, events.events)
         self.step = self._saved = 0
         self.timings = Timings()
@@ -87,10 +89,13 @@ class Training:
         self._first = self.step
         self._batches = sources.endless(events)
         self._aux_batches = None if aux is None else sources.endless(aux)
-        self._tables = {n: Table(launch.folder / f"{n}_metrics.csv") for n in ("train", "test")}
+        paths = {n: launch.folder / f"{n}_metrics.csv" for n in ("train", "test")}
+        first = self.together.is_first
+        self._tables = {n: Table(path if first else None) for n, path in paths.items()}
         self._summaries: dict[str, Summaries] = {}
         self._shown = time.perf_counter()
         self._latest: dict[str, float] = {}
+        self._signal: int | None = None
 
     # -- going on ----------------------------------------------------------------------------
 
@@ -102,6 +107,9 @@ class Training:
         checkpoints.check_fits(content["state_dict"], self.backend.network, content["path"])
         self.backend.load_state_dict(content)
         self.step = self._saved = int(content["global_step"])
+        usual = self.step * self.images
+        surplus = int(content.get("images", usual)) - usual
+        self.schedule = dataclasses.replace(self.schedule, surplus=surplus)
         logger.info(f"Going on after step {self.step} from {content['path']}.")
         self._restore_data(content)
         random = content.get("random")
@@ -121,7 +129,7 @@ class Training:
                 # Weights that were named on purpose may go on with other data.
                 if not self.mode.weights_location:
                     raise
-                logger.warning(f"{name} starts at its first batch. {error}")
+                warn_once(f"{name} starts at its first batch. {error}")
 
     def content(self) -> dict[str, Any]:
         """What a checkpoint holds."""
@@ -129,6 +137,7 @@ class Training:
         return {
             "format": _FORMAT,
             "global_step": self.step,
+            "images": self.schedule.images(self.step),
             **self.backend.state_dict(),
             "scheduler": {"last_epoch": self.step, "_last_lr": [self.schedule(self.step)]},
             "loader": self.events.state_dict(),
@@ -140,39 +149,45 @@ class Training:
         }
 
     def _save(self) -> None:
-        with self.timings.part("checkpoint"):
-            path = self.launch.checkpoints.save(self.step, self.content())
+        with self.timings.part("checkpoint"), self.together.together("a checkpoint"):
+            if self.together.is_first:
+                path = self.launch.checkpoints.save(self.step, self.content())
+                logger.info(f"Checkpoint {path}")
         self._saved = self.step
-        logger.info(f"Checkpoint {path}")
 
     # -- the loop ----------------------------------------------------------------------------
 
     def run(self) -> int | None:
         """Makes ``run.iterations`` steps and everything that belongs to them."""
-        total = self.config.run.iterations
-        assert total is not None  # settled
+        total = shared_training.steps_to_make(self.launch, self.step)
         self._open_summaries()
         try:
-            with Stop() as stop, Bar(total, "train") as bar:
+            with Stop() as stop, Bar(total, "train", shown=self.together.is_first) as bar:
                 for index in range(total):
-                    if stop.signal is not None:
+                    if self._is_stopped(stop):
                         break
                     with self.timings.iteration(index):
-                        self._iteration()
+                        self._iteration(stop)
                     bar.step(self._latest)
-                self._end(stop.signal)
-            return stop.signal
+                self._end(self._signal)
+            return self._signal
         finally:
             for summaries in self._summaries.values():
                 summaries.close()
 
+    def _is_stopped(self, stop: Stop) -> bool:
+        """Whether a signal has come to this instance, or before the last step to another one."""
+        if self.together.count == 1:
+            self._signal = stop.signal
+        return self._signal is not None
+
     def _open_summaries(self) -> None:
-        on = self.config.run.saver
+        on = self.config.run.saver and self.together.is_first
         names = ("train", "test") if self.aux is not None else ("train",)
         for name in names:
             self._summaries[name] = Summaries(self.launch.folder / name, self.step, on)
 
-    def _iteration(self) -> None:
+    def _iteration(self, stop: Stop) -> None:
         every = self.config.run.aux_iterations
         if self._aux_batches is not None and self.step and self.step % every == 0:
             with self.timings.part("val"):
@@ -185,7 +200,7 @@ class Training:
             result = result or self.backend.train_step(batch, rate)
         for name, seconds in result.seconds.items():
             self.timings.add(name, seconds)
-        self._check(batch, result)
+        result = self._checked(batch, result, stop)
         self._note(batch, result, rate)
         self.step += 1
         made = self.step - self._first
@@ -200,30 +215,52 @@ class Training:
             self._save()
 
     def _next(self) -> Batch:
+        batch, problem = None, None
         try:
-            return next(self._batches)
+            batch = next(self._batches)
         except DataError as error:
-            if self.step > self._saved:
-                self._save()
-            raise DataError(f"Training stops at step {self.step}: {error}") from error
+            problem = DataError(f"Training stops at step {self.step}: {error}")
+        if not any(self.together.total([problem is not None])):
+            assert batch is not None  # or there is a problem
+            return batch
+        if self.step > self._saved:
+            self._save()
+        self.together.check("the next events", problem)
+        raise problem or DataError("Another instance cannot read its events.")
 
     def _profiled(self, batch: Batch, rate: float) -> StepResult:
         with torch.profiler.profile() as profile:
             result = self.backend.train_step(batch, rate)
         folder = self.launch.folder / "profiles"
         folder.mkdir(exist_ok=True)
-        profile.export_chrome_trace(str(folder / f"timeline_{self.step}.json"))
+        name = f"timeline_{self.step}{self._suffix}.json"
+        profile.export_chrome_trace(str(folder / name))
         return result
 
-    def _check(self, batch: Batch, result: StepResult) -> None:
-        assert result.loss is not None  # Backend.train_step asks for labels
+    @property
+    def _suffix(self) -> str:
+        """What tells this instance's files from those of the first one."""
+        return "" if self.together.is_first else f"-{self.together.index}"
+
+    def _checked(self, batch: Batch, result: StepResult, stop: Stop) -> StepResult:
+        """The result with the loss over all instances, which has to be a number."""
+        loss, self._signal = shared_training.mean_loss(self.together, result, stop.signal)
+        if math.isfinite(loss):
+            return dataclasses.replace(result, loss=torch.tensor(loss, dtype=torch.float64))
+        own = self._not_finite(batch, result)
+        self.together.check("the loss", own)
+        raise own or TrainingError(f"The loss of step {self.step} is {loss}.")
+
+    def _not_finite(self, batch: Batch, result: StepResult) -> TrainingError | None:
+        """What is wrong with the loss of this instance's events, if something is."""
+        assert result.loss is not None
         if torch.isfinite(result.loss):
-            return
+            return None
         finite = torch.stack([torch.isfinite(p).flatten(1).all(1) for p in result.logits]).all(0)
         row = int(finite.int().argmin())  # the first that is not, or the first
         ids = tuple(int(number) for number in batch.event_ids[row])
         kept = f"checkpoint after step {self._saved}" if self._saved else "start: no checkpoint yet"
-        raise TrainingError(
+        return TrainingError(
             f"The loss of step {self.step} is {float(result.loss)}. The first event of it is "
             f"{batch.entries[row]} (run, subrun, event {ids}). Nothing is saved; the last good "
             f"weights are those of the {kept}. Look at that event, lower "
@@ -232,11 +269,15 @@ class Training:
 
     def _validate(self) -> None:
         assert self._aux_batches is not None
-        batch = next(self._aux_batches)
-        result = self.backend.evaluate_step(batch)
+        assert self.aux is not None
+        self.backend.share_statistics()
+        with self.together.together("a validation"):
+            batch = next(self._aux_batches)
+            result = self.backend.evaluate_step(batch) if len(batch) else of_nothing(batch)
         assert result.loss is not None  # the aux file has labels, or it had not been opened
         assert batch.label is not None
-        values = {"loss": float(result.loss), **metrics.compute(result.logits, batch.label)}
+        values = self.together.mean({"loss": float(result.loss)}, len(batch))
+        values |= all_metrics(self.together, result.logits, batch.label, self.aux.batch_size)
         self._tables["test"].add(self.step, values)
         log_step("test", self.step, values)
         self._summaries["test"].scalars(self.step, values)
@@ -253,10 +294,10 @@ class Training:
             "io_fetch_time": self.timings.seconds("io"),
             "step_time": self.timings.seconds("train"),
         }
-        values: dict[str, float] = {"loss": float(result.loss)}  # type: ignore[arg-type]
+        values = {"loss": float(result.loss)}  # type: ignore[arg-type]
         if (logged or summarised) and batch.label is not None:
             with self.timings.part("metrics"):
-                values |= metrics.compute(result.logits, batch.label)
+                values |= all_metrics(self.together, result.logits, batch.label, len(batch))
         self._latest = {**self._latest, **values, **speeds}
         if logged:
             with self.timings.part("log"):
@@ -278,8 +319,11 @@ class Training:
         if self.step > self._saved:
             self._save()
         profiles = self.launch.folder / "profiles"
-        self.timings.save(profiles)
-        atomic.write_text(profiles / "args.json", json.dumps(plain(self.config), indent=1) + "\n")
+        with self.together.together("the profiles"):
+            self.timings.save(profiles, self.together.index)
+            if self.together.is_first:
+                text = json.dumps(plain(self.config), indent=1) + "\n"
+                atomic.write_text(profiles / "args.json", text)
         times = self.timings.iterations
         speed = throughput(times, self.images)
         split = self.timings.split()
@@ -289,6 +333,7 @@ class Training:
             "images_per_second": speed,
             "seconds_per_iteration": split,
         }
+        shared_training.compare_weights(self.together, self.backend, self.step)
         self.launch.prove_end(self.backend, f"after step {self.step}", values)
         if signal is not None:
             self.launch.record.end(f"stopped by signal {signal}")

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import poptorch  # noqa: F401  changes the environment when it is imported, so before any test
 from cosmic_small import SIZE, PlaneNet, event, given
 from cosmictagger import launch
 from cosmictagger.cli import main

@@ -84,6 +84,36 @@ def test_one_changed_byte_is_noticed(tmp_path):
         load(path)
 
 
+@pytest.mark.parametrize("field", [8, 38])  # claims encryption; claims to be a folder
+def test_a_damaged_table_of_contents_is_noticed(tmp_path, field):
+    kept = Checkpoints(tmp_path)
+    kept.save(1, content())
+    path = kept.save(2, content())
+    data = bytearray(path.read_bytes())
+    data[data.rindex(b"/data/0") - len("model-2") - 46 + field] ^= {8: 0x01, 38: 0x10}[field]
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"model-2.*data/0 is damaged.*model-1.ckpt is whole"):
+        load(path)
+
+
+def test_values_that_were_not_written_are_noticed_and_old_files_still_read(tmp_path):
+    path = Checkpoints(tmp_path).save(1, content())
+    found = torch.load(path, weights_only=True)
+    found["state_dict"]["weight"][7] += 1
+    torch.save(found, path)
+    with pytest.raises(CheckpointError, match=r"\['state_dict'\]\['weight'\] is not what was wri"):
+        load(path)
+    del found["digests"]
+    torch.save(found, path)
+    assert load(path)["state_dict"]["weight"][7] == 8
+
+
+def test_what_no_file_can_hold_is_refused_before_writing(tmp_path):
+    with pytest.raises(CheckpointError, match=r"checkpoint\['code'\] is a builtin_function"):
+        Checkpoints(tmp_path).save(1, {**content(), "code": os.system})
+    assert os.listdir(tmp_path) == []
+
+
 def test_other_files(tmp_path):
     path = tmp_path / "model-1.ckpt"
     torch.save([1, 2], path)

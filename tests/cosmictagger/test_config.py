@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hydra import compose, initialize
 
 from cosmictagger.commands.help import attributes
 from cosmictagger.config.checks import dump, look_up, settle
+from cosmictagger.config.composing import composed
 from cosmictagger.config.data import DATA, DataFormat, DataKind
 from cosmictagger.config.framework import Torch
 from cosmictagger.config.mode import MODES, LossBalanceScheme, ModeKind, Optimizer, OptimizerKind
@@ -194,3 +196,43 @@ def test_the_dump_is_the_originals():
 @pytest.mark.parametrize("kind", [Run, Optimizer, Torch, Network, *MODES.values(), *DATA.values()])
 def test_every_key_has_a_line_of_help(kind):
     assert set(attributes(kind)) == set(kind.__dataclass_fields__)
+
+
+def asked(text):
+    return composed("config", ["run.id=x", text])
+
+
+@pytest.mark.parametrize("group", ["data", "mode", "framework", "network"])
+def test_groups_take_one_of_their_choices(group):
+    for value in ("null", "1", "true", "", "[a]", "{a:1}", "nothing", "1.5", "'null'", "???"):
+        for prefix in ("", "+", "++"):
+            match = rf"{group}=.* was asked for; choices are "
+            with pytest.raises(ConfigError, match=match):
+                asked(f"{prefix}{group}={value}")
+    with pytest.raises(ConfigError, match=rf"~{group} was asked for; choices are "):
+        asked(f"~{group}")
+    choice = {"data": "real", "mode": "train", "framework": "torch", "network": "a21"}[group]
+    for text in (f"+{group}={choice}", f"++{group}={choice}", f"{group}@run={choice}"):
+        match = f"{re.escape(text)} was asked for, but a group can only be chosen. Write {group}="
+        with pytest.raises(ConfigError, match=match):
+            asked(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("hydra=null", "there is no key hydra"),
+        ("hydra/launcher=null", "there is no key hydra/launcher"),
+        ("schema=1", "there is no key schema"),
+        ("=1", "=1 cannot be read as KEY=VALUE"),
+        ("++run.nope=1", "there is no key run.nope"),
+        ("++defaults=[a]", "there is no key defaults"),
+        ("run=null", "run=null was asked for"),
+        ("run.minibatch_size=null", "minibatch_size=null was asked for"),
+        ("mode.optimizer=1", "mode.optimizer=1 was asked for"),
+        ("framework.environment_variables=1", "environment_variables=1 was asked for"),
+    ],
+)
+def test_keys_that_take_something_else(text, match):
+    with pytest.raises(ConfigError, match=re.escape(match)):
+        asked(text)

@@ -340,3 +340,137 @@ def test_events_that_cannot_be_written(tmp_path):
     with pytest.raises(DataError, match="particles were promised"):
         write_events(tmp_path / "f.h5", [Event(good)], SIZE, particles=True)
     assert not list(tmp_path.iterdir())
+
+
+VOXELS = f"{GROUP}/voxels"
+
+
+def replaced(path, name, make):
+    """Puts something else where a table of a file was."""
+    with h5py.File(path, "r+") as file:
+        if name in file:
+            del file[name]
+        make(file, name)
+
+
+def looping(file, name):
+    file[name] = h5py.SoftLink(f"/{name}")
+
+
+def looping_by_files(file, name):
+    file[name] = h5py.ExternalLink(file.filename, f"/{name}")
+
+
+def leading_nowhere(file, name):
+    file[name] = h5py.SoftLink("/nowhere")
+
+
+def in_a_file_that_is_not_there(file, name):
+    file[name] = h5py.ExternalLink("nowhere.h5", "/x")
+
+
+def group(file, name):
+    file.create_group(name)
+
+
+def named_type(file, name):
+    file[name] = np.dtype("f4")
+
+
+def without_fields(file, name):
+    file[name] = np.zeros(100, np.float32)
+
+
+def scalar(file, name):
+    file.create_dataset(name, (), layout.VOXEL)
+
+
+def without_values(file, name):
+    file.create_dataset(name, data=h5py.Empty("f4"))
+
+
+def of_two_dimensions(file, name):
+    file.create_dataset(name, (20, 5), layout.VOXEL)
+
+
+def of_text(file, name):
+    file[name] = ["a", "b"]
+
+
+def of_other_fields(file, name):
+    file.create_dataset(name, (2000,), [("id", "S4"), ("value", "f4")])
+
+
+def of_signed_ids(file, name):
+    file.create_dataset(name, (2000,), [("id", "i8"), ("value", "f4")])
+
+
+LINKS = [looping, looping_by_files, leading_nowhere, in_a_file_that_is_not_there]
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        *((link, rf"{VOXELS} cannot be read \(.*\): it is damaged") for link in LINKS),
+        (group, rf"'{VOXELS}' is a group, needed is a table"),
+        (named_type, rf"'{VOXELS}' is a datatype, needed is a table"),
+        (without_fields, rf"table '{VOXELS}' lacks the fields \['id', 'value'\]"),
+        (scalar, rf"'{VOXELS}' has shape \(\), needed is a table"),
+        (without_values, rf"'{VOXELS}' has shape None, needed is a table"),
+        (of_two_dimensions, rf"'{VOXELS}' has shape \(20, 5\), needed is a table"),
+        (of_text, rf"table '{VOXELS}' lacks the fields"),
+        (of_other_fields, rf"field 'id' of table '{VOXELS}' is \|S4, needed is uint64"),
+        (of_signed_ids, rf"field 'id' of table '{VOXELS}' is int64, needed is uint64"),
+    ],
+)
+def test_voxels_that_are_something_else(path, make, text):
+    replaced(path, VOXELS, make)
+    with pytest.raises(DataError, match=rf"events\.h5: {text}"):
+        EventFile(path)
+
+
+NAMES = [
+    "Events",
+    layout.EVENT_IDS,
+    layout.DATA,
+    GROUP,
+    *(f"{GROUP}/{table}" for table in ("extents", "voxel_extents", "image_meta")),
+    LABELS,
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_place_of_a_file_holds_something_that_is_not_told(path, name):
+    """Every kind of wrong object at every place of the layout names the file and a path."""
+    whole = path.read_bytes()
+    for make in (*LINKS, group, named_type, without_fields, scalar, without_values, of_text):
+        path.write_bytes(whole)
+        replaced(path, name, make)
+        with pytest.raises(DataError, match=r"events\.h5: .*(Events|Data|sparse images)"):
+            EventFile(path)
+
+
+@pytest.mark.parametrize("table", ["", "/extents", "/particles"])
+def test_particles_that_are_something_else(path, table):
+    place = layout.particle_group()
+    whole = path.read_bytes()
+    for make in (*LINKS, named_type, without_fields, scalar, without_values, of_text):
+        path.write_bytes(whole)
+        if table:
+            replaced(
+                path, f"{place}/extents", lambda f, n: f.create_dataset(n, (4,), layout.EXTENT)
+            )
+        replaced(path, f"{place}{table}", make)
+        with EventFile(path) as file, pytest.raises(DataError, match=rf"events\.h5: .*{place}"):
+            file.particles(0)
+
+
+def test_particles_may_lack_fields(path):
+    place = layout.particle_group()
+    extents = np.zeros(4, layout.EXTENT)
+    extents["N"] = 1
+    with h5py.File(path, "r+") as file:
+        file[f"{place}/extents"] = extents
+        file[f"{place}/particles"] = np.array([(14,)], [("pdg", "<i4")])
+    with EventFile(path) as file:
+        assert file.particles(3).tolist() == [(14,)]

@@ -16,6 +16,7 @@ from cosmictagger.data.loader import EventLoader
 from cosmictagger.data.order import Order
 from cosmictagger.data.synthetic import SyntheticLoader
 from cosmictagger.errors import DataError
+from cosmictagger.sources import endless
 
 from .data_cases import SIZE, change, random_event, write_random
 
@@ -178,13 +179,37 @@ def test_a_stored_position_fits_another_number_of_instances(path):
         resumed.load_state_dict(state)
 
 
+@pytest.mark.parametrize("sizes", [(4, 3), (3, 4), (2, 6, 1), (5, 2, 3)])
+def test_with_other_batch_sizes_each_event_still_comes_once_per_epoch(path, sizes):
+    """Of seven events, in whatever batches: after each change the very next event follows."""
+    state, seen = None, []
+    for size in sizes:
+        with EventLoader(path, batch_size=size, shuffle=True, seed=3, across_epochs=True) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            batches = endless(loader)
+            for _ in range(5):
+                seen += next(batches).entries
+            state = loader.state_dict()
+    with EventLoader(path, batch_size=1, shuffle=True, seed=3, across_epochs=True) as one:
+        batches = endless(one)
+        assert seen == [next(batches).entries[0] for _ in seen]
+
+
+def test_instances_get_as_many_batches_where_they_are_told_to(path):
+    found = []
+    for index in range(3):
+        with EventLoader(path, batch_size=2, shard=(index, 3), equal=True) as loader:
+            found.append([batch.entries for batch in loader])
+            assert loader.load([]).image.shape == (0, 3, *loader.image_size)
+    assert found == [[[0, 1], [6]], [[2, 3], []], [[4, 5], []]]
+
+
 def test_a_stored_position_of_other_data_is_refused(path):
     with EventLoader(path, batch_size=2) as loader:
         state = loader.state_dict()
         with pytest.raises(DataError, match="events=5, here it is 7"):
             loader.load_state_dict({**state, "events": 5})
-        with pytest.raises(DataError, match="step_size=4, here it is 2"):
-            loader.load_state_dict({**state, "step_size": 4})
         with pytest.raises(DataError, match=r"lacks \['epoch'\]"):
             loader.load_state_dict({name: state[name] for name in state if name != "epoch"})
 

@@ -107,7 +107,7 @@ def test_the_worst_and_the_best_are_kept_and_no_more(tmp_path):
         for entry in order:
             events = batch((entry,))
             results.add(events, logits(events), rows(events))
-            assert len(results._kept) <= 4
+            assert len(results.candidates) <= 4
     assert [path.stem for path in results.files.displays] == [
         "entry_000000",
         "entry_000001",

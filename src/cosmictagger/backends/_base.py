@@ -14,6 +14,7 @@ from cosmictagger.config.mode import Optimizer, OptimizerKind
 from cosmictagger.config.run import ComputeMode, Precision
 from cosmictagger.data import Batch
 from cosmictagger.errors import BackendError
+from cosmictagger.instances import Instances
 
 Logits = tuple[torch.Tensor, ...]
 
@@ -101,6 +102,9 @@ class Settings:
         compile: plain PyTorch only: compile the network.
         channels_last: plain PyTorch only: layout of convolutions in memory.
         folder: where compiled programs and logs of compilers may go.
+        replicas: IPU mode only: copies of the network in this process.
+        instances: the processes that make each update together.
+        broadcast_buffers: plain PyTorch only: all use the first instance's statistics.
     """
 
     mode: ComputeMode = ComputeMode.CPU
@@ -110,6 +114,14 @@ class Settings:
     compile: bool = False
     channels_last: bool = False
     folder: str | None = None
+    replicas: int = 1
+    instances: Instances = dataclasses.field(default_factory=Instances)
+    broadcast_buffers: bool = True
+
+    @property
+    def images(self) -> int:
+        """Images of one update of this instance."""
+        return self.micro_batch * self.replicas * self.accumulation
 
     @property
     def accumulation(self) -> int:
@@ -135,7 +147,7 @@ class Backend(abc.ABC):
         self.training_steps = self.evaluation_steps = 0
 
     def train_step(self, batch: Batch, rate: float) -> StepResult:
-        """One update from ``micro_batch * accumulation`` images.
+        """One update from ``settings.images`` images, and as many of every other instance.
 
         Args:
             batch: with labels.
@@ -143,8 +155,9 @@ class Backend(abc.ABC):
 
         Raises:
             BackendError: the batch has another size, or the step did not run on the device.
+            InstanceError: another instance did not come to this update.
         """
-        wanted = self.settings.micro_batch * self.settings.accumulation
+        wanted = self.settings.images
         if self.settings.optimizer is None:
             raise BackendError("This backend was made without an optimizer, so it cannot train.")
         if len(batch) != wanted or batch.label is None:
@@ -176,6 +189,22 @@ class Backend(abc.ABC):
             with torch.no_grad():
                 loss = self.loss(logits, batch.label)
         return StepResult(loss, logits)
+
+    def share_statistics(self) -> None:
+        """Gives all instances the first one's statistics of batches, to evaluate with.
+
+        An update needs none of them, so this changes no weights.
+        """
+        together = self.settings.instances
+        if together.count > 1:
+            self._load_statistics(together.tensors_from_first("statistics", self._statistics()))
+
+    def _statistics(self) -> dict[str, torch.Tensor]:
+        return {name: value.detach().cpu() for name, value in self.network.named_buffers()}
+
+    def _load_statistics(self, values: Mapping[str, torch.Tensor]) -> None:
+        for name, value in self.network.named_buffers():
+            value.copy_(values[name])
 
     @abc.abstractmethod
     def _train(self, image: torch.Tensor, label: torch.Tensor, rate: float) -> StepResult: ...

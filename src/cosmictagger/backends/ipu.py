@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+import popdist
+import popdist.poptorch
 import poptorch
 from cosmictagger.backends._base import (
     ADAM_EPS,
@@ -30,9 +32,10 @@ from cosmictagger.backends._base import (
 )
 from cosmictagger.config.mode import OptimizerKind
 from cosmictagger.config.run import Precision
-from cosmictagger.errors import BackendError, ConfigError
+from cosmictagger.errors import BackendError, ConfigError, InstanceError
 from cosmictagger.models.with_loss import LossInForward
 
+_SEED = 42  # the published port's
 # What the device calls the state of a parameter.
 _DEVICE_NAMES = {"step": "Step", "exp_avg": "Accl1", "exp_avg_sq": "Accl2", "square_avg": "Accl1"}
 _SCALING = "lossScaling_FLOAT"
@@ -67,25 +70,40 @@ class IpuBackend(Backend):
         self.module = LossInForward(network, loss, mark=_mark)
         self._optimizer = self._make_optimizer()
         self.trainer: Any = None
+        # Each wrapper keeps the mode that the module is in when it is wrapped.
+        self.module.train()
         if self._optimizer is not None:
             self.trainer = poptorch.trainingModel(
                 self.module, self._options(training=True), optimizer=self._optimizer
             )
+        self.module.eval()
         self.evaluator: Any = poptorch.inferenceModel(self.module, self._options(training=False))
         self._updates_before = 0
 
     def _options(self, *, training: bool) -> poptorch.Options:
-        options = poptorch.Options()
+        # Inference exchanges nothing: each instance evaluates its images by itself.
+        options = self._placed() if training else poptorch.Options()
         # Every micro-batch's loss and scores come back, not those of the last one alone.
         options.outputMode(poptorch.OutputMode.All)
         # In a file of a job's output a moving bar is noise; the log says what was compiled.
-        options.showCompilationProgressBar(sys.stderr.isatty())
+        is_first = self.settings.instances.is_first
+        options.showCompilationProgressBar(is_first and sys.stderr.isatty())
         if training:
             options.Training.gradientAccumulation(self.settings.accumulation)
             # Gradients of one pixel among millions are below the smallest half.
             options.Training.setAutomaticLossScaling(self.half)
         if self.settings.folder is not None:
             options.logDir(self.settings.folder)
+        return options
+
+    def _placed(self) -> poptorch.Options:
+        """Options that know the replicas of this instance, and which instance it is."""
+        if popdist.isPopdistEnvSet():
+            options: poptorch.Options = popdist.poptorch.Options()
+        else:
+            options = poptorch.Options().replicationFactor(self.settings.replicas)
+        if self.settings.instances.count * self.settings.replicas > 1:
+            options.randomSeed(_SEED)  # a common one
         return options
 
     def _make_optimizer(self) -> Any:
@@ -132,6 +150,8 @@ class IpuBackend(Backend):
     ) -> tuple[torch.Tensor, Logits]:
         try:
             *logits, loss = executor(image.half() if self.half else image, label)
+        except popdist.Error as error:
+            raise InstanceError(f"An update could not be made together: {error}") from error
         except poptorch.Error as error:
             raise BackendError(f"IPU mode cannot go on: {error}") from error
         if loss.requires_grad or not executor.isAttachedToDevice():
@@ -153,7 +173,7 @@ class IpuBackend(Backend):
         target = executor.target
         return Proof(
             mode=self.settings.mode.name,
-            backend="poptorch",
+            backend=f"poptorch{self._copies()}",
             target=target,
             device=torch.cuda.get_device_name() if target == "cuda" else processor(),
             precision=self.settings.precision.name,
@@ -162,6 +182,14 @@ class IpuBackend(Backend):
             training_steps=self.training_steps,
             evaluation_steps=self.evaluation_steps,
         )
+
+    def _copies(self) -> str:
+        replicas, count = self.settings.replicas, self.settings.instances.count
+        if self._optimizer is None or replicas * count == 1:
+            return ""
+        if count == 1:
+            return f", {replicas} replicas"
+        return f", {count} instances with {replicas} replica{'s' * (replicas > 1)} each"
 
     def _compare_counts(self) -> None:
         settings = self.settings.optimizer

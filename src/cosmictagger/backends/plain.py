@@ -26,6 +26,7 @@ from cosmictagger.backends._base import (
     processor,
     torch_state,
 )
+from cosmictagger.backends.data_parallel import Shared
 from cosmictagger.config.mode import OptimizerKind
 from cosmictagger.config.run import ComputeMode, Precision
 from cosmictagger.errors import BackendError, ConfigError
@@ -54,6 +55,11 @@ class PlainBackend(Backend):
         if last:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._forward: Any = torch.compile(network) if settings.compile else network
+        self._shared: Shared | None = None
+        if settings.instances.count > 1 and settings.optimizer is not None:
+            self._shared = Shared(
+                self._forward, settings.instances, broadcast_buffers=settings.broadcast_buffers
+            )
         self._optimizer = _optimizer(network, settings)
         mixed_gpu = settings.precision is Precision.mixed and self.device.type == "cuda"
         self._scaler = torch.amp.GradScaler("cuda", enabled=mixed_gpu)
@@ -70,12 +76,14 @@ class PlainBackend(Backend):
         losses, logits = [], []
         watch = _Watch(self.device)
         for images, labels in micro_batches(self.settings, image, label):
-            with watch.part("forward"):
-                scores = self._score(images)
-            with watch.part("loss"):
-                loss = self.loss(scores, labels.to(self.device))
-            with watch.part("backward"):
-                self._scaler.scale(loss / self.settings.accumulation).backward()
+            last = len(losses) + 1 == self.settings.accumulation
+            with self._together(last):
+                with watch.part("forward"):
+                    scores = self._score(images, self._shared or self._forward)
+                with watch.part("loss"):
+                    loss = self.loss(scores, labels.to(self.device))
+                with watch.part("backward"):
+                    self._scaler.scale(loss / self.settings.accumulation).backward()
             losses.append(loss.detach())
             logits.append(tuple(plane.detach() for plane in scores))
         with watch.part("optimizer"):
@@ -86,17 +94,26 @@ class PlainBackend(Backend):
         self._first_seconds = self._first_seconds or time.perf_counter() - started
         return result
 
+    @contextlib.contextmanager
+    def _together(self, last: bool) -> Iterator[None]:
+        """A pass of an update; the last one exchanges what all of them have added up."""
+        if self._shared is None:
+            yield
+            return
+        with self._shared.told(), self._shared.adding(last):
+            yield
+
     def _evaluate(self, image: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, Logits]:
         self.network.eval()
         with torch.no_grad():
-            logits = self._score(image)
+            logits = self._score(image, self._forward)
             loss = self.loss(logits, label.to(self.device))
         self.evaluation_steps += 1
         return loss.cpu(), joined([logits])
 
-    def _score(self, image: torch.Tensor) -> Logits:
+    def _score(self, image: torch.Tensor, forward: Any) -> Logits:
         with self._casting():
-            logits = self._forward(image.to(self.device, self.dtype))
+            logits = forward(image.to(self.device, self.dtype))
         # The loss computes in float32 whatever the network does.
         logits = tuple(plane.float() for plane in logits)
         if logits[0].device.type != self.device.type:
@@ -119,7 +136,7 @@ class PlainBackend(Backend):
         gpu = self.device.type == "cuda"
         return Proof(
             mode=self.settings.mode.name,
-            backend="PyTorch, compiled" if compiled else "PyTorch, eager",
+            backend=f"PyTorch, {'compiled' if compiled else 'eager'}{self._parallel()}",
             target="inductor" if compiled else EAGER,
             device=torch.cuda.get_device_name() if gpu else processor(),
             precision=self.settings.precision.name,
@@ -128,6 +145,12 @@ class PlainBackend(Backend):
             training_steps=self.training_steps,
             evaluation_steps=self.evaluation_steps,
         )
+
+    def _parallel(self) -> str:
+        if self._shared is None:
+            return ""
+        backend = torch.distributed.get_backend()
+        return f", DistributedDataParallel ({backend}) in {self.settings.instances.count} processes"
 
     def _optimizer_state(self) -> dict[str, Any]:
         found = torch_state(self.network, self._optimizer, self.settings.optimizer)

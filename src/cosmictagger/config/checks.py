@@ -4,14 +4,15 @@ Nothing is dropped silently: a key that would change numbers and cannot is refus
 nothing to act on here is named once in the log.
 """
 
-import os
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
 import torch
 
+from cosmictagger.config.framework import DistributedMode
 from cosmictagger.config.mode import ModeKind
+from cosmictagger.config.processes import settle_processes
 from cosmictagger.config.root import Config
 from cosmictagger.config.run import ComputeMode
 from cosmictagger.errors import ConfigError
@@ -19,7 +20,6 @@ from cosmictagger.errors import ConfigError
 AVAILABLE = (ComputeMode.CPU, ComputeMode.GPU, ComputeMode.IPU, ComputeMode.RDU)
 _DEFAULT_ITERATIONS = 500
 _LARGEST = 2**63 - 1
-_WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE")
 
 
 def settle(config: Config) -> list[str]:
@@ -40,7 +40,6 @@ def settle(config: Config) -> list[str]:
     _check_framework(config)
     _settle_mode(config)
     _check_numbers(config)
-    _check_processes()
     if config.run.iterations is None and config.mode.name in (ModeKind.train, ModeKind.iotest):
         config.run.iterations = _DEFAULT_ITERATIONS
     if getattr(config.mode, "quantization_aware", False):
@@ -48,7 +47,7 @@ def settle(config: Config) -> list[str]:
             "mode.quantization_aware=True was asked for; training for 8-bit integers is not "
             "available. Leave it False."
         )
-    return _without_effect(config)
+    return [*settle_processes(config), *_without_effect(config)]
 
 
 def _check_framework(config: Config) -> None:
@@ -80,6 +79,7 @@ def _check_numbers(config: Config) -> None:
         ("run.iterations", config.run.iterations, 1),
         ("run.aux_iterations", config.run.aux_iterations, 0),
         ("run.minibatch_size", config.run.minibatch_size, 1),
+        ("run.num_replicas", config.run.num_replicas, 1),
         ("data.downsample", config.data.downsample, 0),
     ]
     lowest += [
@@ -108,19 +108,8 @@ def _check_numbers(config: Config) -> None:
         )
 
 
-def _check_processes() -> None:
-    for name in _WORLD_SIZES:
-        if os.environ.get(name, "1") not in ("", "0", "1"):
-            raise ConfigError(
-                f"This is one of {os.environ[name]} processes ({name}), which would train as many "
-                "networks that know nothing of each other. Start one process."
-            )
-
-
 _NO_EFFECT = (
-    ("run.distributed", False, "this is one process"),
-    ("run.horovod_num_groups", 0, "this is one process"),
-    ("run.broadcast_buffers", True, "this is one process"),
+    ("run.horovod_num_groups", 0, "torch.distributed connects processes, without groups"),
     ("network.weight_decay", 0.1, "PyTorch runs have never used it"),
 )
 
@@ -132,6 +121,10 @@ def _without_effect(config: Config) -> list[str]:
         if look_up(config, name) != default
     ]
     plain = config.run.compute_mode in (ComputeMode.CPU, ComputeMode.GPU)
+    if config.framework.distributed_mode is DistributedMode.horovod:
+        notes.append("framework.distributed_mode=horovod has no effect: torch's DDP is used.")
+    if not (config.run.broadcast_buffers or (plain and config.run.distributed)):
+        notes.append("run.broadcast_buffers=False has no effect: it is for run.distributed=True.")
     if config.framework.compile and not plain:
         notes.append(
             f"framework.compile=True has no effect: {config.run.compute_mode.name} mode "  # type: ignore[union-attr]

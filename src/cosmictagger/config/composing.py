@@ -9,7 +9,7 @@ from typing import Any
 from hydra import compose, initialize
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -34,14 +34,18 @@ def composed(preset: str, overrides: Sequence[str]) -> Config:
         ConfigError: an unknown key or choice, with those that are near; a value of another type.
     """
     check_preset(preset)
+    for sentence in _choices(overrides):
+        raise ConfigError(sentence)
     try:
         found = _compose(preset, overrides)
         # Hydra takes a new key from anybody who writes a + before it, and nobody would read it.
-        if any(override.is_add() for _, override in _parsed(overrides)):
+        if any(each.is_add() or each.is_force_add() for _, each in _parsed(overrides)):
             for sentence in _keys(preset, overrides):
                 raise ConfigError(sentence)
         return typed(found)
-    except (HydraException, OmegaConfBaseException) as error:
+    except ConfigError:
+        raise
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(_explained(preset, overrides, error)) from None
 
 
@@ -71,9 +75,8 @@ def _compose(preset: str, overrides: Sequence[str]) -> DictConfig:
 
 def _explained(preset: str, overrides: Sequence[str], error: Exception) -> str:
     """What is wrong with the first override that is wrong."""
-    for found in (_choices(overrides), _keys(preset, overrides)):
-        for sentence in found:
-            return sentence
+    for sentence in _keys(preset, overrides):
+        return sentence
     said = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
     return f"The configuration cannot be read: {said}"
 
@@ -82,12 +85,15 @@ def _parsed(overrides: Sequence[str]) -> list[tuple[str, Override]]:
     parser, found = OverridesParser.create(), []
     for text in overrides:
         try:
-            found.append((text, parser.parse_override(text)))
+            override = parser.parse_override(text)
         except HydraException:
+            override = None
+        if override is None or not override.key_or_group:
             raise ConfigError(
                 f"{text} cannot be read as KEY=VALUE. Put values with blanks, commas or brackets "
                 "into two pairs of quotes: \"KEY='VALUE'\"."
-            ) from None
+            )
+        found.append((text, override))
     return found
 
 
@@ -101,12 +107,18 @@ def _groups() -> dict[str, list[str]]:
 
 
 def _choices(overrides: Sequence[str]) -> Iterator[str]:
+    """Overrides of groups with something else than one of their choices, one after another."""
     groups = _groups()
     for text, override in _parsed(overrides):
         known = groups.get(override.key_or_group)
-        if known is not None and str(override.value()) not in known:
-            near = _nearest(str(override.value()), known)
+        if known is None:
+            continue
+        group, choice = override.key_or_group, str(override.value())
+        if choice not in known:
+            near = _nearest(choice, known)
             yield f"{text} was asked for; choices are {', '.join(known)}.{near}"
+        elif override.type is not OverrideType.CHANGE or override.package:
+            yield f"{text} was asked for, but a group can only be chosen. Write {group}={choice}."
 
 
 def _keys(preset: str, overrides: Sequence[str]) -> Iterator[str]:

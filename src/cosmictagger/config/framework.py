@@ -21,7 +21,7 @@ class Torch:
         seed: of the first weights, with deterministic kernels; 0 draws one and says it.
         sparse: a sparse network, where one is available.
         compile: CPU and GPU mode: torch.compile instead of eager.
-        distributed_mode: no effect here: one process.
+        distributed_mode: DDP; horovod has no effect.
         environment_variables: put into the environment; add with
             +framework.environment_variables.NAME='value'.
     """

@@ -41,13 +41,16 @@ class Run:
         iterations: steps of this launch; a resumed run makes that many more. null: 500; in
             inference and evaluate: every event once.
         aux_iterations: validate on the aux file every so many steps; 0: never.
-        minibatch_size: images per micro-batch.
+        minibatch_size: images per micro-batch; in IPU mode, with synthetic data and in inference of
+            each replica or process, else of all processes together.
+        num_replicas: IPU mode: copies of the network that share each update; under poprun it
+            decides.
         precision: float32, mixed, bfloat16 or float16.
         profile: write a Chrome trace of every step to profiles/.
         saver: write TensorBoard files.
-        distributed: no effect here: one process.
-        horovod_num_groups: no effect here: one process.
-        broadcast_buffers: no effect here: one process.
+        distributed: CPU and GPU mode: the processes of torchrun, mpirun or Slurm share the run.
+        horovod_num_groups: no effect: processes are connected by torch.distributed.
+        broadcast_buffers: with distributed: all use the statistics of the first process.
     """
 
     id: str = MISSING
@@ -55,6 +58,7 @@ class Run:
     iterations: int | None = None
     aux_iterations: int = 10
     minibatch_size: int = 2
+    num_replicas: int = 1
     precision: Precision = Precision.float32
     profile: bool = False
     saver: bool = True

@@ -6,6 +6,7 @@ the event and the plane.
 """
 
 import contextlib
+import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -94,6 +95,14 @@ class EventFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def digest(self) -> str:
+        """What tells this file's events from others: a hash of their ids and of their extents."""
+        found = hashlib.sha256(self.event_ids.tobytes())
+        for producer in filter(None, (self.image, self.label)):
+            found.update(self._tables[producer].first.tobytes())
+            found.update(self._tables[producer].count.tobytes())
+        return found.hexdigest()
+
     def close(self) -> None:
         """Closes the HDF5 handle; the next read opens it again."""
         handle, self._handle = self._handle, None
@@ -105,7 +114,7 @@ class EventFile:
 
     def producers(self) -> list[str]:
         """Names of the producers of sparse images that the file holds, sorted."""
-        data = self._file().get(layout.DATA)
+        data = self._node(layout.DATA)
         names = list(data) if isinstance(data, h5py.Group) else []
         found = (re.fullmatch(r"sparse2d_(.+)_group", name) for name in names)
         return sorted(match[1] for match in found if match)
@@ -134,8 +143,10 @@ class EventFile:
         table = self._tables[producer]
         first, count = table.first[event], table.count[event]
         start, stop = int(first.min()), int((first + count).max())
-        rows = self._rows(f"{layout.sparse_group(producer)}/voxels", start, stop, event)
-        ids, values = np.ascontiguousarray(rows["id"]), np.ascontiguousarray(rows["value"])
+        name = f"{layout.sparse_group(producer)}/voxels"
+        rows = self._rows(name, layout.VOXEL, start, stop, event)
+        ids = np.ascontiguousarray(rows["id"], np.uint64)
+        values = np.ascontiguousarray(rows["value"], np.float32)
         planes = []
         for plane in range(PLANES):
             part = slice(int(first[plane]) - start, int(first[plane] + count[plane]) - start)
@@ -160,49 +171,78 @@ class EventFile:
             DataError: the table contradicts itself or cannot be read.
         """
         group = layout.particle_group(producer)
-        if group not in self._file():
+        if self._node(group) is None:
             return None
         extents = self._table(f"{group}/extents", layout.EXTENT)
         if len(extents) != len(self):
             raise self._fault(f"{group}/extents has {len(extents)} rows for {len(self)} events")
         first, count = int(extents["first"][event]), int(extents["N"][event])
-        total = self._dataset(f"{group}/particles").shape[0]
+        total = len(self._dataset(f"{group}/particles", layout.PARTICLE))
         if first + count > total:
             raise self._fault(
                 f"event {event} has particles {first} to {first + count}, the table has {total}"
             )
-        return self._rows(f"{group}/particles", first, first + count, event)
+        return self._rows(f"{group}/particles", layout.PARTICLE, first, first + count, event)
 
     def _file(self) -> h5py.File:
         if self._handle is None or self._process != os.getpid():
             self._handle, self._process = _opened(self.path), os.getpid()
         return self._handle
 
-    def _dataset(self, name: str) -> h5py.Dataset:
-        found = self._file().get(name)
-        if not isinstance(found, h5py.Dataset):
+    def _node(self, name: str) -> Any:
+        """What a path leads to, also through links; None where nothing has that name."""
+        with self._reading(name):
+            file = self._file()
+            return None if file.get(name, getlink=True) is None else file[name]
+
+    def _dataset(self, name: str, kind: np.dtype) -> h5py.Dataset:
+        """A table with the fields of ``kind``, of types that become those of ``kind``.
+
+        True particles may lack fields: what reads them asks which there are.
+        """
+        node = self._node(name)
+        if node is None:
             raise self._fault(f"it has no table {name!r}, so it is no larcv3 file of events")
-        return found
+        if not isinstance(node, h5py.Dataset):
+            raise self._fault(f"{name!r} is a {type(node).__name__.lower()}, needed is a table")
+        with self._reading(name):
+            shape, fields = node.shape, node.dtype
+        if shape is None or len(shape) != 1:
+            raise self._fault(
+                f"{name!r} has shape {shape}, needed is a table: one row after another"
+            )
+        present = [field for field in kind.names or () if field in (fields.names or ())]
+        missing = [field for field in kind.names or () if field not in present]
+        if missing and (kind is not layout.PARTICLE or not present):
+            raise self._fault(f"table {name!r} lacks the fields {missing}")
+        for field in present:
+            if not _becomes(fields[field], kind[field]):
+                raise self._fault(
+                    f"field {field!r} of table {name!r} is {fields[field]}, needed is {kind[field]}"
+                )
+        return node
 
     def _table(self, name: str, kind: np.dtype) -> npt.NDArray[np.void]:
         """A whole table, with the fields that ``kind`` names."""
-        dataset = self._dataset(name)
-        missing = [field for field in kind.names or () if field not in (dataset.dtype.names or ())]
-        if missing:
-            raise self._fault(f"table {name!r} lacks the fields {missing}")
+        dataset = self._dataset(name, kind)
         with self._reading(name):
             return dataset[()]
 
-    def _rows(self, name: str, start: int, stop: int, event: int) -> npt.NDArray[np.void]:
+    def _rows(
+        self, name: str, kind: np.dtype, start: int, stop: int, event: int
+    ) -> npt.NDArray[np.void]:
+        dataset = self._dataset(name, kind)
         with self._reading(f"{name}, event {event}"):
-            return self._dataset(name)[start:stop]
+            return dataset[start:stop]
 
     @contextlib.contextmanager
     def _reading(self, what: str) -> Iterator[None]:
-        """Gives what HDF5 says about damaged chunks a file and a place."""
+        """Gives what HDF5 says about damaged chunks, types and links a file and a place."""
         try:
             yield
-        except (OSError, RuntimeError) as problem:
+        except DataError:
+            raise
+        except (OSError, RuntimeError, LookupError, TypeError, ValueError) as problem:
             raise self._fault(
                 f"{what} cannot be read ({problem}): it is damaged, fetch it again"
             ) from problem
@@ -210,7 +250,7 @@ class EventFile:
     def _producer(self, producer: str) -> _Tables:
         """Reads and checks the tables of one producer."""
         group = layout.sparse_group(producer)
-        if group not in self._file():
+        if self._node(group) is None:
             raise self._fault(
                 f"it has no sparse images of producer {producer!r}; it has "
                 f"{', '.join(map(repr, self.producers())) or 'none at all'}"
@@ -236,7 +276,8 @@ class EventFile:
     def _check_planes(
         self, producer: str, planes: npt.NDArray[np.void], rows: npt.NDArray[np.int64]
     ) -> None:
-        total = self._dataset(f"{layout.sparse_group(producer)}/voxels").shape[0]
+        name = f"{layout.sparse_group(producer)}/voxels"
+        total = len(self._dataset(name, layout.VOXEL))
         wrong = np.argwhere(_outside(planes, total)[rows])
         if len(wrong):
             event, place = wrong[0]
@@ -294,6 +335,15 @@ def _outside(extents: npt.NDArray[np.void], total: int) -> npt.NDArray[np.bool_]
     """Which row ranges reach beyond a table; written so that no unsigned sum can wrap."""
     first, count = extents["first"], extents["N"].astype(np.uint64)
     return (count > total) | (first > np.uint64(total) - np.minimum(count, np.uint64(total)))
+
+
+def _becomes(stored: np.dtype, wanted: np.dtype) -> bool:
+    """Whether a field can be read as another type without another meaning."""
+    kinds = (part.subdtype or (part, ()) for part in (stored, wanted))
+    (there, shape), (here, expected) = kinds
+    if here.names is not None:
+        return shape == expected and there.names == here.names
+    return shape == expected and bool(np.can_cast(there, here, "same_kind"))
 
 
 def _opened(path: Path) -> h5py.File:

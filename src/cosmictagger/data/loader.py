@@ -20,9 +20,8 @@ from cosmictagger.errors import DataError
 
 Source = str | os.PathLike[str] | EventFile
 
-# What has to be equal for a stored position to mean the same batches. The batch size and the
-# number of instances may change as long as their product stays.
-_IDENTITY = ("events", "step_size", "shuffle", "drop_last", "across_epochs")
+# What has to be equal for a stored position to mean the same events.
+_IDENTITY = ("events", "shuffle", "drop_last", "across_epochs")
 
 
 @dataclass(frozen=True)
@@ -76,6 +75,11 @@ class BatchStream:
         """Events of one batch of this instance."""
         return self.order.batch_size
 
+    @property
+    def step_size(self) -> int:
+        """Events of one batch of all instances together."""
+        return self.order.step_size
+
     def load(self, entries: Sequence[int]) -> Batch:
         """Makes one batch of the given events, here and now."""
         raise NotImplementedError
@@ -119,29 +123,33 @@ class BatchStream:
             "epoch": self.epoch,
             "position": self.position,
             "seed": self.order.seed,
+            "origin": self.order.origin,
+            "step_size": self.order.step_size,
             **{name: getattr(self.order, name) for name in _IDENTITY},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where ``state_dict`` was taken: the very same batches follow.
+        """Goes on where ``state_dict`` was taken: the very same events follow.
+
+        In the same batches, if these are of the same size, of all instances together.
 
         Raises:
-            DataError: the stored position is of other data or of another batch size, or an entry
-                is missing.
+            DataError: the stored position is of other data, or an entry is missing.
         """
-        missing = {"epoch", "position", "seed", *_IDENTITY} - set(state)
+        missing = {"epoch", "position", "seed", "step_size", *_IDENTITY} - set(state)
         if missing:
             raise DataError(f"The stored position of the loader lacks {sorted(missing)}.")
         for name in _IDENTITY:
             if state[name] != getattr(self.order, name):
                 raise DataError(
                     f"The stored position of the loader is for {name}={state[name]}, here it is "
-                    f"{getattr(self.order, name)}. Go on with the same data and batch size, or "
-                    "start the data afresh with set_epoch."
+                    f"{getattr(self.order, name)}. Go on with the same data, or start it afresh "
+                    "with set_epoch."
                 )
         self.stop()
-        self.order = replace(self.order, seed=int(state["seed"]))
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+        order = replace(self.order, seed=int(state["seed"]), origin=int(state.get("origin", 0)))
+        place = int(state["epoch"]), int(state["position"])
+        self.order, self.epoch, self.position = order.moved(*place, int(state["step_size"]))
 
     def _rest_of_epoch(self) -> Generator[Batch, None, None]:
         epoch, last = self.epoch, len(self)
@@ -198,6 +206,7 @@ class EventLoader(BatchStream):
         drop_last: leave out events at the end of an epoch that fill no batch.
         across_epochs: fill the last batch with the first events of the next epoch: batches of one
             size and yet each event once per epoch.
+        equal: all instances get the same number of batches; the last one of an epoch may be empty.
         img_transform: give ln(1 + x) of the images.
         image: producer of the images, for files given by name.
         label: producer of the labels, or None to read none, for files given by name.
@@ -218,6 +227,7 @@ class EventLoader(BatchStream):
         prefetch: int = 2,
         drop_last: bool = False,
         across_epochs: bool = False,
+        equal: bool = False,
         img_transform: bool = False,
         image: str = IMAGE,
         label: str | None = LABEL,
@@ -229,7 +239,7 @@ class EventLoader(BatchStream):
         self.img_transform = img_transform
         self._ends = np.cumsum([len(file) for file in self.files])
         events = int(self._ends[-1])
-        order = Order(events, batch_size, shuffle, seed, shard, drop_last, across_epochs)
+        order = Order(events, batch_size, shuffle, seed, shard, drop_last, across_epochs, equal)
         super().__init__(order, prefetch)
 
     def locate(self, entry: int) -> tuple[EventFile, int]:

@@ -6,7 +6,7 @@ a run can go on with another number of them.
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ class Order:
         drop_last: leave out the events at the end of an epoch that fill no batch.
         across_epochs: fill the last batch of an epoch with the first events of the next one, so
             that all batches are of one size and yet each event comes once per epoch.
+        equal: all instances get the same number of batches; at the end of an epoch some may be
+            empty.
+        origin: where the first step begins, counted in events of all epochs; with across_epochs.
 
     Raises:
         DataError: an argument out of range, or fewer events than a batch where each has to be full.
@@ -39,6 +42,8 @@ class Order:
     shard: tuple[int, int] = (0, 1)
     drop_last: bool = False
     across_epochs: bool = False
+    equal: bool = False
+    origin: int = 0
 
     def __post_init__(self) -> None:
         index, count = self.shard
@@ -67,7 +72,8 @@ class Order:
         if self.across_epochs:
             return self._first_step(epoch + 1) - self._first_step(epoch)
         full, rest = divmod(self.events, self.step_size)
-        return full + (not self.drop_last and rest > self.shard[0] * self.batch_size)
+        least = 0 if self.equal else self.shard[0] * self.batch_size
+        return full + (not self.drop_last and rest > least)
 
     def entries(self, epoch: int, position: int) -> npt.NDArray[np.int64]:
         """The events of one batch.
@@ -83,12 +89,38 @@ class Order:
         if not self.across_epochs:
             start = position * self.step_size + offset
             return self.epoch_order(epoch)[start : start + self.batch_size]
-        start = (self._first_step(epoch) + position) * self.step_size + offset
+        start = self._begins(epoch, position) + offset
         places = np.arange(start, start + self.batch_size)
         return np.array(
             [self.epoch_order(int(p) // self.events)[int(p) % self.events] for p in places],
             np.int64,
         )
+
+    def moved(self, epoch: int, position: int, step_size: int) -> tuple["Order", int, int]:
+        """Goes on behind the steps of another size that were made so far.
+
+        Args:
+            epoch: of the next one of these steps.
+            position: likewise.
+            step_size: their events.
+
+        Returns:
+            An order, and epoch and position of its next batch. With across_epochs each event comes
+            as often as before; otherwise events of one new step may be left out.
+        """
+        if step_size == self.step_size:
+            return self, epoch, position
+        if not self.across_epochs:
+            return self, epoch, -(-position * step_size // self.step_size)
+        old = replace(self, batch_size=step_size, shard=(0, 1))
+        place = old._begins(epoch, position)
+        new = replace(self, origin=place)
+        epoch = place // self.events
+        return new, epoch, -new._first_step(epoch)
+
+    def _begins(self, epoch: int, position: int) -> int:
+        """The first event of a step of all instances, counted in events of all epochs."""
+        return self.origin + (self._first_step(epoch) + position) * self.step_size
 
     def epoch_order(self, epoch: int) -> npt.NDArray[np.int64]:
         """All events in the order of an epoch, int64 [events]."""
@@ -96,7 +128,7 @@ class Order:
 
     def _first_step(self, epoch: int) -> int:
         """Number of the first step, over all epochs, that starts in this epoch."""
-        return -(-epoch * self.events // self.step_size)
+        return -((self.origin - epoch * self.events) // self.step_size)
 
 
 @functools.lru_cache(maxsize=8)

@@ -20,8 +20,10 @@ It writes into ``output_dir``:
 ==========================  ======================================================================
 
 Every file appears complete or not at all. A pass that ends in an exception leaves none of them.
+Where several instances share a pass, each has a `Collector`, and `parts` joins what they keep.
 """
 
-from cosmictagger.results.writer import ResultsWriter, WrittenFiles, write
+from cosmictagger.results.files import WrittenFiles, write_files
+from cosmictagger.results.writer import Collector, ResultsWriter, write
 
-__all__ = ["ResultsWriter", "WrittenFiles", "write"]
+__all__ = ["Collector", "ResultsWriter", "WrittenFiles", "write", "write_files"]

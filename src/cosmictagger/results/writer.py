@@ -2,102 +2,63 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tqdm import tqdm
 
-from abele.atomic import write_text
 from cosmictagger.data.dense import dense_size
 from cosmictagger.errors import DataError
 from cosmictagger.metrics import CLASSES, PLANES
 from cosmictagger.physics_metrics import neutrino_of
-from cosmictagger.results import curves, displays, report
+from cosmictagger.results.candidates import Candidates
 from cosmictagger.results.events import EventRecord, sparse_plane
+from cosmictagger.results.files import (
+    PREDICTIONS,
+    WrittenFiles,
+    fields,
+    with_image_size,
+    write_files,
+)
 from cosmictagger.results.predictions import PredictionWriter, Scores, scores_of
-from cosmictagger.results.tally import Row, Tally, as_csv
+from cosmictagger.results.tally import Row, Tally
 
 if TYPE_CHECKING:
     from cosmictagger.data.loader import Batch
 
-_FILES = {
-    "predictions.h5": "Scores of every non-zero pixel, in the larcv3 layout of the images.",
-    "event_metrics.csv": "The metrics of each event, one line per event.",
-    "displays/": "The pictures of this page.",
-    "curves.png": "The training curves of this page.",
-}
 
-
-@dataclass(frozen=True)
-class WrittenFiles:
-    """Paths of what a pass left behind; None where there was nothing to write."""
-
-    predictions: Path
-    event_metrics: Path
-    displays: tuple[Path, ...]
-    curves: Path | None
-    report: Path
-
-
-class ResultsWriter:
-    """Collects the results of one inference pass; a context manager.
+class Collector:
+    """Takes a pass and keeps what its files are made from; a context manager.
 
     Leaving the block normally calls `close`; leaving it by an exception calls `discard`.
 
     Args:
-        output_dir: the run's folder; made if absent. Training curves are read from its
-            ``train_metrics.csv`` and ``test_metrics.csv``.
+        folder: where the predictions go; made if absent.
         size: height and width of the images in the file, in pixels, before downsampling.
         downsample: exponent k of the run; scores have the size ``(H / 2**k, W / 2**k)``.
-        proof: what proves where the pass ran: a `cosmictagger.backends.Proof`, any other dataclass
-            or a mapping of names to values, or a function that gives one. A function is called at
-            the end, when the executable is known and the steps are counted.
-        displays: how many events to draw, half of them the worst by mIoU and half the best. Without
-            labels the first ones.
-        settings: more that the report shall name: the events, the weights, the network.
-        progress: whether drawing shows a progress bar.
+        displays: how many events to draw.
 
     Attributes:
-        files: what was written, once `close` is through.
         tally: metrics and confusion of the events so far.
+        candidates: the events that may be drawn.
 
     Raises:
         DataError: ``size`` cannot be downsampled so far, or the folder cannot be written.
     """
 
-    files: WrittenFiles
-
     def __init__(
-        self,
-        output_dir: str | Path,
-        size: tuple[int, int],
-        downsample: int,
-        proof: Any,
-        displays: int = 8,
-        settings: Mapping[str, object] | None = None,
-        progress: bool = True,
+        self, folder: str | Path, size: tuple[int, int], downsample: int, displays: int
     ) -> None:
-        self.folder = Path(output_dir)
+        self.folder = Path(folder)
         self.tally = Tally()
+        self.candidates = Candidates(displays)
         self._downsample = downsample
         self._size = dense_size(size, downsample)
-        self._proof = proof if callable(proof) else _fields(proof)
-        self._settings = {
-            **(settings or {}),
-            "image size": f"{size[0]} x {size[1]}, downsample {downsample} "
-            f"({self._size[0]} x {self._size[1]})",
-        }
-        self._most = displays
-        self._kept: list[EventRecord] = []
-        self._progress = progress
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._predictions = PredictionWriter(self.folder / "predictions.h5", self._size)
+        self._predictions = PredictionWriter(self.folder / PREDICTIONS, self._size)
 
     def add(
         self,
@@ -136,33 +97,13 @@ class ResultsWriter:
             self.tally.rows.append(Row(int(entry), ids, metrics, neutrino_of(table)))
             self._record(int(entry), ids, metrics, image, label, scores)
 
-    def close(self) -> WrittenFiles:
-        """Completes the predictions, then draws the displays and writes the page.
+    def close(self) -> Any:
+        """Completes the predictions.
 
         Raises:
-            DataError: a metrics file of the training is damaged, or the disk is full.
-            OSError: a picture cannot be written.
+            DataError: the disk is full.
         """
         self._predictions.close()
-        table = self.folder / "event_metrics.csv"
-        write_text(table, as_csv(self.tally.rows, self.tally.keys()))
-        pictures = self._draw()
-        drawn = curves.save(curves.read_folder(self.folder), self.folder / "curves.png")
-        by_entry = {row.entry: row for row in self.tally.rows}
-        content = report.Content(
-            title="CosmicTagger: report of an inference pass",
-            proof=_fields(self._proof() if callable(self._proof) else self._proof),
-            settings=self._settings,
-            tally=self.tally,
-            displays=[(by_entry[entry], path) for entry, path in pictures.items()],
-            curves=drawn,
-            files={name: text for name, text in _FILES.items() if (self.folder / name).exists()},
-        )
-        page = report.save(content, self.folder / "report.html")
-        self.files = WrittenFiles(
-            self.folder / "predictions.h5", table, tuple(pictures.values()), drawn, page
-        )
-        return self.files
 
     def discard(self) -> None:
         """Forgets the pass: no file with a final name appears."""
@@ -210,7 +151,7 @@ class ResultsWriter:
         if label is not None:
             predicted = np.stack([each.prediction for each in scores]).astype(np.int64)
             self.tally.count(torch.from_numpy(predicted), torch.from_numpy(label))
-        elif len(self._kept) >= self._most:
+        if not self.candidates.wants(label is not None):
             return
         planes = tuple(
             sparse_plane(
@@ -218,23 +159,71 @@ class ResultsWriter:
             )
             for p, each in enumerate(scores)
         )
-        self._kept.append(
+        self.candidates.add(
             EventRecord(entry, event_id, self._size, self._downsample, metrics, planes)
         )
-        if len(self._kept) > self._most:
-            # Neither among the worst half nor among the best: it cannot become either any more.
-            self._kept.sort(key=lambda event: event.metrics.get("Average/mIoU", np.inf))
-            del self._kept[self._most // 2]
 
-    def _draw(self) -> dict[int, Path]:
-        folder = self.folder / "displays"
-        for earlier in folder.glob("entry_*.png"):
-            earlier.unlink()  # of a pass over other events, perhaps: they would be taken for these
-        bar = tqdm(self._kept, "Drawing events", disable=not self._progress or not self._kept)
-        return {
-            event.entry: displays.save(event, folder / f"entry_{event.entry:06d}.png")
-            for event in bar
-        }
+
+class ResultsWriter(Collector):
+    """Collects the results of one inference pass; a context manager.
+
+    Leaving the block normally calls `close`; leaving it by an exception calls `discard`.
+
+    Args:
+        output_dir: the run's folder; made if absent. Training curves are read from its
+            ``train_metrics.csv`` and ``test_metrics.csv``.
+        size: height and width of the images in the file, in pixels, before downsampling.
+        downsample: exponent k of the run; scores have the size ``(H / 2**k, W / 2**k)``.
+        proof: what proves where the pass ran: a `cosmictagger.backends.Proof`, any other dataclass
+            or a mapping of names to values, or a function that gives one. A function is called at
+            the end, when the executable is known and the steps are counted.
+        displays: how many events to draw, half of them the worst by mIoU and half the best. Without
+            labels the first ones.
+        settings: more that the report shall name: the events, the weights, the network.
+        progress: whether drawing shows a progress bar.
+
+    Attributes:
+        files: what was written, once `close` is through.
+        tally, candidates: see `Collector`.
+
+    Raises:
+        DataError: ``size`` cannot be downsampled so far, or the folder cannot be written.
+    """
+
+    files: WrittenFiles
+
+    def __init__(
+        self,
+        output_dir: str | Path,
+        size: tuple[int, int],
+        downsample: int,
+        proof: Any,
+        displays: int = 8,
+        settings: Mapping[str, object] | None = None,
+        progress: bool = True,
+    ) -> None:
+        self._proof = proof if callable(proof) else fields(proof)
+        self._settings = with_image_size(settings, size, downsample)
+        self._progress = progress
+        super().__init__(output_dir, size, downsample, displays)
+
+    def close(self) -> WrittenFiles:
+        """Completes the predictions, then draws the displays and writes the page.
+
+        Raises:
+            DataError: a metrics file of the training is damaged, or the disk is full.
+            OSError: a picture cannot be written.
+        """
+        super().close()
+        self.files = write_files(
+            self.folder,
+            self.tally,
+            self.candidates.events(),
+            self._proof() if callable(self._proof) else self._proof,
+            self._settings,
+            self._progress,
+        )
+        return self.files
 
 
 def write(output_dir: str | Path, passes: Iterable[Sequence[Any]], **settings: Any) -> WrittenFiles:
@@ -254,16 +243,3 @@ def write(output_dir: str | Path, passes: Iterable[Sequence[Any]], **settings: A
 def _event_id(numbers: Any) -> tuple[int, int, int]:
     run, subrun, event = (int(number) for number in numbers)
     return run, subrun, event
-
-
-def _fields(proof: Any) -> dict[str, object]:
-    """What proves where the pass ran, by names for people."""
-    if dataclasses.is_dataclass(proof) and not isinstance(proof, type):
-        values: Mapping[str, object] = {
-            field.name: getattr(proof, field.name) for field in dataclasses.fields(proof)
-        }
-    elif isinstance(proof, Mapping):
-        values = proof
-    else:
-        raise TypeError(f"proof is a {type(proof).__name__}; needed is a dataclass or a mapping")
-    return {str(name).replace("_", " "): value for name, value in values.items()}

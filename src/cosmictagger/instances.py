@@ -1,0 +1,356 @@
+"""The processes that share one run: which one this is, and what all of them do together.
+
+    alone()              one process; everything below is free
+    of_popdist()         IPU mode: `popdist.init()` under poprun, mpirun or torchrun
+    of_torch()           CPU and GPU mode: torch.distributed under torchrun, mpirun, Slurm or poprun
+
+The connection lasts as long as the process: its other runs, as of ``--multirun``, use it too.
+All instances call the same collective functions in the same order. Values travel as JSON, numbers
+and bytes, never pickled. An instance that is gone ends the wait of the others within seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from abele import collectives, state_file
+from abele.collectives import TorchCollective
+from abele.errors import CollectiveError, DisagreementError, PlaceError
+from cosmictagger.errors import ConfigError, CosmicTaggerError, InstanceError
+
+_ALL = "values"
+
+
+class Instances:
+    """One process among those of a run.
+
+    Args:
+        connection: with the other processes; None for the only one.
+
+    Attributes:
+        index: which one this is, from 0.
+        count: how many there are.
+        is_told: the first instance has got the last problem that was checked.
+    """
+
+    def __init__(self, connection: TorchCollective | None = None):
+        self._connection = connection
+        self.index = 0 if connection is None else connection.rank
+        self.count = 1 if connection is None else connection.size
+        self.is_told = False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the instance that logs and writes files."""
+        return self.index == 0
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """(index, count), as loaders take it."""
+        return self.index, self.count
+
+    # -- values, now and then ----------------------------------------------------------------
+
+    def barrier(self, what: str) -> None:
+        """Waits until every instance has come here.
+
+        Args:
+            what: the place in words, for the error of those that wait in vain.
+
+        Raises:
+            InstanceError: an instance is gone, or waits elsewhere.
+        """
+        self.gather(what, None)
+
+    def gather(self, what: str, value: Any) -> list[Any]:
+        """Gives every instance the values of all; takes milliseconds, so not for every step.
+
+        Args:
+            what: as in ``barrier``; may be used again.
+            value: anything that JSON holds; tuples become lists. NaN and infinity pass.
+
+        Returns:
+            The values by index of the instance; alone, the value itself in a list.
+
+        Raises:
+            InstanceError: see ``barrier``.
+        """
+        if self._connection is None:
+            return [value]
+        with _typed():
+            return [json.loads(each) for each in self._connection.gather(what, json.dumps(value))]
+
+    def from_first(self, what: str, value: Any = None) -> Any:
+        """Gives every instance the value of the first; see ``gather``."""
+        return self.gather(what, value if self.is_first else None)[0]
+
+    def bytes_from_first(self, what: str, data: bytes | None = None) -> bytes:
+        """Gives every instance the bytes of the first, of any size.
+
+        Args:
+            what: see ``barrier``.
+            data: of the first instance; others give None.
+
+        Raises:
+            InstanceError: see ``barrier``.
+        """
+        size = self.from_first(what, len(data or b""))
+        if self._connection is None or not size:
+            return data or b""
+        wire = torch.frombuffer(bytearray(data or size), dtype=torch.uint8)
+        with _typed():
+            self._connection.broadcast(wire)
+        return wire.numpy().tobytes()
+
+    def tensors_from_first(self, what: str, values: Any = None) -> Any:
+        """Gives every instance tensors of the first, in dictionaries and lists with plain values.
+
+        Args:
+            what: see ``barrier``.
+            values: of the first instance; others may give anything.
+
+        Returns:
+            On the host; alone, the very values.
+
+        Raises:
+            InstanceError: see ``barrier``.
+        """
+        if self._connection is None:
+            return values
+        data = None
+        if self.is_first:
+            data = state_file.to_bytes(state_file.plain({_ALL: values}, what))
+        found = state_file.from_bytes(self.bytes_from_first(what, data))
+        return values if self.is_first else found[_ALL]
+
+    def agree(self, what: str, facts: Mapping[str, object]) -> None:
+        """Compares what all instances must have in common; all raise where they differ.
+
+        Args:
+            what: what the facts are about, in words.
+            facts: values by name, compared and shown as text.
+
+        Raises:
+            InstanceError: names the first facts that differ, instances and both values.
+        """
+        if self._connection is None:
+            return
+        try:
+            self._connection.agree(what, {name: str(value) for name, value in facts.items()})
+        except CollectiveError as error:
+            self.is_told = isinstance(error, DisagreementError)
+            raise InstanceError(str(error)) from error
+
+    @contextlib.contextmanager
+    def together(self, what: str) -> Iterator[None]:
+        """A block that succeeds on all instances or on none; ends when all have ended it.
+
+            with instances.together("opening the events"):
+                events = open_events()
+
+        Inside of it an instance may do nothing (``if instances.is_first:``), but calls no
+        collective function.
+
+        Args:
+            what: see ``barrier``.
+
+        Raises:
+            CosmicTaggerError, OSError: as raised in the block, where that was this instance.
+            InstanceError: another instance has failed; has its number and its message.
+        """
+        problem: CosmicTaggerError | OSError | None = None
+        try:
+            yield
+        except (CosmicTaggerError, OSError) as error:
+            if self._connection is None:
+                raise
+            problem = error
+        self.check(what, problem)
+
+    def check(self, what: str, problem: CosmicTaggerError | OSError | None) -> None:
+        """Raises on all instances if one of them has a problem; what ``together`` ends with.
+
+        Args:
+            what: see ``barrier``.
+            problem: of this instance, or None.
+
+        Raises:
+            CosmicTaggerError, OSError: ``problem``, where that is not None.
+            InstanceError: another instance has one.
+        """
+        texts = self.gather(what, None if problem is None else str(problem))
+        self.is_told = any(text is not None for text in texts)
+        if problem is not None:
+            raise problem
+        for index, text in enumerate(texts):
+            if text is not None:
+                raise InstanceError(f"Instance {index} of {self.count}: {text}", instance=index)
+
+    # -- numbers, in every step --------------------------------------------------------------
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Adds numbers up over all instances, in float64; some ten microseconds on one host.
+
+        Args:
+            values: as many on every instance.
+
+        Raises:
+            InstanceError: see ``barrier``.
+        """
+        if self._connection is None:
+            return list(values)
+        wire = torch.tensor(values, dtype=torch.float64)
+        with _typed():
+            self._connection.all_reduce(wire)
+        return wire.tolist()
+
+    def add_up(self, values: torch.Tensor) -> None:
+        """Replaces a contiguous tensor by its sum over all instances, added in their order.
+
+        Args:
+            values: of one shape on every instance, which all end with the same bits.
+
+        Raises:
+            InstanceError: see ``barrier``.
+        """
+        if self._connection is not None:
+            with _typed():
+                self._connection.all_reduce(values)
+
+    def rows(self, values: torch.Tensor) -> torch.Tensor:
+        """Joins tensors of all instances along their first dimension, in order of the instances.
+
+        Args:
+            values: on the host; of one shape and dtype on every instance.
+
+        Returns:
+            [count * n, ...] on every instance; alone, the tensor itself.
+
+        Raises:
+            InstanceError: see ``barrier``.
+        """
+        if self._connection is None:
+            return values
+        joined = values.new_zeros(self.count, *values.shape)
+        joined[self.index] = values
+        self.add_up(joined)  # everybody else's part is zero
+        return joined.flatten(0, 1)
+
+    def mean(self, values: Mapping[str, float], images: int) -> dict[str, float]:
+        """Averages metrics over the images of all instances.
+
+        Args:
+            values: means over this instance's images, by name; the same names on every instance.
+                NaN is left out; the mean of nothing but NaN is NaN.
+            images: how many these are; 0 counts nothing, whatever the values are.
+
+        Raises:
+            InstanceError: see ``barrier``.
+        """
+        if self._connection is None:
+            return dict(values)
+        there = [value == value and images > 0 for value in values.values()]
+        sums = [v * images if ok else 0.0 for v, ok in zip(values.values(), there, strict=True)]
+        found = self.total([*sums, *(images if ok else 0 for ok in there)])
+        pairs = zip(found[: len(sums)], found[len(sums) :], strict=True)
+        means = [total / number if number else float("nan") for total, number in pairs]
+        return dict(zip(values, means, strict=True))
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def fail(self, problem: str) -> None:
+        """Tells instances that wait for this one, now or later, that it ends and why.
+
+        For errors outside of ``together``; nothing may be exchanged afterwards.
+        """
+        if self._connection is not None:
+            self._connection.fail(problem)
+
+
+def alone() -> Instances:
+    """The only process of a run."""
+    return Instances()
+
+
+def of_popdist() -> Instances:
+    """The instances that poprun, mpirun or torchrun started, connected by ``popdist.init()``.
+
+    Raises:
+        InstanceError: the environment contradicts itself, or an instance does not come.
+    """
+    import popdist
+
+    try:
+        popdist.init()
+    except popdist.Error as error:
+        raise InstanceError(str(error)) from error
+    return _connected()
+
+
+def of_torch() -> Instances:
+    """The processes that torchrun, mpirun, Slurm or poprun started, in one process group.
+
+    Gloo connects processors, NCCL processes that have a GPU each. The current CUDA device is
+    afterwards that of this process.
+
+    Raises:
+        ConfigError: it is not known where the processes meet.
+        InstanceError: a process does not come, or runs other versions.
+    """
+    place = _place()
+    if place is not None:
+        try:
+            collectives.connect(*place)
+        except PlaceError as error:
+            raise ConfigError(str(error)) from error
+        except CollectiveError as error:
+            raise InstanceError(str(error)) from error
+    return _connected()
+
+
+def processes() -> int:
+    """How many processes the launcher has started for this run, as far as it tells; else 1.
+
+    Raises:
+        ConfigError: the environment contradicts itself.
+    """
+    place = _place()
+    return 1 if place is None else place[1]
+
+
+def _place() -> tuple[int, int] | None:
+    """Number of this process and of all; sets where they meet, where only the launcher says it."""
+    import popdist
+    from popdist._run import adopt, problems
+
+    try:
+        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+            found = adopt.find(os.environ)
+            if found is not None:
+                if found.address is not None:
+                    os.environ.setdefault("MASTER_ADDR", found.address)
+                os.environ.setdefault("MASTER_PORT", str(found.port))
+                os.environ.setdefault("LOCAL_RANK", str(found.local_rank))
+                return found.rank, found.size
+        count = popdist.getNumInstances()
+        return None if count == 1 else (popdist.getInstanceIndex(), count)
+    except (popdist.Error, problems.Problem, ValueError) as error:
+        raise ConfigError(f"How many processes there are cannot be told: {error}") from error
+
+
+def _connected() -> Instances:
+    return Instances(collectives.connected())
+
+
+@contextlib.contextmanager
+def _typed() -> Iterator[None]:
+    try:
+        yield
+    except CollectiveError as error:
+        raise InstanceError(str(error)) from error

@@ -1,0 +1,130 @@
+"""What the instances of a training do together besides its updates; free where there is one."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Sequence
+
+import torch
+
+from abele.collectives.place import SECRET
+from cosmictagger import checkpoints, metrics, sources
+from cosmictagger.backends import Backend, StepResult
+from cosmictagger.data import Batch
+from cosmictagger.data.loader import BatchStream
+from cosmictagger.instances import Instances
+from cosmictagger.launch import Launch
+from cosmictagger.stopping import SIGNALS
+
+# Poprun and torchrun say how often they have restarted a run, and give each run a value of its own.
+_RESTARTS, _OF_TORCHRUN = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
+
+
+def open_events(
+    launch: Launch, stack: contextlib.ExitStack
+) -> tuple[BatchStream, BatchStream | None]:
+    """The events to train on and those to validate on, the same on all instances.
+
+    Raises:
+        DataError: they cannot be opened here, or there are too few.
+        InstanceError: that is so on another instance, or it has other events.
+    """
+    config, together = launch.config, launch.instances
+    with together.together("the generated events"):
+        if together.is_first:
+            sources.prepare(config)
+    with together.together("the events"):
+        events = stack.enter_context(sources.training(config, launch.data_seed, together))
+        aux = sources.validation(config, together)
+        if aux is not None:
+            stack.enter_context(aux)
+    facts = {"events to train on": events.events, "images": events.image_size}  # type: ignore[attr-defined]
+    facts["events to validate on"] = 0 if aux is None else aux.events
+    together.agree("the events", facts)
+    return events, aux
+
+
+def steps_to_make(launch: Launch, step: int) -> int:
+    """``run.iterations``, or what is left of them where a launcher has restarted the run.
+
+    Args:
+        launch: its record keeps the goal for that case.
+        step: steps made so far.
+    """
+    iterations = launch.config.run.iterations
+    assert iterations is not None  # settled
+    until, launcher = step + iterations, _launcher()
+    goal = launch.record.before.get("goal", {})
+    if os.environ.get(_RESTARTS, "0") != "0" and goal.get("launcher") == launcher:
+        until = int(goal["step"])
+    until = launch.instances.from_first("the last step", until)
+    with launch.instances.together("the record"):
+        launch.record.update({"goal": {"step": until, "launcher": launcher}})
+    return max(0, until - step)
+
+
+def _launcher() -> str:
+    """Tells runs of poprun and torchrun apart, without giving away how."""
+    known = os.environ.get(SECRET) or os.environ.get(_OF_TORCHRUN, "")
+    return hashlib.sha256(known.encode()).hexdigest()[:16]
+
+
+def mean_loss(
+    together: Instances, result: StepResult, signal: int | None
+) -> tuple[float, int | None]:
+    """The loss over the images of all instances, of which each has as many.
+
+    Args:
+        together: the instances.
+        result: of this instance's update.
+        signal: that has come to this instance.
+
+    Returns:
+        The loss, and a signal that has come to any instance, for all to obey at the same step.
+    """
+    assert result.loss is not None  # Backend.train_step asks for labels
+    loss = float(result.loss)
+    if together.count == 1:
+        return loss, signal
+    total, *numbers = together.total([loss, *(signal == each for each in SIGNALS)])
+    came = next((each for each, n in zip(SIGNALS, numbers, strict=True) if n), None)
+    return total / together.count, came
+
+
+def all_metrics(
+    together: Instances, logits: Sequence[torch.Tensor], label: torch.Tensor, size: int
+) -> dict[str, float]:
+    """Metrics over the images of all instances, equal to those of one with all these images.
+
+    Args:
+        together: the instances.
+        logits: of this one; see ``metrics.compute``.
+        label: likewise.
+        size: the most images that an instance has.
+    """
+    counts = metrics.counts(logits, label)
+    if together.count == 1:
+        return metrics.of_batch(counts)
+    table = torch.from_numpy(counts)
+    missing = table.new_full((size - len(table), *table.shape[1:]), -1)
+    joined = together.rows(torch.cat([table, missing]))
+    return metrics.of_batch(joined[joined[:, 0, 0, 0] >= 0].numpy())
+
+
+def of_nothing(batch: Batch) -> StepResult:
+    """What comes of a batch without images: other instances have the last ones of an epoch."""
+    empty = torch.zeros(0, 3, *batch.image.shape[2:])
+    return StepResult(torch.tensor(torch.nan), (empty, empty, empty))
+
+
+def compare_weights(together: Instances, backend: Backend, step: int) -> None:
+    """Proves that all instances have trained one network: they end with the same bits.
+
+    Raises:
+        InstanceError: they do not.
+    """
+    if together.count > 1:
+        found = checkpoints.weights_hash(dict(backend.network.named_parameters()))
+        together.agree("what was trained", {f"the hash of the weights after step {step}": found})

@@ -1,0 +1,134 @@
+"""Several instances train one network: the weights, metrics and files of one process."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from cosmic_small import column, given, record
+from cosmictagger import checkpoints, cli
+from instances import Ended, results, started
+
+# Without batch norm, whose statistics are those of each replica's images.
+PLAIN = ("network.normalization=none", "run.aux_iterations=2")
+
+
+@pytest.fixture
+def share(events_folder, tmp_path):
+    """Runs a command line in several instances; gives how they ended and the output folder."""
+
+    def launched(
+        count: int, *overrides: str, name: str, replicas: int = 1, **changed: str
+    ) -> tuple[list[Ended], Path]:
+        output = tmp_path / name
+        kept = [a for a in given(events_folder, name) if "compute_mode" not in a]
+        arguments = [f"output_dir={output}", *kept, *PLAIN, *overrides]
+        file = Path(cli.__file__)
+        with started(file, arguments, count, replicas=replicas, changed=changed) as running:
+            return results(running, 300), output
+
+    return launched
+
+
+def content(folder: Path) -> dict:
+    return checkpoints.load(checkpoints.locate(folder))
+
+
+def assert_same_training(one: Path, other: Path, tolerance: float = 1e-5) -> None:
+    """Weights, optimizer state and position are those of the other run."""
+    left, right = content(one), content(other)
+    assert left["global_step"] == right["global_step"]
+    assert left["images"] == right["images"]
+    for name, value in left["state_dict"].items():
+        torch.testing.assert_close(
+            value, right["state_dict"][name], rtol=tolerance, atol=tolerance * value.abs().max()
+        )
+    assert left["optimizer"].keys() == right["optimizer"].keys()
+    state = ("epoch", "position", "origin", "step_size", "seed")
+    assert [left["loader"][n] for n in state] == [right["loader"][n] for n in state]
+
+
+def test_instances_with_replicas_train_one_network(share, run):
+    """2 x 2 replicas make the updates of 4 in one process, which then goes on with the run."""
+    settings = ("run.compute_mode=IPU", "run.minibatch_size=1", *PLAIN)
+    ended, shared = share(2, *settings, "run.iterations=3", name="shared", replicas=2)
+    assert [one.status for one in ended] == [0, 0], ended[0].err
+    assert ended[1].out == ""
+    of_run = record(shared)
+    assert of_run["instances"] == 2
+    assert of_run["proof"]["backend"] == "poptorch, 2 instances with 2 replicas each"
+    assert sorted(path.name for path in shared.iterdir()) == [
+        "checkpoints", "process.log", "profiles", "run.json", "test_metrics.csv",
+        "train_metrics.csv",
+    ]  # fmt: skip
+    assert sorted(path.name for path in (shared / "profiles").iterdir()) == [
+        "args.json", "profiling_info_rank_0.npy", "profiling_info_rank_1.npy",
+    ]  # fmt: skip
+    alone = (*settings, "run.num_replicas=4")
+    assert run(*alone, "run.iterations=2", name="shared")[0] == 0
+    assert "Going on after step 3" in (shared / "process.log").read_text()
+    status, straight = run(*alone, "run.iterations=5", name="straight")
+    assert status == 0
+    assert_same_training(shared, straight)
+    for name in ("Average/Total_Accuracy", "plane2/Cosmic_IoU", "plane0/Non_Bkg_Accuracy"):
+        assert column(shared, name) == column(straight, name)
+
+
+def test_processes_share_a_run_in_cpu_mode(share, run):
+    """Two processes make the updates of one with two micro-batches, which is what DDP averages.
+
+    A validation takes four images: of the three that there are, the second process has one.
+    """
+    cpu = ("run.compute_mode=CPU", "run.iterations=3", *PLAIN)
+    ended, shared = share(
+        2, *cpu, "run.distributed=True", "run.minibatch_size=4", name="shared"
+    )  # fmt: skip
+    assert [one.status for one in ended] == [0, 0], ended[0].err
+    micro = ("run.minibatch_size=2", "mode.optimizer.gradient_accumulation=2")
+    status, alone = run(*cpu, *micro, name="alone")
+    assert status == 0
+    assert_same_training(shared, alone)
+    assert column(shared, "Average/mIoU") == column(alone, "Average/mIoU")
+    assert "DistributedDataParallel (gloo) in 2 processes" in record(shared)["proof"]["backend"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["CPU", "IPU"])
+def test_training_goes_on_with_any_number_of_instances(share, run, mode):
+    """Two, then three, then one instance: each event comes once per epoch, no rate is repeated."""
+    size = {"IPU": "run.minibatch_size=1", "CPU": "run.minibatch_size=6"}[mode]
+    settings = (f"run.compute_mode={mode}", size, "run.iterations=2", *PLAIN)
+    several = (*settings, f"run.distributed={mode == 'CPU'}")
+    for count in (2, 3):
+        ended, folder = share(count, *several, name="shared")
+        assert [one.status for one in ended] == [0] * count, ended[0].err
+    assert run(*settings, name="shared")[0] == 0
+    found = content(folder)
+    assert found["global_step"] == 6
+    assert found["images"] == (36 if mode == "CPU" else 2 * 2 + 2 * 3 + 2 * 1)
+    loader = found["loader"]
+    assert loader["origin"] == (0 if mode == "CPU" else 10)
+    rates = [float(value) for value in column(folder, "learning_rate")]
+    assert rates == sorted(rates)  # up to the plateau after the first epoch
+    assert rates[0] < rates[1] < rates[2]
+
+
+@pytest.mark.long
+def test_with_batch_norm_statistics_are_those_of_each_replica(share, run):
+    """The weights are still those of as many replicas in one process; all statistics agree.
+
+    A bias before a norm has no effect: its gradient is rounding, of which Adam makes whole steps.
+    The mean that the norm takes away follows it.
+    """
+    settings = ("run.compute_mode=IPU", "run.minibatch_size=1", "run.iterations=3")
+    with_norm = ("network.normalization=batch",)
+    ended, shared = share(2, *settings, *with_norm, name="shared", replicas=2)
+    assert [one.status for one in ended] == [0, 0], ended[0].err
+    status, alone = run(*settings, "run.num_replicas=4", name="alone")
+    assert status == 0
+    left, right = content(shared)["state_dict"], content(alone)["state_dict"]
+    assert [name for name in left if name.endswith("running_var")]
+    for name, value in left.items():
+        follows = name.endswith(("running_mean", "conv.bias"))
+        tolerance = 1e-3 if follows else 1e-5 * float(value.abs().max())
+        torch.testing.assert_close(value, right[name], rtol=0, atol=tolerance)

@@ -1,0 +1,124 @@
+"""Instances of one run that cannot go on: one clear error, nobody waits, nothing is lost."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
+pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
+
+import instances
+from cosmic_small import given, record
+from instances import Ended
+
+COMMAND = Path(__file__).parents[1] / "cosmic_command.py"
+INFERENCE = ("mode=inference", "mode.weights_location=random", "mode.displays=0")
+TRAINING = ("run.iterations=4", "run.aux_iterations=0", "mode.checkpoint_iteration=2")
+
+
+@pytest.fixture
+def share(events_folder, tmp_path):
+    """Runs a command line in instances in CPU mode; gives how they ended and the output folder."""
+
+    def launched(count: int, *overrides: str, **changed: str) -> tuple[list[Ended], Path]:
+        output = tmp_path / "x"
+        changing = {override.split("=")[0] for override in overrides}
+        kept = [a for a in given(events_folder) if a.split("=")[0] not in changing]
+        arguments = [f"output_dir={output}", *kept, "run.distributed=True", *overrides]
+        with instances.started(COMMAND, arguments, count, changed=changed) as running:
+            return instances.results(running, within_s=300), output
+
+    return launched
+
+
+def check(ended: list[Ended], *words: str) -> None:
+    """All have failed, and all that is printed are errors of ours with these words in one."""
+    assert [one.status for one in ended] == [1] * len(ended)
+    lines = [line for one in ended for line in one.err.splitlines()]
+    assert [line for line in lines if not line.startswith("cosmictagger: ")] == []
+    assert [line for line in lines if all(word in line for word in words)], lines
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    names = ("predictions.h5", "event_metrics.csv", "ana_metrics.csv")
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+@pytest.mark.usefixtures("plane_net")
+@pytest.mark.parametrize("trouble", ["full", pytest.param("died", marks=pytest.mark.long)])
+def test_a_pass_that_lost_an_instance_goes_on_from_the_parts(share, run, trouble):
+    """The second instance fails as it writes; another launch makes its part alone."""
+    status, one = run(*INFERENCE, name="one")
+    assert status == 0
+    ended, many = share(2, *INFERENCE, f"1:{trouble}=pass.json", ABELE_RANK_TIMEOUT="30")
+    assert ended[1].status == (1 if trouble == "full" else -9)
+    check(ended[:1], "Process 0 of 2 waited at 'the end of the steps of a pass', but process 1")
+    assert record(many)["ended"].startswith("failed: Process 0 of 2 waited")
+    assert not (many / "predictions.h5").exists()
+    ended, many = share(2, *INFERENCE)
+    assert [each.status for each in ended] == [0, 0], ended[0].err + ended[1].err
+    assert "parts/0-of-2 was complete already" in ended[0].out
+    assert ended[1].out == ""
+    assert contents(one) == contents(many)
+    assert json.dumps(record(one)["metrics"]) == json.dumps(record(many)["metrics"])
+    assert not (many / "parts").exists()
+
+
+def test_a_file_that_one_instance_lacks(share, events_folder, tmp_path):
+    relative = f"data.data_directory={events_folder.name}"
+    ended, _ = share(
+        2, *TRAINING, relative, f"0:folder={events_folder.parent}", f"1:folder={tmp_path}"
+    )
+    check(ended, "Instance 1 of 2: The event file", "does not exist")
+    assert ended[1].err == ""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("mode", "overrides", "words"),
+    [
+        (TRAINING, ["1:data.seed=8"], ["data.seed is 7 on process 0 and 8 on process 1"]),
+        (INFERENCE, ["1:run.minibatch_size=1"], ["run.minibatch_size is 2 on process 0 and 1"]),
+        (TRAINING, ["run.minibatch_size=3"], ["=3 was asked for, which 2 processes cannot share"]),
+        (TRAINING, ["data.file=aux.h5", "run.minibatch_size=4"], ["takes 4 events", "have 3"]),
+        (INFERENCE, ["1:full=.npz"], ["Instance 1 of 2: ", "No space left on device"]),
+        (TRAINING, ["0:full=model-4"], ["model-4.ckpt", "No space left on device"]),
+        (TRAINING, ["1:full=rank_1"], ["rank_1.npy", "No space left on device"]),
+    ],
+)
+def test_trouble_is_said_once_and_ends_all(share, mode, overrides, words):
+    ended, _ = share(2, *mode, *overrides)
+    check(ended, *words)
+
+
+@pytest.mark.long
+def test_a_full_disk_leaves_the_checkpoint_before(share):
+    ended, folder = share(2, *TRAINING, "0:full=model-4")
+    check(ended, "No space left on device")
+    assert [path.name for path in (folder / "checkpoints").glob("*.ckpt")] == ["model-2.ckpt"]
+    ended, _ = share(2, *TRAINING)
+    assert [one.status for one in ended] == [0, 0]
+    assert "Going on after step 2" in ended[0].out
+
+
+@pytest.mark.long
+def test_fewer_events_than_instances_are_labelled_all_the_same(share, run):
+    overrides = (*INFERENCE, "data.file=aux.h5", "run.minibatch_size=2")
+    ended, many = share(3, *overrides)
+    assert [one.status for one in ended] == [0, 0, 0], ended[0].err
+    assert record(many)["events"] == 3
+    assert record(many)["proof"]["evaluation_steps"] == 2
+
+
+@pytest.mark.long
+def test_a_port_in_use(share):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        ended, _ = share(2, *TRAINING, MASTER_PORT=port, ABELE_RANK_TIMEOUT="2")
+    assert [one.status for one in ended] == [1, 1]
+    assert f"cannot open 127.0.0.1:{port}, where all meet" in ended[0].err
+    assert "another program has that port" in ended[1].err

@@ -1,0 +1,190 @@
+"""A pass shared by instances, one after another in this process: the files of a single instance."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
+pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
+
+from cosmic_small import given, record
+from cosmictagger import inference, sharing
+from cosmictagger.config.composing import composed
+from cosmictagger.errors import DataError, InstanceError
+from cosmictagger.instances import Instances
+from cosmictagger.launch import launched
+from cosmictagger.results import displays
+
+pytestmark = pytest.mark.usefixtures("plane_net")
+
+
+@pytest.fixture(autouse=True)
+def quick_pictures(monkeypatch):
+    """Drawing has its own tests; here it leaves the numbers of the event."""
+
+    def save(event, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(repr((event.event_id, event.metrics, [p[0].sum() for p in event.planes])))
+        return path
+
+    monkeypatch.setattr(displays, "save", save)
+
+
+@pytest.fixture
+def instance(events_folder, tmp_path, monkeypatch):
+    """Runs one instance of several, which writes what it can without the others."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(folder: str, index: int, count: int, *overrides: str) -> Path:
+        output = tmp_path / folder
+        changed = {override.split("=")[0] for override in overrides}
+        kept = [a for a in given(events_folder) if a.split("=")[0] not in changed]
+        config = composed(
+            "config",
+            [
+                *(["mode=inference"] if "mode" not in changed else []),
+                "mode.weights_location=random",
+                f"output_dir={output}",
+                *kept,
+                *overrides,
+            ],
+        )
+        with launched(config) as launch:
+            launch.instances = Instances()
+            launch.instances.index, launch.instances.count = index, count
+            inference.infer(launch)
+        return output
+
+    return run
+
+
+@pytest.fixture
+def instances(instance):
+    """Runs all instances, the first one last, because it joins the parts."""
+
+    def run(folder: str, count: int, *overrides: str) -> Path:
+        for index in range(1, count):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Instances, "is_first", False)
+                instance(folder, index, count, *overrides)
+        return instance(folder, 0, count, *overrides)
+
+    return run
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What a pass leaves, without times and without what only a shared one says."""
+    found = {}
+    for file in folder.rglob("*"):
+        name = str(file.relative_to(folder))
+        if file.is_file() and not name.startswith(("process.log", "run.json", "profiles")):
+            content = file.read_bytes()
+            if name == "report.html":
+                row = rb"<tr><td>instances</td><td><code>\d</code></td></tr>"
+                content = re.sub(row, b"", content)
+                content = content.replace(bytes(folder.parent), b"")
+            found[name] = content
+    return found
+
+
+def compare(one: Path, many: Path) -> None:
+    first, second = files(one), files(many)
+    assert first.keys() == second.keys()
+    assert [name for name in first if first[name] != second[name]] == []
+    for key in ("metrics", "events", "weights_hash", "ended"):
+        assert json.dumps(record(one)[key]) == json.dumps(record(many)[key])
+    steps = [record(folder)["proof"]["evaluation_steps"] for folder in (one, many)]
+    assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize(
+    ("count", "overrides"),
+    [
+        (2, ["mode.displays=2"]),
+        (3, ["run.minibatch_size=3", "mode.start_index=2"]),
+        (5, ["run.iterations=3"]),  # fewer batches than instances
+        (2, ["mode=evaluate"]),
+        (2, ["data.label=", "mode.displays=1"]),
+    ],
+)
+def test_the_files_are_those_of_one_instance(instance, instances, count, overrides):
+    one, many = instance("one", 0, 1, *overrides), instances("many", count, *overrides)
+    compare(one, many)
+    assert not (many / "parts").exists()
+    if "mode=evaluate" not in overrides:
+        assert "predictions.h5" in files(many)
+
+
+def test_more_instances_than_events(instance, instances):
+    overrides = ["data.file=aux.h5", "run.minibatch_size=1"]
+    compare(instance("one", 0, 1, *overrides), instances("many", 5, *overrides))
+
+
+def test_tensorboard_files_are_written_once(instance, instances):
+    pytest.importorskip("tensorboard")
+    many = instances("many", 2, "run.saver=True")
+    assert len(list((many / "ana").iterdir())) == 1
+
+
+def test_a_failure_while_joining_loses_nothing(instance, instances, monkeypatch):
+    overrides = ()
+    many = instances("many", 2, *overrides)
+    before = files(many)
+
+    def full(*_):
+        raise DataError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cosmictagger.results.parts.join_predictions", full)
+        with pytest.raises(DataError, match="no space"):
+            instances("many", 2, *overrides)
+    assert {name: content for name, content in files(many).items() if name in before} == before
+    with monkeypatch.context() as patch:
+        patch.setattr(inference.Pass, "loop", lambda *_: pytest.fail("the parts are complete"))
+        instances("many", 2, *overrides)
+    assert files(many)["predictions.h5"] == before["predictions.h5"]
+    assert "was complete already" in (many / "process.log").read_text()
+    rows = (many / "ana_metrics.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["step", *"01230123"]
+
+
+def test_parts_of_another_pass_are_not_taken(instance, instances, monkeypatch):
+    monkeypatch.setattr(Instances, "is_first", False)
+    output = instance("many", 1, 2, "framework.seed=12")
+    monkeypatch.undo()
+    part = output / "parts" / "1-of-2" / "pass.json"
+    before = part.read_bytes()
+    with pytest.raises(
+        InstanceError, match=r"Instance 1 .* finds none in .*All instances need one"
+    ):
+        instance("many", 0, 2)
+    assert part.read_bytes() == before
+
+
+def test_a_damaged_part_is_named(instance, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Instances, "is_first", False)
+        output = instance("many", 1, 2)
+    (output / "parts" / "1-of-2" / "displays.npz").write_bytes(b"PK")
+    with pytest.raises(DataError, match=r"parts/1-of-2 cannot be read"):
+        instance("many", 0, 2)
+
+
+def test_a_pass_that_was_stopped_leaves_what_is_done(instance, instances, monkeypatch):
+    original = sharing.Stop
+
+    class Stopped(original):
+        def __enter__(self):
+            entered = super().__enter__()
+            self.signal = 15
+            return entered
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Instances, "is_first", False)
+        patch.setattr(sharing, "Stop", Stopped)
+        instance("many", 1, 2)
+    many = instance("many", 0, 2)
+    assert record(many)["ended"] == "stopped by signal 15"
+    assert record(many)["events"] == 4  # those of the first instance
