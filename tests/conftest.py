@@ -14,6 +14,7 @@ import numpy
 import pytest
 import torch
 
+import poptorch  # noqa: F401  changes the environment when it is imported, so before any test
 from abele import ExecutableCache, get_target
 from abele.targets import ENVIRONMENT, Target
 
@@ -27,10 +28,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="also run what takes minutes: long, or compiled twice",
     )
+    parser.addoption(
+        "--real", action="store_true", help="also run what starts daemons of ssh and Slurm"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out minutes of tests unless asked for: long ones, and thorough ones compiled."""
+    if not config.getoption("--real"):
+        reason = "starts daemons of ssh and Slurm; scripts/test --real runs it"
+        for item in items:
+            if item.get_closest_marker("real"):
+                item.add_marker(pytest.mark.skip(reason=reason))
     if config.getoption("--thorough"):
         return
     thorough = ("compiler", "thorough")
