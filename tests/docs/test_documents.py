@@ -44,7 +44,16 @@ def test_quickstart(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["checkpoints", "distributed", "half_precision", "observing", "pipelines", "saving"]
+    "name",
+    [
+        "checkpoints",
+        "distributed",
+        "half_precision",
+        "loaded_models",
+        "observing",
+        "pipelines",
+        "saving",
+    ],
 )
 def test_a_document_of_blocks(name, tmp_path):
     page = (ROOT / "docs" / f"{name}.md").read_text()
