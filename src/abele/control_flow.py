@@ -14,9 +14,9 @@ import torch
 
 from abele import _torch, scopes
 from abele._torch import OpOverload
-from abele.aliasing import base, written
 from abele.errors import CaptureError
 from abele.program import subgraphs, writes
+from abele.program.aliasing import base, written
 
 aten = torch.ops.aten
 

@@ -22,15 +22,15 @@ from torch.overrides import TorchFunctionMode
 
 from abele import _torch, garbage, gradient_hooks, losses, scopes, tracing
 from abele.capture import Call
-from abele.dense import other_kind
 from abele.errors import CaptureError
 from abele.leftovers import Leftovers
 from abele.losses import LossFinder
 from abele.module_state import ModuleState, substituted
-from abele.ownership import own_constants
 from abele.portable import portable_functions
-from abele.printing import is_library
 from abele.program import Role
+from abele.program.dense import other_kind
+from abele.program.ownership import own_constants
+from abele.program.printing import is_library
 from abele.tracing import Named
 
 aten = torch.ops.aten

@@ -15,8 +15,8 @@ import torch
 from abele import _torch
 from abele._torch import OpOverload
 from abele.errors import IndexCheckError
-from abele.printing import user_line
 from abele.program import Program, is_getitem, writes
+from abele.program.printing import user_line
 from abele.targets._base import Compiled, Run
 from abele.targets.reference import TARGET as INTERPRETER
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from abele import _torch, reachable
-from abele.printing import is_library
+from abele.program.printing import is_library
 
 ValueOf = Callable[[torch.Tensor], torch.Tensor | None]
 _ABSENT = object()

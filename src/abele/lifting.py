@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from abele import _torch
-from abele.aliasing import SHARES, base, written
+from abele.program.aliasing import SHARES, base, written
 
 aten = torch.ops.aten
 

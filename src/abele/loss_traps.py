@@ -13,8 +13,8 @@ import torch
 
 from abele import _torch
 from abele.losses import MARKED, ancestors
-from abele.printing import user_line
 from abele.program import is_getitem, is_view
+from abele.program.printing import user_line
 from abele.warn import warn_user
 
 aten = torch.ops.aten

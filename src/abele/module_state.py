@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Set
 import torch
 from torch.nn.parameter import is_lazy
 
-from abele.dense import INSTEAD, other_kind
 from abele.errors import CaptureError, ReassignedError
+from abele.program.dense import INSTEAD, other_kind
 
 
 @dataclasses.dataclass(frozen=True)

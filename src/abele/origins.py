@@ -17,7 +17,7 @@ from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch
-from abele.printing import user_line
+from abele.program.printing import user_line
 
 Follow = Callable[[torch.Tensor], contextlib.AbstractContextManager[None]]
 

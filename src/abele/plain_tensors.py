@@ -20,11 +20,11 @@ import torch
 
 from abele import _torch
 from abele._torch import OpOverload
-from abele.aliasing import SHARES, base
-from abele.dense import INSTEAD, other_kind
 from abele.errors import CaptureError
 from abele.module_state import plain
 from abele.program import node_argument, writes
+from abele.program.aliasing import SHARES, base
+from abele.program.dense import INSTEAD, other_kind
 from abele.warn import user_line, warn_user
 
 aten = torch.ops.aten

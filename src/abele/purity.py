@@ -20,13 +20,13 @@ from torch.fx.graph import CodeGen
 
 from abele import _torch
 from abele._torch import OpOverload
-from abele.aliasing import written as _written
 from abele.control_flow import restore_views
 from abele.errors import CaptureError
 from abele.layouts import Results
 from abele.lifting import lift, lower
-from abele.printing import user_line
 from abele.program import is_getitem, is_view, node_argument, writes
+from abele.program.aliasing import written as _written
+from abele.program.printing import user_line
 from abele.result_layouts import correcting
 
 aten = torch.ops.aten

@@ -22,8 +22,8 @@ import torch
 import abele.ops  # noqa: F401 - registers the operators of our own
 from abele import _torch
 from abele.errors import AbeleError, SerializationError
-from abele.printing import user_line
 from abele.program import Program, Role, Slot, Stamp
+from abele.program.printing import user_line
 from abele.values import decode, encode
 
 FORMAT = 1

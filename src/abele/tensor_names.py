@@ -23,8 +23,15 @@ import torch
 from abele import loss_scaling
 from abele._torch import OpOverload
 from abele.errors import CaptureError
-from abele.printing import node_phase
-from abele.program import Role, is_getitem, node_argument, output_node, returned_nodes, writes
+from abele.program import (
+    Role,
+    is_getitem,
+    node_argument,
+    output_node,
+    returned_nodes,
+    writes,
+)
+from abele.program.printing import node_phase
 
 # What interchange formats call an operator; the others are called by their own name.
 _KINDS = {

@@ -15,8 +15,15 @@ import torch
 from abele import _torch, garbage, memo
 from abele.decompositions import PORTABLE_OPERATORS, conjugate_numbers, portable_kernels
 from abele.memo import Left
-from abele.ownership import own_constants, own_outputs
-from abele.program import Program, Role, Slot, Stamp, returned_nodes, writes
+from abele.program import (
+    Program,
+    Role,
+    Slot,
+    Stamp,
+    returned_nodes,
+    writes,
+)
+from abele.program.ownership import own_constants, own_outputs
 from abele.purity import pure
 from abele.tensor_names import Lookup
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from abele.printing import node_phase, user_line
 from abele.program import Program, Role, is_getitem, writes
+from abele.program.printing import node_phase, user_line
 from poptorch._devices import count_ipus
 from poptorch._error import error
 from poptorch._tracing import BLOCK

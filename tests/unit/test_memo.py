@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from abele import _torch, memo, purity
 from abele.decompositions import PORTABLE_OPERATORS
-from abele.printing import user_line
+from abele.program.printing import user_line
 
 
 def _block(x, weight, mean, var):

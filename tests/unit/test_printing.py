@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from abele import passes
-from abele.printing import is_library, type_text, user_line
+from abele.program.printing import is_library, type_text, user_line
 from models import MODELS
 from runs import captured, rule_for
 

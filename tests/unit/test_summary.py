@@ -2,8 +2,8 @@
 
 import torch
 
-from abele import summary
 from abele.config import StepConfig
+from abele.program import summary
 from models import Affine, Dense
 from runs import captured, rule_for
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from abele.errors import ValueCheckError
-from abele.printing import is_library
+from abele.program.printing import is_library
 
 _NAME = "abele::value_check"
 

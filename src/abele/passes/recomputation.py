@@ -25,7 +25,6 @@ import torch
 
 from abele.ops import checkpoint
 from abele.passes._edit import editable, finished
-from abele.printing import node_phase
 from abele.program import (
     Program,
     has_effect,
@@ -35,6 +34,7 @@ from abele.program import (
     returned_nodes,
     writes,
 )
+from abele.program.printing import node_phase
 
 #: Key of the mark whose changes are borders.
 SEGMENT = "segment"

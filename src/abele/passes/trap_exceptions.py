@@ -19,7 +19,6 @@ import torch
 
 from abele._torch import HigherOrderOperator, OpOverload
 from abele.passes._edit import editable, finished
-from abele.printing import node_phase, user_line
 from abele.program import (
     Check,
     Program,
@@ -33,6 +32,7 @@ from abele.program import (
     returned_nodes,
     writes,
 )
+from abele.program.printing import node_phase, user_line
 
 aten = torch.ops.aten
 

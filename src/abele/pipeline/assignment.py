@@ -14,7 +14,6 @@ from collections.abc import Iterable
 
 import torch
 
-from abele.printing import node_phase
 from abele.program import (
     Program,
     Role,
@@ -27,6 +26,7 @@ from abele.program import (
     subgraphs,
     writes,
 )
+from abele.program.printing import node_phase
 
 #: Key of the mark.
 STAGE = "stage"

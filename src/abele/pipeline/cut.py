@@ -13,8 +13,6 @@ import torch
 
 from abele import passes
 from abele.config import StepConfig
-from abele.handing_over import in_memory_order, memory_order, received
-from abele.ownership import own_outputs
 from abele.passes.recomputation import SEGMENT
 from abele.pipeline.assignment import (
     Parts,
@@ -35,6 +33,8 @@ from abele.program import (
     returned_nodes,
     writes,
 )
+from abele.program.boundary_layout import in_memory_order, memory_order, received
+from abele.program.ownership import own_outputs
 
 __all__ = ["Cut", "Part", "Uncuttable", "cut"]
 

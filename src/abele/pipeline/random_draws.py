@@ -13,8 +13,8 @@ import torch
 
 from abele.passes._edit import editable, finished
 from abele.pipeline.assignment import STAGE, draws
-from abele.printing import node_phase
 from abele.program import Program
+from abele.program.printing import node_phase
 
 aten = torch.ops.aten
 

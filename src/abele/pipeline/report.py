@@ -10,11 +10,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from abele import summary
 from abele.pipeline.cut import Cut
 from abele.pipeline.running import Passage, Timed
 from abele.pipeline.schedule import ideal_bubble
-from abele.program import Role
+from abele.program import Role, summary
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

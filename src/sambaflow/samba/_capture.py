@@ -20,8 +20,8 @@ from abele.diagnose import explained
 from abele.losses import LossFinder
 from abele.module_state import ModuleState, plain, substituted
 from abele.portable import portable_functions
-from abele.printing import hide_frames
 from abele.program import Program, Role
+from abele.program.printing import hide_frames
 from abele.tensor_names import Lookup
 from abele.tracing import Named, Values
 from abele.update_rules import UpdateRule

@@ -12,8 +12,6 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from abele.handing_over import in_memory_order, memory_order, received
-from abele.ownership import own_outputs
 from abele.program import (
     Program,
     Role,
@@ -26,6 +24,8 @@ from abele.program import (
     returned_nodes,
     writes,
 )
+from abele.program.boundary_layout import in_memory_order, memory_order, received
+from abele.program.ownership import own_outputs
 
 aten = torch.ops.aten
 Node = torch.fx.Node

@@ -127,7 +127,7 @@ class Program:
 
     def text(self, *, provenance: bool = True) -> str:
         """The program as Python, with shapes, dtypes and the user's source lines."""
-        from abele.printing import program_text
+        from abele.program.printing import program_text
 
         return program_text(self, provenance=provenance)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from abele.aliasing import base
-from abele.dense import INSTEAD, other_kind
 from abele.errors import CaptureError
-from abele.program import output_node, returned_nodes, writes
+from abele.program.aliasing import base
+from abele.program.core import output_node, returned_nodes, writes
+from abele.program.dense import INSTEAD, other_kind
 
 aten = torch.ops.aten
 

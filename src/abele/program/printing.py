@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from abele.program import (
+from abele.program.core import (
     identifier,
     is_getitem,
     node_argument,
@@ -24,7 +24,7 @@ from abele.program import (
 )
 
 if TYPE_CHECKING:
-    from abele.program import Program, Slot
+    from abele.program.core import Program, Slot
 
 _DTYPES = {
     torch.float32: "f32",

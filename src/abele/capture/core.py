@@ -39,8 +39,8 @@ from abele.module_state import ModuleState, in_place_of, substituted
 from abele.origins import backward_origins
 from abele.plain_tensors import written_stand_in
 from abele.portable import portable_functions
-from abele.printing import hide_frames
 from abele.program import Program, Role
+from abele.program.printing import hide_frames
 from abele.references import References
 from abele.tensor_names import Lookup
 from abele.tracing import Named, Values

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from abele._torch import OpOverload
-from abele.program import is_getitem, node_argument, writes
+from abele.program.core import is_getitem, node_argument, writes
 
 #: In the meta of a constant: the constant that stands for the memory both live in.
 SHARES = "shares"

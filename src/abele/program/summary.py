@@ -12,8 +12,15 @@ from typing import Any
 
 import torch
 
-from abele.printing import node_phase
-from abele.program import Program, Role, is_getitem, is_view, returned_nodes, writes
+from abele.program.core import (
+    Program,
+    Role,
+    is_getitem,
+    is_view,
+    returned_nodes,
+    writes,
+)
+from abele.program.printing import node_phase
 
 ROLES = (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE, Role.ACCUMULATOR, Role.HYPER)
 
