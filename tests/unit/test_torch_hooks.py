@@ -14,7 +14,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from abele import _torch_hooks
+from abele._torch import hooks
 
 
 def first(*_):
@@ -26,47 +26,47 @@ def second(*_):
 
 
 def test_every_name_is_tested_here():
-    tree = ast.parse(Path(inspect.getfile(_torch_hooks)).read_text())
+    tree = ast.parse(Path(inspect.getfile(hooks)).read_text())
     names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     here = Path(__file__).read_text()
-    assert {name for name in names if f"_torch_hooks.{name}" not in here} == set()
+    assert {name for name in names if f"hooks.{name}" not in here} == set()
 
 
 def test_hooks_of_a_parameter():
     parameter = torch.nn.Parameter(torch.ones(2))
-    assert _torch_hooks.of_gradient(parameter) == []
-    assert _torch_hooks.after_accumulation(parameter) == []
+    assert hooks.of_gradient(parameter) == []
+    assert hooks.after_accumulation(parameter) == []
     parameter.register_hook(first)
     parameter.register_post_accumulate_grad_hook(second)
-    assert _torch_hooks.of_gradient(parameter) == [first]
-    assert _torch_hooks.after_accumulation(parameter) == [second]
+    assert hooks.of_gradient(parameter) == [first]
+    assert hooks.after_accumulation(parameter) == [second]
 
 
 def test_hooks_of_a_module():
     module = torch.nn.Linear(2, 2)
     module.register_full_backward_pre_hook(first)
     module.register_full_backward_hook(second)
-    before, after = _torch_hooks.of_backward(module)
+    before, after = hooks.of_backward(module)
     assert (list(before.values()), list(after.values())) == ([first], [second])
     handles = [
         register_module_full_backward_pre_hook(first),
         register_module_full_backward_hook(second),
     ]
-    assert _torch_hooks.of_every_backward() == [first, second]
+    assert hooks.of_every_backward() == [first, second]
     for handle in handles:
         handle.remove()
 
 
 def test_hooks_of_an_optimizer():
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
-    others = _torch_hooks.around_step(optimizer)  # front-ends watch all steps
+    others = hooks.around_step(optimizer)  # front-ends watch all steps
     optimizer.register_step_pre_hook(first)
     optimizer.register_step_post_hook(second)
     handles = [
         register_optimizer_step_pre_hook(first),
         register_optimizer_step_post_hook(second),
     ]
-    found = [hook for hook in _torch_hooks.around_step(optimizer) if hook not in others]
+    found = [hook for hook in hooks.around_step(optimizer) if hook not in others]
     assert found == [first, second, first, second]
     for handle in handles:
         handle.remove()
@@ -74,6 +74,6 @@ def test_hooks_of_an_optimizer():
 
 def test_writes_are_counted():
     tensor = torch.ones(2)
-    before = _torch_hooks.writes(tensor)
+    before = hooks.writes(tensor)
     tensor.add_(1)
-    assert _torch_hooks.writes(tensor) == before + 1
+    assert hooks.writes(tensor) == before + 1

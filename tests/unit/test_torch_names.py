@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from abele import _torch, _torch_dynamo
-from abele._torch_parameters import counted_as_parameters
+from abele import _torch
+from abele._torch import dynamo
+from abele._torch.parameters import counted_as_parameters
 from conftest import usable
 
 
@@ -37,7 +38,7 @@ def test_compiled_functions_are_traced_as_what_they_were_made_of():
     function = torch.compile(lambda x: x.sin() + 1)
     with pytest.raises(RuntimeError, match="symbolically trace a dynamo-optimized function"):
         _torch.make_fx(function)(torch.ones(2))
-    with _torch_dynamo.compiled_functions_run_plainly():
+    with dynamo.compiled_functions_run_plainly():
         graph = _torch.make_fx(function)(torch.ones(2))
     assert torch.equal(graph(torch.zeros(2)), torch.ones(2))
 

@@ -27,8 +27,8 @@ from abele import (
     tracing,
     update_rules,
 )
-from abele._torch_dynamo import compiled_functions_run_plainly
-from abele._torch_parameters import counted_as_parameters
+from abele._torch.dynamo import compiled_functions_run_plainly
+from abele._torch.parameters import counted_as_parameters
 from abele.config import StepConfig
 from abele.constants import constant_value
 from abele.diagnose import explained
