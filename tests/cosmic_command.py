@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from abele import atomic
+from abele.storage import atomic
 from cosmic_small import PlaneNet
 from cosmictagger import cli, launch
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from abele import files, temporary
+from abele.storage import files, temporary
 
 ENVIRONMENT = "ABELE_RUNTIME_DIR"
 FORMAT = 1

@@ -18,10 +18,11 @@ from typing import Any
 
 import filelock
 
-from abele import executable, files, temporary
+from abele import executable
 from abele.errors import CorruptExecutable, ForeignExecutable
 from abele.executable import PARTIAL, SUFFIX, Executable
 from abele.program import Program
+from abele.storage import files, temporary
 from abele.targets import Target
 from abele.warn import warn_user
 

@@ -19,10 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from abele import files
 from abele.config import StepConfig
 from abele.errors import CorruptExecutable, ForeignExecutable
 from abele.program import Program
+from abele.storage import files
 from abele.targets import Compiled, Target
 
 FORMAT = 1

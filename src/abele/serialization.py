@@ -24,7 +24,7 @@ from abele import _torch
 from abele.errors import AbeleError, SerializationError
 from abele.program import Program, Role, Slot, Stamp
 from abele.program.printing import user_line
-from abele.values import decode, encode
+from abele.storage.values import decode, encode
 
 FORMAT = 1
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from abele import atomic, digests, state_file
 from abele.errors import SerializationError
+from abele.storage import atomic, digests, state_file
 from cosmictagger.errors import CheckpointError
 
 INDEX = "checkpoint"

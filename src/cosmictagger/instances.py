@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
-from abele import collectives, state_file
+from abele import collectives
 from abele.collectives import TorchCollective
 from abele.errors import CollectiveError, DisagreementError, PlaceError
+from abele.storage import state_file
 from cosmictagger.errors import ConfigError, CosmicTaggerError, InstanceError
 
 _ALL = "values"

@@ -20,7 +20,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from abele import atomic
+from abele.storage import atomic
 
 LOGGED = ("loss", "Average/Non_Bkg_Accuracy", "Average/mIoU")
 """The metrics of a log line."""

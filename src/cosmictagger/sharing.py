@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from abele import atomic
+from abele.storage import atomic
 from cosmictagger import __version__, checkpoints, passes, sources
 from cosmictagger.backends import Proof
 from cosmictagger.config.checks import plain

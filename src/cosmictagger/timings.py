@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from abele import atomic
+from abele.storage import atomic
 
 PARTS = (
     "train",

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from abele import atomic
+from abele.storage import atomic
 from cosmictagger import checkpoints, shared_training, sources
 from cosmictagger.backends import Backend, StepResult
 from cosmictagger.config.checks import plain

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import torch
 
-from abele import temporary
+from abele.storage import temporary
 from abele.warn import warn_user
 from poptorch import _accessor_worker, _custom_types
 from poptorch._error import error

@@ -9,9 +9,9 @@ from abele import executable, stored
 from abele.building import BuildRecord
 from abele.capture import Captured
 from abele.config import StepConfig
-from abele.container import Container
 from abele.executable import Executable
 from abele.serialization import first_difference
+from abele.storage.container import Container
 from poptorch._compiled import CompiledModel
 from poptorch._error import error
 from poptorch._saved_file import meaning

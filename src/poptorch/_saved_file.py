@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from abele.container import Container
 from abele.errors import AbeleError, CorruptExecutable, SerializationError
+from abele.storage.container import Container
 from abele.stored import rule_from
 from abele.update_rules import UpdateRule
 from poptorch._error import Error

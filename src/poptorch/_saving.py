@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from abele import container, replica_groups, stored
-from abele.container import Container
+from abele import replica_groups, stored
 from abele.module_state import ModuleState
 from abele.runtime import state
+from abele.storage import container
+from abele.storage.container import Container
 from poptorch import _per_replica, _random_state
 from poptorch._error import error
 from poptorch._forward_modes import forward_data

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from abele import forward_graph
-from abele.container import Container
 from abele.errors import CorruptExecutable
 from abele.forward_graph import ForwardGraph
 from abele.module_state import named_tensors
 from abele.serialization import graph_from_text
+from abele.storage.container import Container
 from poptorch import _structure
 from poptorch._arguments import Binder, Recorded
 from poptorch._error import Error, error

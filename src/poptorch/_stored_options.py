@@ -4,7 +4,7 @@ import enum
 from typing import Any
 
 from abele.errors import SerializationError
-from abele.values import decode, encode
+from abele.storage.values import decode, encode
 from poptorch import enums
 from poptorch.options import (
     Options,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from abele.errors import SerializationError
-from abele.values import decode, encode
+from abele.storage.values import decode, encode
 from poptorch import _structure
 from poptorch._arguments import Bound, Recorded
 from poptorch._error import error

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from abele import atomic
+from abele.storage import atomic
 from cosmic_small import SIZE, column, event, record
 from cosmictagger import checkpoints, training
 from cosmictagger.cli import main

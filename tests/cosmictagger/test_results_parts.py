@@ -7,7 +7,7 @@ import torch
 pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
 pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
 
-from abele import atomic
+from abele.storage import atomic
 from cosmictagger.data.loader import Batch
 from cosmictagger.errors import DataError
 from cosmictagger.results import Collector, displays, parts, write_files

@@ -111,8 +111,8 @@ def test_a_torn_write_leaves_what_was_there(folder, monkeypatch):
 
     program = resumed(folder)
     program.training(*next(iter(program.loader)))
-    monkeypatch.setattr("abele.state_file.to_bytes", lambda content: b"")
-    monkeypatch.setattr("abele.state_file.from_bytes", lambda data: {})
+    monkeypatch.setattr("abele.storage.state_file.to_bytes", lambda content: b"")
+    monkeypatch.setattr("abele.storage.state_file.from_bytes", lambda data: {})
     monkeypatch.setattr(torch, "save", torn)
     with pytest.raises(CheckpointError, match=r"step-5.*unexpected pos 64 vs 32\. The latest"):
         program.checkpointer.step()
@@ -126,7 +126,7 @@ def test_a_folder_that_cannot_be_written_is_noticed_before_training(tmp_path):
 
 
 def test_what_a_killed_run_left_half_written_is_cleared(folder):
-    from abele import atomic
+    from abele.storage import atomic
 
     left = folder / f".step-5.ckpt.{atomic._host()}-99999999.part"
     left.write_bytes(b"half")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from abele.container import Container, write
 from abele.errors import CorruptExecutable, SerializationError
+from abele.storage.container import Container, write
 
 TENSORS = {
     "t/float": torch.tensor([[1.5, torch.nan], [-torch.inf, -0.0]]),

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from abele import atomic, digests, host_random, state_file
+from abele import host_random
 from abele.errors import SerializationError
+from abele.storage import atomic, digests, state_file
 
 
 def test_content_comes_back_as_it_was(tmp_path):

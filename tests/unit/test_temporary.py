@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from abele import files, temporary
+from abele.storage import files, temporary
 
 
 def name(pid, since, machine=None, rest="x"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from abele.errors import SerializationError
-from abele.values import decode, encode
+from abele.storage.values import decode, encode
 
 VALUES = [
     None,

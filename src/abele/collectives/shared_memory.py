@@ -25,8 +25,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from abele import temporary
 from abele.collectives.board import Board
+from abele.storage import temporary
 
 #: Set to 0 to exchange through gloo also on one host.
 SWITCH = "ABELE_SHARED_MEMORY"

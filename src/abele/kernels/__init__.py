@@ -17,12 +17,13 @@ from pathlib import Path
 
 import torch
 
-# Importing the operators registers them.
-from abele import files, temporary
 from abele._torch import OpOverload
 from abele.errors import CompilerError
 from abele.ops import few_channel_conv, max_pool  # noqa: F401
 from abele.program import Program
+
+# Importing the operators registers them.
+from abele.storage import files, temporary
 
 FOLDER = Path(__file__).parent
 

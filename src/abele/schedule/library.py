@@ -7,8 +7,9 @@ import hashlib
 import threading
 from pathlib import Path
 
-from abele import atomic, kernels
+from abele import kernels
 from abele.errors import CorruptExecutable
+from abele.storage import atomic
 
 _LOADED: dict[str, ctypes.CDLL] = {}
 _LOADING = threading.Lock()

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from abele import _torch, temporary
+from abele import _torch
 from abele.errors import CompilerError
 from abele.ops.value_check import raising_failures
 from abele.program import Program, Slot
 from abele.quiet import quiet_compiler
+from abele.storage import temporary
 from abele.targets import _released
 from abele.targets._base import Compiled, Run
 from abele.warn import warn_user

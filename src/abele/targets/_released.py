@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from abele import _torch, temporary
+from abele import _torch
+from abele.storage import temporary
 from abele.targets._base import Run
 
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from abele.atomic import replacing
+from abele.storage.atomic import replacing
 from cosmictagger.data import layout
 from cosmictagger.data.layout import IMAGE, LABEL, PLANES, Plane
 from cosmictagger.errors import DataError

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from abele.atomic import replacing
+from abele.storage.atomic import replacing
 from cosmictagger.errors import DataError
 
 Curves = Mapping[str, NDArray[np.float64]]

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from numpy.typing import NDArray
 
-from abele.atomic import replacing
+from abele.storage.atomic import replacing
 from cosmictagger.metrics import NEUTRINO, PLANES
 from cosmictagger.results.events import EventRecord, PlaneView
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from abele.atomic import write_text
+from abele.storage.atomic import write_text
 from cosmictagger.results import curves, displays, report
 from cosmictagger.results.events import EventRecord
 from cosmictagger.results.tally import Tally, as_csv

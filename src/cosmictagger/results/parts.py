@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from abele import atomic
+from abele.storage import atomic
 from cosmictagger.data.writer import Event, EventWriter
 from cosmictagger.errors import DataError
 from cosmictagger.metrics import PLANES

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from abele.atomic import write_text
+from abele.storage.atomic import write_text
 from cosmictagger.metrics import NAMES, PLANES
 from cosmictagger.physics_metrics import Bin
 from cosmictagger.results.displays import CLASS_NAMES, PLANE_NAMES

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from abele import digests, host_random, state_file
+from abele import host_random
 from abele.errors import SerializationError
+from abele.storage import digests, state_file
 from popdist.checkpoint import CheckpointError
 from poptorch import _resuming
 

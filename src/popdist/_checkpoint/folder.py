@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from abele import atomic, files, state_file
+from abele.storage import atomic, files, state_file
 from abele.warn import warn_user
 from popdist.checkpoint import CheckpointError, CheckpointWarning
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from abele import state_file
+from abele.storage import state_file
 from popdist._checkpoint import content, folder
 from popdist._checkpoint.sharing import Instances
 from popdist.checkpoint import CheckpointError

@@ -11,16 +11,17 @@ from typing import Any
 
 import torch
 
-from abele import atomic, stored
+from abele import stored
 from abele.building import build
 from abele.capture import Captured
 from abele.config import StepConfig
-from abele.container import Container
 from abele.errors import AbeleError, CorruptExecutable, SerializationError, TargetError
 from abele.module_state import parameter_names
 from abele.serialization import first_difference
+from abele.storage import atomic
+from abele.storage.container import Container
+from abele.storage.values import decode
 from abele.update_rules import UpdateRule
-from abele.values import decode
 from sambaflow.errors import GraphError, PefDamagedError, PefMismatchError, UsageError
 from sambaflow.samba import _arguments, _optimizers, _pef
 from sambaflow.samba._capture import Output, Traced, trace_model

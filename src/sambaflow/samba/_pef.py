@@ -14,13 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from abele import container, stored
-from abele.container import Container
+from abele import stored
 from abele.errors import CorruptExecutable, SerializationError
 from abele.executable import Executable
 from abele.module_state import ModuleState
+from abele.storage import container
+from abele.storage.container import Container
+from abele.storage.values import decode, encode
 from abele.update_rules import UpdateRule
-from abele.values import decode, encode
 from abele.version import __version__
 from sambaflow.errors import PefDamagedError, PefMismatchError
 from sambaflow.samba._capture import Traced

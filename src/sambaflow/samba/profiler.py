@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from abele import atomic
+from abele.storage import atomic
 
 
 @dataclasses.dataclass

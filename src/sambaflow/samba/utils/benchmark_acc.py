@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from abele import atomic
+from abele.storage import atomic
 
 
 class AccuracyReport:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from abele import atomic, state_file
+from abele.storage import atomic, state_file
 from sambaflow.errors import UsageError
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from abele import atomic
+from abele.storage import atomic
 from sambaflow.samba._loaded import SECTIONS, LoadedGraph
 
 _WARMUP = 3

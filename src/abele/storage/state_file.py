@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from abele import atomic, digests, files
 from abele.errors import SerializationError
+from abele.storage import atomic, digests, files
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _MAPPINGS = (dict, OrderedDict, Counter)

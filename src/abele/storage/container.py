@@ -19,9 +19,9 @@ from typing import Any, Self
 
 import torch
 
-from abele import atomic, digests, files
 from abele.errors import CorruptExecutable, SerializationError
-from abele.values import decode, encode
+from abele.storage import atomic, digests, files
+from abele.storage.values import decode, encode
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
