@@ -6,12 +6,12 @@ import torch
 
 from abele import build, get_target, scopes
 from abele.capture import capture
-from abele.config import StepConfig
 from abele.module_state import ModuleState
 from abele.pipeline import Cut, PipelinedSession, cut
 from abele.pipeline.assignment import STAGE
 from abele.runtime.session import Session
-from abele.update_rules import UpdateRule
+from abele.step.config import StepConfig
+from abele.step.update_rules import UpdateRule
 from runs import flat
 
 

@@ -6,13 +6,13 @@ Read ``abele/README.md`` for the tour of the files in the order data meets them.
 from abele.building import BuildRecord, FallbackWarning, build
 from abele.cache import CacheWarning, ExecutableCache
 from abele.capture import Captured, capture
-from abele.config import OutputMode, Reduction, StepConfig
 from abele.errors import AbeleError
 from abele.executable import Executable
 from abele.program import Program, Role, Slot
 from abele.runtime.session import Session
+from abele.step.config import OutputMode, Reduction, StepConfig
+from abele.step.update_rules import Group, UpdateRule
 from abele.targets import available, get_target
-from abele.update_rules import Group, UpdateRule
 from abele.version import __version__
 
 __all__ = [

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from abele import executable, garbage, passes
 from abele.cache import ExecutableCache
-from abele.config import StepConfig
 from abele.errors import CompilerError, TargetError
 from abele.executable import Executable
 from abele.passes.trap_exceptions import trap_exceptions
 from abele.program import Program
+from abele.step.config import StepConfig
 from abele.targets import ENVIRONMENT, Target, get_target, requested
 from abele.warn import warn_user
 

@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from abele.config import StepConfig
 from abele.errors import CorruptExecutable, ForeignExecutable
 from abele.program import Program
+from abele.step.config import StepConfig
 from abele.storage import files
 from abele.targets import Compiled, Target
 

@@ -15,16 +15,16 @@ from abele import executable
 from abele.building import BuildRecord, Progress, build
 from abele.cache import ExecutableCache
 from abele.capture import Captured
-from abele.config import StepConfig
 from abele.errors import CorruptExecutable, ForeignExecutable, SerializationError
 from abele.executable import Executable
-from abele.loss_scaling import AutomaticScaling
 from abele.program import Program
 from abele.serialization import from_text, to_text
+from abele.step.config import StepConfig
+from abele.step.loss_scaling import AutomaticScaling
+from abele.step.update_rules import RULES, Group, UpdateRule
 from abele.storage.container import Container
 from abele.storage.values import decode, encode
 from abele.targets import Target
-from abele.update_rules import RULES, Group, UpdateRule
 from abele.warn import warn_user
 
 # What an update rule is made of, by the tag under which it is written.

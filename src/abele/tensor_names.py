@@ -20,7 +20,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
-from abele import loss_scaling
 from abele._torch import OpOverload
 from abele.errors import CaptureError
 from abele.program import (
@@ -32,6 +31,7 @@ from abele.program import (
     writes,
 )
 from abele.program.printing import node_phase
+from abele.step import loss_scaling
 
 # What interchange formats call an operator; the others are called by their own name.
 _KINDS = {

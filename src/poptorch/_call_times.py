@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from abele import batching
-from abele.config import StepConfig
 from abele.runtime import clock
+from abele.step import batching
+from abele.step.config import StepConfig
 
 #: Kinds of moments, in the order in which they come.
 INPUT, READY, DONE, OUT = KINDS = ("input", "input_complete", "output", "output_complete")

@@ -6,18 +6,18 @@ from typing import Any
 
 import torch
 
-from abele import batching
 from abele.building import BuildRecord, build
 from abele.cache import ExecutableCache
 from abele.capture import Captured, capture
-from abele.config import StepConfig
 from abele.executable import Executable
 from abele.module_state import ModuleState, tensor_ids
 from abele.pipeline import PipelinedSession
 from abele.program import Program, Role, Slot
 from abele.runtime.session import Session
+from abele.step import batching
+from abele.step.config import StepConfig
+from abele.step.update_rules import UpdateRule
 from abele.targets import Target
-from abele.update_rules import UpdateRule
 from abele.warn import warn_user
 from poptorch import _distributed, _hooks, _recomputation, _structure, _translate, profiling
 from poptorch._arguments import Bound, Recorded

@@ -7,9 +7,9 @@ from typing import Any
 from abele import collectives
 from abele.capture import Captured
 from abele.collectives import Collective
-from abele.config import StepConfig
 from abele.errors import CollectiveError
-from abele.update_rules import UpdateRule
+from abele.step.config import StepConfig
+from abele.step.update_rules import UpdateRule
 from poptorch._error import Error
 from poptorch.enums import ConnectionType
 from poptorch.options import Options

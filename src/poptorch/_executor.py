@@ -17,7 +17,7 @@ from abele.building import BuildRecord
 from abele.collectives import Counts
 from abele.module_state import parameter_names
 from abele.reachable import attributes_of
-from abele.update_rules import UpdateRule
+from abele.step.update_rules import UpdateRule
 from poptorch import (
     _compile_traps,
     _optimizer,

@@ -8,9 +8,9 @@ import torch
 from abele import executable, stored
 from abele.building import BuildRecord
 from abele.capture import Captured
-from abele.config import StepConfig
 from abele.executable import Executable
 from abele.serialization import first_difference
+from abele.step.config import StepConfig
 from abele.storage.container import Container
 from poptorch._compiled import CompiledModel
 from poptorch._error import error

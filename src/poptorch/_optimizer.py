@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from abele import optimizer_arguments, update_rules
-from abele.update_rules import RULES, Group, UpdateRule
+from abele.step import optimizer_arguments, update_rules
+from abele.step.update_rules import RULES, Group, UpdateRule
 from poptorch import optim
 from poptorch._error import error
 from poptorch._logging import logger

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from abele import optimizer_objects
 from abele.runtime.session import Session
+from abele.step import optimizer_objects
+from abele.step.update_rules import Group, UpdateRule
 from abele.tensor_names import state_name
-from abele.update_rules import Group, UpdateRule
 from poptorch import optim
 from poptorch._error import error
 from poptorch._logging import logger

@@ -7,8 +7,8 @@ import torch
 
 from abele._torch import without_torch_function
 from abele.module_state import ModuleState
-from abele.replica_groups import Grouping, GroupType
 from abele.runtime.session import Session
+from abele.step.replica_groups import Grouping, GroupType
 from poptorch._error import error
 from poptorch.enums import CommGroupType, VariableRetrievalMode
 

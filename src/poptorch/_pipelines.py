@@ -11,11 +11,11 @@ from collections.abc import Iterator
 import torch
 
 from abele.capture import Captured
-from abele.config import StepConfig
 from abele.pipeline import Cut, Uncuttable, cut, workers
 from abele.pipeline.assignment import STAGE
 from abele.program import Program
 from abele.program.printing import node_phase
+from abele.step.config import StepConfig
 from poptorch._error import error
 from poptorch._logging import logger
 from poptorch._placement import PlacementTable

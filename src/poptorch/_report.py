@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from abele import batching
 from abele.executable import Executable
 from abele.program import Program, Slot, summary
+from abele.step import batching
 from poptorch import _chrome_trace
 from poptorch._compiled import CompiledModel
 from poptorch._engine_options import Report, report_wanted

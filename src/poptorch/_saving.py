@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from abele import replica_groups, stored
+from abele import stored
 from abele.module_state import ModuleState
 from abele.runtime import state
+from abele.step import replica_groups
 from abele.storage import container
 from abele.storage.container import Container
 from poptorch import _per_replica, _random_state

@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from abele.config import MeanStrategy, Reduction, StepConfig
-from abele.config import OutputMode as EngineOutputMode
-from abele.loss_scaling import AutomaticScaling
-from abele.replica_groups import GroupType
 from abele.runtime.anchors import Anchor
-from abele.update_rules import UpdateRule
+from abele.step.config import MeanStrategy, Reduction, StepConfig
+from abele.step.config import OutputMode as EngineOutputMode
+from abele.step.loss_scaling import AutomaticScaling
+from abele.step.replica_groups import GroupType
+from abele.step.update_rules import UpdateRule
 from poptorch import _engine_options, _option_table
 from poptorch._error import error
 from poptorch._logging import logger

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from abele.collectives.protocol import Counts
-from abele.config import MeanStrategy, OutputMode, Reduction, StepConfig
+from abele.step.config import MeanStrategy, OutputMode, Reduction, StepConfig
 from models import MODELS
 from runs import flat, rule_for, run, started
 

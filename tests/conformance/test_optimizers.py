@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from abele.update_rules import Group, UpdateRule
+from abele.step.update_rules import Group, UpdateRule
 from models import MODELS
 from runs import DEFAULTS, assert_same_bits, rule_for, run, run_eagerly, started
 

@@ -1,6 +1,6 @@
 """Every argument of every optimizer's constructor does what it says, or is refused.
 
-The tables here and in ``abele.optimizer_arguments`` are checked against the constructors, so an
+The tables here and in ``abele.step.optimizer_arguments`` are checked against the constructors, so an
 argument that torch gains fails until somebody decides what becomes of it.
 """
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import poptorch
-from abele.optimizer_arguments import ARGUMENTS, Treatment
+from abele.step.optimizer_arguments import ARGUMENTS, Treatment
 from poptorch import optim
 from poptorch._optimizer import host_step, to_update_rule
 from wrapping import Calls, rows, scorer, trainer, weights
@@ -101,7 +101,7 @@ def rule(make):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_argument_of_torch_has_a_row(name):
     found = set(arguments(getattr(torch.optim, name)))
-    assert found <= set(ARGUMENTS), "decide what becomes of it in abele.optimizer_arguments"
+    assert found <= set(ARGUMENTS), "decide what becomes of it in abele.step.optimizer_arguments"
     assert found <= set(arguments(getattr(optim, name)))
 
 

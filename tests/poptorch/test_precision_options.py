@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
-from abele.config import MeanStrategy
+from abele.step.config import MeanStrategy
 from poptorch import MeanReductionStrategy
 from wrapping import Calls, options, rows, scorer, trainer, weights
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from abele import ExecutableCache, build, executable
-from abele.config import StepConfig
+from abele.step.config import StepConfig
 from fakes import Keeping
 from models import MODELS
 from runs import captured

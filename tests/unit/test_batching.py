@@ -2,9 +2,9 @@
 
 import pytest
 
-from abele import batching
-from abele.config import OutputMode, StepConfig
 from abele.errors import BatchError
+from abele.step import batching
+from abele.step.config import OutputMode, StepConfig
 
 FINAL, ALL, SUM, EVERY_N = OutputMode.FINAL, OutputMode.ALL, OutputMode.SUM, OutputMode.EVERY_N
 

@@ -8,10 +8,10 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from abele import batching
-from abele.config import OutputMode, StepConfig
 from abele.errors import BatchError
-from abele.replica_groups import Grouping, GroupType
+from abele.step import batching
+from abele.step.config import OutputMode, StepConfig
+from abele.step.replica_groups import Grouping, GroupType
 from properties import examples
 from runs import rule_for, started
 

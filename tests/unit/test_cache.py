@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from abele import CacheWarning, ExecutableCache, build, executable
-from abele.config import StepConfig
+from abele.step.config import StepConfig
 from fakes import Keeping
 from models import MODELS
 from runs import captured

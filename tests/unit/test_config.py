@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from abele.config import MeanStrategy, OutputMode, Reduction, StepConfig
-from abele.replica_groups import Grouping, GroupType
+from abele.step.config import MeanStrategy, OutputMode, Reduction, StepConfig
+from abele.step.replica_groups import Grouping, GroupType
 
 CHANGED = {
     "training": False,

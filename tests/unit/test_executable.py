@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from abele import build, executable
-from abele.config import StepConfig
 from abele.errors import CorruptExecutable, ForeignExecutable
+from abele.step.config import StepConfig
 from fakes import Keeping
 from models import MODELS
 from runs import captured

@@ -9,12 +9,12 @@ from torch import nn
 
 from abele import forward_graph
 from abele.capture import capture
-from abele.config import StepConfig
 from abele.errors import CaptureError, SerializationError
 from abele.forward_graph import ForwardGraph
 from abele.module_state import ModuleState
 from abele.serialization import graph_from_text, graph_to_text
-from abele.update_rules import Group, UpdateRule
+from abele.step.config import StepConfig
+from abele.step.update_rules import Group, UpdateRule
 from models import MODELS, Affine
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from abele import StepConfig
-from abele.loss_scaling import AutomaticScaling, count_saturated, elements, limit
+from abele.step.loss_scaling import AutomaticScaling, count_saturated, elements, limit
 from models import plain_loss
 from runs import rule_for, started
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from abele import Reduction, StepConfig
-from abele.config import MeanStrategy
-from abele.reduction import loss_divisor, reduced
+from abele.step.config import MeanStrategy
+from abele.step.reduction import loss_divisor, reduced
 from models import plain_loss
 from runs import rule_for, started
 

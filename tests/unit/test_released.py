@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from abele import build
-from abele.config import StepConfig
+from abele.step.config import StepConfig
 from abele.targets import _released
 from abele.targets._aoti import Package
 from abele.targets._base import Compiled

@@ -3,8 +3,8 @@
 import torch
 
 from abele import _torch, purity
-from abele.repeats import Repeats
-from abele.update_rules import Group, UpdateRule, apply
+from abele.step.repeats import Repeats
+from abele.step.update_rules import Group, UpdateRule, apply
 
 
 def _decay(calls, tensors, factor):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from abele import StepConfig
-from abele.rounding import stochastic_half, write_nearest, write_stochastic, writer
+from abele.step.rounding import stochastic_half, write_nearest, write_stochastic, writer
 from models import plain_loss
 from runs import rule_for, started
 

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from abele import capture, passes
-from abele.config import StepConfig
 from abele.ops import adam, memory_layout, norm_activation
 from abele.passes.channels_last import channels_last
 from abele.passes.folded_normalisation import folded_normalisation
@@ -17,6 +16,7 @@ from abele.passes.fused_adam import fused_adam
 from abele.passes.fused_normalisation import fused_normalisation
 from abele.passes.pointwise_before_upsampling import pointwise_before_upsampling
 from abele.schedule import choosing
+from abele.step.config import StepConfig
 from abele.targets.cpu import TARGET as CPU
 from abele.targets.reference import Reference
 from planes import WITHOUT_GRADIENT, events, planes

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from abele import get_target
-from abele.config import OutputMode, StepConfig
 from abele.errors import BatchError
+from abele.step.config import OutputMode, StepConfig
 from models import MODELS
 from runs import assert_same_bits, captured, rule_for, run, started
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from abele.config import StepConfig
 from abele.program import summary
+from abele.step.config import StepConfig
 from models import Affine, Dense
 from runs import captured, rule_for
 

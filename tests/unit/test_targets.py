@@ -7,8 +7,8 @@ import torch
 
 from abele import available, get_target
 from abele.building import choose_target
-from abele.config import OutputMode, StepConfig
 from abele.errors import ForeignExecutable, TargetError
+from abele.step.config import OutputMode, StepConfig
 from abele.targets import ENVIRONMENT, NAMES, Target, requested
 from models import MODELS
 from runs import captured, rule_for, started

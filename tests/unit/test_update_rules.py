@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from abele import update_rules
-from abele.update_rules import RULES, Group, UpdateRule, clip_by_global_norm
+from abele.step import update_rules
+from abele.step.update_rules import RULES, Group, UpdateRule, clip_by_global_norm
 from models import MODELS
 from runs import DEFAULTS, assert_same_bits, rule_for, run, started
 

@@ -18,18 +18,12 @@ from abele import (
     _torch,
     garbage,
     gradient_hooks,
-    loss_scaling,
     loss_traps,
-    reduction,
-    replica_groups,
-    rounding,
     scopes,
     tracing,
-    update_rules,
 )
 from abele._torch.dynamo import compiled_functions_run_plainly
 from abele._torch.parameters import counted_as_parameters
-from abele.config import StepConfig
 from abele.constants import constant_value
 from abele.diagnose import explained
 from abele.errors import CaptureError
@@ -42,9 +36,11 @@ from abele.portable import portable_functions
 from abele.program import Program, Role
 from abele.program.printing import hide_frames
 from abele.references import References
+from abele.step import loss_scaling, reduction, replica_groups, rounding, update_rules
+from abele.step.config import StepConfig
+from abele.step.update_rules import UpdateRule
 from abele.tensor_names import Lookup
 from abele.tracing import Named, Values
-from abele.update_rules import UpdateRule
 
 Call = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 

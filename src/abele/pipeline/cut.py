@@ -12,7 +12,6 @@ from collections.abc import Mapping
 import torch
 
 from abele import passes
-from abele.config import StepConfig
 from abele.passes.recomputation import SEGMENT
 from abele.pipeline.assignment import (
     Parts,
@@ -35,6 +34,7 @@ from abele.program import (
 )
 from abele.program.boundary_layout import in_memory_order, memory_order, received
 from abele.program.ownership import own_outputs
+from abele.step.config import StepConfig
 
 __all__ = ["Cut", "Part", "Uncuttable", "cut"]
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 
-from abele.batching import MicroStep
 from abele.collectives.protocol import Collective
-from abele.config import StepConfig
 from abele.executable import Executable
 from abele.pipeline.cut import Cut
 from abele.pipeline.lanes import lanes
@@ -22,6 +20,8 @@ from abele.program import Program
 from abele.runtime.anchors import Anchor
 from abele.runtime.clock import clock, nanoseconds
 from abele.runtime.session import Session, assemble
+from abele.step.batching import MicroStep
+from abele.step.config import StepConfig
 from abele.targets._base import Run
 
 _Step = tuple[MicroStep, list[torch.Tensor]]

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from abele import batching
-from abele.config import OutputMode, StepConfig
 from abele.program import Program, Role
+from abele.step import batching
+from abele.step.config import OutputMode, StepConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

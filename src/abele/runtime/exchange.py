@@ -17,12 +17,12 @@ from collections.abc import Mapping
 
 import torch
 
-from abele import loss_scaling, reduction
 from abele.collectives.protocol import Collective, Counts
-from abele.config import StepConfig
 from abele.errors import CaptureError, CollectiveError, DisagreementError, StoppedError
 from abele.program import Slot
-from abele.replica_groups import GroupType
+from abele.step import loss_scaling, reduction
+from abele.step.config import StepConfig
+from abele.step.replica_groups import GroupType
 from abele.warn import warn_user
 
 _ALIGNMENT = 64  # bytes; compiled programs load whole vectors from the start of a tensor

@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from abele import batching, reduction, replica_groups
 from abele.collectives.protocol import Collective
-from abele.config import OutputMode, StepConfig
 from abele.executable import Executable
 from abele.program import Program, Role, Slot
 from abele.runtime.anchors import Anchor, AnchorStore
 from abele.runtime.clock import clock
 from abele.runtime.exchange import Exchange
 from abele.runtime.traps import Rollback, trapping
+from abele.step import batching, reduction, replica_groups
+from abele.step.config import OutputMode, StepConfig
 from abele.targets._base import Run
 
 

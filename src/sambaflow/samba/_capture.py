@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import sambaflow
-from abele import _torch, passes, scopes, tracing, update_rules
+from abele import _torch, passes, scopes, tracing
 from abele.capture import Captured
 from abele.diagnose import explained
 from abele.losses import LossFinder
@@ -22,9 +22,10 @@ from abele.module_state import ModuleState, plain, substituted
 from abele.portable import portable_functions
 from abele.program import Program, Role
 from abele.program.printing import hide_frames
+from abele.step import update_rules
+from abele.step.update_rules import UpdateRule
 from abele.tensor_names import Lookup
 from abele.tracing import Named, Values
-from abele.update_rules import UpdateRule
 from sambaflow.errors import GraphError
 from sambaflow.samba._cut import cut
 from sambaflow.samba._structure import flat_tensors

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from abele import gradient_hooks, optimizer_arguments
-from abele.update_rules import Group, UpdateRule
+from abele import gradient_hooks
+from abele.step import optimizer_arguments
+from abele.step.update_rules import Group, UpdateRule
 from sambaflow.errors import UsageError
 from sambaflow.samba._arguments import check
 

@@ -18,10 +18,10 @@ from abele import stored
 from abele.errors import CorruptExecutable, SerializationError
 from abele.executable import Executable
 from abele.module_state import ModuleState
+from abele.step.update_rules import UpdateRule
 from abele.storage import container
 from abele.storage.container import Container
 from abele.storage.values import decode, encode
-from abele.update_rules import UpdateRule
 from abele.version import __version__
 from sambaflow.errors import PefDamagedError, PefMismatchError
 from sambaflow.samba._capture import Traced

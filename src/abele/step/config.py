@@ -12,7 +12,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
-from abele.replica_groups import Grouping, GroupType
+from abele.step.replica_groups import Grouping, GroupType
 
 
 class OutputMode(enum.StrEnum):

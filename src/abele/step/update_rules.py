@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from abele.loss_scaling import AutomaticScaling
-from abele.repeats import Repeats
-from abele.rounding import Write, write_nearest
+from abele.step.loss_scaling import AutomaticScaling
+from abele.step.repeats import Repeats
+from abele.step.rounding import Write, write_nearest
 
 Number = float | torch.Tensor
 State = Mapping[str, torch.Tensor]

@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from abele.config import OutputMode, StepConfig
 from abele.errors import BatchError
+from abele.step.config import OutputMode, StepConfig
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from abele.update_rules import RULES, Group, UpdateRule
+from abele.step.update_rules import RULES, Group, UpdateRule
 
 _MOMENTS = frozenset({"step", "exp_avg", "exp_avg_sq"})
 # What torch keeps for one parameter under any settings. Entries that the settings do without, such

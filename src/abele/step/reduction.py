@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import torch
 
-from abele.config import MeanStrategy, Reduction, StepConfig
-from abele.rounding import Write
+from abele.step.config import MeanStrategy, Reduction, StepConfig
+from abele.step.rounding import Write
 
 #: The counter slot that holds k.
 COUNTED = "micro_batches"
