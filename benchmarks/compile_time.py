@@ -31,7 +31,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "examples")]
 
 STAGES = {  # function to time -> stage; inner ones are taken off outer ones
     "poptorch._compiled.capture": "trace",
-    "abele.tracing.pure": "purify",
+    "abele.trace.tracer.pure": "purify",
     "abele.passes.run": "passes",
     "abele.executable.key_parts": "key",
     "abele.building._compile": "lowering",

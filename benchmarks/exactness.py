@@ -127,10 +127,10 @@ def _eager(model: torch.nn.Module, batches: list) -> tuple[list[float], dict[str
 def _abele(model: torch.nn.Module, batches: list) -> tuple[list[float], dict[str, torch.Tensor]]:
     from abele import build, capture, get_target
     from abele.losses import mark_loss
-    from abele.module_state import ModuleState
     from abele.runtime.session import Session
     from abele.step.config import StepConfig
     from abele.step.update_rules import Group, UpdateRule
+    from abele.trace.module_state import ModuleState
 
     state, config = ModuleState.of(model), StepConfig(training=True)
     values = {"lr": 3e-4, **ADAM}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from abele import build, get_target, scopes
+from abele import build, get_target
 from abele.capture import capture
-from abele.module_state import ModuleState
 from abele.pipeline import Cut, PipelinedSession, cut
 from abele.pipeline.assignment import STAGE
 from abele.runtime.session import Session
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
+from abele.trace import scopes
+from abele.trace.module_state import ModuleState
 from runs import flat
 
 

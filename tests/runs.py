@@ -13,11 +13,11 @@ from abele.building import BuildRecord
 from abele.cache import ExecutableCache
 from abele.capture import Captured
 from abele.collectives.protocol import Collective
-from abele.module_state import ModuleState
 from abele.runtime.session import Session
 from abele.step.config import StepConfig
 from abele.step.update_rules import Group, UpdateRule
 from abele.targets import Target
+from abele.trace.module_state import ModuleState
 
 Batch = Sequence[torch.Tensor]
 

@@ -14,11 +14,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch
-from abele.constants import constant_value
 from abele.errors import CaptureError, DataDependentError
 from abele.program.aliasing import base
 from abele.program.dense import INSTEAD
 from abele.program.printing import is_library
+from abele.trace.constants import constant_value
 from abele.warn import user_line
 
 # Phrases of torch's own errors for "this needs the tensor's data"; see tests/unit/test_capture.py.

@@ -20,18 +20,19 @@ import torch
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
-from abele import _torch, garbage, gradient_hooks, losses, scopes, tracing
+from abele import _torch, garbage, gradient_hooks, losses
 from abele.capture import Call
 from abele.errors import CaptureError
 from abele.leftovers import Leftovers
 from abele.losses import LossFinder
-from abele.module_state import ModuleState, substituted
 from abele.portable import portable_functions
 from abele.program import Role
 from abele.program.dense import other_kind
 from abele.program.ownership import own_constants
 from abele.program.printing import is_library
-from abele.tracing import Named
+from abele.trace import scopes, tracer
+from abele.trace.module_state import ModuleState, substituted
+from abele.trace.tracer import Named
 
 aten = torch.ops.aten
 
@@ -88,7 +89,7 @@ def record(
 
     def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
         with _lines_noted(hidden_paths), _Watch(reasons):
-            outputs, losses_found = _called(call, state, tracing.Values(named, tensors))
+            outputs, losses_found = _called(call, state, tracer.Values(named, tensors))
         reasons.extend(_own_gradients([*outputs, *losses_found]))
         return outputs
 
@@ -98,7 +99,7 @@ def record(
 
 
 def _called(
-    call: Call, state: ModuleState, values: tracing.Values
+    call: Call, state: ModuleState, values: tracer.Values
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Runs forward in the trace under way; its outputs, and the losses in it, which are marked."""
     names = {child: path for path, child in state.module.named_modules()}
@@ -168,7 +169,7 @@ def _traced(
     mode = _torch.static_fakes()
     kept = _plain_tensors_kept(module)
     with kept, _torch.TRACING, garbage.uncollected(), mode, _torch.without_onednn():
-        leaves = [tracing.fake_of(each, mode).requires_grad_(each.requires_grad) for each in named]
+        leaves = [tracer.fake_of(each, mode).requires_grad_(each.requires_grad) for each in named]
         with torch.enable_grad(), _torch.without_log_of_fakes(), _torch.code_when_run():
             graph = _torch.make_fx(function, pre_dispatch=True)(*leaves)
     for name, value in graph.state_dict().items():

@@ -12,10 +12,10 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch, cumulative_norm, losses, static_forms
-from abele.constants import constant_value
 from abele.errors import LossError
 from abele.ops import ctc_loss
-from abele.out_arguments import has_out
+from abele.trace.constants import constant_value
+from abele.trace.out_arguments import has_out
 from abele.warn import warn_user
 
 aten = torch.ops.aten

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from abele import _torch, scopes
+from abele import _torch
+from abele.trace import scopes
 from poptorch._error import error
 from poptorch._tracing import current
 from poptorch.options._container import require

@@ -10,7 +10,6 @@ from abele.building import BuildRecord, build
 from abele.cache import ExecutableCache
 from abele.capture import Captured, capture
 from abele.executable import Executable
-from abele.module_state import ModuleState, tensor_ids
 from abele.pipeline import PipelinedSession
 from abele.program import Program, Role, Slot
 from abele.runtime.session import Session
@@ -18,6 +17,7 @@ from abele.step import batching
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
 from abele.targets import Target
+from abele.trace.module_state import ModuleState, tensor_ids
 from abele.warn import warn_user
 from poptorch import _distributed, _hooks, _recomputation, _structure, _translate, profiling
 from poptorch._arguments import Bound, Recorded

@@ -13,7 +13,7 @@ import numpy
 import torch
 
 from abele import reachable
-from abele.module_state import plain
+from abele.trace.module_state import plain
 from poptorch._error import error
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)

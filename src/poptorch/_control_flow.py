@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from abele import control_flow
+from abele.trace import control_flow
 from poptorch._error import Error, error
 from poptorch._running import capturing
 

@@ -15,9 +15,9 @@ from tqdm import tqdm
 from abele import gradient_hooks
 from abele.building import BuildRecord
 from abele.collectives import Counts
-from abele.module_state import parameter_names
 from abele.reachable import attributes_of
 from abele.step.update_rules import UpdateRule
+from abele.trace.module_state import parameter_names
 from poptorch import (
     _compile_traps,
     _optimizer,

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from abele.module_state import ModuleState
 from abele.runtime import state
 from abele.storage.container import Container
+from abele.trace.module_state import ModuleState
 from poptorch import _translate, _weights
 from poptorch._error import error
 from poptorch._executor import PoplarExecutor

@@ -4,7 +4,8 @@ from typing import Any, Self
 
 import torch
 
-from abele import _torch, scopes
+from abele import _torch
+from abele.trace import scopes
 from poptorch._error import error
 from poptorch._tracing import current
 from poptorch.enums import MultiConvPlanType

@@ -20,7 +20,7 @@ import torch
 from abele.runtime.session import Session
 from abele.step import optimizer_objects
 from abele.step.update_rules import Group, UpdateRule
-from abele.tensor_names import state_name
+from abele.trace.tensor_names import state_name
 from poptorch import optim
 from poptorch._error import error
 from poptorch._logging import logger

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from abele._torch import without_torch_function
-from abele.module_state import ModuleState
 from abele.runtime.session import Session
 from abele.step.replica_groups import Grouping, GroupType
+from abele.trace.module_state import ModuleState
 from poptorch._error import error
 from poptorch.enums import CommGroupType, VariableRetrievalMode
 

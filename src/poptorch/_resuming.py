@@ -13,8 +13,8 @@ import torch
 
 from abele import host_random
 from abele.errors import SerializationError
-from abele.module_state import ModuleState
 from abele.runtime import state
+from abele.trace.module_state import ModuleState
 from poptorch import _random_state
 from poptorch._error import error
 from poptorch._logging import logger

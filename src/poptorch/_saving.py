@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from abele import stored
-from abele.module_state import ModuleState
 from abele.runtime import state
 from abele.step import replica_groups
 from abele.storage import container
 from abele.storage.container import Container
+from abele.trace.module_state import ModuleState
 from poptorch import _per_replica, _random_state
 from poptorch._error import error
 from poptorch._forward_modes import forward_data

@@ -10,9 +10,9 @@ import torch
 from abele import forward_graph
 from abele.errors import CorruptExecutable
 from abele.forward_graph import ForwardGraph
-from abele.module_state import named_tensors
 from abele.serialization import graph_from_text
 from abele.storage.container import Container
+from abele.trace.module_state import named_tensors
 from poptorch import _structure
 from poptorch._arguments import Binder, Recorded
 from poptorch._error import Error, error

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from abele import scopes
+from abele.trace import scopes
 from poptorch._error import error
 from poptorch._logging import logger
 from poptorch.options import Options

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from abele.module_state import ModuleState
 from abele.runtime.session import Session
+from abele.trace.module_state import ModuleState
 from poptorch import _per_replica
 from poptorch._error import error
 from poptorch._locked import locked

@@ -3,7 +3,7 @@
 import torch
 
 from abele.errors import CaptureError
-from abele.module_state import refuse_without_shapes
+from abele.trace.module_state import refuse_without_shapes
 from poptorch import _distributed, _translate, _weights
 from poptorch._error import error
 from poptorch._executor import PoplarExecutor

@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from abele import build, capture
-from abele.module_state import ModuleState
 from abele.runtime.anchors import Anchor
 from abele.runtime.session import Session
 from abele.step.config import OutputMode, StepConfig
+from abele.trace.module_state import ModuleState
 from models import Dense
 from runs import flat, rule_for
 

@@ -10,11 +10,11 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 from abele import build
-from abele.module_state import ModuleState
 from abele.ops.host_call import HostCalls, host_call
 from abele.pipeline import PipelinedSession, Uncuttable
 from abele.pipeline.schedule import Task
 from abele.step.config import MeanStrategy, OutputMode, Reduction, StepConfig
+from abele.trace.module_state import ModuleState
 from conftest import usable
 from pipelined import at_stage, parts_of, sessions
 from runs import assert_close_by_norm, assert_same_bits, rule_for, run

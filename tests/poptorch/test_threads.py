@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 import poptorch
-from abele import _torch, scopes
+from abele import _torch
 from abele.locks import Lock
+from abele.trace import scopes
 from wrapping import options, plain_steps, rows, scorer, sgd, trainer, weights
 
 

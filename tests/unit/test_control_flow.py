@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from abele import control_flow, passes
-from abele.constants import constant_value
+from abele import passes
 from abele.errors import ProgramError
 from abele.offsets import difference
 from abele.passes.on_device import on_device
 from abele.program import all_nodes, subgraphs
+from abele.trace import control_flow
+from abele.trace.constants import constant_value
 from runs import captured
 
 aten = torch.ops.aten

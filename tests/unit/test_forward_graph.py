@@ -11,10 +11,10 @@ from abele import forward_graph
 from abele.capture import capture
 from abele.errors import CaptureError, SerializationError
 from abele.forward_graph import ForwardGraph
-from abele.module_state import ModuleState
 from abele.serialization import graph_from_text, graph_to_text
 from abele.step.config import StepConfig
 from abele.step.update_rules import Group, UpdateRule
+from abele.trace.module_state import ModuleState
 from models import MODELS, Affine
 
 

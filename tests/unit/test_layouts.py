@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from abele import _torch
-from abele.layouts import Results
+from abele.trace.layouts import Results
 
 aten = torch.ops.aten
 

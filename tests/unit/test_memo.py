@@ -4,9 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
-from abele import _torch, memo, purity
-from abele.decompositions import PORTABLE_OPERATORS
+from abele import _torch
 from abele.program.printing import user_line
+from abele.trace import functionalize, operator_cache
+from abele.trace.decompositions import PORTABLE_OPERATORS
 
 
 def _block(x, weight, mean, var):
@@ -92,7 +93,7 @@ def _traced(function, *, remembered):
         def body(*tensors):
             if not remembered:
                 return function(*tensors)
-            with memo.remembering(mode):
+            with operator_cache.remembering(mode):
                 return function(*tensors)
 
         fakes = [mode.from_tensor(value) for value in _values()]
@@ -107,7 +108,7 @@ def _described(graph):
     for node in graph.graph.nodes:
         target = "" if node.op == "placeholder" else node.target
         arguments = torch.fx.map_arg((node.args, node.kwargs), names.__getitem__)
-        value = purity._layout(node.meta.get("val"))
+        value = functionalize._layout(node.meta.get("val"))
         yield f"{node.op} {target} {arguments} {value} {node.meta.get('tensor_meta')}"
 
 

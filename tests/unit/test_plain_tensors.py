@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
-from abele.constants import constant_value
 from abele.errors import CaptureError, DataDependentError
+from abele.trace.constants import constant_value
 from runs import captured, rule_for, run, run_eagerly, started
 
 X = torch.tensor([3.0, -2.0, 5.0])

@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
-from abele import _torch, purity
+from abele import _torch
 from abele.program import returned_nodes, writes
+from abele.trace import functionalize
 
 aten = torch.ops.aten
 
@@ -87,7 +88,7 @@ def _printed(graph):
     printed = []
     for node in graph.graph.nodes:
         arguments = torch.fx.map_arg((node.args, node.kwargs), names.__getitem__)
-        value = purity._layout(node.meta.get("val"))
+        value = functionalize._layout(node.meta.get("val"))
         printed.append(f"{node.op} {node.target} {arguments} {value}")
     return printed[2:]  # placeholders have names
 
@@ -95,8 +96,8 @@ def _printed(graph):
 @pytest.fixture
 def retraced(monkeypatch):
     graphs = []
-    original = purity._retraced
-    monkeypatch.setattr(purity, "_retraced", lambda *a: graphs.append(1) or original(*a))
+    original = functionalize._retraced
+    monkeypatch.setattr(functionalize, "_retraced", lambda *a: graphs.append(1) or original(*a))
     return graphs
 
 
@@ -104,7 +105,7 @@ def retraced(monkeypatch):
 def test_it_computes_and_writes_what_the_function_does(function):
     traced, fakes, mode = _traced(function)
     with mode:
-        graph = purity.pure(traced, fakes)
+        graph = functionalize.pure(traced, fakes)
     expected, found = _values(), _values()
     for one, other in zip(function(*expected), graph(*found), strict=True):
         assert torch.equal(one, other)
@@ -116,10 +117,10 @@ def test_it_computes_and_writes_what_the_function_does(function):
 def test_it_is_the_graph_of_functionalisation_without_its_cost(function, retraced):
     traced, fakes, mode = _traced(function)
     with mode:
-        reference = purity._retraced(traced, fakes)
+        reference = functionalize._retraced(traced, fakes)
         reference.graph.eliminate_dead_code()
         del retraced[:]
-        graph = purity.pure(traced, fakes)
+        graph = functionalize.pure(traced, fakes)
     assert not retraced
     assert _printed(graph) == _printed(reference)
 
@@ -128,7 +129,7 @@ def test_it_is_the_graph_of_functionalisation_without_its_cost(function, retrace
 def test_views_that_see_a_write_are_left_to_functionalisation(function, retraced):
     traced, fakes, mode = _traced(function)
     with mode:
-        purity.pure(traced, fakes)
+        functionalize.pure(traced, fakes)
     assert retraced
 
 
@@ -136,7 +137,7 @@ def test_views_that_see_a_write_are_left_to_functionalisation(function, retraced
 def test_only_final_copies_into_inputs_write(function):
     traced, fakes, mode = _traced(function)
     with mode:
-        graph = purity.pure(traced, fakes)
+        graph = functionalize.pure(traced, fakes)
     nodes = [node for node in graph.graph.nodes if node.op != "output"]
     final = [node for node in nodes if writes(node)]
     assert nodes[len(nodes) - len(final) :] == final
@@ -154,7 +155,7 @@ def test_a_second_write_under_the_name_of_the_input_is_the_last():
     mul = next(node for node in traced.graph.nodes if node.target is aten.mul_.Tensor)
     mul.replace_all_uses_with(slot)
     with mode:
-        graph = purity.pure(traced, fakes)
+        graph = functionalize.pure(traced, fakes)
     expected, found = _values(), _values()
     written_again(*expected)
     graph(*found)

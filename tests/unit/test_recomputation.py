@@ -10,12 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
-from abele import passes, scopes
+from abele import passes
 from abele.ops.checkpoint import checkpoint
 from abele.ops.print_tensor import print_tensor
 from abele.passes import recomputation
 from abele.program import is_getitem, is_view, returned_nodes
 from abele.program.printing import node_phase
+from abele.trace import scopes
 from conftest import usable
 from deep_training import BLOCKS, LAYERS, DeepNetwork, batch
 from runs import assert_same_bits, captured, rule_for, run, started

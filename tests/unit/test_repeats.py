@@ -2,9 +2,10 @@
 
 import torch
 
-from abele import _torch, purity
+from abele import _torch
 from abele.step.repeats import Repeats
 from abele.step.update_rules import Group, UpdateRule, apply
+from abele.trace import functionalize
 
 
 def _decay(calls, tensors, factor):
@@ -127,7 +128,7 @@ def test_what_copied_nodes_wrote_can_be_written_again():
 
     with _torch.static_fakes() as mode:
         fakes = [mode.from_tensor(tensor) for tensor in _ones((2, 3), 3, 3)]
-        graph = purity.pure(_torch.make_fx(body)(*fakes), fakes)
+        graph = functionalize.pure(_torch.make_fx(body)(*fakes), fakes)
     values = _ones((2, 3), 3, 3)
     results = graph(*values)
     assert [value.flatten()[0].item() for value in values] == [6, 6, 6]

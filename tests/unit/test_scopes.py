@@ -2,7 +2,7 @@
 
 import torch
 
-from abele import scopes
+from abele.trace import scopes
 from runs import captured, rule_for
 
 

@@ -7,7 +7,7 @@ from abele.capture import capture
 from abele.errors import CaptureError
 from abele.program import Role
 from abele.step.config import StepConfig
-from abele.tensor_names import state_name
+from abele.trace.tensor_names import state_name
 from models import MODELS, Dense
 from runs import captured, flat, rule_for
 

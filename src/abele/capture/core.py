@@ -14,24 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from abele import (
-    _torch,
-    garbage,
-    gradient_hooks,
-    loss_traps,
-    scopes,
-    tracing,
-)
+from abele import _torch, garbage, gradient_hooks, loss_traps
 from abele._torch.dynamo import compiled_functions_run_plainly
 from abele._torch.parameters import counted_as_parameters
-from abele.constants import constant_value
 from abele.diagnose import explained
 from abele.errors import CaptureError
 from abele.leftovers import Leftovers
 from abele.losses import LossFinder
-from abele.module_state import ModuleState, in_place_of, substituted
 from abele.origins import backward_origins
-from abele.plain_tensors import written_stand_in
 from abele.portable import portable_functions
 from abele.program import Program, Role
 from abele.program.printing import hide_frames
@@ -39,8 +29,12 @@ from abele.references import References
 from abele.step import loss_scaling, reduction, replica_groups, rounding, update_rules
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
-from abele.tensor_names import Lookup
-from abele.tracing import Named, Values
+from abele.trace import scopes, tracer
+from abele.trace.constants import constant_value
+from abele.trace.module_state import ModuleState, in_place_of, substituted
+from abele.trace.plain_tensors import written_stand_in
+from abele.trace.tensor_names import Lookup
+from abele.trace.tracer import Named, Values
 
 Call = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
@@ -424,4 +418,4 @@ class _Capture:
     # -- tracing ---------------------------------------------------------------------------
 
     def _trace(self, name: str, body: Callable, named: list[Named]) -> Program:
-        return tracing.trace(name, body, named, self.mode, self.lookup)
+        return tracer.trace(name, body, named, self.mode, self.lookup)

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from abele.layouts import Results
 from abele.ops import norm_activation
 from abele.passes._edit import editable, finished
 from abele.program import Program, is_getitem, node_argument, writes
+from abele.trace.layouts import Results
 
 aten = torch.ops.aten
 

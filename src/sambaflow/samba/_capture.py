@@ -14,18 +14,19 @@ from typing import Any
 import torch
 
 import sambaflow
-from abele import _torch, passes, scopes, tracing
+from abele import _torch, passes
 from abele.capture import Captured
 from abele.diagnose import explained
 from abele.losses import LossFinder
-from abele.module_state import ModuleState, plain, substituted
 from abele.portable import portable_functions
 from abele.program import Program, Role
 from abele.program.printing import hide_frames
 from abele.step import update_rules
 from abele.step.update_rules import UpdateRule
-from abele.tensor_names import Lookup
-from abele.tracing import Named, Values
+from abele.trace import scopes, tracer
+from abele.trace.module_state import ModuleState, plain, substituted
+from abele.trace.tensor_names import Lookup
+from abele.trace.tracer import Named, Values
 from sambaflow.errors import GraphError
 from sambaflow.samba._cut import cut
 from sambaflow.samba._structure import flat_tensors
@@ -294,7 +295,7 @@ class _Tracing:
         return [forward, backward, update]
 
     def _trace(self, name: str, body: Any, slots: list[Named]) -> Program:
-        return tracing.trace(name, body, slots, self.mode, Lookup(()))
+        return tracer.trace(name, body, slots, self.mode, Lookup(()))
 
 
 def _named_gradients(step: Program, updated: Sequence[str]) -> Program:

@@ -15,13 +15,13 @@ from abele import stored
 from abele.building import build
 from abele.capture import Captured
 from abele.errors import AbeleError, CorruptExecutable, SerializationError, TargetError
-from abele.module_state import parameter_names
 from abele.serialization import first_difference
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
 from abele.storage import atomic
 from abele.storage.container import Container
 from abele.storage.values import decode
+from abele.trace.module_state import parameter_names
 from sambaflow.errors import GraphError, PefDamagedError, PefMismatchError, UsageError
 from sambaflow.samba import _arguments, _optimizers, _pef
 from sambaflow.samba._capture import Output, Traced, trace_model

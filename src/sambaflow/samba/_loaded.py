@@ -11,9 +11,9 @@ import torch
 
 from abele.building import BuildRecord
 from abele.executable import Executable
-from abele.module_state import ModuleState, parameter_names, plain
 from abele.step import optimizer_objects
 from abele.step.update_rules import UpdateRule
+from abele.trace.module_state import ModuleState, parameter_names, plain
 from sambaflow.errors import InputError, UsageError
 from sambaflow.samba import _arguments, _distributed, _optimizers
 from sambaflow.samba._capture import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from abele.module_state import plain
+from abele.trace.module_state import plain
 from sambaflow.samba._arguments import check_model
 from sambaflow.samba.nn.parameter import SambaParameter
 

@@ -17,11 +17,11 @@ from typing import Any
 from abele import stored
 from abele.errors import CorruptExecutable, SerializationError
 from abele.executable import Executable
-from abele.module_state import ModuleState
 from abele.step.update_rules import UpdateRule
 from abele.storage import container
 from abele.storage.container import Container
 from abele.storage.values import decode, encode
+from abele.trace.module_state import ModuleState
 from abele.version import __version__
 from sambaflow.errors import PefDamagedError, PefMismatchError
 from sambaflow.samba._capture import Traced

@@ -20,14 +20,14 @@ from torch.fx.graph import CodeGen
 
 from abele import _torch
 from abele._torch import OpOverload
-from abele.control_flow import restore_views
 from abele.errors import CaptureError
-from abele.layouts import Results
-from abele.lifting import lift, lower
 from abele.program import is_getitem, is_view, node_argument, writes
 from abele.program.aliasing import written as _written
 from abele.program.printing import user_line
-from abele.result_layouts import correcting
+from abele.trace.control_flow import restore_views
+from abele.trace.layouts import Results
+from abele.trace.lifting import lift, lower
+from abele.trace.result_layouts import correcting
 
 aten = torch.ops.aten
 

@@ -23,11 +23,11 @@ import torch
 
 from abele import _torch
 from abele._torch import OpOverload
-from abele.constants import computed, results
-from abele.out_arguments import has_out, write_results
-from abele.overlaps import each_once
-from abele.plain_tensors import PlainMemory, PlainTensors
-from abele.result_layouts import corrected
+from abele.trace.constants import computed, results
+from abele.trace.out_arguments import has_out, write_results
+from abele.trace.overlaps import each_once
+from abele.trace.plain_tensors import PlainMemory, PlainTensors
+from abele.trace.result_layouts import corrected
 
 Run = Callable[[], Any]
 Trace = Callable[[OpOverload, Sequence, dict[str, Any]], Any]

@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from abele import _torch, garbage, memo
-from abele.decompositions import PORTABLE_OPERATORS, conjugate_numbers, portable_kernels
-from abele.memo import Left
+from abele import _torch, garbage
 from abele.program import (
     Program,
     Role,
@@ -24,8 +22,11 @@ from abele.program import (
     writes,
 )
 from abele.program.ownership import own_constants, own_outputs
-from abele.purity import pure
-from abele.tensor_names import Lookup
+from abele.trace import operator_cache
+from abele.trace.decompositions import PORTABLE_OPERATORS, conjugate_numbers, portable_kernels
+from abele.trace.functionalize import pure
+from abele.trace.operator_cache import Left
+from abele.trace.tensor_names import Lookup
 
 aten = torch.ops.aten
 
@@ -88,7 +89,7 @@ def trace(
 
     def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
         lookup.start()
-        with memo.remembering(mode, state) as left:
+        with operator_cache.remembering(mode, state) as left:
             returned = [*body(Values(named, tensors)), *lookup.gradients]
             changed.extend(left())
         return returned

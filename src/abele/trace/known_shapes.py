@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from abele import _torch
-from abele.constants import constant_value
+from abele.trace.constants import constant_value
 
 aten = torch.ops.aten
 

@@ -9,9 +9,9 @@ import torch
 
 from abele import _torch
 from abele._torch import OpOverload
-from abele.plain_tensors import written_stand_in
 from abele.program import is_getitem
 from abele.program.aliasing import base, written
+from abele.trace.plain_tensors import written_stand_in
 
 
 def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:

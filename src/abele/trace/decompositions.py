@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from abele import _torch, known_shapes
+from abele import _torch
+from abele.trace import known_shapes
 
 aten = torch.ops.aten
 

@@ -21,10 +21,10 @@ import torch
 from abele import _torch
 from abele._torch import OpOverload
 from abele.errors import CaptureError
-from abele.module_state import plain
 from abele.program import node_argument, writes
 from abele.program.aliasing import SHARES, base
 from abele.program.dense import INSTEAD, other_kind
+from abele.trace.module_state import plain
 from abele.warn import user_line, warn_user
 
 aten = torch.ops.aten

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from abele import _torch, scopes
+from abele import _torch
 from abele._torch import OpOverload
 from abele.errors import CaptureError
 from abele.program import subgraphs, writes
 from abele.program.aliasing import base, written
+from abele.trace import scopes
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from abele.result_layouts import actual
+from abele.trace.result_layouts import actual
 
 _PLAIN = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
