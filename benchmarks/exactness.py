@@ -126,7 +126,7 @@ def _eager(model: torch.nn.Module, batches: list) -> tuple[list[float], dict[str
 
 def _abele(model: torch.nn.Module, batches: list) -> tuple[list[float], dict[str, torch.Tensor]]:
     from abele import build, capture, get_target
-    from abele.losses import mark_loss
+    from abele.capture.losses import mark_loss
     from abele.runtime.session import Session
     from abele.step.config import StepConfig
     from abele.step.update_rules import Group, UpdateRule

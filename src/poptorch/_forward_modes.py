@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from abele import forward_graph, host_random
+from abele import host_random
+from abele.capture import forward_graph
+from abele.capture.forward_graph import ForwardGraph
 from abele.errors import AbeleError
-from abele.forward_graph import ForwardGraph
 from abele.serialization import graph_to_text
 from poptorch import _recomputation
 from poptorch._arguments import Bound, Recorded

@@ -16,7 +16,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from abele.gradient_hooks import internal
+from abele.capture.gradient_hooks import internal
 from abele.warn import user_line
 from poptorch import optim
 from poptorch._logging import logger

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from abele import losses
+from abele.capture import losses
 from poptorch._error import error
 
 # What forward is being captured for: None outside, then whether it is training.

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from abele import forward_graph
+from abele.capture import forward_graph
+from abele.capture.forward_graph import ForwardGraph
 from abele.errors import CorruptExecutable
-from abele.forward_graph import ForwardGraph
 from abele.serialization import graph_from_text
 from abele.storage.container import Container
 from abele.trace.module_state import named_tensors

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from abele import _torch, reachable
+from abele import _torch
+from abele.capture import reachable
 from abele.program import dense
 from poptorch._constant_arguments import cannot_change
 from poptorch._custom_types import parser_for

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from abele._torch import without_torch_function
-from abele.gradient_hooks import described
+from abele.capture.gradient_hooks import described
 from abele.locks import Lock, Locks
 from poptorch._error import error
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from abele import passes
+from abele.capture.offsets import difference
 from abele.errors import ProgramError
-from abele.offsets import difference
 from abele.passes.on_device import on_device
 from abele.program import all_nodes, subgraphs
 from abele.trace import control_flow

@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
-from abele import forward_graph
-from abele.capture import capture
+from abele.capture import capture, forward_graph
+from abele.capture.forward_graph import ForwardGraph
 from abele.errors import CaptureError, SerializationError
-from abele.forward_graph import ForwardGraph
 from abele.serialization import graph_from_text, graph_to_text
 from abele.step.config import StepConfig
 from abele.step.update_rules import Group, UpdateRule

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
+from abele.capture.losses import LOSS_FUNCTIONS, LossFinder, mark_loss
 from abele.errors import LossError
-from abele.losses import LOSS_FUNCTIONS, LossFinder, mark_loss
 from runs import captured, rule_for, started
 
 X = torch.rand(4, 3) * 0.8 + 0.1

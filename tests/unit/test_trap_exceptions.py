@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
-from abele import Role, StepConfig, losses
+from abele import Role, StepConfig
+from abele.capture import losses
 from abele.errors import TrappedError
 from models import MODELS, plain_loss
 from runs import assert_same_bits, rule_for, run, started

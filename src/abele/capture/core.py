@@ -14,18 +14,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from abele import _torch, garbage, gradient_hooks, loss_traps
+from abele import _torch, garbage
 from abele._torch.dynamo import compiled_functions_run_plainly
 from abele._torch.parameters import counted_as_parameters
-from abele.diagnose import explained
+from abele.capture import gradient_hooks, loss_traps
+from abele.capture.diagnose import explained
+from abele.capture.leftovers import Leftovers
+from abele.capture.losses import LossFinder
+from abele.capture.origins import backward_origins
+from abele.capture.portable import portable_functions
+from abele.capture.references import References
 from abele.errors import CaptureError
-from abele.leftovers import Leftovers
-from abele.losses import LossFinder
-from abele.origins import backward_origins
-from abele.portable import portable_functions
 from abele.program import Program, Role
 from abele.program.printing import hide_frames
-from abele.references import References
 from abele.step import loss_scaling, reduction, replica_groups, rounding, update_rules
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule

@@ -16,9 +16,9 @@ import torch
 import sambaflow
 from abele import _torch, passes
 from abele.capture import Captured
-from abele.diagnose import explained
-from abele.losses import LossFinder
-from abele.portable import portable_functions
+from abele.capture.diagnose import explained
+from abele.capture.losses import LossFinder
+from abele.capture.portable import portable_functions
 from abele.program import Program, Role
 from abele.program.printing import hide_frames
 from abele.step import update_rules

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from abele import gradient_hooks
+from abele.capture import gradient_hooks
 from abele.step import optimizer_arguments
 from abele.step.update_rules import Group, UpdateRule
 from sambaflow.errors import UsageError

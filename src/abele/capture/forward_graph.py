@@ -20,12 +20,12 @@ import torch
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
-from abele import _torch, garbage, gradient_hooks, losses
-from abele.capture import Call
+from abele import _torch, garbage
+from abele.capture import Call, gradient_hooks, losses
+from abele.capture.leftovers import Leftovers
+from abele.capture.losses import LossFinder
+from abele.capture.portable import portable_functions
 from abele.errors import CaptureError
-from abele.leftovers import Leftovers
-from abele.losses import LossFinder
-from abele.portable import portable_functions
 from abele.program import Role
 from abele.program.dense import other_kind
 from abele.program.ownership import own_constants

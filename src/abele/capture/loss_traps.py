@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from abele import _torch
-from abele.losses import MARKED, ancestors
+from abele.capture.losses import MARKED, ancestors
 from abele.program import is_getitem, is_view
 from abele.program.printing import user_line
 from abele.warn import warn_user
