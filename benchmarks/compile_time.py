@@ -33,8 +33,8 @@ STAGES = {  # function to time -> stage; inner ones are taken off outer ones
     "poptorch._compiled.capture": "trace",
     "abele.trace.tracer.pure": "purify",
     "abele.passes.run": "passes",
-    "abele.executable.key_parts": "key",
-    "abele.building._compile": "lowering",
+    "abele.compile.executable.key_parts": "key",
+    "abele.compile.build._compile": "lowering",
 }
 
 

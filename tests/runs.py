@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from abele import build, capture, get_target
-from abele.building import BuildRecord
-from abele.cache import ExecutableCache
 from abele.capture import Captured
 from abele.collectives.protocol import Collective
+from abele.compile.build import BuildRecord
+from abele.compile.cache import ExecutableCache
 from abele.runtime.session import Session
 from abele.step.config import StepConfig
 from abele.step.update_rules import Group, UpdateRule

@@ -3,11 +3,11 @@
 Read ``abele/README.md`` for the tour of the files in the order data meets them.
 """
 
-from abele.building import BuildRecord, FallbackWarning, build
-from abele.cache import CacheWarning, ExecutableCache
 from abele.capture import Captured, capture
+from abele.compile.build import BuildRecord, FallbackWarning, build
+from abele.compile.cache import CacheWarning, ExecutableCache
+from abele.compile.executable import Executable
 from abele.errors import AbeleError
-from abele.executable import Executable
 from abele.program import Program, Role, Slot
 from abele.runtime.session import Session
 from abele.step.config import OutputMode, Reduction, StepConfig

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from abele.building import BuildRecord, build
-from abele.cache import ExecutableCache
 from abele.capture import Captured, capture
-from abele.executable import Executable
+from abele.compile.build import BuildRecord, build
+from abele.compile.cache import ExecutableCache
+from abele.compile.executable import Executable
 from abele.pipeline import PipelinedSession
 from abele.program import Program, Role, Slot
 from abele.runtime.session import Session

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from abele.building import BuildRecord
 from abele.capture import gradient_hooks
 from abele.capture.reachable import attributes_of
 from abele.collectives import Counts
+from abele.compile.build import BuildRecord
 from abele.step.update_rules import UpdateRule
 from abele.trace.module_state import parameter_names
 from poptorch import (

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
-from abele import executable, stored
-from abele.building import BuildRecord
 from abele.capture import Captured
-from abele.executable import Executable
-from abele.serialization import first_difference
+from abele.compile import executable, portable_executable
+from abele.compile.build import BuildRecord
+from abele.compile.executable import Executable
+from abele.compile.serialization import first_difference
 from abele.step.config import StepConfig
 from abele.storage.container import Container
 from poptorch._compiled import CompiledModel
@@ -34,7 +34,7 @@ class FromFile(CompiledModel):
         self._file, self._retrace = file, retrace
         with meaning(file.path):
             self._content = file.content["executable"]
-            self._stored = stored.captured_in(file, self._content)
+            self._stored = portable_executable.captured_in(file, self._content)
         super().__init__(*arguments)
         del self._file, self._stored  # the file is about to be closed
 
@@ -55,7 +55,7 @@ class FromFile(CompiledModel):
 
     def _build(self, **settings: Any) -> tuple[Executable, BuildRecord]:
         with meaning(self._file.path):
-            return stored.restore(
+            return portable_executable.restore(
                 self._file, self._content, self._programs(), self.config, **settings
             )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from abele.building import BuildRecord
+from abele.compile.build import BuildRecord
 
 _FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total} [{elapsed}<{remaining}]{postfix}"
 _TITLE = "Graph compilation"

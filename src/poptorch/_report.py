@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from abele.executable import Executable
+from abele.compile.executable import Executable
 from abele.program import Program, Slot, summary
 from abele.step import batching
 from poptorch import _chrome_trace

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from abele.compile.portable_executable import rule_from
 from abele.errors import AbeleError, CorruptExecutable, SerializationError
 from abele.step.update_rules import UpdateRule
 from abele.storage.container import Container
-from abele.stored import rule_from
 from poptorch._error import Error
 from poptorch._logging import logger
 from poptorch._version import __version__

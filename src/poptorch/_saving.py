@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from abele import stored
+from abele.compile import portable_executable
 from abele.runtime import state
 from abele.step import replica_groups
 from abele.storage import container
@@ -184,7 +184,7 @@ def _contents(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     compiled = executor._get_compiled()
     session = compiled.session
-    described, members = stored.pack(compiled.captured, session.executable)
+    described, members = portable_executable.pack(compiled.captured, session.executable)
     content = {
         "version": __version__,
         "training": executor._training,
@@ -208,7 +208,7 @@ def _contents(
         content["model"] = {
             **module_data(executor._module),
             "state": names,
-            "rule": None if rule is None else stored.rule_data(rule),
+            "rule": None if rule is None else portable_executable.rule_data(rule),
         }
         content["forward"], graphs = _forward(executor)
         members |= tensors | graphs

@@ -9,8 +9,8 @@ import torch
 
 from abele.capture import forward_graph
 from abele.capture.forward_graph import ForwardGraph
+from abele.compile.serialization import graph_from_text
 from abele.errors import CorruptExecutable
-from abele.serialization import graph_from_text
 from abele.storage.container import Container
 from abele.trace.module_state import named_tensors
 from poptorch import _structure

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import poptorch
-from abele.stored import RecompiledWarning
+from abele.compile.portable_executable import RecompiledWarning
 from abele.targets import cpu
 from exported import everything
 from wrapping import options, rows, scorer, sgd, trainer

@@ -9,7 +9,7 @@ import shutil
 import pytest
 import torch
 
-from abele.cache import ExecutableCache
+from abele.compile.cache import ExecutableCache
 from abele.schedule import choosing, memory
 from planes import WITHOUT_GRADIENT, events, planes
 from runs import assert_close_by_norm, assert_same_bits, rule_for, run, run_eagerly, started

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from abele import ExecutableCache, build, executable
+from abele import ExecutableCache, build
+from abele.compile import executable
 from abele.step.config import StepConfig
 from fakes import Keeping
 from models import MODELS

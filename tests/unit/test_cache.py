@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from abele import CacheWarning, ExecutableCache, build, executable
+from abele import CacheWarning, ExecutableCache, build
+from abele.compile import executable
 from abele.step.config import StepConfig
 from fakes import Keeping
 from models import MODELS

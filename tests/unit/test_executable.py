@@ -9,7 +9,8 @@ import zipfile
 import pytest
 import torch
 
-from abele import build, executable
+from abele import build
+from abele.compile import executable
 from abele.errors import CorruptExecutable, ForeignExecutable
 from abele.step.config import StepConfig
 from fakes import Keeping

@@ -9,8 +9,8 @@ from torch import nn
 
 from abele.capture import capture, forward_graph
 from abele.capture.forward_graph import ForwardGraph
+from abele.compile.serialization import graph_from_text, graph_to_text
 from abele.errors import CaptureError, SerializationError
-from abele.serialization import graph_from_text, graph_to_text
 from abele.step.config import StepConfig
 from abele.step.update_rules import Group, UpdateRule
 from abele.trace.module_state import ModuleState

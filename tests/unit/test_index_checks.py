@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 from abele import StepConfig, get_target
-from abele.cache import ExecutableCache
+from abele.compile.cache import ExecutableCache
 from abele.errors import IndexCheckError
 from abele.index_checks import checked
 from abele.targets.reference import Reference

@@ -6,10 +6,17 @@ import pytest
 import torch
 
 from abele import ExecutableCache, StepConfig, build, get_target
+from abele.compile.portable_executable import (
+    RecompiledWarning,
+    captured_in,
+    pack,
+    restore,
+    rule_data,
+    rule_from,
+)
 from abele.errors import CompilerError, CorruptExecutable, SerializationError
 from abele.runtime import state
 from abele.storage.container import Container, write
-from abele.stored import RecompiledWarning, captured_in, pack, restore, rule_data, rule_from
 from fakes import Failing, Keeping
 from models import MODELS
 from runs import captured, rule_for, started

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from abele.collectives.protocol import Collective
-from abele.executable import Executable
+from abele.compile.executable import Executable
 from abele.pipeline.cut import Cut
 from abele.pipeline.lanes import lanes
 from abele.pipeline.report import Measured, measured

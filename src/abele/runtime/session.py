@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from abele.collectives.protocol import Collective
-from abele.executable import Executable
+from abele.compile.executable import Executable
 from abele.program import Program, Role, Slot
 from abele.runtime.anchors import Anchor, AnchorStore
 from abele.runtime.clock import clock

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from abele import stored
-from abele.building import build
 from abele.capture import Captured
+from abele.compile import portable_executable
+from abele.compile.build import build
+from abele.compile.serialization import first_difference
 from abele.errors import AbeleError, CorruptExecutable, SerializationError, TargetError
-from abele.serialization import first_difference
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
 from abele.storage import atomic
@@ -111,7 +111,9 @@ def _load(
     )
     traced = Traced(captured=captured, outputs=outputs, losses=tuple(content["losses"]))
     config = StepConfig(training=rule is not None)
-    made, record = stored.restore(file, content["executable"], captured.programs, config)
+    made, record = portable_executable.restore(
+        file, content["executable"], captured.programs, config
+    )
     return LoadedGraph(model, named, optimizers, rule, traced, made, record, file.path)
 
 
@@ -180,7 +182,7 @@ def _same_as_stored(file: Container, packed: Mapping[str, Any], here: Captured) 
             )
         different = [
             first_difference(program, here.by_name[program.name])
-            for program in stored.captured_in(file, packed).programs
+            for program in portable_executable.captured_in(file, packed).programs
         ]
     except (CorruptExecutable, SerializationError) as error:
         raise PefDamagedError(

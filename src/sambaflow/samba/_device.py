@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from abele.attached import Attachment
-from abele.executable import Executable
+from abele.compile.executable import Executable
 from abele.program import Role, Slot
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from abele.building import BuildRecord
-from abele.executable import Executable
+from abele.compile.build import BuildRecord
+from abele.compile.executable import Executable
 from abele.step import optimizer_objects
 from abele.step.update_rules import UpdateRule
 from abele.trace.module_state import ModuleState, parameter_names, plain

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from abele import stored
+from abele.compile import portable_executable
+from abele.compile.executable import Executable
 from abele.errors import CorruptExecutable, SerializationError
-from abele.executable import Executable
 from abele.step.update_rules import UpdateRule
 from abele.storage import container
 from abele.storage.container import Container
@@ -50,7 +50,7 @@ def interface(
         "frozen": sorted(set(state.params) - state.trainable),
         "buffers": _tensors(state.buffers),
         "training_mode": module.training,
-        "rule": None if rule is None else stored.rule_data(rule),
+        "rule": None if rule is None else portable_executable.rule_data(rule),
         "loss_indices": None if loss_indices is None else list(loss_indices),
     }
     return json.loads(json.dumps(described))
@@ -79,7 +79,7 @@ def write(
     Raises:
         OSError: the folder is not writable, or the disk is full; nothing is left behind.
     """
-    packed, members = stored.pack(traced.captured, made)
+    packed, members = portable_executable.pack(traced.captured, made)
     content = {
         "version": __version__,
         "interface": described,
@@ -199,7 +199,7 @@ def _rule(there: Any, here: Any) -> list[str]:
         return [f"optimizer: compiled {with_it[there is None]}, given {with_it[here is None]}"]
     if there is None:
         return []
-    old, new = stored.rule_from(there), stored.rule_from(here)
+    old, new = portable_executable.rule_from(there), portable_executable.rule_from(here)
     if old.kind != new.kind or len(old.groups) != len(new.groups):
         kinds = [f"{rule.kind} with {len(rule.groups)} parameter groups" for rule in (old, new)]
         return [f"optimizer: compiled for {kinds[0]}, given {kinds[1]}"]

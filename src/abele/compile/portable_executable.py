@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from abele import executable
-from abele.building import BuildRecord, Progress, build
-from abele.cache import ExecutableCache
 from abele.capture import Captured
+from abele.compile import executable
+from abele.compile.build import BuildRecord, Progress, build
+from abele.compile.cache import ExecutableCache
+from abele.compile.executable import Executable
+from abele.compile.serialization import from_text, to_text
 from abele.errors import CorruptExecutable, ForeignExecutable, SerializationError
-from abele.executable import Executable
 from abele.program import Program
-from abele.serialization import from_text, to_text
 from abele.step.config import StepConfig
 from abele.step.loss_scaling import AutomaticScaling
 from abele.step.update_rules import RULES, Group, UpdateRule

@@ -18,9 +18,9 @@ from typing import Any
 
 import filelock
 
-from abele import executable
+from abele.compile import executable
+from abele.compile.executable import PARTIAL, SUFFIX, Executable
 from abele.errors import CorruptExecutable, ForeignExecutable
-from abele.executable import PARTIAL, SUFFIX, Executable
 from abele.program import Program
 from abele.storage import files, temporary
 from abele.targets import Target

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from abele import executable, garbage, passes
-from abele.cache import ExecutableCache
+from abele import garbage, passes
+from abele.compile import executable
+from abele.compile.cache import ExecutableCache
+from abele.compile.executable import Executable
 from abele.errors import CompilerError, TargetError
-from abele.executable import Executable
 from abele.passes.trap_exceptions import trap_exceptions
 from abele.program import Program
 from abele.step.config import StepConfig

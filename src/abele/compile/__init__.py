@@ -1,0 +1,1 @@
+"""From programs to an executable: passes and compiler, the cache, and the files between them."""
