@@ -3,7 +3,7 @@
     python benchmarks/image_conv.py [--threads 1] [--windows 12] [--record]
 
 Both run in one process in turns, channels last; what counts is processor time, so that neighbours
-matter less. ``abele/schedule/convolutions.py`` takes its limits from here.
+matter less. ``abele/targets/cpu/op_by_op/convolutions.py`` takes its limits from here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT / "src")
 
 from abele import kernels  # noqa: E402 - after the path above
-from abele.schedule import library  # noqa: E402
+from abele.targets.cpu.op_by_op import library  # noqa: E402
 
 aten = torch.ops.aten
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from abele import kernels
-from abele.schedule import convolutions, library
-from abele.schedule.library import Conv
+from abele.targets.cpu.op_by_op import convolutions, library
+from abele.targets.cpu.op_by_op.library import Conv
 
 aten = torch.ops.aten
 compiler = shutil.which("g++") or shutil.which("clang++")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from abele import kernels
-from abele.schedule import library, pools
+from abele.targets.cpu.op_by_op import library, pools
 
 aten = torch.ops.aten
 compiler = shutil.which("g++") or shutil.which("clang++")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from abele.compile.cache import ExecutableCache
-from abele.schedule import choosing, memory
+from abele.targets.cpu.op_by_op import choice, memory
 from planes import WITHOUT_GRADIENT, events, planes
 from runs import assert_close_by_norm, assert_same_bits, rule_for, run, run_eagerly, started
 
@@ -24,9 +24,9 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _small_images_are_large(monkeypatch):
-    monkeypatch.setattr(choosing, "LARGE_IMAGE", 1024)
-    monkeypatch.setattr(choosing, "LARGE_UPDATE", 1024)
-    monkeypatch.setattr(choosing, "MANY_TENSORS", 8)
+    monkeypatch.setattr(choice, "LARGE_IMAGE", 1024)
+    monkeypatch.setattr(choice, "LARGE_UPDATE", 1024)
+    monkeypatch.setattr(choice, "MANY_TENSORS", 8)
 
 
 def adam(model):
@@ -94,9 +94,9 @@ def test_inference_with_trained_norms():
 
 
 def test_a_small_network_is_compiled(monkeypatch):
-    monkeypatch.setattr(choosing, "LARGE_IMAGE", 2**20)
+    monkeypatch.setattr(choice, "LARGE_IMAGE", 2**20)
     model = planes().eval()
-    assert choosing.why_scheduled(started(model, events(1)[0])[0].executable.programs[0]) is None
+    assert choice.why_scheduled(started(model, events(1)[0])[0].executable.programs[0]) is None
 
 
 def test_memory_is_kept_while_a_schedule_runs_and_not_after(monkeypatch):

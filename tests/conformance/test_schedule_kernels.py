@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812 - torch's own convention
 from abele import kernels
 from abele.errors import CorruptExecutable
 from abele.ops import adam, norm_activation
-from abele.schedule import calls, library
+from abele.targets.cpu.op_by_op import calls, library
 
 compiler = shutil.which("g++") or shutil.which("clang++")
 pytestmark = [

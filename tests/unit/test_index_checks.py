@@ -8,7 +8,7 @@ from torch import nn
 from abele import StepConfig, get_target
 from abele.compile.cache import ExecutableCache
 from abele.errors import IndexCheckError
-from abele.index_checks import checked
+from abele.targets.cpu.index_checks import checked
 from abele.targets.reference import Reference
 from runs import rule_for, started
 

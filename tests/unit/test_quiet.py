@@ -8,8 +8,8 @@ import pytest
 
 from abele import _torch
 from abele.program import Program
-from abele.quiet import quiet_compiler
-from abele.targets import _aoti
+from abele.targets import aoti
+from abele.targets.quiet import quiet_compiler
 
 
 class Kept(logging.Handler):
@@ -69,6 +69,6 @@ def test_compiling_is_quiet(kept, monkeypatch):
 
     monkeypatch.setattr(_torch, "aoti_compile", compiles)
     program = Program(name="step", graph=None, inputs=(), outputs=(), history=())
-    with pytest.raises(_aoti.CompilerError, match="could not be compiled"):
-        _aoti.compile_program(program, None, {})
+    with pytest.raises(aoti.CompilerError, match="could not be compiled"):
+        aoti.compile_program(program, None, {})
     assert kept == []

@@ -11,9 +11,9 @@ import torch
 
 from abele import build
 from abele.step.config import StepConfig
-from abele.targets import _released
-from abele.targets._aoti import Package
-from abele.targets._base import Compiled
+from abele.targets import released as _released
+from abele.targets.aoti import Package
+from abele.targets.base import Compiled
 from conftest import usable
 from runs import captured
 

@@ -15,9 +15,9 @@ from abele.passes.folded_normalisation import folded_normalisation
 from abele.passes.fused_adam import fused_adam
 from abele.passes.fused_normalisation import fused_normalisation
 from abele.passes.pointwise_before_upsampling import pointwise_before_upsampling
-from abele.schedule import choosing
 from abele.step.config import StepConfig
 from abele.targets.cpu import TARGET as CPU
+from abele.targets.cpu.op_by_op import choice
 from abele.targets.reference import Reference
 from planes import WITHOUT_GRADIENT, events, planes
 from runs import assert_close_by_norm, captured, flat, rule_for, run, run_eagerly, started
@@ -196,14 +196,14 @@ def test_outputs_lie_in_the_default_order():
 
 def test_only_networks_of_large_convolutions_are_scheduled(monkeypatch):
     program = step_of()
-    assert choosing.why_scheduled(program) is None
+    assert choice.why_scheduled(program) is None
     assert CPU.lowering(program) == CPU.passes
-    monkeypatch.setattr(choosing, "LARGE_IMAGE", 1024)
-    assert "convolutions with images of" in choosing.why_scheduled(program)
+    monkeypatch.setattr(choice, "LARGE_IMAGE", 1024)
+    assert "convolutions with images of" in choice.why_scheduled(program)
     assert CPU.lowering(program) == CPU.scheduled_passes
     for each in CPU.scheduled_passes:
         program = each(program)
-    assert choosing.why_scheduled(program) is not None
+    assert choice.why_scheduled(program) is not None
 
 
 def test_the_plain_network_agrees_with_itself_in_eager():

@@ -17,7 +17,7 @@ from abele.pipeline.lanes import Lane
 from abele.pipeline.schedule import Task
 from abele.pipeline.workers import Crew
 from abele.program import Role
-from abele.targets._base import Run
+from abele.targets.base import Run
 
 Tensors = list[torch.Tensor]
 

@@ -22,7 +22,7 @@ from abele.runtime.clock import clock, nanoseconds
 from abele.runtime.session import Session, assemble
 from abele.step.batching import MicroStep
 from abele.step.config import StepConfig
-from abele.targets._base import Run
+from abele.targets.base import Run
 
 _Step = tuple[MicroStep, list[torch.Tensor]]
 

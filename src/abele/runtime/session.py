@@ -21,7 +21,7 @@ from abele.runtime.exchange import Exchange
 from abele.runtime.traps import Rollback, trapping
 from abele.step import batching, reduction, replica_groups
 from abele.step.config import OutputMode, StepConfig
-from abele.targets._base import Run
+from abele.targets.base import Run
 
 
 class Session:

@@ -13,7 +13,7 @@ import torch
 
 from abele.errors import TrappedError
 from abele.program import Check, Program
-from abele.targets._base import Run
+from abele.targets.base import Run
 
 
 def trapping(program: Program, run: Run) -> Run:

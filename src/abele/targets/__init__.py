@@ -12,7 +12,7 @@ import importlib
 import os
 
 from abele.errors import TargetError
-from abele.targets._base import Compiled, Target
+from abele.targets.base import Compiled, Target
 
 NAMES = ("reference", "null", "cpu", "cuda")
 ENVIRONMENT = "ABELE_TARGET"

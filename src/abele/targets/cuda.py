@@ -11,9 +11,9 @@ from abele.errors import ForeignExecutable
 from abele.passes.explicit_alpha import explicit_alpha
 from abele.passes.on_device import on_device
 from abele.program import Program
-from abele.quiet import quiet_compiler
-from abele.targets import _aoti
-from abele.targets._base import Compiled, Target
+from abele.targets import aoti
+from abele.targets.base import Compiled, Target
+from abele.targets.quiet import quiet_compiler
 
 
 class Cuda(Target):
@@ -58,14 +58,14 @@ class Cuda(Target):
 
     def compile(self, program: Program) -> Compiled:
         """Compiles kernels and host code; tens of seconds."""
-        compiled, _ = _aoti.compile_program(program, self.device(), _options())
+        compiled, _ = aoti.compile_program(program, self.device(), _options())
         return compiled
 
     def load(self, program: Program, payload: bytes) -> Compiled:
         """Loads kernels and host code; no compiler needed."""
         if not payload:
             raise ForeignExecutable("The executable holds no compiled code for target 'cuda'.")
-        return _aoti.load_program(payload, self.device())
+        return aoti.load_program(payload, self.device())
 
 
 def _options() -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from abele.program import Program
-from abele.targets._base import Compiled, Target
+from abele.targets.base import Compiled, Target
 
 
 class Null(Target):

@@ -9,7 +9,7 @@ import torch
 
 from abele import _torch
 from abele.program import Program
-from abele.targets._base import Compiled, Target
+from abele.targets.base import Compiled, Target
 
 
 class Reference(Target):

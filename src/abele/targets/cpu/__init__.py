@@ -14,7 +14,6 @@ import torch
 
 from abele import _torch, kernels
 from abele.errors import ForeignExecutable
-from abele.index_checks import checked
 from abele.passes.channels_last import channels_last
 from abele.passes.explicit_alpha import explicit_alpha
 from abele.passes.few_channel_convolutions import few_channel_convolutions
@@ -24,11 +23,12 @@ from abele.passes.fused_normalisation import fused_normalisation
 from abele.passes.pointwise_before_upsampling import pointwise_before_upsampling
 from abele.passes.unpadded_max_pools import unpadded_max_pools
 from abele.program import Program
-from abele.schedule import library as scheduled
-from abele.schedule.building import schedule
-from abele.schedule.choosing import why_scheduled
-from abele.targets import _aoti
-from abele.targets._base import Compiled, Target
+from abele.targets import aoti
+from abele.targets.base import Compiled, Target
+from abele.targets.cpu.index_checks import checked
+from abele.targets.cpu.op_by_op import library as scheduled
+from abele.targets.cpu.op_by_op.build import schedule
+from abele.targets.cpu.op_by_op.choice import why_scheduled
 
 
 class Cpu(Target):
@@ -89,7 +89,7 @@ class Cpu(Target):
         if kernels.used_by(program):
             library = kernels.static_library(compiler, _instruction_set())
             options |= _torch.options_for_kernels(library, kernels.shims())
-        compiled, _ = _aoti.compile_program(program, self.device(), options)
+        compiled, _ = aoti.compile_program(program, self.device(), options)
         return checked(program, compiled)
 
     def load(self, program: Program, payload: bytes) -> Compiled:
@@ -99,7 +99,7 @@ class Cpu(Target):
         if why_scheduled(program) is not None:
             compiled = Compiled(schedule(program, scheduled.load(payload)), payload)
         else:
-            compiled = _aoti.load_program(payload, self.device())
+            compiled = aoti.load_program(payload, self.device())
         return checked(program, compiled)
 
 

@@ -10,8 +10,8 @@ import torch
 
 from abele.ops import max_pool
 from abele.program import is_getitem
-from abele.schedule.calls import threads_for
-from abele.schedule.library import ImagePool
+from abele.targets.cpu.op_by_op.calls import threads_for
+from abele.targets.cpu.op_by_op.library import ImagePool
 
 aten = torch.ops.aten
 

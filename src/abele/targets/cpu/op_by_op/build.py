@@ -13,10 +13,10 @@ from torch.fx.graph import CodeGen
 from abele import _torch
 from abele.ops import adam, norm_activation
 from abele.program import Program, is_getitem
-from abele.schedule import calls, memory
-from abele.schedule.convolutions import own_convolution
-from abele.schedule.lifetimes import Lifetimes
-from abele.schedule.pools import own_pool
+from abele.targets.cpu.op_by_op import calls, memory
+from abele.targets.cpu.op_by_op.convolutions import own_convolution
+from abele.targets.cpu.op_by_op.lifetimes import Lifetimes
+from abele.targets.cpu.op_by_op.pools import own_pool
 
 aten = torch.ops.aten
 

@@ -17,7 +17,7 @@ import torch
 
 from abele import _torch
 from abele.storage import temporary
-from abele.targets._base import Run
+from abele.targets.base import Run
 
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]

@@ -15,10 +15,10 @@ from abele import _torch
 from abele.errors import CompilerError
 from abele.ops.value_check import raising_failures
 from abele.program import Program, Slot
-from abele.quiet import quiet_compiler
 from abele.storage import temporary
-from abele.targets import _released
-from abele.targets._base import Compiled, Run
+from abele.targets import released as _released
+from abele.targets.base import Compiled, Run
+from abele.targets.quiet import quiet_compiler
 from abele.warn import warn_user
 
 

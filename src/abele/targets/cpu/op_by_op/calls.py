@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from abele.schedule.library import Adam, AdamTensor, Norm
+from abele.targets.cpu.op_by_op.library import Adam, AdamTensor, Norm
 
 # A thread's share of memory traffic should be worth waking it, in floats.
 _FLOATS_PER_THREAD = 16384

@@ -14,8 +14,8 @@ import torch
 
 from abele import _torch
 from abele.errors import CorruptExecutable
-from abele.schedule.calls import threads_for
-from abele.schedule.library import Conv
+from abele.targets.cpu.op_by_op.calls import threads_for
+from abele.targets.cpu.op_by_op.library import Conv
 
 aten = torch.ops.aten
 

@@ -17,7 +17,7 @@ from abele._torch import OpOverload
 from abele.errors import IndexCheckError
 from abele.program import Program, is_getitem, writes
 from abele.program.printing import user_line
-from abele.targets._base import Compiled, Run
+from abele.targets.base import Compiled, Run
 from abele.targets.reference import TARGET as INTERPRETER
 
 # Operators that index along an argument, and the names of their tensor and their index.
