@@ -63,7 +63,7 @@ class Machine:
         (self.proc / f"{pid}/cmdline").write_text(command)
 
     def add_record(self, pid, started=5000, held=None, name=None, **changed):
-        """What ``abele.attached`` writes."""
+        """What ``abele.runtime.device_registry`` writes."""
         entry = {"target": "cpu", "device": "cpu", "since": time.time() - 241.5}
         record = {
             "format": 1,

@@ -1,4 +1,4 @@
-"""The processes that hold a device through us, as they tell in files; see ``abele.attached``."""
+"""The processes that hold a device through us, as they tell in files; see ``abele.runtime.device_registry``."""
 
 from __future__ import annotations
 

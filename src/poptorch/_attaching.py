@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from abele.attached import Attachment
+from abele.runtime.device_registry import Attachment
 from poptorch._logging import logger
 
 

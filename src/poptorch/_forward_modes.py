@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from abele import host_random
 from abele.capture import forward_graph
 from abele.capture.forward_graph import ForwardGraph
 from abele.compile.serialization import graph_to_text
 from abele.errors import AbeleError
+from abele.runtime import host_random
 from poptorch import _recomputation
 from poptorch._arguments import Bound, Recorded
 from poptorch._cpu_op import CapturedCalls

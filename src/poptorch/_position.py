@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from abele import host_random
+from abele.runtime import host_random
 from poptorch._error import error
 
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from abele import host_random
 from abele.errors import SerializationError
-from abele.runtime import state
+from abele.runtime import host_random, state
 from abele.trace.module_state import ModuleState
 from poptorch import _random_state
 from poptorch._error import error

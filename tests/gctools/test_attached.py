@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import poptorch
-from abele import attached
-from abele.attached import Attachment
+from abele.runtime import device_registry
+from abele.runtime.device_registry import Attachment
 from gctools._devices import list_devices
 from gctools._processes import list_holds
 from gctools._system import System
@@ -29,15 +29,15 @@ class Owner:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(attached, "_held", {})
-    monkeypatch.setattr(attached, "_known", {})
-    monkeypatch.setenv(attached.ENVIRONMENT, str(tmp_path / "held"))
+    monkeypatch.setattr(device_registry, "_held", {})
+    monkeypatch.setattr(device_registry, "_known", {})
+    monkeypatch.setenv(device_registry.ENVIRONMENT, str(tmp_path / "held"))
     return tmp_path / "held"
 
 
 def holds():
     """What is held as the chosen folder tells; this process may hold more from other tests."""
-    system = System(registries=[attached.folder()])
+    system = System(registries=[device_registry.folder()])
     return list_holds(system, list_devices(system))
 
 
@@ -73,14 +73,14 @@ class Regression(torch.nn.Linear):
 
 
 def test_what_the_garbage_collector_ends_in_the_middle_of_a_change_is_gone(folder, monkeypatch):
-    write, going, owner = attached._write, Owner(), Owner()
+    write, going, owner = device_registry._write, Owner(), Owner()
     of_going = Attachment(going, "reference", CPU)
 
     def collect_and_write(held):
         of_going.end()  # as its finalizer would, on this very thread
         write(held)
 
-    monkeypatch.setattr(attached, "_write", collect_and_write)
+    monkeypatch.setattr(device_registry, "_write", collect_and_write)
     of_owner = Attachment(owner, "cpu", CPU)
     assert (of_owner.problem, of_going.problem) == (None, None)
     assert [hold.target for hold in holds()] == ["cpu"]
@@ -136,7 +136,7 @@ def test_what_killed_processes_have_left_is_deleted(folder):
         (folder / name).write_text(json.dumps(content))
     os.utime(folder / "99999997-5.part", (0, 0))
     os.mkfifo(folder / "99999996-5.json")
-    attached._known.clear()  # as another process
+    device_registry._known.clear()  # as another process
     other = Attachment(owner, "cpu", CPU)
     kept = {"99999998-5.json", "99999996-5.json", "notes.json", mine.name}
     assert {path.name for path in folder.iterdir()} == kept
@@ -147,7 +147,7 @@ def test_a_full_disk_is_said(folder, monkeypatch):
     def full(self, text):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(attached.Path, "write_text", full)
+    monkeypatch.setattr(device_registry.Path, "write_text", full)
     attachment = Attachment(Owner(), "cpu", CPU)
     assert "No space left on device" in attachment.problem
 
@@ -155,18 +155,18 @@ def test_a_full_disk_is_said(folder, monkeypatch):
 def test_a_folder_that_somebody_else_made_first_is_not_used(folder, monkeypatch):
     folder.mkdir()
     user = os.getuid()
-    monkeypatch.setattr(attached.os, "getuid", lambda: user + 1)
+    monkeypatch.setattr(device_registry.os, "getuid", lambda: user + 1)
     assert "not a folder of this user's own" in Attachment(Owner(), "cpu", CPU).problem
 
 
 def test_the_folder_is_that_of_the_session(monkeypatch, tmp_path):
-    monkeypatch.delenv(attached.ENVIRONMENT, raising=False)
+    monkeypatch.delenv(device_registry.ENVIRONMENT, raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert attached.folder() == tmp_path / "abele"
+    assert device_registry.folder() == tmp_path / "abele"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "not there"))
-    assert attached.folder().name == f"abele-{os.getuid()}"
-    monkeypatch.setenv(attached.ENVIRONMENT, "/chosen")
-    assert attached.folder() == Path("/chosen")
+    assert device_registry.folder().name == f"abele-{os.getuid()}"
+    monkeypatch.setenv(device_registry.ENVIRONMENT, "/chosen")
+    assert device_registry.folder() == Path("/chosen")
 
 
 def test_it_costs_little(folder):
@@ -181,7 +181,7 @@ def test_it_costs_little(folder):
 
 CHILD = """
 import os, sys, time, torch
-from abele.attached import Attachment
+from abele.runtime.device_registry import Attachment
 class Owner: pass
 owner = Owner()
 Attachment(owner, "cpu", torch.device("cpu"))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from abele import host_random
 from abele.errors import SerializationError
+from abele.runtime import host_random
 from abele.storage import atomic, digests, state_file
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from abele import host_random
 from abele.errors import SerializationError
+from abele.runtime import host_random
 from abele.storage import digests, state_file
 from popdist.checkpoint import CheckpointError
 from poptorch import _resuming

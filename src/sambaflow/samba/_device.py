@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 import torch
 
-from abele.attached import Attachment
 from abele.compile.executable import Executable
 from abele.program import Role, Slot
+from abele.runtime.device_registry import Attachment
 
 
 class Device:
