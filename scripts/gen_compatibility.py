@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "compatibility.md"
 TESTS = ROOT / "tests"
 
 HEAD = """\
-<!-- Written by scripts/gen_compatibility.py from src/poptorch/_option_table.py; do not edit. -->
+<!-- Written by scripts/gen_compatibility.py from src/poptorch/options/_table.py; do not edit. -->
 
 # Options and what they do here
 
@@ -151,11 +151,11 @@ def _differs(item: object) -> str:
 
 def page() -> str:
     """Return the text of the page."""
-    from poptorch import _option_table
+    from poptorch.options import _table
 
     parts = [HEAD]
-    for namespace in _option_table.NAMESPACES:
-        rows = [row for row in _option_table.TABLE if row.namespace == namespace]
+    for namespace in _table.NAMESPACES:
+        rows = [row for row in _table.TABLE if row.namespace == namespace]
         parts.append(
             f"\n## {namespace}\n\n| option | type | default | when | status | note | test |"
         )

@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 import poptorch  # noqa: E402 - after the path
 import poptorch.testing  # noqa: E402 - not imported by the package
-from poptorch import _option_table  # noqa: E402
+from poptorch.options import _table  # noqa: E402
 
 README = ROOT / "README.md"
 RECORDS = ROOT / "benchmarks" / "records"
@@ -80,8 +80,8 @@ def works() -> str:
         total = len(names)
         shown = ", ".join(f"`{name}`" for name in missing) or "-"
         lines.append(f"| {title} | {total - len(missing)} | {total} | {shown} |")
-    rows = _option_table.TABLE
-    counts = {status: sum(row.status is status for row in rows) for status in _option_table.Status}
+    rows = _table.TABLE
+    counts = {status: sum(row.status is status for row in rows) for status in _table.Status}
     shown = ", ".join(f"{count} {status.value}" for status, count in counts.items())
     lines.append(f"| options | {len(rows)} | {len(rows)} | {shown} |")
     return "\n".join(lines) + "\n"

@@ -298,7 +298,7 @@ def status(owner: str, setter: str) -> str:
     """What the option table says of a setter; nothing for other members."""
     if owner.startswith("popdist"):
         return ""
-    table = importlib.import_module("poptorch._option_table")
+    table = importlib.import_module("poptorch.options._table")
     namespace = owner.rpartition(".")[2]
     found = [row for row in table.TABLE if (row.namespace, row.setter) == (namespace, setter)]
     if not found or namespace == "_Popart":

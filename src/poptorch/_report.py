@@ -23,10 +23,10 @@ from abele.program import Program, Slot, summary
 from abele.step import batching
 from poptorch import _chrome_trace
 from poptorch._compiled import CompiledModel
-from poptorch._engine_options import Report, report_wanted
 from poptorch._logging import logger
 from poptorch._pipeline_report import HEAD, report_of
 from poptorch.options import Options
+from poptorch.options._engine import Report, report_wanted
 
 _EXPORT = "POPTORCH_EXPORT_PROTO_FILE"
 _BINARY = "POPTORCH_EXPORT_PROTO_AS_BINARY"

@@ -9,11 +9,10 @@ from abele.step.config import OutputMode as EngineOutputMode
 from abele.step.loss_scaling import AutomaticScaling
 from abele.step.replica_groups import GroupType
 from abele.step.update_rules import UpdateRule
-from poptorch import _engine_options, _option_table
 from poptorch._error import error
 from poptorch._logging import logger
 from poptorch.enums import CommGroupType, MeanReductionStrategy, OutputMode, ReductionType
-from poptorch.options import Options
+from poptorch.options import Options, _engine, _table
 
 _OUTPUT_MODES = {
     OutputMode.Final: EngineOutputMode.FINAL,
@@ -112,12 +111,12 @@ def check_supported(options: Options, *, training: bool) -> None:
         poptorch.Error: naming the option, its value and what to do instead; or
             POPLAR_ENGINE_OPTIONS cannot be read.
     """
-    _engine_options.report_wanted(options, training)  # refuses what it cannot read
-    refused = _option_table.unsupported(options)
+    _engine.report_wanted(options, training)  # refuses what it cannot read
+    refused = _table.unsupported(options)
     if refused:
         lines = [f"{row.call(value)}: {row.note}" for row, value in refused]
         raise error(f"Options that cannot be honoured yet: {'; '.join(lines)}.")
-    for row, value in _option_table.without_effect(options):
+    for row, value in _table.without_effect(options):
         if row.name not in _reported:
             _reported.add(row.name)
             logger.warning("Option %s has no effect here: %s.", row.call(value), row.note)
@@ -129,6 +128,6 @@ def hidden_paths(options: Options) -> list[str]:
     The default ones stand for torch and this package, which are told by their whole paths: a user's
     project may well live in a folder of such a name.
     """
-    row = _option_table.find("Options", "_source_location_excludes")
+    row = _table.find("Options", "_source_location_excludes")
     usual = row.fresh() if row is not None else []
     return [path for path in options._source_location_excludes if path not in usual]

@@ -11,7 +11,7 @@ import pytest
 
 import poptorch
 import poptorch.testing
-from poptorch import _option_table
+from poptorch.options import _table
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -79,10 +79,10 @@ def test_docstrings_say_what_the_option_table_says():
     for name in ("Training", "Precision", "Jit", "TensorLocations"):
         classes[name] = getattr(poptorch.Options(), name)
     silent = []
-    for row in _option_table.TABLE:
+    for row in _table.TABLE:
         owner = type(classes.get(row.namespace))
         setter = getattr(owner, row.setter, None)
-        if setter is None or row.status is not _option_table.Status.NO_EFFECT:
+        if setter is None or row.status is not _table.Status.NO_EFFECT:
             continue
         doc = f"{inspect.getdoc(owner)} {inspect.getdoc(setter)}"
         if not re.search("no effect|warn|stored only", doc, re.I):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from poptorch import _option_table, enums
-from poptorch.options import Options, OptionsDict, TensorLocationSettings
+from poptorch import enums
+from poptorch.options import Options, OptionsDict, TensorLocationSettings, _table
 
 HERE = Path(__file__)
 API = json.loads(HERE.with_name("option_api.json").read_text())
@@ -54,7 +54,7 @@ def test_properties_and_values_exist(namespace):
 def test_every_setter_has_a_row(namespace, name):
     if name in ("toDict", "defaultOutputMode", "checkIsFrozen") or namespace == "OptionsDict":
         return
-    rows = {(row.namespace, row.setter) for row in _option_table.TABLE}
+    rows = {(row.namespace, row.setter) for row in _table.TABLE}
     assert (namespace.removeprefix("Options."), name) in rows
 
 
@@ -67,10 +67,10 @@ def test_every_popart_key_has_a_row_of_its_type(key):
 
 
 def test_rows_are_unique_and_explained():
-    keys = [(row.store, row.name) for row in _option_table.TABLE]
+    keys = [(row.store, row.name) for row in _table.TABLE]
     assert len(keys) == len(set(keys))
-    assert all(row.note and row.when in ("compile", "run") for row in _option_table.TABLE)
-    assert {row.namespace for row in _option_table.TABLE} == set(_option_table.NAMESPACES)
+    assert all(row.note and row.when in ("compile", "run") for row in _table.TABLE)
+    assert {row.namespace for row in _table.TABLE} == set(_table.NAMESPACES)
 
 
 def test_the_compatibility_page_is_up_to_date():
@@ -92,9 +92,9 @@ def test_the_compatibility_page_is_up_to_date():
 def test_what_would_change_results_is_unsupported(change):
     options = Options()
     change(options)
-    ((row, value),) = _option_table.unsupported(options)
-    assert row.status is _option_table.Status.REJECTED
-    assert value == _option_table.value_of(options, row)
+    ((row, value),) = _table.unsupported(options)
+    assert row.status is _table.Status.REJECTED
+    assert value == _table.value_of(options, row)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_what_would_change_results_is_unsupported(change):
 def test_advice_is_without_effect(change, name):
     options = Options()
     change(options)
-    assert _option_table.unsupported(options) == []
-    assert name in [row.name for row, _ in _option_table.without_effect(options)]
+    assert _table.unsupported(options) == []
+    assert name in [row.name for row, _ in _table.without_effect(options)]
 
 
 def test_defaults_and_honoured_options_are_in_neither_list():
@@ -119,5 +119,5 @@ def test_defaults_and_honoured_options_are_in_neither_list():
     options.enableSyntheticData(True).logCycleCount(True).enableProfiling("reports")
     options.disableModuleNamescope().anchorTensor("g", "Gradient___w")
     options.Precision.enableStochasticRounding(False)
-    assert _option_table.unsupported(options) == []
-    assert _option_table.without_effect(options) == []
+    assert _table.unsupported(options) == []
+    assert _table.without_effect(options) == []

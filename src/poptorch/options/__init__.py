@@ -1,6 +1,6 @@
 """The options of a wrapped model: setters, checks, files and execution strategies.
 
-One file per group of options; defaults and statuses are in `poptorch._option_table`.
+One file per group of options; defaults and statuses are in `poptorch.options._table`.
 """
 
 from poptorch.options._container import OptionsDict

@@ -1,14 +1,14 @@
 """The dictionary with checked attributes that every options object is.
 
 A container has a fixed set of public values and a few private attributes. Types, legal values and
-defaults come from `poptorch._option_table`; the containers know nothing about what options mean.
+defaults come from `poptorch.options._table`; the containers know nothing about what options mean.
 """
 
 import copy
 import enum
 from typing import Any, Self
 
-from poptorch import _option_table
+from poptorch.options import _table
 
 _HOUSEKEEPING = frozenset({"_values", "_is_frozen", "_namespaces", "_popart"})
 
@@ -194,7 +194,7 @@ class OptionsDict(Freezable):
         for name, value in values.items():
             self.checkIsFrozen(name)
             require(create or name in self._values, self._unknown(name))
-            row = _option_table.find(self._store, name)
+            row = _table.find(self._store, name)
             _check_type(name, value, self._expected_type(name, row))
             if row is not None and row.legal is not None:
                 require(
@@ -202,7 +202,7 @@ class OptionsDict(Freezable):
                     f"Invalid value {value!r} for option {name}: it must be {_words(row.legal)}",
                 )
 
-    def _expected_type(self, name: str, row: _option_table.Row | None) -> Any:
+    def _expected_type(self, name: str, row: _table.Row | None) -> Any:
         if row is not None and not isinstance(row.type, str):
             return row.type
         return type(self._values[name]) if name in self._values else object

@@ -7,7 +7,7 @@ job is distributed. The data loader divides the data set by them.
 import os
 from typing import Self
 
-from poptorch import _option_table
+from poptorch.options import _table as _option_table
 from poptorch.options._container import OptionsDict, require
 
 _TORCHS = ("WORLD_SIZE", "RANK")

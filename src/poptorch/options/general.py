@@ -1,7 +1,7 @@
 """`Options`: the root of all settings of a wrapped model.
 
 Setters check, store and return the object, so that they chain. What a stored value leads to is
-not decided here: see `poptorch._option_table`.
+not decided here: see `poptorch.options._table`.
 """
 
 import copy
@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import torch
 
-from poptorch import _option_table
 from poptorch.enums import CommGroupType, OutputMode
+from poptorch.options import _table as _option_table
 from poptorch.options import files
 from poptorch.options._container import OptionsDict, require
 from poptorch.options.device import DeviceOptions, require_member

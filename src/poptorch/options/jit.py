@@ -3,7 +3,7 @@
 import logging
 from typing import Self
 
-from poptorch import _option_table
+from poptorch.options import _table as _option_table
 from poptorch.options._container import OptionsDict
 
 _logger = logging.getLogger("poptorch::python")

@@ -6,7 +6,7 @@ Everything here is validated, stored and without effect: where a tensor lives ne
 import copy
 from typing import Any, Self
 
-from poptorch import _option_table
+from poptorch.options import _table as _option_table
 from poptorch.options._container import OptionsDict, require
 
 

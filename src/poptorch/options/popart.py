@@ -6,8 +6,8 @@ when a model is compiled: `check_keys` finds misspelt ones, the option table say
 
 from typing import Any, Self
 
-from poptorch import _option_table
 from poptorch._error import error
+from poptorch.options import _table as _option_table
 from poptorch.options._container import Freezable, require
 
 _CONTAINERS = (list, set, tuple, dict)

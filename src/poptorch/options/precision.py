@@ -5,8 +5,8 @@ from typing import Self
 
 import torch
 
-from poptorch import _option_table
 from poptorch.enums import HalfFloatCastingBehavior
+from poptorch.options import _table as _option_table
 from poptorch.options._container import OptionsDict, require
 from poptorch.options.earlier import EarlierPrecision
 from poptorch.options.popart import _PopartOptions

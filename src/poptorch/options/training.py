@@ -2,8 +2,8 @@
 
 from typing import Self
 
-from poptorch import _option_table
 from poptorch.enums import MeanReductionStrategy, ReductionType
+from poptorch.options import _table as _option_table
 from poptorch.options._container import OptionsDict
 from poptorch.options.earlier import EarlierTraining
 from poptorch.options.popart import _PopartOptions
