@@ -26,7 +26,6 @@ from poptorch import (  # noqa: E402 - the check comes first
     testing,
 )
 from poptorch._accessor import AsynchronousDataAccessor  # noqa: E402
-from poptorch._custom_types import ICustomArgParser, registerCustomArgParser  # noqa: E402
 from poptorch._dataloader import DataLoader  # noqa: E402
 from poptorch._devices import ipuHardwareIsAvailable, ipuHardwareVersion  # noqa: E402
 from poptorch._error import (  # noqa: E402
@@ -43,6 +42,7 @@ from poptorch._logging import logger, setLogLevel  # noqa: E402
 from poptorch._printing import module_repr, print  # noqa: E402
 from poptorch._process import poptorchAtExit  # noqa: E402
 from poptorch._restored import RestoredModule  # noqa: E402
+from poptorch._values.custom_types import ICustomArgParser, registerCustomArgParser  # noqa: E402
 from poptorch._version import __version__  # noqa: E402
 from poptorch._wrap import inferenceModel, trainingModel  # noqa: E402
 from poptorch.autocasting import autocast  # noqa: E402

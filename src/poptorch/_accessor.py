@@ -19,9 +19,10 @@ import torch
 
 from abele.storage import temporary
 from abele.warn import warn_user
-from poptorch import _accessor_worker, _custom_types
+from poptorch import _accessor_worker
 from poptorch._error import error
 from poptorch._slots import Slots
+from poptorch._values import custom_types
 from poptorch.enums import SharingStrategy, member
 from poptorch.options._container import require
 
@@ -92,7 +93,7 @@ class AsynchronousDataAccessor:
         job = _accessor_worker.Job(
             dataset=dataset,
             path=None,
-            parsers=_custom_types.registered(),
+            parsers=custom_types.registered(),
             num_slots=buffer_size,
             load_indefinitely=load_indefinitely,
             early_preload=early_preload,

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from poptorch import _custom_types
 from poptorch._slots import (
     Layout,
     Parts,
@@ -34,6 +33,7 @@ from poptorch._slots import (
     num_rows,
     structure_of,
 )
+from poptorch._values import custom_types
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Job:
 
     dataset: Any
     path: str | None
-    parsers: dict[type, _custom_types.ICustomArgParser]
+    parsers: dict[type, custom_types.ICustomArgParser]
     num_slots: int
     load_indefinitely: bool
     early_preload: bool
@@ -115,7 +115,7 @@ class _Worker:
         self._connection = connection
         self._job = job
         for kind, parser in job.parsers.items():
-            _custom_types.registerCustomArgParser(kind, parser)
+            custom_types.registerCustomArgParser(kind, parser)
         self._dataset = job.dataset if job.path is None else _load_and_remove(job.path)
         self._free = list(range(job.num_slots))
         self._filled: int | None = None  # a slot that has some rows but not all

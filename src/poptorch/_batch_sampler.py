@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from poptorch._custom_types import parser_for
 from poptorch._error import error
+from poptorch._values.custom_types import parser_for
 
 
 def grouped(micro_batches: Iterable[Any], size: int, drop_last: bool) -> Iterator[Any]:

@@ -19,8 +19,7 @@ from abele.step.update_rules import UpdateRule
 from abele.targets import Target
 from abele.trace.module_state import ModuleState, tensor_ids
 from abele.warn import warn_user
-from poptorch import _distributed, _hooks, _recomputation, _structure, _translate, profiling
-from poptorch._arguments import Bound, Recorded
+from poptorch import _distributed, _hooks, _recomputation, _translate, profiling
 from poptorch._call_times import CallTimes, Counters, no_transfers
 from poptorch._cpu_op import CapturedCalls
 from poptorch._error import error
@@ -30,11 +29,13 @@ from poptorch._pipelines import may_pipeline, pipelining
 from poptorch._placement import placed
 from poptorch._precision import WeightsFollowActivations
 from poptorch._progress import CompilationProgress
-from poptorch._results import to_host
 from poptorch._running import running_on_ipu
 from poptorch._slicing import TensorSlices
-from poptorch._synthetic import synthetic_inputs
 from poptorch._tracing import Tracing
+from poptorch._values import structure
+from poptorch._values.arguments import Bound, Recorded
+from poptorch._values.results import to_host
+from poptorch._values.synthetic import synthetic_inputs
 from poptorch.options import Options
 
 # Types that a device of this programming model does not have, and what stands in for them. A model
@@ -161,7 +162,7 @@ class CompiledModel:
         tracing: Tracing,
         *,
         training: bool,
-    ) -> tuple[_structure.Structure, list[torch.Tensor]]:
+    ) -> tuple[structure.Structure, list[torch.Tensor]]:
         """Runs a forward that is captured: one that finds itself on a device.
 
         Args:
@@ -182,7 +183,7 @@ class CompiledModel:
             TensorSlices(),
         ):
             result = module(*positional, **keywords)
-        return _structure.taken_apart(result)
+        return structure.taken_apart(result)
 
     def micro_batch(self) -> list[torch.Tensor]:
         """Tensors like the inputs of one micro-batch, with any values."""
@@ -245,7 +246,7 @@ class CompiledModel:
         return self._recorded
 
     @property
-    def outputs(self) -> _structure.Structure:
+    def outputs(self) -> structure.Structure:
         """What a call returns."""
         return self._outputs
 
@@ -301,7 +302,7 @@ class CompiledModel:
             if flat[index].data_ptr() != originals[index].data_ptr():
                 with torch.no_grad():
                     originals[index].copy_(flat[index])
-        result = _structure.rebuild(self._outputs, self._results(outputs))
+        result = structure.rebuild(self._outputs, self._results(outputs))
         self._moments = (started, self.session.marks, time.perf_counter_ns())
         return result
 
@@ -368,7 +369,7 @@ class CompiledModel:
     def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype.is_complex:
             raise error(f"Complex inputs are not supported, found one of {tensor.dtype}.")
-        _structure.require_dense(tensor)
+        structure.require_dense(tensor)
         if tensor.requires_grad:
             self._warn_once("An input tensor has requires_grad=True; it is detached.")
         if not tensor.is_contiguous():

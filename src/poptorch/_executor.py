@@ -31,7 +31,6 @@ from poptorch import (
     _weights,
     profiling,
 )
-from poptorch._arguments import Binder, Bound
 from poptorch._attaching import Attaching
 from poptorch._compiled import CompiledModel
 from poptorch._copying import Copying
@@ -49,6 +48,7 @@ from poptorch._printing import module_repr
 from poptorch._published_names import PublishedNames
 from poptorch._saving import SavingMixin
 from poptorch._sources import Sources
+from poptorch._values.arguments import Binder, Bound
 from poptorch._weight_copies import WeightCopies
 from poptorch.enums import ConnectionType
 from poptorch.options import Options

@@ -21,14 +21,14 @@ from abele.compile.serialization import graph_to_text
 from abele.errors import AbeleError
 from abele.runtime import host_random
 from poptorch import _recomputation
-from poptorch._arguments import Bound, Recorded
 from poptorch._cpu_op import CapturedCalls
 from poptorch._error import Error
 from poptorch._logging import logger
 from poptorch._running import Asked
-from poptorch._stored_structure import recorded_data, structure_data
-from poptorch._structure import taken_apart
 from poptorch._tracing import Tracing
+from poptorch._values.arguments import Bound, Recorded
+from poptorch._values.stored_structure import recorded_data, structure_data
+from poptorch._values.structure import taken_apart
 
 if TYPE_CHECKING:
     from poptorch._compiled import CompiledModel

@@ -17,7 +17,7 @@ from poptorch._saved_file import InvalidFile, meaning, opened, rule_in, state_in
 from poptorch._saving import restore_executable, restore_state
 from poptorch._stored_forward import forward_in
 from poptorch._stored_options import options_from
-from poptorch._stored_structure import signature_from
+from poptorch._values.stored_structure import signature_from
 from poptorch.enums import ConnectionType
 from poptorch.options import Options
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from abele import _torch
-from poptorch import _structure
 from poptorch._error import error
 from poptorch._tracing import Tracing, current
+from poptorch._values import structure as _structure
 from poptorch.enums import OutputMode, OverlapMode
 from poptorch.options import PipelinedExecution, ShardedExecution
 from poptorch.options._container import require

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from poptorch._compiled import CompiledModel
-from poptorch._structure import leaves
+from poptorch._values.structure import leaves
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from poptorch._saved_file import (
     version_mismatch,
 )
 from poptorch._stored_options import options_data
-from poptorch._stored_structure import (
+from poptorch._values.stored_structure import (
     bound_from,
     recorded_data,
     signature_data,

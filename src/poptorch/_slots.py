@@ -16,8 +16,8 @@ from typing import Any, Self
 
 import torch
 
-from poptorch._casts import how, require_survival
-from poptorch._custom_types import parser_for
+from poptorch._values.casts import how, require_survival
+from poptorch._values.custom_types import parser_for
 from poptorch.options._container import require
 
 _ALIGNMENT = 64  # a cache line; also suits every dtype

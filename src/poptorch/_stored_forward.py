@@ -13,13 +13,13 @@ from abele.compile.serialization import graph_from_text
 from abele.errors import CorruptExecutable
 from abele.storage.container import Container
 from abele.trace.module_state import named_tensors
-from poptorch import _structure
-from poptorch._arguments import Binder, Recorded
 from poptorch._error import Error, error
 from poptorch._forward_modes import CONSTANTS, GRAPHS, Kept, flags_of
 from poptorch._running import is_captured
-from poptorch._stored_structure import bound_from, structure_from
 from poptorch._tracing import BLOCK, SEGMENT, Tracing, current
+from poptorch._values import structure
+from poptorch._values.arguments import Binder, Recorded
+from poptorch._values.stored_structure import bound_from, structure_from
 
 _INSTEAD = "Pass an instance of the model's class: poptorch.load(..., model=YourModel())."
 _BEFORE = {"missing": "the file was written before files had forward in them"}
@@ -94,7 +94,7 @@ class StoredForward:
 
     def result(self, entry: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> Any:
         """The tensors of an entry's graph in the containers that forward returned."""
-        return _structure.rebuild(self._outputs[id(entry)], iter(tensors))
+        return structure.rebuild(self._outputs[id(entry)], iter(tensors))
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -187,7 +187,7 @@ class RestoredForward:
             recorded.check(bound)
         except Error as problem:
             raise error(
-                f"{problem.message.removesuffix(_structure.ADVICE)}This model came from a file, "
+                f"{problem.message.removesuffix(structure.ADVICE)}This model came from a file, "
                 "which has its forward for arguments like those of one micro-batch of the saved "
                 "wrapper. Pass such arguments, or an instance of the model's class to load: "
                 "poptorch.load(..., model=YourModel())."

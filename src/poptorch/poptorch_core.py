@@ -6,9 +6,9 @@ Its exceptions, and a way to test that a program survives them.
 import enum
 from pathlib import Path
 
-from poptorch import _custom_types
 from poptorch._error import Error, RecoverableError, UnrecoverableError
 from poptorch._running import isRunningOnIpu
+from poptorch._values import custom_types as _custom_types
 
 __all__ = [
     "Error",

@@ -44,7 +44,7 @@ def numbers(elements):
 
 @pytest.fixture
 def custom_pairs(monkeypatch):
-    monkeypatch.setattr("poptorch._custom_types._parsers", {data.Pair: data.PairParser()})
+    monkeypatch.setattr("poptorch._values.custom_types._parsers", {data.Pair: data.PairParser()})
 
 
 # Data

@@ -15,9 +15,9 @@ import torch
 from abele import _torch
 from abele.capture import reachable
 from abele.program import dense
-from poptorch._constant_arguments import cannot_change
-from poptorch._custom_types import parser_for
 from poptorch._error import error
+from poptorch._values.constant_arguments import cannot_change
+from poptorch._values.custom_types import parser_for
 
 #: The last sentence of each message about arguments that differ.
 ADVICE = (

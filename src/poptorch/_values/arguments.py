@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from poptorch import _structure
-from poptorch._constant_arguments import Contents, cannot_change
 from poptorch._error import error
-from poptorch._structure import Constant, Custom, Leaf, Structure
+from poptorch._values import structure
+from poptorch._values.constant_arguments import Contents, cannot_change
+from poptorch._values.structure import Constant, Custom, Leaf, Structure
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class Recorded:
 
     def __init__(self, bound: Bound, state: Set[int] = frozenset()):
         self.names = bound.names
-        self.positional = tuple(map(_structure.record, bound.positional))
-        self.keywords = {k: _structure.record(v) for k, v in bound.keywords.items()}
+        self.positional = tuple(map(structure.record, bound.positional))
+        self.keywords = {k: structure.record(v) for k, v in bound.keywords.items()}
         self.defaulted = bound.defaulted
         given = self.positional[: len(self.positional) - bound.defaulted]
         leaves = tuple(part for part in given if isinstance(part, Leaf))
@@ -129,12 +129,12 @@ class Recorded:
         Raises:
             poptorch.Error: naming the first one that differs and how.
         """
-        _structure.check_count(len(self.positional), len(bound.positional))
+        structure.check_count(len(self.positional), len(bound.positional))
         for name, spec, value in zip(self.names, self.positional, bound.positional, strict=True):
-            _structure.check_same(spec, _structure.record(value), name)
-        _structure.check_keys(tuple(self.keywords), tuple(bound.keywords), "keyword arguments")
+            structure.check_same(spec, structure.record(value), name)
+        structure.check_keys(tuple(self.keywords), tuple(bound.keywords), "keyword arguments")
         for name, spec in self.keywords.items():
-            _structure.check_same(spec, _structure.record(bound.keywords[name]), name)
+            structure.check_same(spec, structure.record(bound.keywords[name]), name)
         if self._contents:
             known = self._known(bound)
             for contents, (_, value, _) in zip(self._contents, self._constants(bound), strict=True):
@@ -145,7 +145,7 @@ class Recorded:
         positional = zip(self.names, bound.positional, self.positional, strict=True)
         named = ((name, bound.keywords[name], spec) for name, spec in self.keywords.items())
         for name, value, spec in (*positional, *named):
-            yield from _structure.constants(value, spec, name)
+            yield from structure.constants(value, spec, name)
 
     def _known(self, bound: Bound) -> Set[int]:
         """What need not be constant: the tensors of a call, and the model's own."""
@@ -154,12 +154,12 @@ class Recorded:
     def tensors(self, bound: Bound) -> Iterator[torch.Tensor]:
         """The tensors of a call, in the order in which programs take them."""
         for spec, value in zip(self.positional, bound.positional, strict=True):
-            yield from _structure.tensors(value, spec)
+            yield from structure.tensors(value, spec)
         for name, spec in self.keywords.items():
-            yield from _structure.tensors(bound.keywords[name], spec)
+            yield from structure.tensors(bound.keywords[name], spec)
 
     def rebuild(self, flat: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
         """Arguments and keyword arguments with other tensors in them."""
         values = iter(flat)
-        positional = [_structure.rebuild(spec, values) for spec in self.positional]
-        return positional, {k: _structure.rebuild(s, values) for k, s in self.keywords.items()}
+        positional = [structure.rebuild(spec, values) for spec in self.positional]
+        return positional, {k: structure.rebuild(s, values) for k, s in self.keywords.items()}

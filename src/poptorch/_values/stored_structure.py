@@ -14,10 +14,17 @@ import torch
 
 from abele.errors import SerializationError
 from abele.storage.values import decode, encode
-from poptorch import _structure
-from poptorch._arguments import Bound, Recorded
 from poptorch._error import error
-from poptorch._structure import Constant, Custom, Items, Leaf, Structure, Table
+from poptorch._values import structure as _structure
+from poptorch._values.arguments import Bound, Recorded
+from poptorch._values.structure import (
+    Constant,
+    Custom,
+    Items,
+    Leaf,
+    Structure,
+    Table,
+)
 
 _SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple, "Size": torch.Size}
 _TABLES: dict[str, type] = {

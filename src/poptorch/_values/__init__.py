@@ -1,0 +1,1 @@
+"""Arguments and results of a call: nested containers of tensors and constants."""
