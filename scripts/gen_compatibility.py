@@ -167,7 +167,7 @@ def page() -> str:
 
 
 def _environment() -> str:
-    from poptorch._environment import VARIABLES
+    from poptorch._process.environment import VARIABLES
 
     lines = [
         "\n## Environment variables",

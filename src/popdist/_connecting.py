@@ -2,7 +2,7 @@
 
 import poptorch
 from popdist._error import Error
-from poptorch import _distributed
+from poptorch._process import distributed
 
 
 class InstanceError(poptorch.Error, Error):
@@ -14,5 +14,5 @@ class InstanceError(poptorch.Error, Error):
 
 def connect(index: int, count: int) -> None:
     """Connect as one of several instances, and have their errors raised as `popdist.Error`."""
-    _distributed.raise_as(InstanceError)
-    _distributed.join(index, count)
+    distributed.raise_as(InstanceError)
+    distributed.join(index, count)

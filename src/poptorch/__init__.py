@@ -4,18 +4,16 @@ The names, defaults and behaviours of PopTorch 3.4 over the ``abele`` engine. In
 Graphcore, whose interface it is compatible with.
 """
 
-from poptorch import _vendor_check
+from poptorch._process import vendor_check as _vendor_check
 
 _vendor_check.refuse_second_distribution()
 
 from abele import _torch  # noqa: E402
-from poptorch import (  # noqa: E402 - the check comes first
+from poptorch import (
     _earlier_releases,
-    _environment,
     _geometric,
     _impl,
     _logging,
-    _process,
     autocasting,
     enums,
     ops,
@@ -27,7 +25,6 @@ from poptorch import (  # noqa: E402 - the check comes first
 )
 from poptorch._accessor import AsynchronousDataAccessor  # noqa: E402
 from poptorch._dataloader import DataLoader  # noqa: E402
-from poptorch._devices import ipuHardwareIsAvailable, ipuHardwareVersion  # noqa: E402
 from poptorch._error import (  # noqa: E402
     Error,
     RecoverableError,
@@ -40,7 +37,10 @@ from poptorch._hooks import registerPostCompileHook, registerPreCompileHook  # n
 from poptorch._loading import importPoptorchMetadataFromFile, load  # noqa: E402
 from poptorch._logging import logger, setLogLevel  # noqa: E402
 from poptorch._printing import module_repr, print  # noqa: E402
-from poptorch._process import poptorchAtExit  # noqa: E402
+from poptorch._process import environment as _environment
+from poptorch._process import start as _process
+from poptorch._process.devices import ipuHardwareIsAvailable, ipuHardwareVersion  # noqa: E402
+from poptorch._process.start import poptorchAtExit  # noqa: E402
 from poptorch._restored import RestoredModule  # noqa: E402
 from poptorch._values.custom_types import ICustomArgParser, registerCustomArgParser  # noqa: E402
 from poptorch._version import __version__  # noqa: E402

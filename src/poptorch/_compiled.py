@@ -19,7 +19,7 @@ from abele.step.update_rules import UpdateRule
 from abele.targets import Target
 from abele.trace.module_state import ModuleState, tensor_ids
 from abele.warn import warn_user
-from poptorch import _distributed, _hooks, _recomputation, _translate, profiling
+from poptorch import _hooks, _recomputation, _translate, profiling
 from poptorch._call_times import CallTimes, Counters, no_transfers
 from poptorch._cpu_op import CapturedCalls
 from poptorch._error import error
@@ -28,6 +28,7 @@ from poptorch._logging import logger
 from poptorch._pipelines import may_pipeline, pipelining
 from poptorch._placement import placed
 from poptorch._precision import WeightsFollowActivations
+from poptorch._process import distributed
 from poptorch._progress import CompilationProgress
 from poptorch._running import running_on_ipu
 from poptorch._slicing import TensorSlices
@@ -206,9 +207,9 @@ class CompiledModel:
 
     def _agree(self, examples: list[torch.Tensor]) -> None:
         """With other processes: all have the same before anybody compiles for a long time."""
-        collective = _distributed.collective_of(self.config)
+        collective = distributed.collective_of(self.config)
         if collective is not None:
-            facts = _distributed.facts(self.captured, self.config, self.rule, examples)
+            facts = distributed.facts(self.captured, self.config, self.rule, examples)
             collective.agree("the model and its options", facts)
 
     def _build(self, **settings: Any) -> tuple[Executable, BuildRecord]:
@@ -230,7 +231,7 @@ class CompiledModel:
         arguments = (executable, self.config, state.params, state.buffers, optimizer_state, hyper)
         made: dict[str, Any] = {
             "anchors": self.anchors,
-            "collective": _distributed.collective_of(self.config),
+            "collective": distributed.collective_of(self.config),
         }
         if self.pipelining.cut is None:
             return Session(*arguments, **made)

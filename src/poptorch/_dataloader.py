@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from poptorch import _distributed
 from poptorch._accessor import AsynchronousDataAccessor
 from poptorch._batch_sampler import grouped
 from poptorch._batch_size import BatchSize
 from poptorch._error import error
 from poptorch._partition import PartitionSampler
 from poptorch._position import Ordered, Position, check_fits
+from poptorch._process import distributed
 from poptorch.enums import DataLoaderMode, member
 from poptorch.options import Options
 from poptorch.options._container import require
@@ -128,7 +128,7 @@ class DataLoader(torch.utils.data.DataLoader):
     def __iter__(self) -> Any:
         if self._is_empty():
             raise error(self._why_empty())
-        _distributed.note_epoch(self)
+        distributed.note_epoch(self)
         make = self._from_accessor if self._uses_accessor else self._from_batch
         return self._position.begin(make, self.generator)
 

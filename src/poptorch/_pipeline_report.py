@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from abele.pipeline import PipelinedSession
 from abele.pipeline.report import Measured, state_bytes, timeline
-from poptorch import _chrome_trace
 from poptorch._error import error
 from poptorch._pipelines import Pipelining
+from poptorch._process import chrome_trace
 
 if TYPE_CHECKING:
     from poptorch._compiled import CompiledModel
@@ -93,14 +93,14 @@ class PipelineReport:
         """The first update of the latest call as a picture in text."""
         return "" if self.measured is None else timeline(self.measured)
 
-    def events(self) -> Iterator[_chrome_trace.Event]:
+    def events(self) -> Iterator[chrome_trace.Event]:
         """Bars of a Chrome trace: a row per stage, a bar per task."""
         for passage in () if self.measured is None else self.measured.times:
             for timed in passage:
                 way = "backward" if timed.task.backward else "forward"
                 name = f"{way} {timed.task.micro_batch}"
                 row = 1000 + timed.task.stage
-                yield _chrome_trace.span(name, way, timed.begin, timed.end, thread=row)
+                yield chrome_trace.span(name, way, timed.begin, timed.end, thread=row)
 
     def __str__(self) -> str:
         rows = [HEAD, *self.rows()]

@@ -21,10 +21,10 @@ import torch
 from abele.compile.executable import Executable
 from abele.program import Program, Slot, summary
 from abele.step import batching
-from poptorch import _chrome_trace
 from poptorch._compiled import CompiledModel
 from poptorch._logging import logger
 from poptorch._pipeline_report import HEAD, report_of
+from poptorch._process import chrome_trace
 from poptorch.options import Options
 from poptorch.options._engine import Report, report_wanted
 
@@ -191,7 +191,7 @@ def _table(head: tuple[str, ...], rows: list[tuple]) -> str:
 
 def _trace_runs(compiled: CompiledModel, wanted: Report) -> None:
     """Traces the first calls; after them, nothing of this is in the way of a call."""
-    events = [_chrome_trace.process(wanted.folder.name)]
+    events = [chrome_trace.process(wanted.folder.name)]
     left = wanted.runs
     run = compiled._run
 
@@ -215,12 +215,12 @@ def _trace_runs(compiled: CompiledModel, wanted: Report) -> None:
     compiled._run = traced
 
 
-def _of_call(number: int, compiled: CompiledModel) -> Iterator[_chrome_trace.Event]:
+def _of_call(number: int, compiled: CompiledModel) -> Iterator[chrome_trace.Event]:
     times = compiled.times
     assert times is not None  # the call has just ended
-    yield _chrome_trace.span(f"call {number}", "call", times.started, times.finished, thread=0)
+    yield chrome_trace.span(f"call {number}", "call", times.started, times.finished, thread=0)
     steps = zip(times.micro_steps(), batching.schedule(times.config), strict=True)
     for (begin, end), step in steps:
         what = "micro-batch and update" if step.updates else "micro-batch"
         name, row = f"{what} {step.index}", step.replica + 1
-        yield _chrome_trace.span(name, "step", begin, end, thread=row, replica=step.replica)
+        yield chrome_trace.span(name, "step", begin, end, thread=row, replica=step.replica)

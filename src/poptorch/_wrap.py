@@ -4,9 +4,10 @@ import torch
 
 from abele.errors import CaptureError
 from abele.trace.module_state import refuse_without_shapes
-from poptorch import _distributed, _translate, _weights
+from poptorch import _translate, _weights
 from poptorch._error import error
 from poptorch._executor import PoplarExecutor
+from poptorch._process import distributed
 from poptorch.enums import OutputMode
 from poptorch.optim import SGD
 from poptorch.options import Options
@@ -107,6 +108,6 @@ def _settled(options: Options | None, mode: OutputMode, *, training: bool) -> Op
         copied.outputMode(mode)
     _translate.check_supported(copied, training=training)
     if training:
-        _distributed.connect(copied)
+        distributed.connect(copied)
     copied._freeze()
     return copied

@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from poptorch import _chrome_trace
-from poptorch._chrome_trace import TraceFile
 from poptorch._logging import logger
+from poptorch._process import chrome_trace as _chrome_trace
+from poptorch._process.chrome_trace import TraceFile
 
 __all__ = ["Channel"]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import poptorch
-from poptorch import _vendor_check
+from poptorch._process import vendor_check
 from wrapping import options, rows, scorer, sgd, trainer
 
 
@@ -97,7 +97,7 @@ def test_a_distribution_of_the_same_name_is_refused(monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Vendor())
     with pytest.raises(ImportError, match=r"poptorch 3\.4\.0 is installed.*pip uninstall"):
-        _vendor_check.refuse_second_distribution()
+        vendor_check.refuse_second_distribution()
 
 
 @pytest.mark.parametrize(

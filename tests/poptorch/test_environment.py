@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import poptorch
-from poptorch import _environment
+from poptorch._process import environment as _environment
 
 SOURCE = Path(poptorch.__file__).parent.parent
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import poptorch
-from poptorch._devices import count_ipus
+from poptorch._process.devices import count_ipus
 from wrapping import Calls, options, rows, scorer, sgd, weights
 
 HALF = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from poptorch import _chrome_trace, profiling
-from poptorch._chrome_trace import TraceFile
+from poptorch import profiling
+from poptorch._process import chrome_trace
+from poptorch._process.chrome_trace import TraceFile
 
 SOURCES = str(Path(__file__).resolve().parents[2] / "src")
 
@@ -151,11 +152,11 @@ def test_events_after_the_duration_are_dropped(tmp_path, monkeypatch):
 
 def test_a_killed_process_leaves_what_it_wrote(tmp_path):
     path = tmp_path / "deep" / "trace.json"
-    file = TraceFile(path, _chrome_trace.process("test"))
-    file.add(_chrome_trace.span("one", "c", 1000, 3000, thread=1))
+    file = TraceFile(path, chrome_trace.process("test"))
+    file.add(chrome_trace.span("one", "c", 1000, 3000, thread=1))
     file._file.flush()
     (_, span) = json.loads(f"{path.read_text()}]")
     assert (span["ts"], span["dur"]) == (1.0, 2.0)
     file.close()
-    file.add(_chrome_trace.span("late", "c", 1, 2, thread=1))
+    file.add(chrome_trace.span("late", "c", 1, 2, thread=1))
     assert len(json.loads(path.read_text())) == 2

@@ -13,7 +13,7 @@ from abele.collectives import Collective
 from abele.collectives import connected as _connected
 from abele.errors import CollectiveError
 from popdist.checkpoint import CheckpointError
-from poptorch import _distributed
+from poptorch._process import distributed
 
 
 class Instances:
@@ -26,7 +26,7 @@ class Instances:
     def __init__(self, model: Any) -> None:
         several = model._config.processes > 1
         if several:
-            _distributed.connect(model.options)
+            distributed.connect(model.options)
         self._collective: Collective | None = _connected() if several else None
         self.index = 0 if self._collective is None else self._collective.rank
         self.number = 1 if self._collective is None else self._collective.size
@@ -90,4 +90,4 @@ def _told() -> Iterator[None]:
     try:
         yield
     except CollectiveError as problem:
-        raise _distributed.told(str(problem)) from problem
+        raise distributed.told(str(problem)) from problem

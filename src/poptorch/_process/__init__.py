@@ -1,0 +1,1 @@
+"""What concerns the whole process: environment variables, devices, instances, trace files."""
