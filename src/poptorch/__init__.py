@@ -32,11 +32,11 @@ from poptorch._error import (  # noqa: E402
     createPoptorchError,
 )
 from poptorch._executor import PoplarExecutor  # noqa: E402
+from poptorch._forward.printing import module_repr, print  # noqa: E402
 from poptorch._geometric import registerGeometricCustomArgParsers  # noqa: E402
 from poptorch._hooks import registerPostCompileHook, registerPreCompileHook  # noqa: E402
 from poptorch._loading import importPoptorchMetadataFromFile, load  # noqa: E402
 from poptorch._logging import logger, setLogLevel  # noqa: E402
-from poptorch._printing import module_repr, print  # noqa: E402
 from poptorch._process import environment as _environment
 from poptorch._process import start as _process
 from poptorch._process.devices import ipuHardwareIsAvailable, ipuHardwareVersion  # noqa: E402

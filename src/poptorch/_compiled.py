@@ -19,20 +19,21 @@ from abele.step.update_rules import UpdateRule
 from abele.targets import Target
 from abele.trace.module_state import ModuleState, tensor_ids
 from abele.warn import warn_user
-from poptorch import _hooks, _recomputation, _translate, profiling
+from poptorch import _hooks, _translate, profiling
 from poptorch._call_times import CallTimes, Counters, no_transfers
-from poptorch._cpu_op import CapturedCalls
 from poptorch._error import error
-from poptorch._ipu_tensors import on_ipu
+from poptorch._forward import recomputation
+from poptorch._forward.ipu_tensors import on_ipu
+from poptorch._forward.placement import placed
+from poptorch._forward.running import running_on_ipu
+from poptorch._forward.tracing import Tracing
 from poptorch._logging import logger
+from poptorch._operators.cpu_op import CapturedCalls
+from poptorch._operators.slicing import TensorSlices
 from poptorch._pipelines import may_pipeline, pipelining
-from poptorch._placement import placed
 from poptorch._precision import WeightsFollowActivations
 from poptorch._process import distributed
 from poptorch._progress import CompilationProgress
-from poptorch._running import running_on_ipu
-from poptorch._slicing import TensorSlices
-from poptorch._tracing import Tracing
 from poptorch._values import structure
 from poptorch._values.arguments import Bound, Recorded
 from poptorch._values.results import to_host
@@ -77,7 +78,7 @@ class CompiledModel:
         self._demoted = {kind: to for kind, to in _DEMOTED.items() if kind not in own}
         self._warned: set[str] = set()
         self._host_calls = CapturedCalls(module)
-        self._recomputes = _recomputation.is_on(options, training=config.training)
+        self._recomputes = recomputation.is_on(options, training=config.training)
         self._recorded = Recorded(bound, tensor_ids(module))
         rows, examples = self._examples(bound)
         with CompilationProgress(options._show_compilation_progress_bar) as progress:
@@ -119,7 +120,7 @@ class CompiledModel:
         return tensor.narrow(0, 0, size) if tensor.dim() else tensor
 
     def _capture(self, examples: list[torch.Tensor], name_modules: bool) -> Captured:
-        with self._host_calls.capturing(), _recomputation.marking(self._recomputes):
+        with self._host_calls.capturing(), recomputation.marking(self._recomputes):
             captured = capture(
                 self._call_forward,
                 self.module,

@@ -26,7 +26,6 @@ from poptorch import (
     _random_state,
     _report,
     _resuming,
-    _tracing,
     _translate,
     _weights,
     profiling,
@@ -36,6 +35,9 @@ from poptorch._compiled import CompiledModel
 from poptorch._copying import Copying
 from poptorch._error import error
 from poptorch._errors_of_engine import Translated
+from poptorch._forward import tracing
+from poptorch._forward.placement import PlacementMember
+from poptorch._forward.printing import module_repr
 from poptorch._host_training import HostTraining
 from poptorch._locked import locked
 from poptorch._logging import logger
@@ -43,8 +45,6 @@ from poptorch._observing import Observing
 from poptorch._optimizer_state import DeviceState
 from poptorch._parameter_proxy import ParameterProxy
 from poptorch._pipeline_report import PipelineMember
-from poptorch._placement import PlacementMember
-from poptorch._printing import module_repr
 from poptorch._published_names import PublishedNames
 from poptorch._saving import SavingMixin
 from poptorch._sources import Sources
@@ -237,7 +237,7 @@ class PoplarExecutor(
             # The plain case is checked first and costs least: see benchmarks of the call overhead.
             plain = compiled is not None and not kwargs and compiled.matches(args)
             if compiled is None or not plain:
-                _tracing.refuse_nested_call()
+                tracing.refuse_nested_call()
                 bound = self._binder.bind(args, kwargs)
                 compiled = compiled or self._made_ready(bound)
             if not self._training:
@@ -276,7 +276,7 @@ class PoplarExecutor(
     def _compile(
         self, bound: Bound, make: Callable[..., CompiledModel] = CompiledModel
     ) -> CompiledModel:
-        _tracing.refuse_compiling_inside_capture()
+        tracing.refuse_compiling_inside_capture()
         _compile_traps.warn_of_late_changes(self._user_model, self._at_wrapping)
         _compile_traps.warn_of_late_mode(
             self._user_model,

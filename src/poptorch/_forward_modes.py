@@ -20,12 +20,12 @@ from abele.capture.forward_graph import ForwardGraph
 from abele.compile.serialization import graph_to_text
 from abele.errors import AbeleError
 from abele.runtime import host_random
-from poptorch import _recomputation
-from poptorch._cpu_op import CapturedCalls
 from poptorch._error import Error
+from poptorch._forward import recomputation
+from poptorch._forward.running import Asked
+from poptorch._forward.tracing import Tracing
 from poptorch._logging import logger
-from poptorch._running import Asked
-from poptorch._tracing import Tracing
+from poptorch._operators.cpu_op import CapturedCalls
 from poptorch._values.arguments import Bound, Recorded
 from poptorch._values.stored_structure import recorded_data, structure_data
 from poptorch._values.structure import taken_apart
@@ -242,7 +242,7 @@ class Recording:
         wrapped = self._wrapped
         calls = CapturedCalls(self._module).capturing() if wrapped else contextlib.nullcontext()
         call = self._on_device if wrapped else self._on_host
-        with Asked() as asked, calls, _recomputation.marking(wrapped):
+        with Asked() as asked, calls, recomputation.marking(wrapped):
             try:
                 return forward_graph.record(call, self._module, inputs, hidden_paths=hidden_paths)
             finally:

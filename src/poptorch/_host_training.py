@@ -19,8 +19,8 @@ from torch.utils.hooks import RemovableHandle
 from abele.capture.gradient_hooks import internal
 from abele.warn import user_line
 from poptorch import optim
+from poptorch._forward.running import capturing
 from poptorch._logging import logger
-from poptorch._running import capturing
 
 # Methods of a module that return the module, so that an assignment loses the executor.
 _CASTS = ("to", "to_empty", "cpu", "cuda", "float", "double", "half", "bfloat16", "type")

@@ -1,6 +1,6 @@
 """Where the original keeps the wrapping of modules; published programs name these functions."""
 
-from poptorch._running import isRunningOnIpu
+from poptorch._forward.running import isRunningOnIpu
 from poptorch._weights import rewrapModelIfNecessary, unwrapModelIfNecessary
 
 __all__ = ["isDispatchTracing", "rewrapModelIfNecessary", "unwrapModelIfNecessary"]

@@ -17,9 +17,9 @@ from abele.program import Program
 from abele.program.printing import node_phase
 from abele.step.config import StepConfig
 from poptorch._error import error
+from poptorch._forward.placement import PlacementTable
+from poptorch._forward.tracing import BLOCK
 from poptorch._logging import logger
-from poptorch._placement import PlacementTable
-from poptorch._tracing import BLOCK
 from poptorch.options import Options, PipelinedExecution, ShardedExecution
 
 #: Decides how pipelines run: ``workers``, ``sequential``, or unset for workers where there are

@@ -1,6 +1,6 @@
 """Every operation and annotation that programs use inside forward."""
 
-from poptorch._annotations import (
+from poptorch._forward.annotations import (
     Attribute,
     NameScope,
     accessAttributes,
@@ -8,25 +8,25 @@ from poptorch._annotations import (
     nop,
     set_available_memory,
 )
-from poptorch._blocks import (
+from poptorch._forward.blocks import (
     BeginBlock,
     Block,
     BlockFunction,
     LegacyBeginBlockFn,
     removeBlocks,
 )
-from poptorch._control_flow import cond, for_loop
-from poptorch._cpu_op import CPU
-from poptorch._ctc import ctc_beam_search_decoder
-from poptorch._custom_op import custom_op, register_custom_op
-from poptorch._geometry import fps, nearest
-from poptorch._matmul import serializedMatMul
-from poptorch._multi_conv import MultiConv
-from poptorch._overlap import set_overlap_for_input, set_overlap_for_output
-from poptorch._print_tensor import ipu_print_tensor
-from poptorch._recomputation import recomputationCheckpoint
-from poptorch._running import identity_loss, isRunningOnIpu
-from poptorch._slicing import dynamic_slice, dynamic_update
+from poptorch._forward.overlap import set_overlap_for_input, set_overlap_for_output
+from poptorch._forward.recomputation import recomputationCheckpoint
+from poptorch._forward.running import identity_loss, isRunningOnIpu
+from poptorch._operators.control_flow import cond, for_loop
+from poptorch._operators.cpu_op import CPU
+from poptorch._operators.ctc import ctc_beam_search_decoder
+from poptorch._operators.custom_op import custom_op, register_custom_op
+from poptorch._operators.geometry import fps, nearest
+from poptorch._operators.matmul import serializedMatMul
+from poptorch._operators.multi_conv import MultiConv
+from poptorch._operators.print_tensor import ipu_print_tensor
+from poptorch._operators.slicing import dynamic_slice, dynamic_update
 
 __all__ = [
     "CPU",

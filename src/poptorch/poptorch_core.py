@@ -7,7 +7,7 @@ import enum
 from pathlib import Path
 
 from poptorch._error import Error, RecoverableError, UnrecoverableError
-from poptorch._running import isRunningOnIpu
+from poptorch._forward.running import isRunningOnIpu
 from poptorch._values import custom_types as _custom_types
 
 __all__ = [

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import poptorch
-from poptorch._tracing import Tracing, current
+from poptorch._forward.tracing import Tracing, current
 from wrapping import Calls, options
 
 AUTO = poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
-from poptorch import _cpu_op
+from poptorch._operators import cpu_op
 from wrapping import inference, options, rows, scorer, sgd, trainer, weights
 
 
@@ -174,7 +174,7 @@ def test_on_the_host_it_is_a_plain_call():
 def test_capturing_leaves_nothing_behind():
     wrapped = inference(lambda x: poptorch.CPU(torch.neg, "neg")(x))
     wrapped(torch.ones(1))
-    assert _cpu_op._calls.get() is None
+    assert cpu_op._calls.get() is None
 
 
 PROGRAM = """

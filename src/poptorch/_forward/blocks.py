@@ -12,7 +12,7 @@ import torch
 
 from abele import _torch
 from poptorch._error import error
-from poptorch._tracing import current
+from poptorch._forward.tracing import current
 from poptorch.options._container import require
 
 

@@ -6,7 +6,7 @@ from abele import _torch
 from abele.ops.print_tensor import print_tensor
 from abele.ops.tensor_text import FORMATS, Layout
 from poptorch._error import error
-from poptorch._running import isRunningOnIpu
+from poptorch._forward.running import isRunningOnIpu
 
 
 def ipu_print_tensor(

@@ -14,8 +14,8 @@ import torch
 from abele.program import Program, Role, is_getitem, writes
 from abele.program.printing import node_phase, user_line
 from poptorch._error import error
+from poptorch._forward.tracing import BLOCK
 from poptorch._process.devices import count_ipus
-from poptorch._tracing import BLOCK
 from poptorch.options import Options, PipelinedExecution, ShardedExecution
 from poptorch.options.execution import Placement
 

@@ -6,7 +6,7 @@ import torch
 
 from abele.trace import control_flow
 from poptorch._error import Error, error
-from poptorch._running import capturing
+from poptorch._forward.running import capturing
 
 
 def for_loop(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from poptorch._error import error
-from poptorch._running import isRunningOnIpu
+from poptorch._forward.running import isRunningOnIpu
 
 _SCALARS = (float, int, str)
 

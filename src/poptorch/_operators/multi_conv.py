@@ -7,7 +7,7 @@ import torch
 from abele import _torch
 from abele.trace import scopes
 from poptorch._error import error
-from poptorch._tracing import current
+from poptorch._forward.tracing import current
 from poptorch.enums import MultiConvPlanType
 from poptorch.options._container import require
 

@@ -7,7 +7,7 @@ import torch
 
 from abele import _torch
 from poptorch._error import error
-from poptorch._tracing import Tracing, current
+from poptorch._forward.tracing import Tracing, current
 from poptorch._values import structure as _structure
 from poptorch.enums import OutputMode, OverlapMode
 from poptorch.options import PipelinedExecution, ShardedExecution

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from abele.ops.host_call import HostCalls, described, host_call
-from poptorch import _tracing
 from poptorch._error import error
+from poptorch._forward import tracing
 from poptorch._logging import logger
 
 _calls: contextvars.ContextVar["CapturedCalls | None"] = contextvars.ContextVar(
@@ -202,7 +202,7 @@ def _on_the_host(function: Callable[[], None]) -> None:
     raised: list[BaseException] = []
 
     def run() -> None:
-        _tracing.refuse_compiling_from_now_on()
+        tracing.refuse_compiling_from_now_on()
         try:
             function()
         except BaseException as failure:  # noqa: BLE001 - raised again below

@@ -1,0 +1,1 @@
+"""Operations of the original that programs call inside forward."""
