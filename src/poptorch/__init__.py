@@ -24,6 +24,7 @@ from poptorch import (
     testing,
 )
 from poptorch._accessor import AsynchronousDataAccessor  # noqa: E402
+from poptorch._compiled.hooks import registerPostCompileHook, registerPreCompileHook  # noqa: E402
 from poptorch._dataloader import DataLoader  # noqa: E402
 from poptorch._error import (  # noqa: E402
     Error,
@@ -34,7 +35,6 @@ from poptorch._error import (  # noqa: E402
 from poptorch._executor import PoplarExecutor  # noqa: E402
 from poptorch._forward.printing import module_repr, print  # noqa: E402
 from poptorch._geometric import registerGeometricCustomArgParsers  # noqa: E402
-from poptorch._hooks import registerPostCompileHook, registerPreCompileHook  # noqa: E402
 from poptorch._loading import importPoptorchMetadataFromFile, load  # noqa: E402
 from poptorch._logging import logger, setLogLevel  # noqa: E402
 from poptorch._process import environment as _environment

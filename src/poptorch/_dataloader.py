@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset
 
 from poptorch._accessor import AsynchronousDataAccessor
 from poptorch._batch_sampler import grouped
-from poptorch._batch_size import BatchSize
+from poptorch._compiled.batch_size import BatchSize
 from poptorch._error import error
 from poptorch._partition import PartitionSampler
 from poptorch._position import Ordered, Position, check_fits

@@ -18,20 +18,10 @@ from abele.collectives import Counts
 from abele.compile.build import BuildRecord
 from abele.step.update_rules import UpdateRule
 from abele.trace.module_state import parameter_names
-from poptorch import (
-    _compile_traps,
-    _optimizer,
-    _per_replica,
-    _progress,
-    _random_state,
-    _report,
-    _resuming,
-    _translate,
-    _weights,
-    profiling,
-)
+from poptorch import _compile_traps, _optimizer, _report, _resuming, profiling
 from poptorch._attaching import Attaching
-from poptorch._compiled import CompiledModel
+from poptorch._compiled import progress, translate
+from poptorch._compiled.model import CompiledModel
 from poptorch._copying import Copying
 from poptorch._error import error
 from poptorch._errors_of_engine import Translated
@@ -39,17 +29,18 @@ from poptorch._forward import tracing
 from poptorch._forward.placement import PlacementMember
 from poptorch._forward.printing import module_repr
 from poptorch._host_training import HostTraining
-from poptorch._locked import locked
 from poptorch._logging import logger
 from poptorch._observing import Observing
 from poptorch._optimizer_state import DeviceState
-from poptorch._parameter_proxy import ParameterProxy
 from poptorch._pipeline_report import PipelineMember
 from poptorch._published_names import PublishedNames
 from poptorch._saving import SavingMixin
-from poptorch._sources import Sources
+from poptorch._state import module_weights, per_replica, random_state
+from poptorch._state.copies import WeightCopies
+from poptorch._state.locked import locked
+from poptorch._state.parameter_proxy import ParameterProxy
+from poptorch._state.sources import Sources
 from poptorch._values.arguments import Binder, Bound
-from poptorch._weight_copies import WeightCopies
 from poptorch.enums import ConnectionType
 from poptorch.options import Options
 
@@ -94,11 +85,11 @@ class PoplarExecutor(
         self._was_training = self._user_model.training
         self._modes_at_wrapping = _compile_traps.modes_of(self._user_model)
         self._binder = Binder(self._module.forward)
-        self._config = _translate.to_config(options, training=training)
+        self._config = translate.to_config(options, training=training)
         self._compiled: CompiledModel | None = None
         self._host_is_stale = False
-        self._shared = _weights.shared_by(self._user_model)
-        self._lock: Any = _weights.lock_of(self._user_model)
+        self._shared = module_weights.shared_by(self._user_model)
+        self._lock: Any = module_weights.lock_of(self._user_model)
         self._sources = Sources(self._user_model)
         self._compile_seconds: float | None = None
         self._watch = _optimizer.AttributeWatch(relaxed=options._relax_optimizer_checks)
@@ -115,7 +106,7 @@ class PoplarExecutor(
                 self._use(optimizer)
             name = type(self._user_model).__name__
             self._host_training = HostTraining(self, name, options)
-            _weights.wrap(self._user_model, self)
+            module_weights.wrap(self._user_model, self)
         profiling.trace_executor(self, training)
 
     # -- what a user reads -----------------------------------------------------------------
@@ -292,9 +283,7 @@ class PoplarExecutor(
             self._refuse_hooks()
         else:
             self._sources.fetch()
-        groups = _per_replica.groupings(
-            self.per_replica_params, self._module, self._config.replicas
-        )
+        groups = per_replica.groupings(self.per_replica_params, self._module, self._config.replicas)
         config = dataclasses.replace(self._config, replica_groups=groups)
         with self._translated, _resuming.around_compiling(self):
             compiled = make(self._module, bound, config, self._rule, self._options)
@@ -309,13 +298,13 @@ class PoplarExecutor(
         self._compile_seconds = time.perf_counter() - started
         _report.write_reports(compiled, self._options, self._compile_seconds)
         if self._options._show_compilation_progress_bar:
-            tqdm.write(_progress.summary(compiled.record), file=sys.stderr)
+            tqdm.write(progress.summary(compiled.record), file=sys.stderr)
         return compiled
 
     def _wrap_again(self) -> None:
         """After ``destroy`` the module is its plain self; training it needs the wrapping back."""
         if not self._shared.wrapped:
-            _weights.wrap(self._user_model, self)
+            module_weights.wrap(self._user_model, self)
         elif self._shared.trainer is not self:
             raise RuntimeError(
                 "Model has already been wrapped in 'poptorch.trainingModel' since this wrapper was "
@@ -354,7 +343,7 @@ class PoplarExecutor(
             self._options, optimizer, self._rule if self.isCompiled() else None
         )
         if not self.isCompiled():
-            self._config = _translate.to_config(self._options, training=True)
+            self._config = translate.to_config(self._options, training=True)
         self._rule = self._rule_of(optimizer)
         if self._waiting is not None:
             self._waiting.told = True
@@ -386,7 +375,7 @@ class PoplarExecutor(
     def _rule_of(self, optimizer: Any) -> UpdateRule:
         names = parameter_names(self._module)
         rule = _optimizer.to_update_rule(optimizer, names, warn=self._rule is None)
-        rule = _translate.with_automatic_scaling(rule, optimizer, self._options)
+        rule = translate.with_automatic_scaling(rule, optimizer, self._options)
         self._watch.look(optimizer)
         # The device steps, unseen by torch's schedulers, which would warn of a missing step().
         optimizer._opt_called = True
@@ -407,11 +396,11 @@ class PoplarExecutor(
         Raises:
             poptorch.Error: not compiled.
         """
-        return _random_state.read(self._get_compiled().session)
+        return random_state.read(self._get_compiled().session)
 
     @rng_state.setter
     def rng_state(self, numbers: list[int]) -> None:
-        _random_state.write(self._get_compiled().session, numbers)
+        random_state.write(self._get_compiled().session, numbers)
 
     # -- the device ------------------------------------------------------------------------
 
@@ -446,7 +435,7 @@ class PoplarExecutor(
         self._attached = True
         session = self._get_compiled().session
         self._host_is_stale = False
-        _per_replica.copy_buffers_to_replicas(session, self._module)
+        per_replica.copy_buffers_to_replicas(session, self._module)
         self._send_parameters(session)
 
     @locked
@@ -456,7 +445,7 @@ class PoplarExecutor(
             return
         if self._training:
             self.copyWeightsToHostIfNeeded()
-            _weights.unwrap(self._user_model)
+            module_weights.unwrap(self._user_model)
         self._optimizer_state.stop()
         self._compiled.session.close()
         self._compiled, self._attached, self._compile_seconds = None, False, None

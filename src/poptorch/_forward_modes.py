@@ -31,7 +31,7 @@ from poptorch._values.stored_structure import recorded_data, structure_data
 from poptorch._values.structure import taken_apart
 
 if TYPE_CHECKING:
-    from poptorch._compiled import CompiledModel
+    from poptorch._compiled.model import CompiledModel
     from poptorch._executor import PoplarExecutor
 
 #: Where a file has a recorded graph, and where its constants.

@@ -12,7 +12,7 @@ from abele.compile.executable import Executable
 from abele.compile.serialization import first_difference
 from abele.step.config import StepConfig
 from abele.storage.container import Container
-from poptorch._compiled import CompiledModel
+from poptorch._compiled.model import CompiledModel
 from poptorch._error import error
 from poptorch._saved_file import meaning
 from poptorch._values.stored_structure import structure_from

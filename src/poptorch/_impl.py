@@ -1,7 +1,7 @@
 """Where the original keeps the wrapping of modules; published programs name these functions."""
 
 from poptorch._forward.running import isRunningOnIpu
-from poptorch._weights import rewrapModelIfNecessary, unwrapModelIfNecessary
+from poptorch._state.module_weights import rewrapModelIfNecessary, unwrapModelIfNecessary
 
 __all__ = ["isDispatchTracing", "rewrapModelIfNecessary", "unwrapModelIfNecessary"]
 

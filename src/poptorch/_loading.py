@@ -9,12 +9,13 @@ import torch
 from abele.runtime import state
 from abele.storage.container import Container
 from abele.trace.module_state import ModuleState
-from poptorch import _translate, _weights
+from poptorch._compiled import translate
 from poptorch._error import error
 from poptorch._executor import PoplarExecutor
 from poptorch._restored import module_from
 from poptorch._saved_file import InvalidFile, meaning, opened, rule_in, state_in, version_mismatch
 from poptorch._saving import restore_executable, restore_state
+from poptorch._state import module_weights
 from poptorch._stored_forward import forward_in
 from poptorch._stored_options import options_from
 from poptorch._values.stored_structure import signature_from
@@ -113,7 +114,7 @@ def _executor(file: Container, options: Options, model: torch.nn.Module | None) 
         params = state.of_kind(values, state.PARAMS)
         buffers = state.of_kind(values, f"{state.BUFFERS}/0")
         groups = {name: tuple(entry) for name, entry in file.content["per_replica_params"].items()}
-    _translate.check_supported(options, training=training)
+    translate.check_supported(options, training=training)
     options._freeze()
     if model is None:
         with meaning(file.path):
@@ -129,7 +130,7 @@ def _executor(file: Container, options: Options, model: torch.nn.Module | None) 
         restore_state(made, file)
     except BaseException:
         if training:
-            _weights.unwrap(model)
+            module_weights.unwrap(model)
         raise
     return made
 
@@ -140,7 +141,7 @@ def _fill(
     """Gives the user's own instance the weights of the file."""
     if not isinstance(model, torch.nn.Module):
         raise error(f"load(model=...) takes a torch.nn.Module, found a {type(model).__name__}.")
-    if _weights.shared_by(model).wrapped:
+    if module_weights.shared_by(model).wrapped:
         raise RuntimeError(
             "Model has already been wrapped in 'poptorch.trainingModel'. Call model.destroy() on "
             "the model, or pass a new instance to load."

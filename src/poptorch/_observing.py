@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from poptorch import _call_times
-from poptorch._call_times import DONE, INPUT, OUT, READY, Counters
-from poptorch._compiled import CompiledModel
+from poptorch._compiled import call_times
+from poptorch._compiled.call_times import DONE, INPUT, OUT, READY, Counters
+from poptorch._compiled.model import CompiledModel
 from poptorch._error import error
 from poptorch.options import Options
 
@@ -75,23 +75,23 @@ class Observing:
         complete at the same time, its end.
         """
         counters = None if self._compiled is None else self._compiled.perf_counters()
-        return _call_times.no_counters() if counters is None else counters
+        return call_times.no_counters() if counters is None else counters
 
     def getHostIpuLatency(self) -> tuple[float, float, float]:
         """Seconds from the host to the device in the last call: minimum, maximum, average."""
-        return _call_times.latency(self.getPerfCounters(), INPUT, READY)
+        return call_times.latency(self.getPerfCounters(), INPUT, READY)
 
     def getComputeLatency(self) -> tuple[float, float, float]:
         """Seconds of computing in the last call: minimum, maximum, average."""
-        return _call_times.latency(self.getPerfCounters(), READY, DONE)
+        return call_times.latency(self.getPerfCounters(), READY, DONE)
 
     def getIpuHostLatency(self) -> tuple[float, float, float]:
         """Seconds from the device to the host in the last call: minimum, maximum, average."""
-        return _call_times.latency(self.getPerfCounters(), DONE, OUT)
+        return call_times.latency(self.getPerfCounters(), DONE, OUT)
 
     def getLatency(self) -> tuple[float, float, float]:
         """Seconds from first input to last output in the last call: minimum, maximum, average."""
-        return _call_times.latency(self.getPerfCounters(), INPUT, OUT)
+        return call_times.latency(self.getPerfCounters(), INPUT, OUT)
 
     def cycleCount(self) -> int:
         """Cycles that the micro-steps of replica 0 took in the last call.

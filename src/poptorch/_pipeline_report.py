@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from abele.pipeline import PipelinedSession
 from abele.pipeline.report import Measured, state_bytes, timeline
+from poptorch._compiled.pipelines import Pipelining
 from poptorch._error import error
-from poptorch._pipelines import Pipelining
 from poptorch._process import chrome_trace
 
 if TYPE_CHECKING:
-    from poptorch._compiled import CompiledModel
+    from poptorch._compiled.model import CompiledModel
 
 HEAD = ("stage", "blocks", "forward ms", "backward ms", "state KiB", "held KiB", "held")
 

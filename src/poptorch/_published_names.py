@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from poptorch._compiled import CompiledModel
+from poptorch._compiled.model import CompiledModel
 from poptorch._values.structure import leaves
 
 

@@ -21,7 +21,7 @@ import torch
 from abele.compile.executable import Executable
 from abele.program import Program, Slot, summary
 from abele.step import batching
-from poptorch._compiled import CompiledModel
+from poptorch._compiled.model import CompiledModel
 from poptorch._logging import logger
 from poptorch._pipeline_report import HEAD, report_of
 from poptorch._process import chrome_trace

@@ -14,11 +14,11 @@ import torch
 from abele.errors import SerializationError
 from abele.runtime import host_random, state
 from abele.trace.module_state import ModuleState
-from poptorch import _random_state
 from poptorch._error import error
 from poptorch._logging import logger
 from poptorch._optimizer_host import _extras
 from poptorch._saving import _present_state
+from poptorch._state import random_state as _random_state
 
 if TYPE_CHECKING:
     from poptorch._executor import PoplarExecutor

@@ -13,11 +13,9 @@ from abele.step import replica_groups
 from abele.storage import container
 from abele.storage.container import Container
 from abele.trace.module_state import ModuleState
-from poptorch import _per_replica, _random_state
 from poptorch._error import error
 from poptorch._forward_modes import forward_data
 from poptorch._from_file import FromFile, check_config
-from poptorch._locked import locked
 from poptorch._logging import logger
 from poptorch._restored import module_data, stored_forward
 from poptorch._saved_file import (
@@ -29,6 +27,8 @@ from poptorch._saved_file import (
     state_members,
     version_mismatch,
 )
+from poptorch._state import per_replica, random_state
+from poptorch._state.locked import locked
 from poptorch._stored_options import options_data
 from poptorch._values.stored_structure import (
     bound_from,
@@ -169,7 +169,7 @@ def restore_state(executor: "PoplarExecutor", file: Container) -> None:
     if numbers is None:
         return
     if file.content["device"] == session.device.type:
-        _random_state.write(session, numbers)
+        random_state.write(session, numbers)
     else:
         logger.warning(
             "%s was saved on device type %s: its random numbers do not continue on %s.",
@@ -199,7 +199,7 @@ def _contents(
             name: [int(kind), int(size), int(mode)]
             for name, (kind, size, mode) in executor.per_replica_params.items()
         },
-        "rng_state": _random_state.read(session) if save_rng_state else None,
+        "rng_state": random_state.read(session) if save_rng_state else None,
         "model": None,
     }
     if export_model:
@@ -238,7 +238,7 @@ def _present_state(executor: "PoplarExecutor") -> dict[str, torch.Tensor]:
     host = replica_groups.split(ModuleState.of(executor._module).params, groups)
     for name, value in replica_groups.joined_all(host, groups).items():
         present[f"{state.PARAMS}/{name}"] = value
-    for name, value in _per_replica.changed_buffers(session, executor._module).items():
+    for name, value in per_replica.changed_buffers(session, executor._module).items():
         for replica in range(len(session.buffers)):
             present[f"{state.BUFFERS}/{replica}/{name}"] = value
     return present

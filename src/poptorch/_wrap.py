@@ -4,10 +4,11 @@ import torch
 
 from abele.errors import CaptureError
 from abele.trace.module_state import refuse_without_shapes
-from poptorch import _translate, _weights
+from poptorch._compiled import translate
 from poptorch._error import error
 from poptorch._executor import PoplarExecutor
 from poptorch._process import distributed
+from poptorch._state import module_weights
 from poptorch.enums import OutputMode
 from poptorch.optim import SGD
 from poptorch.options import Options
@@ -36,7 +37,7 @@ def trainingModel(
             that have not been called.
     """
     module = _module_of(model)
-    if _weights.shared_by(module).wrapped:
+    if module_weights.shared_by(module).wrapped:
         raise RuntimeError(
             "Model has already been wrapped in 'poptorch.trainingModel'. "
             "Call model.destroy() on the model to unwrap before wrapping again."
@@ -106,7 +107,7 @@ def _settled(options: Options | None, mode: OutputMode, *, training: bool) -> Op
     copied = options.clone()
     if copied.defaultOutputMode():
         copied.outputMode(mode)
-    _translate.check_supported(copied, training=training)
+    translate.check_supported(copied, training=training)
     if training:
         distributed.connect(copied)
     copied._freeze()

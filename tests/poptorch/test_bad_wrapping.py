@@ -74,14 +74,14 @@ def test_options_that_cannot_be_honoured_are_named_when_wrapping():
 
 
 def test_options_without_effect_are_reported_once(caplog, monkeypatch):
-    monkeypatch.setattr("poptorch._translate._reported", set())
+    monkeypatch.setattr("poptorch._compiled.translate._reported", set())
     for _ in range(2):
         poptorch.inferenceModel(scorer(), options(enableStableNorm=True))
     assert caplog.text.count("has no effect here") == 1
 
 
 def test_the_report_names_what_the_program_called(caplog, monkeypatch):
-    monkeypatch.setattr("poptorch._translate._reported", set())
+    monkeypatch.setattr("poptorch._compiled.translate._reported", set())
     chosen = options()
     chosen._Popart.set("outlineThreshold", 10.0)
     chosen.Precision.setPartialsType(torch.float16)

@@ -137,7 +137,7 @@ def test_what_the_device_did_comes_back_when_the_wrapper_ends(name, end):
 def assert_goes_on(model, optimizer, plain, theirs):
     """On the host, and then in another wrapper."""
     plain_steps(plain, theirs, batches((7, 8)))
-    if poptorch._weights.shared_by(model).wrapped:
+    if poptorch._state.module_weights.shared_by(model).wrapped:
         model.destroy()
     plain_steps(model, optimizer, batches((8,)))
     assert_equal(model, plain)

@@ -40,7 +40,7 @@ def test_the_plain_module_that_a_method_returned_is_announced_once(method, caplo
         in (caplog.text)
     )
     assert len(set(re.findall(r"test_host_training\.py:\d+", caplog.text))) == 2
-    watch = poptorch._weights.shared_by(model).host_training
+    watch = poptorch._state.module_weights.shared_by(model).host_training
     assert watch.sentence().startswith("3 training steps of Scorer ran on the host")
 
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from poptorch._parameter_proxy import ParameterProxy
+from poptorch._state.parameter_proxy import ParameterProxy
 from wrapping import Calls, trainer
 
 VALUE = torch.tensor([[1.0, -2.0], [3.0, 4.0]])

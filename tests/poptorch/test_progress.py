@@ -9,11 +9,11 @@ import sys
 import termios
 import warnings
 
-from poptorch._progress import CompilationProgress
+from poptorch._compiled.progress import CompilationProgress
 
 PROGRAM = """
 import warnings
-from poptorch._progress import CompilationProgress
+from poptorch._compiled.progress import CompilationProgress
 
 with CompilationProgress(show=True) as progress:
     progress.update("compile step", 0.3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import poptorch
-from poptorch import _call_times
+from poptorch._compiled import call_times
 from wrapping import Calls, inference, options, rows, scorer, sgd, trainer
 
 KINDS = ("input", "input_complete", "output", "output_complete")
@@ -91,10 +91,10 @@ def test_latencies_of_the_same_moments_by_hand():
         "output": [[2.0, 4.0]],
         "output_complete": [[5.0, 6.0]],
     }
-    assert _call_times.latency(counters, "input", "input_complete") == pytest.approx((0.7,) * 3)
+    assert call_times.latency(counters, "input", "input_complete") == pytest.approx((0.7,) * 3)
     # Four steps go in, two come out: 0 and 1 belong to the first, 2 and 3 to the second.
-    assert _call_times.latency(counters, "input", "output_complete") == (4.0, 5.0, 4.5)
-    assert _call_times.latency(counters, "input_complete", "output") == pytest.approx((1.3,) * 3)
+    assert call_times.latency(counters, "input", "output_complete") == (4.0, 5.0, 4.5)
+    assert call_times.latency(counters, "input_complete", "output") == pytest.approx((1.3,) * 3)
 
 
 def test_cycles_are_nanoseconds_of_the_first_replica(monkeypatch):

@@ -19,8 +19,12 @@ from abele.step.update_rules import UpdateRule
 from abele.targets import Target
 from abele.trace.module_state import ModuleState, tensor_ids
 from abele.warn import warn_user
-from poptorch import _hooks, _translate, profiling
-from poptorch._call_times import CallTimes, Counters, no_transfers
+from poptorch import profiling
+from poptorch._compiled import hooks, translate
+from poptorch._compiled.call_times import CallTimes, Counters, no_transfers
+from poptorch._compiled.pipelines import may_pipeline, pipelining
+from poptorch._compiled.precision import WeightsFollowActivations
+from poptorch._compiled.progress import CompilationProgress
 from poptorch._error import error
 from poptorch._forward import recomputation
 from poptorch._forward.ipu_tensors import on_ipu
@@ -30,10 +34,7 @@ from poptorch._forward.tracing import Tracing
 from poptorch._logging import logger
 from poptorch._operators.cpu_op import CapturedCalls
 from poptorch._operators.slicing import TensorSlices
-from poptorch._pipelines import may_pipeline, pipelining
-from poptorch._precision import WeightsFollowActivations
 from poptorch._process import distributed
-from poptorch._progress import CompilationProgress
 from poptorch._values import structure
 from poptorch._values.arguments import Bound, Recorded
 from poptorch._values.results import to_host
@@ -71,8 +72,8 @@ class CompiledModel:
         options._Popart.check_keys()
         self.config, self.module, self.rule = config, module, rule
         self.device = _HOST
-        self.anchors = _translate.anchors(options)
-        self.hidden_paths = _translate.hidden_paths(options)
+        self.anchors = translate.anchors(options)
+        self.hidden_paths = translate.hidden_paths(options)
         self._moments: tuple[int, list[Any], int] | None = None
         own = {value.dtype for value in ModuleState.of(module).params.values()}
         self._demoted = {kind: to for kind, to in _DEMOTED.items() if kind not in own}
@@ -86,7 +87,7 @@ class CompiledModel:
             started = time.perf_counter()
             self.tracing = Tracing(options)
             trace = profiling.channel_of(config.training)
-            with _hooks.around_capture(), trace.tracepoint("graphPreprocessing"):
+            with hooks.around_capture(), trace.tracepoint("graphPreprocessing"):
                 self.captured = self._capture(examples, options._module_namescope_enabled)
             self.placement = placed(self.captured.programs, options, training=config.training)
             self.pipelining = pipelining(self.captured, self.placement, options, config)

@@ -2,7 +2,7 @@
 
 import torch
 
-from poptorch import _weights
+from poptorch._state import module_weights
 
 
 class Sources:
@@ -15,11 +15,11 @@ class Sources:
     def __init__(self, module: torch.nn.Module):
         self._module = module
         self._generation = -1
-        self._seen: dict[_weights.Shared, int] = {}
+        self._seen: dict[module_weights.Shared, int] = {}
 
     def fetch(self) -> bool:
         """Brings weights to the host that were trained since the last time; whether there were."""
-        if self._generation != _weights.generation():
+        if self._generation != module_weights.generation():
             self._find()
         newer = False
         for shared, version in self._seen.items():
@@ -32,8 +32,8 @@ class Sources:
         return newer
 
     def _find(self) -> None:
-        self._generation = _weights.generation()
+        self._generation = module_weights.generation()
         for child in self._module.modules():
-            for shared in _weights.trainings_of(child):
+            for shared in module_weights.trainings_of(child):
                 # What is found after it has trained counts as new.
                 self._seen.setdefault(shared, 0)

@@ -6,11 +6,11 @@ import torch
 
 from abele.runtime.session import Session
 from abele.trace.module_state import ModuleState
-from poptorch import _per_replica
 from poptorch._error import error
-from poptorch._locked import locked
 from poptorch._optimizer_state import DeviceState
-from poptorch._weights import Shared
+from poptorch._state import per_replica
+from poptorch._state.locked import locked
+from poptorch._state.module_weights import Shared
 from poptorch.enums import ConnectionType
 from poptorch.options import Options
 
@@ -42,7 +42,7 @@ class WeightCopies:
         if not session.received:  # after compiling, other processes' weights come home anyway
             self._refuse_offline("copyWeightsToHost")
         self._host_is_stale = False
-        _per_replica.copy_parameters_home(session, self._module, self.per_replica_params)
+        per_replica.copy_parameters_home(session, self._module, self.per_replica_params)
         for name, value in ModuleState.of(self._module).buffers.items():
             value.copy_(session.buffers[0][name])
 

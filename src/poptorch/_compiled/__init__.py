@@ -1,0 +1,1 @@
+"""One compiled model: its configuration, its session, and how calls pass through it."""
