@@ -19,7 +19,7 @@ import popdist
 import popdist.poptorch
 import poptorch
 import training_cases
-from poptorch import _resuming
+from poptorch._files import resuming
 from wrapping import rows, scorer, weights
 
 TOLD: dict[str, str] = {}
@@ -124,10 +124,10 @@ def stopped_update(index):
 def other_restored_values(index):
     wrapped, optimizer = trainer(scorer())
     wrapped(*batch())
-    held = _resuming.state_of(wrapped)
+    held = resuming.state_of(wrapped)
     rate = next(name for name in held["tensors"] if name.endswith(".lr"))
     held["tensors"][rate] = held["tensors"][rate] + index
-    _resuming.put_back(wrapped, held, optimizer)
+    resuming.put_back(wrapped, held, optimizer)
     told("restored", lambda: wrapped(*batch(1)))
 
 
@@ -144,13 +144,13 @@ def restored_counters(index):
 
     undisturbed, _ = made()
     undisturbed(*training_cases.batch(case, 0, index, 1))
-    held = _resuming.state_of(undisturbed)
+    held = resuming.state_of(undisturbed)
     again, optimizer = made()
-    _resuming.put_back(again, held, optimizer)
+    resuming.put_back(again, held, optimizer)
     found = []
     for wrapped in (again, undisturbed):
         wrapped(*training_cases.batch(case, 1, index, 1))
-        found.append(_resuming.state_of(wrapped)["tensors"])
+        found.append(resuming.state_of(wrapped)["tensors"])
     TOLD["counted"] = str(max(float(v) for n, v in found[0].items() if "saturated" in n) > 0)
     unlike = [n for n, v in found[0].items() if not torch.equal(v, found[1][n])]
     TOLD["restored counters"] = str(unlike)

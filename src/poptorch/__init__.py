@@ -11,7 +11,6 @@ _vendor_check.refuse_second_distribution()
 from abele import _torch  # noqa: E402
 from poptorch import (
     _earlier_releases,
-    _geometric,
     _impl,
     _logging,
     autocasting,
@@ -23,9 +22,11 @@ from poptorch import (
     profiling,
     testing,
 )
-from poptorch._accessor import AsynchronousDataAccessor  # noqa: E402
 from poptorch._compiled.hooks import registerPostCompileHook, registerPreCompileHook  # noqa: E402
-from poptorch._dataloader import DataLoader  # noqa: E402
+from poptorch._data import geometric as _geometric
+from poptorch._data.accessor import AsynchronousDataAccessor  # noqa: E402
+from poptorch._data.dataloader import DataLoader  # noqa: E402
+from poptorch._data.geometric import registerGeometricCustomArgParsers  # noqa: E402
 from poptorch._error import (  # noqa: E402
     Error,
     RecoverableError,
@@ -33,15 +34,14 @@ from poptorch._error import (  # noqa: E402
     createPoptorchError,
 )
 from poptorch._executor import PoplarExecutor  # noqa: E402
+from poptorch._files.loading import importPoptorchMetadataFromFile, load  # noqa: E402
+from poptorch._files.restored import RestoredModule  # noqa: E402
 from poptorch._forward.printing import module_repr, print  # noqa: E402
-from poptorch._geometric import registerGeometricCustomArgParsers  # noqa: E402
-from poptorch._loading import importPoptorchMetadataFromFile, load  # noqa: E402
 from poptorch._logging import logger, setLogLevel  # noqa: E402
 from poptorch._process import environment as _environment
 from poptorch._process import start as _process
 from poptorch._process.devices import ipuHardwareIsAvailable, ipuHardwareVersion  # noqa: E402
 from poptorch._process.start import poptorchAtExit  # noqa: E402
-from poptorch._restored import RestoredModule  # noqa: E402
 from poptorch._values.custom_types import ICustomArgParser, registerCustomArgParser  # noqa: E402
 from poptorch._version import __version__  # noqa: E402
 from poptorch._wrap import inferenceModel, trainingModel  # noqa: E402

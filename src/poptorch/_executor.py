@@ -18,23 +18,26 @@ from abele.collectives import Counts
 from abele.compile.build import BuildRecord
 from abele.step.update_rules import UpdateRule
 from abele.trace.module_state import parameter_names
-from poptorch import _compile_traps, _optimizer, _report, _resuming, profiling
+from poptorch import _compile_traps, profiling
 from poptorch._attaching import Attaching
 from poptorch._compiled import progress, translate
 from poptorch._compiled.model import CompiledModel
 from poptorch._copying import Copying
 from poptorch._error import error
 from poptorch._errors_of_engine import Translated
+from poptorch._files import resuming
+from poptorch._files.saving import SavingMixin
 from poptorch._forward import tracing
 from poptorch._forward.placement import PlacementMember
 from poptorch._forward.printing import module_repr
 from poptorch._host_training import HostTraining
 from poptorch._logging import logger
 from poptorch._observing import Observing
-from poptorch._optimizer_state import DeviceState
-from poptorch._pipeline_report import PipelineMember
+from poptorch._optimizers import reading
+from poptorch._optimizers.device_state import DeviceState
 from poptorch._published_names import PublishedNames
-from poptorch._saving import SavingMixin
+from poptorch._report import files
+from poptorch._report.pipeline import PipelineMember
 from poptorch._state import module_weights, per_replica, random_state
 from poptorch._state.copies import WeightCopies
 from poptorch._state.locked import locked
@@ -92,10 +95,10 @@ class PoplarExecutor(
         self._lock: Any = module_weights.lock_of(self._user_model)
         self._sources = Sources(self._user_model)
         self._compile_seconds: float | None = None
-        self._watch = _optimizer.AttributeWatch(relaxed=options._relax_optimizer_checks)
+        self._watch = reading.AttributeWatch(relaxed=options._relax_optimizer_checks)
         self._rule: UpdateRule | None = None
         self._optimizer_state = DeviceState()
-        self._waiting: _resuming.Waiting | None = None  # state to begin with
+        self._waiting: resuming.Waiting | None = None  # state to begin with
         self._told: dict[str, float] | None = None  # the values set last, if not the rule's
         self.per_replica_params: dict[str, tuple] = {}
         if training:
@@ -285,7 +288,7 @@ class PoplarExecutor(
             self._sources.fetch()
         groups = per_replica.groupings(self.per_replica_params, self._module, self._config.replicas)
         config = dataclasses.replace(self._config, replica_groups=groups)
-        with self._translated, _resuming.around_compiling(self):
+        with self._translated, resuming.around_compiling(self):
             compiled = make(self._module, bound, config, self._rule, self._options)
             self._compiled = compiled
             offline = self._options.connection_type == ConnectionType.Never
@@ -296,7 +299,7 @@ class PoplarExecutor(
         if compiled.session.received:  # process 0's weights are those of the module now
             self.copyWeightsToHost()
         self._compile_seconds = time.perf_counter() - started
-        _report.write_reports(compiled, self._options, self._compile_seconds)
+        files.write_reports(compiled, self._options, self._compile_seconds)
         if self._options._show_compilation_progress_bar:
             tqdm.write(progress.summary(compiled.record), file=sys.stderr)
         return compiled
@@ -339,7 +342,7 @@ class PoplarExecutor(
         self._use(optimizer)
 
     def _use(self, optimizer: Any) -> None:
-        _optimizer.choose_reduction(
+        reading.choose_reduction(
             self._options, optimizer, self._rule if self.isCompiled() else None
         )
         if not self.isCompiled():
@@ -374,14 +377,14 @@ class PoplarExecutor(
 
     def _rule_of(self, optimizer: Any) -> UpdateRule:
         names = parameter_names(self._module)
-        rule = _optimizer.to_update_rule(optimizer, names, warn=self._rule is None)
+        rule = reading.to_update_rule(optimizer, names, warn=self._rule is None)
         rule = translate.with_automatic_scaling(rule, optimizer, self._options)
         self._watch.look(optimizer)
         # The device steps, unseen by torch's schedulers, which would warn of a missing step().
         optimizer._opt_called = True
         if self._rule is None or self._compiled is None:
             return rule
-        rule = _optimizer.replacement(self._rule, rule)
+        rule = reading.replacement(self._rule, rule)
         before = self._rule.hyper() if self._told is None else self._told
         self._told = None
         for name, value in rule.hyper().items():

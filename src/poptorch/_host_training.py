@@ -133,7 +133,7 @@ def _note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 def _summarise() -> None:
     """At the end of the process: the final counts, in the log and in reports."""
-    from poptorch._report import add_host_training
+    from poptorch._report.files import add_host_training
 
     for watch in _seen:
         logger.warning("%s", watch.sentence())

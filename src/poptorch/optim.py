@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from poptorch._optimizer_host import HostState
+from poptorch._optimizers.host import HostState
 
 __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttributes"]
 
@@ -422,7 +422,7 @@ class LAMB(_Moments, torch.optim.Optimizer):
         Returns:
             What the closure returned, or None.
         """
-        from poptorch._optimizer import host_step
+        from poptorch._optimizers.reading import host_step
 
         loss = None
         if closure is not None:

@@ -159,7 +159,7 @@ def exported(folder, **settings):
 
 def other_version(folder, monkeypatch, load):
     path = exported(folder)
-    monkeypatch.setattr("poptorch._saved_file.__version__", "9.9")
+    monkeypatch.setattr("poptorch._files.saved_file.__version__", "9.9")
     load(path)
 
 

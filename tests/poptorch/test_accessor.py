@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import poptorch
-from poptorch._accessor import AsynchronousDataAccessor
-from poptorch._dataloader import DataLoader
+from poptorch._data.accessor import AsynchronousDataAccessor
+from poptorch._data.dataloader import DataLoader
 
 sys.path.append(str(Path(__file__).parent))  # worker processes inherit it
 data = importlib.import_module("datasets_for_tests")
@@ -406,7 +406,7 @@ SCRIPT = """
     import os, sys
     sys.path[:0] = {path!r}
     import poptorch
-    from poptorch._dataloader import DataLoader
+    from poptorch._data.dataloader import DataLoader
     from datasets_for_tests import Range
 
     if __name__ == "__main__":

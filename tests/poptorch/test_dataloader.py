@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, SequentialSampler
 
 import poptorch
-from poptorch._dataloader import DataLoader
+from poptorch._data.dataloader import DataLoader
 
 sys.path.append(str(Path(__file__).parent))  # worker processes inherit it
 data = importlib.import_module("datasets_for_tests")

@@ -280,7 +280,7 @@ def test_what_was_compiled_offline_runs_where_it_is_loaded(path):
 
 def test_a_file_of_another_version_is_refused(path, monkeypatch):
     trained().save(path)
-    monkeypatch.setattr("poptorch._saved_file.__version__", "9.9")
+    monkeypatch.setattr("poptorch._files.saved_file.__version__", "9.9")
     with pytest.raises(
         AssertionError, match=r"Invalid file .*model\.poptorch: PopTorch version mismatch.*9\.9"
     ):

@@ -12,7 +12,7 @@ import torch
 import poptorch
 from abele.step.optimizer_arguments import ARGUMENTS, Treatment
 from poptorch import optim
-from poptorch._optimizer import host_step, to_update_rule
+from poptorch._optimizers.reading import host_step, to_update_rule
 from wrapping import Calls, rows, scorer, trainer, weights
 
 HONOURED, SPEED, REFUSED = Treatment

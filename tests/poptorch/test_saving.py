@@ -305,7 +305,7 @@ def test_loading_into_a_compiled_wrapper_is_refused(tmp_path):
 
 def test_an_executable_of_another_version_is_refused(tmp_path, monkeypatch):
     path = exported(tmp_path)
-    monkeypatch.setattr("poptorch._saved_file.__version__", "9.9")
+    monkeypatch.setattr("poptorch._files.saved_file.__version__", "9.9")
     with pytest.raises(poptorch.Error, match=r"Invalid file .*PopTorch version mismatch"):
         trainer(scorer()).loadExecutable(path)
 

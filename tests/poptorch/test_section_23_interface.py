@@ -343,7 +343,7 @@ def test_23_30_wrong_files_and_other_versions_are_refused(tmp_path, monkeypatch)
         trainer(scorer()).compileAndExport(str(text / "below a file"), *rows(4))
     with pytest.raises(poptorch.Error, match="Invalid file"):
         trainer(scorer()).loadExecutable(str(text))
-    monkeypatch.setattr("poptorch._saved_file.__version__", "0.1")  # as if by another release
+    monkeypatch.setattr("poptorch._files.saved_file.__version__", "0.1")  # as if by another release
     with pytest.raises(AssertionError, match=r"Invalid file .*exported.*PopTorch version mismatch"):
         poptorch.load(str(exported))
     with pytest.raises(poptorch.Error, match="version mismatch"):

@@ -14,7 +14,7 @@ from abele.errors import SerializationError
 from abele.runtime import host_random
 from abele.storage import digests, state_file
 from popdist.checkpoint import CheckpointError
-from poptorch import _resuming
+from poptorch._files import resuming
 
 _OWN = "buffers/"
 
@@ -26,17 +26,17 @@ def common(model: Any, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         poptorch.Error: the model has not run yet.
         CheckpointError: the optimizer holds something that no file can.
     """
-    held = _resuming.state_of(model)
+    held = resuming.state_of(model)
     tensors = _plain(held.pop("tensors"), "model")
     shared = {name: value for name, value in tensors.items() if not name.startswith(_OWN)}
     own = {name: value for name, value in tensors.items() if name.startswith(_OWN)}
     found = {
-        "state_dict": _resuming.weights_of(model, tensors),
+        "state_dict": resuming.weights_of(model, tensors),
         "tensors": shared,
         "told": held["told"],
         "schedule": held["schedule"],
         "device": held["device"],
-        "optimizer": None if optimizer is None else _resuming.optimizer_state(optimizer),
+        "optimizer": None if optimizer is None else resuming.optimizer_state(optimizer),
     }
     return _plain(found, "optimizer"), {"buffers": own, "random": held["random"]}
 
@@ -79,13 +79,13 @@ def put_back(content: Mapping[str, Any], index: int, objects: Mapping[str, Any])
                 f"({there}), not here ({here}). Make it with what it was made with before."
             )
     if optimizer is not None:
-        _resuming.put_optimizer(optimizer, content["optimizer"])
+        resuming.put_optimizer(optimizer, content["optimizer"])
     held = {
         "tensors": {**content["tensors"], **mine["buffers"]},
         "random": mine["random"],
         **{name: content[name] for name in ("told", "schedule", "device")},
     }
-    _resuming.put_back(objects["model"], held, optimizer)
+    resuming.put_back(objects["model"], held, optimizer)
     for name, each in others.items():
         each.load_state_dict(mine["others"][name])
     if loader is not None:

@@ -7,7 +7,7 @@ import torch
 from abele.runtime.session import Session
 from abele.trace.module_state import ModuleState
 from poptorch._error import error
-from poptorch._optimizer_state import DeviceState
+from poptorch._optimizers.device_state import DeviceState
 from poptorch._state import per_replica
 from poptorch._state.locked import locked
 from poptorch._state.module_weights import Shared

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from poptorch._slots import (
+from poptorch._data.slots import (
     Layout,
     Parts,
     Slots,

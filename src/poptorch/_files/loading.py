@@ -12,12 +12,19 @@ from abele.trace.module_state import ModuleState
 from poptorch._compiled import translate
 from poptorch._error import error
 from poptorch._executor import PoplarExecutor
-from poptorch._restored import module_from
-from poptorch._saved_file import InvalidFile, meaning, opened, rule_in, state_in, version_mismatch
-from poptorch._saving import restore_executable, restore_state
+from poptorch._files.restored import module_from
+from poptorch._files.saved_file import (
+    InvalidFile,
+    meaning,
+    opened,
+    rule_in,
+    state_in,
+    version_mismatch,
+)
+from poptorch._files.saving import restore_executable, restore_state
+from poptorch._files.stored_forward import forward_in
+from poptorch._files.stored_options import options_from
 from poptorch._state import module_weights
-from poptorch._stored_forward import forward_in
-from poptorch._stored_options import options_from
 from poptorch._values.stored_structure import signature_from
 from poptorch.enums import ConnectionType
 from poptorch.options import Options

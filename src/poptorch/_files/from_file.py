@@ -14,7 +14,7 @@ from abele.step.config import StepConfig
 from abele.storage.container import Container
 from poptorch._compiled.model import CompiledModel
 from poptorch._error import error
-from poptorch._saved_file import meaning
+from poptorch._files.saved_file import meaning
 from poptorch._values.stored_structure import structure_from
 
 _ADVICE = "Build the wrapper with the model, options and optimizer that were used for the export."

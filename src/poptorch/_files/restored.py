@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 
 from poptorch._error import error
-from poptorch._stored_forward import RestoredForward, StoredForward
+from poptorch._files.stored_forward import RestoredForward, StoredForward
 
 
 class RestoredModule(torch.nn.Module):

@@ -15,9 +15,9 @@ from abele.errors import SerializationError
 from abele.runtime import host_random, state
 from abele.trace.module_state import ModuleState
 from poptorch._error import error
+from poptorch._files.saving import _present_state
 from poptorch._logging import logger
-from poptorch._optimizer_host import _extras
-from poptorch._saving import _present_state
+from poptorch._optimizers.host import _extras
 from poptorch._state import random_state as _random_state
 
 if TYPE_CHECKING:

@@ -14,11 +14,10 @@ from abele.storage import container
 from abele.storage.container import Container
 from abele.trace.module_state import ModuleState
 from poptorch._error import error
-from poptorch._forward_modes import forward_data
-from poptorch._from_file import FromFile, check_config
-from poptorch._logging import logger
-from poptorch._restored import module_data, stored_forward
-from poptorch._saved_file import (
+from poptorch._files.forward_modes import forward_data
+from poptorch._files.from_file import FromFile, check_config
+from poptorch._files.restored import module_data, stored_forward
+from poptorch._files.saved_file import (
     KIND,
     destination,
     meaning,
@@ -27,9 +26,10 @@ from poptorch._saved_file import (
     state_members,
     version_mismatch,
 )
+from poptorch._files.stored_options import options_data
+from poptorch._logging import logger
 from poptorch._state import per_replica, random_state
 from poptorch._state.locked import locked
-from poptorch._stored_options import options_data
 from poptorch._values.stored_structure import (
     bound_from,
     recorded_data,

@@ -23,8 +23,8 @@ from abele.program import Program, Slot, summary
 from abele.step import batching
 from poptorch._compiled.model import CompiledModel
 from poptorch._logging import logger
-from poptorch._pipeline_report import HEAD, report_of
 from poptorch._process import chrome_trace
+from poptorch._report.pipeline import HEAD, report_of
 from poptorch.options import Options
 from poptorch.options._engine import Report, report_wanted
 

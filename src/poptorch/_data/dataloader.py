@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from poptorch._accessor import AsynchronousDataAccessor
-from poptorch._batch_sampler import grouped
 from poptorch._compiled.batch_size import BatchSize
+from poptorch._data.accessor import AsynchronousDataAccessor
+from poptorch._data.batch_sampler import grouped
+from poptorch._data.partition import PartitionSampler
+from poptorch._data.position import Ordered, Position, check_fits
 from poptorch._error import error
-from poptorch._partition import PartitionSampler
-from poptorch._position import Ordered, Position, check_fits
 from poptorch._process import distributed
 from poptorch.enums import DataLoaderMode, member
 from poptorch.options import Options

@@ -19,9 +19,9 @@ import torch
 
 from abele.storage import temporary
 from abele.warn import warn_user
-from poptorch import _accessor_worker
+from poptorch._data import accessor_worker
+from poptorch._data.slots import Slots
 from poptorch._error import error
-from poptorch._slots import Slots
 from poptorch._values import custom_types
 from poptorch.enums import SharingStrategy, member
 from poptorch.options._container import require
@@ -90,7 +90,7 @@ class AsynchronousDataAccessor:
         self._ahead = early_preload  # the worker is on the next epoch without being told
         self._consuming = False
         self._failure: str | None = None
-        job = _accessor_worker.Job(
+        job = accessor_worker.Job(
             dataset=dataset,
             path=None,
             parsers=custom_types.registered(),
@@ -166,7 +166,7 @@ class AsynchronousDataAccessor:
         """Let the next iterator leave out its first elements, by reading them if asked."""
         self._skip, self._replay, self._ahead = count, replay, False
 
-    def _start(self, job: _accessor_worker.Job, strategy: SharingStrategy) -> None:
+    def _start(self, job: accessor_worker.Job, strategy: SharingStrategy) -> None:
         if strategy is SharingStrategy.FileSystem:
             job = _in_file(job)
         try:
@@ -272,13 +272,13 @@ def _start_method() -> str:
 
 
 def _launch(
-    job: _accessor_worker.Job, strategy: SharingStrategy
+    job: accessor_worker.Job, strategy: SharingStrategy
 ) -> tuple[multiprocessing.Process, Connection]:
     context: Any = multiprocessing.get_context(_START_METHODS[strategy])
     ours, theirs = multiprocessing.Pipe()
     inherited = ours if strategy is SharingStrategy.Fork else None
     process = context.Process(
-        target=_accessor_worker.main, args=(theirs, inherited, job), name="poptorch-data-accessor"
+        target=accessor_worker.main, args=(theirs, inherited, job), name="poptorch-data-accessor"
     )
     try:
         process.start()
@@ -290,7 +290,7 @@ def _launch(
     return process, ours
 
 
-def _in_file(job: _accessor_worker.Job) -> _accessor_worker.Job:
+def _in_file(job: accessor_worker.Job) -> accessor_worker.Job:
     temporary.sweep()
     with tempfile.NamedTemporaryFile(prefix=f"{temporary.prefix()}dataset-", delete=False) as file:
         try:

@@ -14,9 +14,9 @@ from abele.errors import CorruptExecutable
 from abele.storage.container import Container
 from abele.trace.module_state import named_tensors
 from poptorch._error import Error, error
+from poptorch._files.forward_modes import CONSTANTS, GRAPHS, Kept, flags_of
 from poptorch._forward.running import is_captured
 from poptorch._forward.tracing import BLOCK, SEGMENT, Tracing, current
-from poptorch._forward_modes import CONSTANTS, GRAPHS, Kept, flags_of
 from poptorch._values import structure
 from poptorch._values.arguments import Binder, Recorded
 from poptorch._values.stored_structure import bound_from, structure_from

@@ -1,0 +1,1 @@
+"""The data loader, its process that reads ahead, and its position."""

@@ -1,0 +1,1 @@
+"""Saving, exporting, loading and resuming wrapped models."""

@@ -1,0 +1,1 @@
+"""Reports of compiled models and of pipelines, as files."""
