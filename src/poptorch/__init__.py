@@ -10,7 +10,6 @@ _vendor_check.refuse_second_distribution()
 
 from abele import _torch  # noqa: E402
 from poptorch import (
-    _earlier_releases,
     _impl,
     _logging,
     autocasting,
@@ -33,7 +32,6 @@ from poptorch._error import (  # noqa: E402
     UnrecoverableError,
     createPoptorchError,
 )
-from poptorch._executor import PoplarExecutor  # noqa: E402
 from poptorch._files.loading import importPoptorchMetadataFromFile, load  # noqa: E402
 from poptorch._files.restored import RestoredModule  # noqa: E402
 from poptorch._forward.printing import module_repr, print  # noqa: E402
@@ -44,7 +42,9 @@ from poptorch._process.devices import ipuHardwareIsAvailable, ipuHardwareVersion
 from poptorch._process.start import poptorchAtExit  # noqa: E402
 from poptorch._values.custom_types import ICustomArgParser, registerCustomArgParser  # noqa: E402
 from poptorch._version import __version__  # noqa: E402
-from poptorch._wrap import inferenceModel, trainingModel  # noqa: E402
+from poptorch._wrapper import earlier_releases as _earlier_releases
+from poptorch._wrapper.executor import PoplarExecutor  # noqa: E402
+from poptorch._wrapper.wrap import inferenceModel, trainingModel  # noqa: E402
 from poptorch.autocasting import autocast  # noqa: E402
 from poptorch.enums import *  # noqa: E402, F403 - every enumeration is public
 from poptorch.ops import *  # noqa: E402, F403 - every operator and annotation

@@ -1,5 +1,5 @@
 """Where the original keeps its executor class; published programs name it by this path."""
 
-from poptorch._executor import PoplarExecutor
+from poptorch._wrapper.executor import PoplarExecutor
 
 __all__ = ["PoplarExecutor"]

@@ -8,7 +8,7 @@ import torch
 
 import poptorch
 from abele.errors import CaptureError
-from poptorch._errors_of_engine import shortened
+from poptorch._wrapper.errors_of_engine import shortened
 from poptorch.poptorch_core import TestErrorType, _throwTestError
 from wrapping import Calls, inference, options, rows, scorer
 

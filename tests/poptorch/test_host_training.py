@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import poptorch
-from poptorch import _host_training, optim
+from poptorch import optim
+from poptorch._wrapper import host_training as _host_training
 from wrapping import options, rows, scorer, sgd, trainer
 
 WORDS = "ran on the host, not on"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import poptorch
-from poptorch import _user_frames
+from poptorch._wrapper import user_frames
 from wrapping import options
 
 
@@ -37,7 +37,7 @@ def test_an_error_in_forward_keeps_its_type_and_loses_the_frames_of_the_tracer()
     assert "in of_forward" in text
     assert "make_fx" not in text
     assert text.count("File ") < 8
-    assert error.__notes__ == [_user_frames._NOTE]
+    assert error.__notes__ == [user_frames._NOTE]
 
 
 def test_the_frame_that_raised_stays():
@@ -59,7 +59,7 @@ def test_an_error_without_a_frame_of_the_user_keeps_all():
     with pytest.raises(ValueError, match="log level") as caught:
         poptorch.setLogLevel("LOUD")
     inside = caught.value.with_traceback(caught.value.__traceback__.tb_next)
-    assert not _user_frames.show_user_frames(inside)
+    assert not user_frames.show_user_frames(inside)
     assert inside.__traceback__ is not None
 
 

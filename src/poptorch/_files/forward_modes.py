@@ -32,7 +32,7 @@ from poptorch._values.structure import taken_apart
 
 if TYPE_CHECKING:
     from poptorch._compiled.model import CompiledModel
-    from poptorch._executor import PoplarExecutor
+    from poptorch._wrapper.executor import PoplarExecutor
 
 #: Where a file has a recorded graph, and where its constants.
 GRAPHS, CONSTANTS = "forward", "forward_constants"

@@ -11,7 +11,6 @@ from abele.storage.container import Container
 from abele.trace.module_state import ModuleState
 from poptorch._compiled import translate
 from poptorch._error import error
-from poptorch._executor import PoplarExecutor
 from poptorch._files.restored import module_from
 from poptorch._files.saved_file import (
     InvalidFile,
@@ -26,6 +25,7 @@ from poptorch._files.stored_forward import forward_in
 from poptorch._files.stored_options import options_from
 from poptorch._state import module_weights
 from poptorch._values.stored_structure import signature_from
+from poptorch._wrapper.executor import PoplarExecutor
 from poptorch.enums import ConnectionType
 from poptorch.options import Options
 

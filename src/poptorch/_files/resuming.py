@@ -21,7 +21,7 @@ from poptorch._optimizers.host import _extras
 from poptorch._state import random_state as _random_state
 
 if TYPE_CHECKING:
-    from poptorch._executor import PoplarExecutor
+    from poptorch._wrapper.executor import PoplarExecutor
 
 
 @dataclasses.dataclass

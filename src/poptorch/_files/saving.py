@@ -39,7 +39,7 @@ from poptorch._values.stored_structure import (
 from poptorch._version import __version__
 
 if TYPE_CHECKING:
-    from poptorch._executor import PoplarExecutor
+    from poptorch._wrapper.executor import PoplarExecutor
 
 
 class SavingMixin:

@@ -6,9 +6,9 @@ from abele.errors import CaptureError
 from abele.trace.module_state import refuse_without_shapes
 from poptorch._compiled import translate
 from poptorch._error import error
-from poptorch._executor import PoplarExecutor
 from poptorch._process import distributed
 from poptorch._state import module_weights
+from poptorch._wrapper.executor import PoplarExecutor
 from poptorch.enums import OutputMode
 from poptorch.optim import SGD
 from poptorch.options import Options

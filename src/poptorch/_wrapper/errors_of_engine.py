@@ -14,7 +14,7 @@ from abele.errors import (
 from poptorch._error import RecoverableError, error
 from poptorch._logging import logger
 from poptorch._process import distributed
-from poptorch._user_frames import note_hidden_frames, show_user_frames
+from poptorch._wrapper.user_frames import note_hidden_frames, show_user_frames
 
 #: Where errors go that would fill the screen, in the folder that ``options.logDir`` names.
 ERROR_LOG = "poptorch_error.log"

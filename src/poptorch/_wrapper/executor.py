@@ -18,24 +18,18 @@ from abele.collectives import Counts
 from abele.compile.build import BuildRecord
 from abele.step.update_rules import UpdateRule
 from abele.trace.module_state import parameter_names
-from poptorch import _compile_traps, profiling
-from poptorch._attaching import Attaching
+from poptorch import profiling
 from poptorch._compiled import progress, translate
 from poptorch._compiled.model import CompiledModel
-from poptorch._copying import Copying
 from poptorch._error import error
-from poptorch._errors_of_engine import Translated
 from poptorch._files import resuming
 from poptorch._files.saving import SavingMixin
 from poptorch._forward import tracing
 from poptorch._forward.placement import PlacementMember
 from poptorch._forward.printing import module_repr
-from poptorch._host_training import HostTraining
 from poptorch._logging import logger
-from poptorch._observing import Observing
 from poptorch._optimizers import reading
 from poptorch._optimizers.device_state import DeviceState
-from poptorch._published_names import PublishedNames
 from poptorch._report import files
 from poptorch._report.pipeline import PipelineMember
 from poptorch._state import module_weights, per_replica, random_state
@@ -44,6 +38,13 @@ from poptorch._state.locked import locked
 from poptorch._state.parameter_proxy import ParameterProxy
 from poptorch._state.sources import Sources
 from poptorch._values.arguments import Binder, Bound
+from poptorch._wrapper import compile_traps
+from poptorch._wrapper.attaching import Attaching
+from poptorch._wrapper.copying import Copying
+from poptorch._wrapper.errors_of_engine import Translated
+from poptorch._wrapper.host_training import HostTraining
+from poptorch._wrapper.observing import Observing
+from poptorch._wrapper.published_names import PublishedNames
 from poptorch.enums import ConnectionType
 from poptorch.options import Options
 
@@ -86,7 +87,7 @@ class PoplarExecutor(
         self._at_wrapping = dict(attributes_of(self._user_model))
         # A module made by torch.compile keeps its mode in the module inside, not in an attribute.
         self._was_training = self._user_model.training
-        self._modes_at_wrapping = _compile_traps.modes_of(self._user_model)
+        self._modes_at_wrapping = compile_traps.modes_of(self._user_model)
         self._binder = Binder(self._module.forward)
         self._config = translate.to_config(options, training=training)
         self._compiled: CompiledModel | None = None
@@ -271,14 +272,14 @@ class PoplarExecutor(
         self, bound: Bound, make: Callable[..., CompiledModel] = CompiledModel
     ) -> CompiledModel:
         tracing.refuse_compiling_inside_capture()
-        _compile_traps.warn_of_late_changes(self._user_model, self._at_wrapping)
-        _compile_traps.warn_of_late_mode(
+        compile_traps.warn_of_late_changes(self._user_model, self._at_wrapping)
+        compile_traps.warn_of_late_mode(
             self._user_model,
             self._modes_at_wrapping,
             self._was_training,
             training=self._training,
         )
-        _compile_traps.warn_of_autocast()
+        compile_traps.warn_of_autocast()
         started = time.perf_counter()
         if self._training:
             self._wrap_again()

@@ -1,0 +1,1 @@
+"""The object that ``trainingModel`` and ``inferenceModel`` return, and what it warns of."""
