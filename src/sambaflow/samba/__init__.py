@@ -43,8 +43,8 @@ from abele import _torch
 from sambaflow import errors as errors
 from sambaflow.samba import nn as nn
 from sambaflow.samba import optim as optim
-from sambaflow.samba._naming import from_torch_model_ as from_torch_model_
-from sambaflow.samba._session import SambaSession as SambaSession
+from sambaflow.samba._session.core import SambaSession as SambaSession
+from sambaflow.samba._session.naming import from_torch_model_ as from_torch_model_
 from sambaflow.samba.nn.parameter import SambaParameter as SambaParameter
 from sambaflow.samba.sambaloader import SambaLoader as SambaLoader
 from sambaflow.samba.sambatensor import SambaTensor as SambaTensor

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 if TYPE_CHECKING:
-    from sambaflow.samba._loaded import LoadedGraph
+    from sambaflow.samba._session.loaded import LoadedGraph
 
 
 class SambaParameter(torch.nn.Parameter):

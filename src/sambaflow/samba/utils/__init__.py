@@ -13,7 +13,7 @@ import torch
 
 from sambaflow.errors import UsageError
 from sambaflow.logging import hint
-from sambaflow.samba import _distributed
+from sambaflow.samba._session import distributed as _distributed
 from sambaflow.samba.sambatensor import SambaTensor, to_torch
 
 get_world_size = _distributed.world_size

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from abele.storage import atomic
-from sambaflow.samba._loaded import SECTIONS, LoadedGraph
+from sambaflow.samba._session.loaded import SECTIONS, LoadedGraph
 
 _WARMUP = 3
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sambaflow.samba import _pef
+from sambaflow.samba._compile import pef as _pef
 
 
 def get_pefmeta(args: Any, model: torch.nn.Module) -> dict[str, Any]:

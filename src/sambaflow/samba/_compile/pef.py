@@ -24,7 +24,7 @@ from abele.storage.values import decode, encode
 from abele.trace.module_state import ModuleState
 from abele.version import __version__
 from sambaflow.errors import PefDamagedError, PefMismatchError
-from sambaflow.samba._capture import Traced
+from sambaflow.samba._compile.capture import Traced
 from sambaflow.samba.sambatensor import SambaTensor
 
 KIND = "sambaflow PEF"

@@ -23,10 +23,12 @@ from abele.storage.container import Container
 from abele.storage.values import decode
 from abele.trace.module_state import parameter_names
 from sambaflow.errors import GraphError, PefDamagedError, PefMismatchError, UsageError
-from sambaflow.samba import _arguments, _optimizers, _pef
-from sambaflow.samba._capture import Output, Traced, trace_model
-from sambaflow.samba._loaded import LoadedGraph
-from sambaflow.samba._saying import say, say_traced
+from sambaflow.samba._compile import optimizers as _optimizers
+from sambaflow.samba._compile import pef as _pef
+from sambaflow.samba._compile.capture import Output, Traced, trace_model
+from sambaflow.samba._session import arguments
+from sambaflow.samba._session.loaded import LoadedGraph
+from sambaflow.samba._session.messages import say, say_traced
 from sambaflow.samba.sambatensor import SambaTensor
 
 
@@ -43,7 +45,7 @@ def compile_model(
     fused_only: bool,
 ) -> Path:
     """Writes a compiled file; see ``SambaSession.compile``."""
-    named, keywords = _arguments.named_inputs(inputs)
+    named, keywords = arguments.named_inputs(inputs)
     _check_indices(loss_indices)
     rule = _rule(model, optimizers, inference=inference)
     path = _destination(name or type(model).__name__.lower(), settings)
@@ -77,7 +79,7 @@ def load_model(
     loss_indices: Sequence[int] | None,
 ) -> LoadedGraph:
     """Loads a compiled file; see ``SambaSession.trace_graph``."""
-    named, keywords = _arguments.named_inputs(inputs)
+    named, keywords = arguments.named_inputs(inputs)
     _check_indices(loss_indices)
     found = _optimizers.as_list(optimizers)
     with _pef.opened(pef) as file:
@@ -121,9 +123,9 @@ def _check_indices(indices: Any) -> None:
     if indices is None:
         return
     needed = "a list of positions of outputs"
-    _arguments.check("loss_indices", indices, (list, tuple), needed)
+    arguments.check("loss_indices", indices, (list, tuple), needed)
     for index in indices:
-        _arguments.check("An item of loss_indices", index, int, "the position of an output")
+        arguments.check("An item of loss_indices", index, int, "the position of an output")
     if len(set(indices)) < len(indices):
         raise UsageError(f"loss_indices {list(indices)} names an output twice. Name each once.")
 
@@ -196,7 +198,7 @@ def _same_as_stored(file: Container, packed: Mapping[str, Any], here: Captured) 
 
 def _destination(name: str, settings: Mapping[str, Any]) -> Path:
     folder = settings.get("output_folder") or "out"
-    _arguments.check("output_folder", folder, (str, os.PathLike), "the path of a folder")
+    arguments.check("output_folder", folder, (str, os.PathLike), "the path of a folder")
     folder = Path(folder)
     stamp = time.strftime("%Y%m%d_%H%M%S")
     base = settings.get("pef_name") or f"{name}_{stamp}_{os.getpid()}"

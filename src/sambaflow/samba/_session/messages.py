@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sambaflow.logging import hint
-from sambaflow.samba._capture import Traced
-from sambaflow.samba._loaded import Report
+from sambaflow.samba._compile.capture import Traced
+from sambaflow.samba._session.loaded import Report
 
 # Requests that a program may make and that have no meaning here.
 _HINTS = frozenset(

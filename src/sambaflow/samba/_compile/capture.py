@@ -28,8 +28,8 @@ from abele.trace.module_state import ModuleState, plain, substituted
 from abele.trace.tensor_names import Lookup
 from abele.trace.tracer import Named, Values
 from sambaflow.errors import GraphError
-from sambaflow.samba._cut import cut
-from sambaflow.samba._structure import flat_tensors
+from sambaflow.samba._compile.cut import cut
+from sambaflow.samba._session.structure import flat_tensors
 
 STEP, FORWARD, BACKWARD, UPDATE = "step", "forward", "backward", "update"
 

@@ -11,10 +11,11 @@ import torch
 
 from sambaflow.errors import UsageError
 from sambaflow.logging import hint
-from sambaflow.samba import _arguments, _optimizers
-from sambaflow.samba._compiling import compile_model, load_model
-from sambaflow.samba._loaded import LoadedGraph, Report
-from sambaflow.samba._saying import say_hints, say_loaded
+from sambaflow.samba._compile import optimizers as _optimizers
+from sambaflow.samba._compile.compiling import compile_model, load_model
+from sambaflow.samba._session import arguments
+from sambaflow.samba._session.loaded import LoadedGraph, Report
+from sambaflow.samba._session.messages import say_hints, say_loaded
 from sambaflow.samba.profiler import Profiler
 from sambaflow.samba.sambatensor import SambaTensor
 
@@ -88,10 +89,10 @@ class SambaSession:
             OSError: the file cannot be written; nothing is left behind.
         """
         del app_dir
-        _arguments.check_model(model)
+        arguments.check_model(model)
         optional = (Mapping, type(None))
-        _arguments.check("config_dict", config_dict, optional, "a dictionary, such as vars(args)")
-        _arguments.check("pef_metadata", pef_metadata, optional, "a dictionary of JSON values")
+        arguments.check("config_dict", config_dict, optional, "a dictionary, such as vars(args)")
+        arguments.check("pef_metadata", pef_metadata, optional, "a dictionary of JSON values")
         settings = {**self._settings, **(config_dict or {})}
         say_hints("session.compile", {**hints, "metadata": metadata})
         path = compile_model(
@@ -138,7 +139,7 @@ class SambaSession:
             PefDamagedError: the file is missing, cut or no PEF.
             PefMismatchError: it was compiled for something else; names what.
         """
-        _arguments.check_model(model)
+        arguments.check_model(model)
         say_hints("trace_graph", hints)
         self.graph = load_model(model, inputs, optim, pef, loss_indices)
         model.output_tensors = self.graph.outputs  # type: ignore[assignment]
@@ -187,12 +188,12 @@ class SambaSession:
         graph = self._loaded()
         given: Mapping[str, torch.Tensor] = {}
         needed = "a list of section types: fwd, bckwd, opt"
-        _arguments.check("section_types", section_types, (Iterable, type(None)), needed)
+        arguments.check("section_types", section_types, (Iterable, type(None)), needed)
         if section_types is not None:
             names = [section_types] if isinstance(section_types, str) else section_types
             section_types = [str(name) for name in names]
         if section_types is None or "fwd" in {name.lower() for name in section_types}:
-            given = _arguments.of_run(graph.inputs, () if input_tensors is None else input_tensors)
+            given = arguments.of_run(graph.inputs, () if input_tensors is None else input_tensors)
         results = graph.run(
             given,
             section_types,
@@ -200,7 +201,7 @@ class SambaSession:
             {} if hyperparam_dict is None else hyperparam_dict,
             data_parallel=data_parallel or reduce_on_rdu,
         )
-        return _arguments.select(results, output_tensors)
+        return arguments.select(results, output_tensors)
 
     def _loaded(self) -> LoadedGraph:
         if self.graph is None:
@@ -217,7 +218,7 @@ class SambaSession:
             UsageError: nothing is loaded, or the model is another one.
         """
         if model is not None:
-            _arguments.check_model(model)
+            arguments.check_model(model)
         self._loaded().to_cpu(model, _optimizers.as_list(optimizers))
 
     def to_device(self, *unused: Any, **also_unused: Any) -> None:
@@ -249,7 +250,7 @@ class SambaSession:
             UsageError: nothing is loaded, or a name does not exist.
         """
         known = self._loaded().tensors()
-        _arguments.check("names", names, (list, tuple), "a list of names of tensors")
+        arguments.check("names", names, (list, tuple), "a list of names of tensors")
         unknown = [str(name) for name in names if name not in known]
         if unknown:
             raise UsageError(

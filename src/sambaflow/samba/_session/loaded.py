@@ -15,8 +15,8 @@ from abele.step import optimizer_objects
 from abele.step.update_rules import UpdateRule
 from abele.trace.module_state import ModuleState, parameter_names, plain
 from sambaflow.errors import InputError, UsageError
-from sambaflow.samba import _arguments, _distributed, _optimizers
-from sambaflow.samba._capture import (
+from sambaflow.samba._compile import optimizers as _optimizers
+from sambaflow.samba._compile.capture import (
     BACKWARD,
     FORWARD,
     STEP,
@@ -25,8 +25,9 @@ from sambaflow.samba._capture import (
     gradient_of,
     gradient_of_output,
 )
-from sambaflow.samba._device import Device
-from sambaflow.samba._naming import sn_name_of
+from sambaflow.samba._session import arguments, distributed
+from sambaflow.samba._session.device import Device
+from sambaflow.samba._session.naming import sn_name_of
 from sambaflow.samba.nn.parameter import SambaParameter
 from sambaflow.samba.sambatensor import SambaTensor
 
@@ -279,7 +280,7 @@ class LoadedGraph:
         kept, self._kept = self._kept, None
         self._grads = self.device.run(BACKWARD, {**kept, **seeds})
         if data_parallel:
-            _distributed.average(self._grads.values())
+            distributed.average(self._grads.values())
 
     def _update(self) -> None:
         if not self._grads:
@@ -325,11 +326,11 @@ class LoadedGraph:
         if gradients is None:
             return {}
         needed = "a tensor, or a tuple or list of tensors"
-        _arguments.check(
+        arguments.check(
             "grad_of_outputs", gradients, (torch.Tensor, list, tuple), needed, InputError
         )
         items = [gradients] if isinstance(gradients, torch.Tensor) else list(gradients)
-        _arguments.check_tensors("grad_of_outputs", items)
+        arguments.check_tensors("grad_of_outputs", items)
         losses = self.traced.losses
         if len(items) == len(losses):
             positions = losses

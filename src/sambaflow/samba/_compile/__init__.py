@@ -1,0 +1,1 @@
+"""From a module to a PEF: capture, the cut into sections, and the file."""
