@@ -328,7 +328,8 @@ def processes() -> int:
 def _place() -> tuple[int, int] | None:
     """Number of this process and of all; sets where they meet, where only the launcher says it."""
     import popdist
-    from popdist._run import adopt, problems
+    from popdist._run import problems
+    from popdist._run.placement import adopt
 
     try:
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:

@@ -56,7 +56,7 @@ def test_cosmictagger_says_what_to_install(target, arguments, program):
         "gctools.monitor",
         "gctools.info",
         "gctools.inventory",
-        "popdist._run.cli",
+        "popdist._run.command.cli",
         EXAMPLES / "samba_logreg.py",
     ],
     ids=str,

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from popdist._run import cli, config, mpi_arguments, parsing
-from popdist._run.options import NO_EFFECT, OPTIONS
-from popdist._run.plan import make
+from popdist._run.command import cli, config, mpi_arguments, parsing
+from popdist._run.command.options import NO_EFFECT, OPTIONS
+from popdist._run.command.topology import table
+from popdist._run.placement.plan import make
 from popdist._run.problems import Problem
-from popdist._run.topology import table
 
 ROOT = Path(__file__).parents[2]
 
@@ -135,7 +135,7 @@ def test_offline_mode_adds_to_default_options(capsys, monkeypatch):
 def test_help_version_and_mistakes_come_without_torch():
     code = """
 import sys
-from popdist._run.cli import main
+from popdist._run.command.cli import main
 for line in (["--help"], ["--version"], ["--num-instances", "2", "--print-topology"], ["--wrong"]):
     main(line)
 print(*sys.modules)

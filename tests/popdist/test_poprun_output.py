@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from popdist._run import endings, screen
-from popdist._run.output import Relay
-from popdist._run.screen import Screen
+from popdist._run.instances import endings, screen
+from popdist._run.instances.output import Relay
+from popdist._run.instances.screen import Screen
 
 MARK = "\x1dsecret\x1d"
 

@@ -5,8 +5,10 @@ import re
 import pytest
 
 import popdist
-from popdist._run import adopt, environment, hosts, shim, topology
-from popdist._run import plan as plans
+from popdist._run.command import topology
+from popdist._run.instances import shim
+from popdist._run.placement import adopt, environment, hosts
+from popdist._run.placement import plan as plans
 from popdist._run.problems import Problem
 
 

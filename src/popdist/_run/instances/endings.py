@@ -5,7 +5,7 @@ import dataclasses
 import signal
 from collections.abc import Sequence
 
-from popdist._run import shim
+from popdist._run.instances import shim
 
 SILENT = "silent"  # what killed the instance killed its shim, too
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from popdist import _environment as names
-from popdist._run.plan import Instance, Plan
+from popdist._run.placement.plan import Instance, Plan
 from popdist._run.problems import Problem
 
 MPI_LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"

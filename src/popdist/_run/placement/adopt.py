@@ -9,8 +9,8 @@ import zlib
 from collections.abc import Mapping
 
 from popdist import _environment as names
-from popdist._run.environment import MPI_LOCAL_SIZE
-from popdist._run.hosts import expand
+from popdist._run.placement.environment import MPI_LOCAL_SIZE
+from popdist._run.placement.hosts import expand
 from popdist._run.problems import Problem
 
 _FIRST_PORT, _PORTS = 20000, 10000  # below those that systems hand out by themselves

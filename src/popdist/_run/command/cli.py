@@ -8,12 +8,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from popdist._run import adopt, checks, config, hosts, launch, parsing, settings, shim
-from popdist._run import plan as plans
-from popdist._run.log import logger, set_up
-from popdist._run.options import NO_EFFECT, OPTIONS
+from popdist._run.command import checks, config, parsing, settings
+from popdist._run.command.options import NO_EFFECT, OPTIONS
+from popdist._run.command.topology import table
+from popdist._run.instances import launch, shim
+from popdist._run.instances.log import logger, set_up
+from popdist._run.placement import adopt, hosts
+from popdist._run.placement import plan as plans
 from popdist._run.problems import Problem
-from popdist._run.topology import table
 
 _MOST_GRACE = 25  # seconds; the agent kills after 30
 _NO_PROGRAM = "There is no program to run: poprun [options] PROGRAM [arguments]."

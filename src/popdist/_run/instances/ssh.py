@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from popdist._run import shim
-from popdist._run.environment import FORWARDED
+from popdist._run.instances import shim
+from popdist._run.placement.environment import FORWARDED
 from popdist._run.problems import NOT_FOUND, Problem
 
 VARIABLE = "POPRUN_SSH"

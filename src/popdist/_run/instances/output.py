@@ -8,8 +8,8 @@ import re
 import selectors
 import threading
 
-from popdist._run.endings import Ending
-from popdist._run.screen import Screen
+from popdist._run.instances.endings import Ending
+from popdist._run.instances.screen import Screen
 
 _CHUNK = 1 << 16
 _LONGEST = 1 << 20  # bytes of a line that is held until it ends

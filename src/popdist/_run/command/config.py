@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from popdist._run.options import BY_NAME, CONFIG
-from popdist._run.parsing import convert
+from popdist._run.command.options import BY_NAME, CONFIG
+from popdist._run.command.parsing import convert
 from popdist._run.problems import Problem
 
 

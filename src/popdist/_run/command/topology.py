@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from itertools import groupby
 
-from popdist._run.plan import Instance, Plan
+from popdist._run.placement.plan import Instance, Plan
 
 _WIDTH = 100
 _TITLE = "poprun topology"

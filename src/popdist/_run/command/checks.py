@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from popdist._run import hosts, shim, ssh
-from popdist._run.plan import Plan
+from popdist._run.instances import shim, ssh
+from popdist._run.placement import hosts
+from popdist._run.placement.plan import Plan
 from popdist._run.problems import NOT_FOUND, Problem
 
 

@@ -12,12 +12,14 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from popdist._run import checks, endings, hosts, shim, ssh
-from popdist._run.log import logger
-from popdist._run.output import Relay
-from popdist._run.plan import Instance, Plan
-from popdist._run.screen import Screen
-from popdist._run.settings import Settings
+from popdist._run.command import checks
+from popdist._run.command.settings import Settings
+from popdist._run.instances import endings, shim, ssh
+from popdist._run.instances.log import logger
+from popdist._run.instances.output import Relay
+from popdist._run.instances.screen import Screen
+from popdist._run.placement import hosts
+from popdist._run.placement.plan import Instance, Plan
 
 _SHOWN = 10  # last lines of the instance that failed first
 _PIPE_CLOSED = 128 + signal.SIGPIPE
@@ -42,7 +44,7 @@ def launch(plan: Plan, program: Sequence[str], settings: Settings) -> int:
     address = checks.address(plan, options)
     logger.info("Running %s in %d instances", " ".join(program), len(plan.instances))
     # Late, because it takes seconds to load.
-    from popdist._run import agent
+    from popdist._run.instances import agent
 
     agent.quiet()
     shim.become_subreaper()

@@ -13,7 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from popdist._run.options import BY_NAME, BY_SHORT, NO, NO_EFFECT, OPTIONS, YES, Option
+from popdist._run.command.options import (
+    BY_NAME,
+    BY_SHORT,
+    NO,
+    NO_EFFECT,
+    OPTIONS,
+    YES,
+    Option,
+)
 from popdist._run.problems import Problem
 
 _DESCRIPTION = """\

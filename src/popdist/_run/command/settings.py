@@ -8,10 +8,12 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from popdist._run import environment, hosts, mpi_arguments, shim
-from popdist._run import plan as plans
-from popdist._run.adopt import Place
-from popdist._run.log import logger
+from popdist._run.command import mpi_arguments
+from popdist._run.instances import shim
+from popdist._run.instances.log import logger
+from popdist._run.placement import environment, hosts
+from popdist._run.placement import plan as plans
+from popdist._run.placement.adopt import Place
 
 # Those that torch's agent sets, and one that the shim leaves alone where it is set.
 _BY_OTHERS = (

@@ -1,0 +1,1 @@
+"""From a command line to the settings of a run."""

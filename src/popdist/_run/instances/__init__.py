@@ -1,0 +1,1 @@
+"""Starting instances, watching them, and what they print."""

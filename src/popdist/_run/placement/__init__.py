@@ -1,0 +1,1 @@
+"""Which instance runs on which host, and which devices it has."""
