@@ -1,4 +1,4 @@
-"""The processes that hold a device through us, as they tell in files; see ``abele.runtime.device_registry``."""
+"""The processes that hold a device through us, as their files of ``abele.runtime`` tell."""
 
 from __future__ import annotations
 

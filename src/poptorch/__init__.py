@@ -8,8 +8,8 @@ from poptorch._process import vendor_check as _vendor_check
 
 _vendor_check.refuse_second_distribution()
 
-from abele import _torch  # noqa: E402
-from poptorch import (
+from abele import _torch  # noqa: E402 - the check comes first
+from poptorch import (  # noqa: E402
     _impl,
     _logging,
     autocasting,
@@ -22,7 +22,6 @@ from poptorch import (
     testing,
 )
 from poptorch._compiled.hooks import registerPostCompileHook, registerPreCompileHook  # noqa: E402
-from poptorch._data import geometric as _geometric
 from poptorch._data.accessor import AsynchronousDataAccessor  # noqa: E402
 from poptorch._data.dataloader import DataLoader  # noqa: E402
 from poptorch._data.geometric import registerGeometricCustomArgParsers  # noqa: E402
@@ -36,13 +35,13 @@ from poptorch._files.loading import importPoptorchMetadataFromFile, load  # noqa
 from poptorch._files.restored import RestoredModule  # noqa: E402
 from poptorch._forward.printing import module_repr, print  # noqa: E402
 from poptorch._logging import logger, setLogLevel  # noqa: E402
-from poptorch._process import environment as _environment
-from poptorch._process import start as _process
+from poptorch._process import environment as _environment  # noqa: E402
+from poptorch._process import start as _start  # noqa: E402
 from poptorch._process.devices import ipuHardwareIsAvailable, ipuHardwareVersion  # noqa: E402
 from poptorch._process.start import poptorchAtExit  # noqa: E402
 from poptorch._values.custom_types import ICustomArgParser, registerCustomArgParser  # noqa: E402
 from poptorch._version import __version__  # noqa: E402
-from poptorch._wrapper import earlier_releases as _earlier_releases
+from poptorch._wrapper import earlier_releases as _earlier_releases  # noqa: E402
 from poptorch._wrapper.executor import PoplarExecutor  # noqa: E402
 from poptorch._wrapper.wrap import inferenceModel, trainingModel  # noqa: E402
 from poptorch.autocasting import autocast  # noqa: E402
@@ -52,7 +51,7 @@ from poptorch.options import *  # noqa: E402, F403 - Options, strategies and loc
 
 _logging.start()
 _environment.check()
-_process.prepare()
+_start.prepare()
 _torch.preload()
 
 

@@ -1,7 +1,7 @@
 """Every argument of every optimizer's constructor does what it says, or is refused.
 
-The tables here and in ``abele.step.optimizer_arguments`` are checked against the constructors, so an
-argument that torch gains fails until somebody decides what becomes of it.
+The tables here and in ``abele.step.optimizer_arguments`` are checked against the constructors, so
+an argument that torch gains fails until somebody decides what becomes of it.
 """
 
 import inspect

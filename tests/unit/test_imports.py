@@ -23,6 +23,13 @@ FORBIDDEN = {
 }
 FILES = sorted(SOURCE.rglob("*.py"))
 IDS = [str(path.relative_to(SOURCE)) for path in FILES]
+# Folders and files of the engine: each imports only those before it, whatever depth it has itself.
+ORDER = (
+    *("errors", "version", "garbage", "locks", "storage", "_torch", "program", "warn", "step"),
+    *("collectives", "ops", "trace", "capture", "kernels", "passes", "targets", "compile"),
+    *("runtime", "pipeline"),
+)
+ENGINE = [path for path in FILES if path.is_relative_to(SOURCE / "abele")][1:]
 # OpOverload is the type of a graph's targets; _BatchNorm is the base class of all batch norms.
 ALLOWED = {"torch._ops.OpOverload", "torch.nn.modules.batchnorm._BatchNorm"}
 
@@ -69,7 +76,15 @@ def test_imports_point_one_way(path):
     assert not roots & FORBIDDEN[package]
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if not p.name.startswith("_torch")])
+@pytest.mark.parametrize("path", ENGINE, ids=[str(path.relative_to(SOURCE)) for path in ENGINE])
+def test_no_import_of_the_engine_climbs(path):
+    room = path.relative_to(SOURCE / "abele").parts[0].removesuffix(".py")
+    names = imported(ast.parse(path.read_text()))
+    rooms = {name.split(".")[1] for name in names if name.startswith("abele.")}
+    assert rooms <= {*ORDER[: ORDER.index(room)], room}
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.parent.name != "_torch"])
 def test_private_torch_names_live_in_one_file(path):
     assert private_names(ast.parse(path.read_text())) == set()
 

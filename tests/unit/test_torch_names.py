@@ -1,6 +1,6 @@
-"""Each private torch name of ``_torch.py`` exists and does what we rely on.
+"""Each private torch name of ``abele._torch`` exists and does what we rely on.
 
-When this file fails after torch moved, ``_torch.py`` is the place to change.
+When this file fails after torch moved, ``abele._torch`` is the place to change.
 """
 
 import ast

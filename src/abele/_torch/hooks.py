@@ -1,6 +1,6 @@
 """Hooks that torch keeps: it offers to add and remove them, not to look at them.
 
-These names are private, like those of ``_torch.py``; ``tests/unit/test_torch_hooks.py`` tests them.
+These names are private, like all of this folder; ``tests/unit/test_torch_hooks.py`` tests them.
 """
 
 from __future__ import annotations
