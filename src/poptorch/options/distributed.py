@@ -7,7 +7,7 @@ job is distributed. The data loader divides the data set by them.
 import os
 from typing import Self
 
-from poptorch.options import _table as _option_table
+from poptorch.options import _table
 from poptorch.options._container import OptionsDict, require
 
 _TORCHS = ("WORLD_SIZE", "RANK")
@@ -25,7 +25,7 @@ class _DistributedOptions(OptionsDict):
     _store = "Distributed"
 
     def __init__(self) -> None:
-        super().__init__(**_option_table.defaults(self._store))
+        super().__init__(**_table.defaults(self._store))
         torchs = "OMPI_COMM_WORLD_SIZE" not in os.environ and {*_TORCHS} <= os.environ.keys()
         self._place_by(*(_TORCHS if torchs else ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")))
 

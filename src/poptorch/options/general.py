@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 
 from poptorch.enums import CommGroupType, OutputMode
-from poptorch.options import _table as _option_table
+from poptorch.options import _table
 from poptorch.options import files
 from poptorch.options._container import OptionsDict, require
 from poptorch.options.device import DeviceOptions, require_member
@@ -41,7 +41,7 @@ class Options(EarlierOptions, DeviceOptions):
     _distributed_kind = _DistributedOptions  # programs started by poprun have another
 
     def __init__(self) -> None:
-        super().__init__(**_option_table.defaults(self._store))
+        super().__init__(**_table.defaults(self._store))
         popart = _PopartOptions()
         self._namespaces.update(
             Distributed=self._distributed_kind(),

@@ -3,7 +3,7 @@
 import logging
 from typing import Self
 
-from poptorch.options import _table as _option_table
+from poptorch.options import _table
 from poptorch.options._container import OptionsDict
 
 _logger = logging.getLogger("poptorch::python")
@@ -15,7 +15,7 @@ class _JitOptions(OptionsDict):
     _store = "Jit"
 
     def __init__(self) -> None:
-        super().__init__(**_option_table.defaults(self._store))
+        super().__init__(**_table.defaults(self._store))
 
     def traceModel(self, trace_model: bool) -> Self:
         """Warn that there is only one way of capturing models.

@@ -6,7 +6,7 @@ Everything here is validated, stored and without effect: where a tensor lives ne
 import copy
 from typing import Any, Self
 
-from poptorch.options import _table as _option_table
+from poptorch.options import _table
 from poptorch.options._container import OptionsDict, require
 
 
@@ -19,7 +19,7 @@ class TensorLocationSettings(OptionsDict):
     _store = "TensorLocationSettings"
 
     def __init__(self) -> None:
-        super().__init__(**_option_table.defaults(self._store))
+        super().__init__(**_table.defaults(self._store))
 
     def minElementsForOffChip(self, min_elements: int) -> Self:
         """Keep tensors smaller than this on the chip.
@@ -86,7 +86,7 @@ class _TensorLocationOptions(OptionsDict):
     _store = "TensorLocations"
 
     def __init__(self) -> None:
-        super().__init__(**_option_table.defaults(self._store))
+        super().__init__(**_table.defaults(self._store))
 
     def numIOTiles(self, num_tiles: int) -> Self:
         """Set tiles aside for input and output.

@@ -7,7 +7,7 @@ when a model is compiled: `check_keys` finds misspelt ones, the option table say
 from typing import Any, Self
 
 from poptorch._error import error
-from poptorch.options import _table as _option_table
+from poptorch.options import _table
 from poptorch.options._container import Freezable, require
 
 _CONTAINERS = (list, set, tuple, dict)
@@ -17,7 +17,7 @@ class _PopartOptions(Freezable):
     """Settings by name; `options` is the dictionary of those that were set."""
 
     def __init__(self) -> None:
-        self.options: dict[str, Any] = _option_table.defaults("_Popart")
+        self.options: dict[str, Any] = _table.defaults("_Popart")
 
     def set(self, key: str, value: Any) -> Self:
         """Store a setting; its name and type are checked when a model is compiled.
@@ -61,7 +61,7 @@ class _PopartOptions(Freezable):
     def check_keys(self) -> None:
         """Raise poptorch.Error if a setting has an unknown name or a value of the wrong type."""
         for key, value in self.options.items():
-            row = _option_table.find("_Popart", key)
+            row = _table.find("_Popart", key)
             if row is not None and _kind(value) == _row_kind(row):
                 continue
             hint = f"it takes a {_row_kind(row)}" if row else "no setting has this name"
@@ -80,7 +80,7 @@ def _kind(value: Any) -> str:
     return next(kinds, type(value)).__name__
 
 
-def _row_kind(row: _option_table.Row) -> str:
+def _row_kind(row: _table.Row) -> str:
     if isinstance(row.type, type) and row.type not in _CONTAINERS:
         return row.type.__name__
     return "container"

@@ -6,7 +6,7 @@ from typing import Self
 import torch
 
 from poptorch.enums import HalfFloatCastingBehavior
-from poptorch.options import _table as _option_table
+from poptorch.options import _table
 from poptorch.options._container import OptionsDict, require
 from poptorch.options.earlier import EarlierPrecision
 from poptorch.options.popart import _PopartOptions
@@ -26,7 +26,7 @@ class _PrecisionOptions(EarlierPrecision, OptionsDict):
     _store = "Precision"
 
     def __init__(self, popart_options: _PopartOptions) -> None:
-        super().__init__(_popart=popart_options, **_option_table.defaults(self._store))
+        super().__init__(_popart=popart_options, **_table.defaults(self._store))
 
     def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> Self:
         """Do nothing but warn: half and float operands follow torch's promotion rules.

@@ -3,7 +3,7 @@
 from typing import Self
 
 from poptorch.enums import MeanReductionStrategy, ReductionType
-from poptorch.options import _table as _option_table
+from poptorch.options import _table
 from poptorch.options._container import OptionsDict
 from poptorch.options.earlier import EarlierTraining
 from poptorch.options.popart import _PopartOptions
@@ -19,7 +19,7 @@ class _TrainingOptions(EarlierTraining, OptionsDict):
     _store = "Training"
 
     def __init__(self, popart_options: _PopartOptions) -> None:
-        super().__init__(_popart=popart_options, **_option_table.defaults(self._store))
+        super().__init__(_popart=popart_options, **_table.defaults(self._store))
 
     def gradientAccumulation(self, gradient_accumulation: int) -> Self:
         """Set how many micro-batches' gradients make one weight update.
