@@ -41,7 +41,7 @@ _DTYPES = {
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)')
 _WHOLE_FRAME = re.compile(r' *File "[^"]+", line .*\n(?: {4}.*\n?)*')
 # Whole paths: a user's project may well live in a folder called abele or torch.
-_HERE = Path(__file__).parent
+_HERE = Path(__file__).parents[1]
 _FOLDERS = (Path(torch.__file__).parent, _HERE, _HERE.parent / "poptorch")
 _LIBRARY = tuple(f"{folder}{os.sep}" for folder in _FOLDERS)
 
