@@ -77,7 +77,11 @@ def test_what_belongs_to_somebody_else_stays(tmp_path):
 
 
 def test_a_killed_process_leaves_nothing_for_ever(tmp_path):
-    code = "from abele.storage import temporary; import os\nwith temporary.folder():\n os.kill(os.getpid(), 9)"
+    code = (
+        "import os\n"
+        "from abele.storage import temporary\n"
+        "with temporary.folder():\n os.kill(os.getpid(), 9)"
+    )
     variables = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run([sys.executable, "-c", code], env=variables, check=False)
     assert ended.returncode == -signal.SIGKILL

@@ -12,8 +12,7 @@ from typing import Any, Self
 import torch
 
 from poptorch.enums import CommGroupType, OutputMode
-from poptorch.options import _table
-from poptorch.options import files
+from poptorch.options import _table, files
 from poptorch.options._container import OptionsDict, require
 from poptorch.options.device import DeviceOptions, require_member
 from poptorch.options.distributed import _DistributedOptions
