@@ -29,7 +29,7 @@ PAGES: dict[str, tuple[str, dict[str, list[str]]]] = {
         "Wrapping a model",
         {
             "Functions": ["trainingModel", "inferenceModel", "load", "identity_loss"],
-            "The wrapped model": ["PoplarExecutor", "_parameter_proxy:ParameterProxy"],
+            "The wrapped model": ["PoplarExecutor", "_state.parameter_proxy:ParameterProxy"],
             "A model out of a file": ["RestoredModule", "importPoptorchMetadataFromFile"],
             "Custom argument types": [
                 "ICustomArgParser",
@@ -126,7 +126,7 @@ SHOWN = {
     "options.locations:_TensorLocationOptions": "poptorch.Options.TensorLocations",
     "options.jit:_JitOptions": "poptorch.Options.Jit",
     "options.popart:_PopartOptions": "poptorch.Options._Popart",
-    "_parameter_proxy:ParameterProxy": "poptorch.PoplarExecutor.PARAMETER",
+    "_state.parameter_proxy:ParameterProxy": "poptorch.PoplarExecutor.PARAMETER",
 }
 # Public names that are neither class nor function.
 VALUES = {
