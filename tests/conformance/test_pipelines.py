@@ -347,7 +347,7 @@ def test_an_error_in_a_stage_ends_the_call_and_the_session_goes_on():
     assert not any(total.any() for total in piped.accumulators.values())
     with calling(look=lambda x: x):
         assert_same_bits(run(piped, batches()), run(plain, batches()))
-    members = list(piped._crew._members)
+    members = list(piped._crew._threads)
     piped.close()
     assert not any(member.is_alive() for member in members)
 

@@ -72,7 +72,7 @@ def test_a_process_without_signs_of_life_is_lost_and_others_are_not(boards):
         found = first.lost(3.0)
     assert found.startswith("process 1 died or hangs: no sign of it for ")
     assert "last seen at work" in found
-    assert first.lost(3.0, wanted=[2]) is None
+    assert first.lost(3.0, ranks=[2]) is None
     assert third.lost(30.0) is None
 
 
@@ -81,7 +81,7 @@ def test_who_has_left_a_topic_does_not_come_to_it(boards):
     second.tell("left/model 1", "has given up its model")
     assert first.lost(30.0, "model 1") == "process 1 has given up its model"
     assert first.lost(30.0, "model 2") is None
-    assert first.told("left/model 1") == {1: "has given up its model"}
+    assert first.notes("left/model 1") == {1: "has given up its model"}
 
 
 def test_processes_that_wait_at_different_places_do_not_wait_for_ever(boards):
@@ -106,5 +106,5 @@ def test_without_the_store_its_keeper_is_named():
     board = Board(stores.pop(), 1, 2, 2.0, lambda: "", "process 0")
     stores.pop()  # the server ends with its last reference
     with pytest.raises(RankLostError, match="lost the connection to process 0, which has ended"):
-        board.told("x")
+        board.notes("x")
     board.close(ENDED)

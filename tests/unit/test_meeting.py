@@ -107,17 +107,17 @@ def test_a_note_of_somebody_else_is_refused(notes, forged):
     (board,) = make(0)
     store.set("note/x/1", forged)
     with pytest.raises(PlaceError, match=r"The note note/x/1 in the store .* by somebody else"):
-        board.told("x")
+        board.notes("x")
 
 
 def test_a_note_counts_only_where_and_when_it_was_left(notes):
     store, make = notes
     first, second = make(0, 1)
     second.tell("x", "a")
-    assert first.told("x") == {1: "a"}
+    assert first.notes("x") == {1: "a"}
     store.set("note/y/1", store.get("note/x/1"))
     with pytest.raises(PlaceError, match="note/y/1"):
-        first.told("y")
+        first.notes("y")
     earlier = meeting.SignedStore(store, "one", "1")
     with pytest.raises(PlaceError, match="note/x/1"):
         earlier.get("note/x/1")

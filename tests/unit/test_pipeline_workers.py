@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from abele.pipeline.workers import Crew, share_of_cores
+from abele.pipeline.workers import WorkerPool, share_of_cores
 
 DEADLINE = 60
 
@@ -24,9 +24,9 @@ def gone(members):
 
 @pytest.fixture
 def crew():
-    made = Crew(2, 1)
+    made = WorkerPool(2, 1)
     yield made
-    members = list(made._members)
+    members = list(made._threads)
     made.close()
     assert gone(members)
 
@@ -46,13 +46,13 @@ def test_each_worker_does_one_job_at_the_same_time_as_the_others(crew):
 
     crew.run([lambda: job(0), lambda: job(1)], never)
     assert names == ["abele-stage-0", "abele-stage-1"]
-    assert [member.name for member in crew._members] == names
+    assert [member.name for member in crew._threads] == names
 
 
 def test_workers_have_threads_of_their_own_and_the_caller_keeps_his():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    crew = Crew(2, 1)
+    crew = WorkerPool(2, 1)
     found = []
     try:
         crew.run([lambda: found.append(torch.get_num_threads())] * 2, never)
@@ -114,9 +114,9 @@ def test_an_interruption_stops_the_jobs_and_waits_for_them(crew):
 
 
 def test_workers_end_with_their_crew():
-    crew = Crew(3, 1)
+    crew = WorkerPool(3, 1)
     crew.run([lambda: None] * 3, never)
-    members = list(crew._members)
+    members = list(crew._threads)
     assert len(members) == 3
     del crew
     gc.collect()
@@ -125,12 +125,12 @@ def test_workers_end_with_their_crew():
 
 def test_a_closed_crew_can_run_again(crew):
     crew.run([lambda: None] * 2, never)
-    members = list(crew._members)
+    members = list(crew._threads)
     crew.close()
     assert gone(members)
     crew.close()
     crew.run([lambda: None] * 2, never)
-    assert all(member.is_alive() for member in crew._members)
+    assert all(member.is_alive() for member in crew._threads)
 
 
 def test_callers_in_several_threads_take_turns(crew):

@@ -204,7 +204,7 @@ def test_transformers_ask_whether_a_mask_is_causal():
     answers = {"known": lambda m: m, "unknown": lambda m: None}
     found = {}
     for name, answer in answers.items():
-        with _torch.causal_masks_asked_of(answer):
+        with _torch.causal_masks_from(answer):
             found[name] = transformer._detect_is_causal_mask(mask)
             assert transformer._detect_is_causal_mask(mask, True)
             assert not transformer._detect_is_causal_mask(None)

@@ -188,17 +188,17 @@ def laid_out_like(
     shape, stride = like.shape, like.stride()
     device = like.fake_device if isinstance(like, FakeTensor) else like.device
     with in_kernel_invocation_manager(mode):
-        made = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
+        meta = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
         if shared is not None:
-            made.set_(shared.untyped_storage(), like.storage_offset(), shape, stride)
-    return FakeTensor(mode, made, device)
+            meta.set_(shared.untyped_storage(), like.storage_offset(), shape, stride)
+    return FakeTensor(mode, meta, device)
 
 
 @functools.cache
 def is_of_the_tracer(path: str) -> bool:
     """Whether a file's ``forward`` is left out of stacks; torch's list loads half its compiler."""
-    own = [Path(torch.__file__).parent / each for each in ("fx", "export", "_higher_order_ops")]
-    return path == "<string>" or any(map(Path(path).is_relative_to, own))
+    folders = [Path(torch.__file__).parent / name for name in ("fx", "export", "_higher_order_ops")]
+    return path == "<string>" or any(map(Path(path).is_relative_to, folders))
 
 
 def without_torch_function_modes() -> contextlib.AbstractContextManager[None]:
@@ -230,19 +230,19 @@ def devices_shown(
 
     Their class has a property of its own, which no function mode gets to see.
     """
-    own: Any = vars(FakeTensor)["device"]
-    here = threading.get_ident()
+    original: Any = vars(FakeTensor)["device"]
+    thread = threading.get_ident()
 
     def device(tensor: torch.Tensor) -> torch.device:
-        found = own.fget(tensor)
-        return show(tensor, found) if threading.get_ident() == here else found
+        real = original.fget(tensor)
+        return show(tensor, real) if threading.get_ident() == thread else real
 
     shown: Any = property(device)
     FakeTensor.device = shown
     try:
         yield
     finally:
-        FakeTensor.device = own
+        FakeTensor.device = original
 
 
 @contextlib.contextmanager
@@ -261,7 +261,7 @@ def unchecked_distributions() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def causal_masks_asked_of(
+def causal_masks_from(
     value_of: Callable[[torch.Tensor], torch.Tensor | None],
 ) -> Iterator[None]:
     """While open, transformers do not read an attention mask to see whether it is causal.
@@ -272,18 +272,18 @@ def causal_masks_asked_of(
     from torch.nn.modules import transformer
 
     original = transformer._detect_is_causal_mask
-    here = threading.get_ident()
+    thread = threading.get_ident()
 
     def detect(
         mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None
     ) -> bool:
-        if is_causal is not None or mask is None or threading.get_ident() != here:
+        if is_causal is not None or mask is None or threading.get_ident() != thread:
             return original(mask, is_causal, size)
-        known = value_of(mask)
-        if known is None:
+        value = value_of(mask)
+        if value is None:
             return False
         with outside_the_trace():
-            return original(known, is_causal, size)
+            return original(value, is_causal, size)
 
     transformer._detect_is_causal_mask = detect
     try:
@@ -323,10 +323,10 @@ def find_operator(qualified: str) -> OpOverload | HigherOrderOperator | None:
     space = getattr(torch.ops, match["space"], None)
     if not isinstance(space, (type(torch.ops.aten), type(torch.ops.higher_order))):
         return None  # torch.ops has methods, too
-    found = getattr(space, match["name"], None)
-    if isinstance(found, OpOverloadPacket) and match["overload"]:
-        found = getattr(found, match["overload"], None)
-    return found if isinstance(found, OpOverload | HigherOrderOperator) else None
+    operator = getattr(space, match["name"], None)
+    if isinstance(operator, OpOverloadPacket) and match["overload"]:
+        operator = getattr(operator, match["overload"], None)
+    return operator if isinstance(operator, OpOverload | HigherOrderOperator) else None
 
 
 @functools.cache

@@ -39,10 +39,10 @@ def of_every_backward() -> list[Callable]:
 
 def around_step(optimizer: torch.optim.Optimizer) -> list[Callable]:
     """What runs before and after the steps of an optimizer, or of every optimizer."""
-    held: Any = optimizer
+    untyped: Any = optimizer
     hooks = (
-        held._optimizer_step_pre_hooks,
-        held._optimizer_step_post_hooks,
+        untyped._optimizer_step_pre_hooks,
+        untyped._optimizer_step_post_hooks,
         _optimizers._global_optimizer_pre_hooks,
         _optimizers._global_optimizer_post_hooks,
     )

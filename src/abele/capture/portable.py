@@ -118,7 +118,7 @@ def portable_functions(*, training: bool) -> Iterator[None]:
     """
     with (
         _PortableFunctions(training),
-        _torch.causal_masks_asked_of(constant_value),
+        _torch.causal_masks_from(constant_value),
         cumulative_norm.carrying_counts(),
     ):
         yield

@@ -50,9 +50,9 @@ class Board:
         self.rank, self.size, self.timeout_s = rank, size, timeout_s
         self._store, self._position, self._keeper = store, position, keeper
         self._beats = [f"alive/{other}" for other in range(size)]
-        self._heard: dict[int, tuple[str, float]] = {}
+        self._last_beats: dict[int, tuple[str, float]] = {}
         self._rounds: dict[str, int] = {}
-        self._told_place = ""
+        self._noted_place = ""
         self._closing = threading.Event()
         self._beat(store, "0")
         # A client of its own: a call that waits for an answer keeps its client to itself.
@@ -71,15 +71,15 @@ class Board:
         with self._store_lost():
             self._store.set(f"note/{topic}/{self.rank}", text)
 
-    def told(self, topic: str) -> dict[int, str]:
+    def notes(self, topic: str) -> dict[int, str]:
         """Notes of all processes that have left one."""
-        found = {}
+        notes = {}
         with self._store_lost():
             for other in range(self.size):
                 key = f"note/{topic}/{other}"
                 if self._store.check([key]):
-                    found[other] = self._store.get(key).decode()
-        return found
+                    notes[other] = self._store.get(key).decode()
+        return notes
 
     def gather(self, topic: str, text: str, *, arriving: bool = False) -> list[str]:
         """Every process's text by rank, as soon as the last one has brought it.
@@ -129,57 +129,57 @@ class Board:
 
     # -- waiting at different places ----------------------------------------------------------
 
-    def begin(self, what: str) -> int:
+    def begin(self, topic: str) -> int:
         """Counts that this process has come to a place where all meet, such as ``EXCHANGE``."""
-        self._rounds[what] = self._rounds.get(what, 0) + 1
-        return self._rounds[what]
+        self._rounds[topic] = self._rounds.get(topic, 0) + 1
+        return self._rounds[topic]
 
-    def waits(self, what: str) -> None:
+    def waits(self, topic: str) -> None:
         """Tells where this process has been waiting for a while."""
-        found = json.dumps([what, self._rounds[what]])
-        if found != self._told_place:
-            self._told_place = found
+        note = json.dumps([topic, self._rounds[topic]])
+        if note != self._noted_place:
+            self._noted_place = note
             with self._store_lost():
-                self._store.set(f"at/{self.rank}", found)
+                self._store.set(f"at/{self.rank}", note)
 
-    def astray(self, wanted: Iterable[int]) -> str | None:
+    def mismatched_wait(self, ranks: Iterable[int]) -> str | None:
         """Which process waits at a place that this one, which waits too, has not come to.
 
         A place that both have passed says nothing, so that notes need not be taken back.
         """
-        for other in wanted:
-            key = f"at/{other}"
+        for rank in ranks:
+            key = f"at/{rank}"
             with self._store_lost():
-                found = self._store.get(key).decode() if self._store.check([key]) else '["", 0]'
-            what, number = json.loads(found)
-            if other != self.rank and self._rounds.get(what, 0) < number:
+                note = self._store.get(key).decode() if self._store.check([key]) else '["", 0]'
+            topic, number = json.loads(note)
+            if rank != self.rank and self._rounds.get(topic, 0) < number:
                 return (
-                    f"process {other} waits at {what!r} instead; all processes have to do the "
+                    f"process {rank} waits at {topic!r} instead; all processes have to do the "
                     "same in the same order"
                 )
         return None
 
     # -- who is there ----------------------------------------------------------------------
 
-    def lost(self, silence_s: float, topic: str = "", wanted: Iterable[int] = ()) -> str | None:
+    def lost(self, silence_s: float, topic: str = "", ranks: Iterable[int] = ()) -> str | None:
         """Which process others wait for in vain, and why; None if all may still come.
 
         Args:
             silence_s: without a sign of life for so long, a process counts as gone.
             topic: processes that have left it never come.
-            wanted: only these are waited for; all others without.
+            ranks: the processes that are waited for; without any, all others.
         """
         with self._store_lost():
             keys = self._beats if self._store.check(self._beats) else []
             beats = [value.decode() for value in self._store.multi_get(keys)] if keys else []
-        now, waited = time.monotonic(), set(wanted) or set(range(self.size))
+        now, waited = time.monotonic(), set(ranks) or set(range(self.size))
         reasons: dict[int, str] = {}
         for other, beat in enumerate(beats):
             if other == self.rank or other not in waited:
                 continue
-            if self._heard.get(other, ("", 0.0))[0] != beat:
-                self._heard[other] = (beat, now)
-            silent = now - self._heard[other][1]
+            if self._last_beats.get(other, ("", 0.0))[0] != beat:
+                self._last_beats[other] = (beat, now)
+            silent = now - self._last_beats[other][1]
             kind, _, rest = beat.partition(" ")
             kind = kind.rstrip(":")
             if kind in (ENDED, STOPPED):
@@ -189,8 +189,8 @@ class Board:
                 reasons[other] = f"process {other} died or hangs: no sign of it for {silent:.0f} s"
                 reasons[other] += at
         if not reasons and topic:
-            left = self.told(f"left/{topic}")
-            reasons = {other: f"process {other} {text}" for other, text in left.items()}
+            notes = self.notes(f"left/{topic}")
+            reasons = {other: f"process {other} {text}" for other, text in notes.items()}
             reasons.pop(self.rank, None)
         # The first cause is a process that is gone; those that stopped did so because of it.
         order = sorted(reasons, key=lambda other: f" has {STOPPED}" in reasons[other])
@@ -232,9 +232,10 @@ class Board:
         missing = self._missing(keys)
         if not missing:
             return
-        reason = self.lost(self.timeout_s / 2, wanted=missing)
-        if reason is None and (found := self.astray(missing)) and self._missing(keys) == missing:
-            reason = found
+        reason = self.lost(self.timeout_s / 2, ranks=missing)
+        if reason is None:
+            mismatch = self.mismatched_wait(missing)
+            reason = mismatch if self._missing(keys) == missing else None
         late = waited > (self.timeout_s if arriving else PATIENCE_S)
         if reason is None and late:
             names = ", ".join(map(str, missing[:_SHOWN]))
@@ -270,11 +271,11 @@ class Board:
         store.set(f"alive/{self.rank}", f"{count} {self._position()}")
 
 
-def _differences(found: list[dict[str, str]]) -> list[str]:
+def _differences(by_rank: list[dict[str, str]]) -> list[str]:
     lines = []
-    for rank, facts in enumerate(found[1:], start=1):
-        for name in dict.fromkeys([*found[0], *facts]):
-            first, other = found[0].get(name, "absent"), facts.get(name, "absent")
+    for rank, facts in enumerate(by_rank[1:], start=1):
+        for name in dict.fromkeys([*by_rank[0], *facts]):
+            first, other = by_rank[0].get(name, "absent"), facts.get(name, "absent")
             if first != other:
                 lines.append(f"{name} is {first} on process 0 and {other} on process {rank}")
     return lines

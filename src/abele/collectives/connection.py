@@ -47,7 +47,7 @@ def disconnect() -> None:
     """Says goodbye to the others; the interpreter's exit does it by itself."""
     global _connected
     with _lock:
-        found, _connected = _connected, None
-    if found is not None:
+        connection, _connected = _connected, None
+    if connection is not None:
         atexit.unregister(disconnect)
-        found.close()
+        connection.close()

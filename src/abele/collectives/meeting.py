@@ -40,10 +40,10 @@ def keep_store(
         RuntimeError: likewise, as torch says it.
     """
     listener = _listen(_number(address), port)
-    host, found = listener.getsockname()[:2]
+    host, port_number = listener.getsockname()[:2]
     return distributed.TCPStore(
         "127.0.0.1" if host == "0.0.0.0" else host,
-        found,
+        port_number,
         is_master=True,
         timeout=timeout,
         wait_for_workers=False,
@@ -58,20 +58,20 @@ def meet(place: Place) -> distributed.Store:
         PlaceError: another program has the port.
         RankLostError: the process that keeps it does not come in time.
     """
-    where = f"{place.address}:{place.port}"
+    endpoint = f"{place.address}:{place.port}"
     timeout = datetime.timedelta(seconds=place.timeout_s)
     if not place.hosts_store:
-        _wait_for_port(place, where)
+        _wait_for_port(place, endpoint)
     try:
         if place.hosts_store:
             store = keep_store(place.address, place.port, timeout)
         else:
-            store = _answered(place, where)
+            store = _connected_store(place, endpoint)
     except (OSError, RuntimeError) as problem:
         reason = str(problem).splitlines()[0]
         raise PlaceError(
-            f"Process {place.rank} cannot open {where}, where all meet: {reason}. Set MASTER_PORT "
-            "to a port of process 0's host that is free, and MASTER_ADDR to that host."
+            f"Process {place.rank} cannot open {endpoint}, where all meet: {reason}. Set "
+            "MASTER_PORT to a port of process 0's host that is free, and MASTER_ADDR to that host."
         ) from problem
     prefix = f"abele/{place.attempt}"
     if place.secret:
@@ -79,7 +79,7 @@ def meet(place: Place) -> distributed.Store:
     return distributed.PrefixStore(prefix, store)
 
 
-def _answered(place: Place, where: str) -> distributed.Store:
+def _connected_store(place: Place, endpoint: str) -> distributed.Store:
     """Connects to the store, if what listens there is one.
 
     Torch's client waits for ever for the first answer, so it is waited for from outside; a thread
@@ -107,7 +107,7 @@ def _answered(place: Place, where: str) -> distributed.Store:
     thread.join(2 * place.timeout_s)
     if not opened:
         raise PlaceError(
-            f"Process {place.rank} of {place.size} reaches {where}, where all should meet, but "
+            f"Process {place.rank} of {place.size} reaches {endpoint}, where all should meet, but "
             "what listens there does not answer: another program has that port. Set MASTER_PORT "
             "to a free one."
         )
@@ -176,8 +176,8 @@ def _listen(address: str, port: int) -> socket.socket:
     """A socket on one address of this machine, or on all where there is no such address."""
     family, target = socket.AF_INET, ("", port)
     with contextlib.suppress(socket.gaierror):
-        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
-        family, *_, target = min(found, key=lambda one: one[0] != socket.AF_INET)
+        addresses = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+        family, *_, target = min(addresses, key=lambda info: info[0] != socket.AF_INET)
     # Debian gives a machine's own name 127.0.1.1: other hosts know another address.
     if _is_loopback(str(target[0])) and not _is_loopback(address):
         return _bound(socket.AF_INET, ("", port))
@@ -213,7 +213,7 @@ def _is_loopback(address: str) -> bool:
         return False  # a name
 
 
-def _wait_for_port(place: Place, where: str) -> None:
+def _wait_for_port(place: Place, endpoint: str) -> None:
     """Waits until somebody listens; the store's own client tries for twice as long, and loudly."""
     until = time.monotonic() + place.timeout_s
     while True:
@@ -225,8 +225,8 @@ def _wait_for_port(place: Place, where: str) -> None:
             if time.monotonic() > until:
                 raise RankLostError(
                     f"Process {place.rank} of {place.size} waited {place.timeout_s:.0f} s for "
-                    f"process 0, which does not answer at {where} ({problem.strerror}). Start it, "
-                    "or correct MASTER_ADDR and MASTER_PORT; if it only needs longer to come, set "
-                    "ABELE_RANK_TIMEOUT to more seconds."
+                    f"process 0, which does not answer at {endpoint} ({problem.strerror}). Start "
+                    "it, or correct MASTER_ADDR and MASTER_PORT; if it only needs longer to come, "
+                    "set ABELE_RANK_TIMEOUT to more seconds."
                 ) from problem
         time.sleep(0.1)

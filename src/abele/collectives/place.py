@@ -58,10 +58,10 @@ class Place:
             PlaceError: no meeting point is known, or ``RANK`` and ``WORLD_SIZE`` say otherwise.
         """
         for name, value in (("RANK", rank), ("WORLD_SIZE", size)):
-            found = _number(name)
-            if found is not None and found != value:
+            number = _number(name)
+            if number is not None and number != value:
                 raise PlaceError(
-                    f"{name}={found}, but the options say {value} (process {rank} of {size}). "
+                    f"{name}={number}, but the options say {value} (process {rank} of {size}). "
                     "Start the program with poprun or torchrun alone, or unset what an earlier "
                     "run left in the environment."
                 )

@@ -82,7 +82,7 @@ class Collective(Protocol):
         """Leaves a note for the others, who may look for it."""
         ...
 
-    def told(self, topic: str) -> dict[int, str]:
+    def notes(self, topic: str) -> dict[int, str]:
         """The notes of this topic by rank."""
         ...
 

@@ -76,15 +76,15 @@ class SharedSums:
     def of(cls, board: Board) -> SharedSums | None:
         """The memory, if all processes can share it; the same answer in all of them."""
         text = f"{_host()} {os.getpid()}" if _usable() else "no"
-        told = [one.rpartition(" ") for one in board.gather("hosts", text)]
-        if len({host for host, _, _ in told}) > 1 or not told[0][0]:
+        hosts = [host.rpartition(" ") for host in board.gather("hosts", text)]
+        if len({host for host, _, _ in hosts}) > 1 or not hosts[0][0]:
             return None
-        found, answer = None, "no"
+        sums, answer = None, "no"
         # Other containers or users: processes are not seen.
         with contextlib.suppress(OSError, ValueError):
-            found = cls(board, [int(pid) for _, _, pid in told])
-            answer = "yes" if found._map() else "no"
-        return found if set(board.gather("memory is shared", answer)) == {"yes"} else None
+            sums = cls(board, [int(pid) for _, _, pid in hosts])
+            answer = "yes" if sums._map() else "no"
+        return sums if set(board.gather("memory is shared", answer)) == {"yes"} else None
 
     def all_reduce(self, values: torch.Tensor, check: Callable[[], None]) -> None:
         """Replaces a contiguous tensor on the host by its sum over all processes.
@@ -114,13 +114,13 @@ class SharedSums:
     def _rows(self, piece: torch.Tensor) -> list[list[torch.Tensor]]:
         """For both turns: as much as needed of every process's slot, and of that for results."""
         key = piece.numel(), piece.dtype
-        found = self._views.get(key)
-        if found is None:
+        views = self._views.get(key)
+        if views is None:
             if len(self._views) >= _MOST_VIEWS:
                 self._views.clear()
             rows = self._slots[:, :, : piece.nbytes].view(piece.dtype)
-            found = self._views[key] = [list(turn.unbind()) for turn in rows.unbind()]
-        return found
+            views = self._views[key] = [list(turn.unbind()) for turn in rows.unbind()]
+        return views
 
     def dead(self) -> int | None:
         """A process that has ended, if there is one."""
@@ -204,8 +204,8 @@ def _open_of(pid: int, number: int, size: int) -> int:
     if not os.readlink(path).startswith(f"/memfd:{_NAME} "):
         raise FileNotFoundError(path)
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
-    found = os.fstat(file)
-    if not stat.S_ISREG(found.st_mode) or (found.st_uid, found.st_size) != (os.geteuid(), size):
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode) or (status.st_uid, status.st_size) != (os.geteuid(), size):
         os.close(file)
         raise PermissionError(path)
     return file

@@ -38,11 +38,11 @@ class TorchCollective:
     def __init__(self, place: Place):
         self.place, self.rank, self.size = place, place.rank, place.size
         self.counts = Counts()
-        self._waiting = "before its first exchange"
+        self._position = "before its first exchange"
         self._broken: str | None = None
         self._began = self._looked = 0.0
-        self._seen_astray: str | None = None
-        self._astray_since = 0.0
+        self._mismatch: str | None = None
+        self._mismatch_since = 0.0
         self._shared: SharedSums | None = None
         store = meeting.meet(place)
         keeper = "the launcher" if not place.hosts_store and place.rank == 0 else "process 0"
@@ -50,11 +50,11 @@ class TorchCollective:
         if place.secret:
             notes = meeting.SignedStore(store, place.secret, place.attempt)
         self.board = Board(
-            notes, place.rank, place.size, place.timeout_s, lambda: self._waiting, keeper
+            notes, place.rank, place.size, place.timeout_s, lambda: self._position, keeper
         )
         try:
             self.board.agree("versions", _facts(place), arriving=True)
-            self._alone_on_gpu = self._gpus_are_apart()
+            self._alone_on_gpu = self._has_own_gpus()
             self._join(store)
             self._shared = SharedSums.of(self.board)
         except BaseException:
@@ -76,21 +76,21 @@ class TorchCollective:
 
     def gather(self, topic: str, text: str) -> list[str]:
         """See ``Collective.gather``."""
-        with self._whole():
+        with self._breaking_on_loss():
             return self.board.gather(topic, text)
 
     def agree(self, topic: str, facts: Mapping[str, str]) -> None:
         """See ``Collective.agree``."""
-        with self._whole():
+        with self._breaking_on_loss():
             self.board.agree(topic, facts)
 
     def tell(self, topic: str, text: str) -> None:
         """See ``Collective.tell``."""
         self.board.tell(topic, text)
 
-    def told(self, topic: str) -> dict[int, str]:
-        """See ``Collective.told``."""
-        return self.board.told(topic)
+    def notes(self, topic: str) -> dict[int, str]:
+        """See ``Collective.notes``."""
+        return self.board.notes(topic)
 
     def leave(self, topic: str, why: str) -> None:
         """See ``Collective.leave``."""
@@ -116,7 +116,7 @@ class TorchCollective:
     # -- one exchange ----------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _whole(self) -> Iterator[None]:
+    def _breaking_on_loss(self) -> Iterator[None]:
         """Lets the loss of another process be the end of all exchanges."""
         self._check_whole()
         try:
@@ -137,7 +137,7 @@ class TorchCollective:
         # One context, not one for each purpose: a small model's update is as long as 20 of them.
         self._check_whole()
         number = self.counts.calls + 1
-        self._waiting = f"in exchange {number}"
+        self._position = f"in exchange {number}"
         began = self._began = time.monotonic()
         self.board.begin(EXCHANGE)
         staged = values.is_cuda and not self._alone_on_gpu
@@ -152,7 +152,7 @@ class TorchCollective:
         self.counts.seconds += time.monotonic() - began
         self.counts.calls = number
         self.counts.bytes += wire.nbytes
-        self._waiting = f"after exchange {number}"
+        self._position = f"after exchange {number}"
 
     def _break(self, problem: BaseException) -> None:
         self._broken = f"{problem}" or type(problem).__name__
@@ -171,28 +171,28 @@ class TorchCollective:
 
     def _look(self, topic: str) -> None:
         """Raises if a process that is waited for does not come."""
-        gone = None if self._shared is None else self._shared.dead()
+        dead = None if self._shared is None else self._shared.dead()
         now = time.monotonic()
-        if gone is None and now - self._looked < _LOOK_S:
+        if dead is None and now - self._looked < _LOOK_S:
             return
         self._looked = now
-        reason = self.board.lost(self.place.timeout_s / 2, topic) or self._astray(now)
-        if reason is None and gone is not None:
-            reason = f"process {gone} died"
+        reason = self.board.lost(self.place.timeout_s / 2, topic) or self._mismatched_wait(now)
+        if reason is None and dead is not None:
+            reason = f"process {dead} died"
         if reason is None and now - self._began > PATIENCE_S:
             reason = f"others did not come within {PATIENCE_S:.0f} s"
         if reason is not None:
             raise self._lost(reason)
 
-    def _astray(self, now: float) -> str | None:
+    def _mismatched_wait(self, now: float) -> str | None:
         """Who waits elsewhere, unless that may be because this exchange is over there."""
         if now - self._began < _LOOK_S:
             return None
         self.board.waits(EXCHANGE)
-        found = self.board.astray(range(self.size))
-        if found is None or found != self._seen_astray:
-            self._seen_astray, self._astray_since = found, now
-        return found if now - self._astray_since > self.place.timeout_s / 4 else None
+        mismatch = self.board.mismatched_wait(range(self.size))
+        if mismatch is None or mismatch != self._mismatch:
+            self._mismatch, self._mismatch_since = mismatch, now
+        return mismatch if now - self._mismatch_since > self.place.timeout_s / 4 else None
 
     def _last_words(self) -> str:
         if self._broken is None:
@@ -222,14 +222,14 @@ class TorchCollective:
 
     # -- connecting ------------------------------------------------------------------------
 
-    def _gpus_are_apart(self) -> bool:
+    def _has_own_gpus(self) -> bool:
         """Whether every process has a GPU of its own, which NCCL needs."""
-        own = "none"
+        gpu = "none"
         if torch.cuda.is_available():
             torch.cuda.set_device(self.place.local_rank % torch.cuda.device_count())
-            own = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
-        found = self.board.gather("devices", own)
-        return "none" not in found and len(set(found)) == self.size
+            gpu = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+        gpus = self.board.gather("devices", gpu)
+        return "none" not in gpus and len(set(gpus)) == self.size
 
     def _join(self, store: distributed.Store) -> None:
         self._owns_group = not distributed.is_initialized()
@@ -251,10 +251,10 @@ class TorchCollective:
             ) from problem
 
     def _check_group(self) -> None:
-        found = (distributed.get_rank(), distributed.get_world_size())
-        if found != (self.rank, self.size):
+        joined = (distributed.get_rank(), distributed.get_world_size())
+        if joined != (self.rank, self.size):
             raise PlaceError(
-                f"torch.distributed was started as process {found[0]} of {found[1]}, but this is "
+                f"torch.distributed was started as process {joined[0]} of {joined[1]}, but this is "
                 f"process {self.rank} of {self.size}. Let popdist.init() start it."
             )
 

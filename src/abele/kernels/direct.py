@@ -72,8 +72,8 @@ class Kernels:
         conv = _describe(x, weight, stride, padding)
         shapes = (x.shape, weight.shape, weight.shape[:1])
         results = [
-            x.new_empty(shape) if wanted else None
-            for shape, wanted in zip(shapes, output_mask, strict=True)
+            x.new_empty(shape) if needed else None
+            for shape, needed in zip(shapes, output_mask, strict=True)
         ]
         arguments = [_pointer(each) for each in (grad, x, weight, *results)]
         _check(self._library.abele_conv_backward(ctypes.byref(conv), *arguments, threads))

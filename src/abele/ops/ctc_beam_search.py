@@ -37,8 +37,8 @@ def _forward(log_probs, lengths, blank, beam_width, top_paths):
         for rank, (score, labels) in enumerate(search.best(top_paths)):
             scores[sample, rank], sizes[sample, rank] = score, len(labels)
             paths[sample, rank, : len(labels)] = labels
-    found = (torch.from_numpy(scores).to(log_probs.dtype), *map(torch.from_numpy, (sizes, paths)))
-    return tuple(each.to(log_probs.device) for each in found)
+    arrays = (torch.from_numpy(scores).to(log_probs.dtype), *map(torch.from_numpy, (sizes, paths)))
+    return tuple(each.to(log_probs.device) for each in arrays)
 
 
 @torch.library.register_fake(_FORWARD)
@@ -89,13 +89,13 @@ class _Search:
     def advance(self, log_probs: Any) -> None:
         """One more time step, whose log probabilities by class are given."""
         beams, count = self.beams, len(self.beams.node)
-        said = np.where(beams.label >= 0, log_probs[beams.label], -np.inf)
+        repeated = np.where(beams.label >= 0, log_probs[beams.label], -np.inf)
         blank = beams.total + log_probs[self.blank]
-        spoken = beams.spoken + said
+        spoken = beams.spoken + repeated
         grown = beams.total[:, None] + log_probs[None, :]
         # The same label again is another one only behind a blank.
         named = np.flatnonzero(beams.label >= 0)
-        grown[named, beams.label[named]] = beams.blank[named] + said[named]
+        grown[named, beams.label[named]] = beams.blank[named] + repeated[named]
         grown[:, self.blank] = -np.inf
         # A beam that grows into another one adds to it.
         child, parent = np.nonzero(beams.parent[:, None] == beams.node[None, :])
@@ -103,8 +103,8 @@ class _Search:
         spoken[child] = np.logaddexp(spoken[child], grown[parent, last])
         grown[parent, last] = -np.inf
         candidates = np.concatenate([np.logaddexp(blank, spoken), grown.ravel()])
-        kept = _largest(candidates, self.width)
-        stay, grow = kept[kept < count], kept[kept >= count] - count
+        best = _largest(candidates, self.width)
+        stay, grow = best[best < count], best[best >= count] - count
         self._keep(blank, spoken, grown, stay, *np.divmod(grow, grown.shape[1]))
 
     def _keep(self, blank: Any, spoken: Any, grown: Any, stay: Any, rows: Any, labels: Any) -> None:

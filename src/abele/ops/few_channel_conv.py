@@ -56,8 +56,8 @@ def _backward(grad, x, weight, stride, padding, output_mask):
 def _backward_shapes(grad, x, weight, stride, padding, output_mask):
     shapes = (x.shape, weight.shape, weight.shape[:1])
     return tuple(
-        grad.new_empty(shape) if wanted else None
-        for shape, wanted in zip(shapes, output_mask, strict=True)
+        grad.new_empty(shape) if needed else None
+        for shape, needed in zip(shapes, output_mask, strict=True)
     )
 
 

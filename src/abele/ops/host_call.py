@@ -83,8 +83,8 @@ def _host_call(inputs, after, name, results):
     device = inputs[0].device if inputs else torch.device("cpu")
     # Clones: the function may write to its arguments and may return them.
     calls = _in_use.get(None) or HostCalls()
-    found = calls.call(name, [value.detach().to("cpu", copy=True) for value in inputs])
-    values = [value.detach().to(device, copy=True).contiguous() for value in found]
+    returned = calls.call(name, [value.detach().to("cpu", copy=True) for value in inputs])
+    values = [value.detach().to(device, copy=True).contiguous() for value in returned]
     if described(values) != results:
         error = HostCallError(
             f"Host function {name!r} returned {described(values)}, and {results} when the program "

@@ -64,9 +64,9 @@ def _forward(x, residual, weight, bias, mean, var, momentum, eps, slope):
 
 @torch.library.register_fake(_FORWARD)
 def _forward_shapes(x, residual, weight, bias, mean, var, momentum, eps, slope):
-    y, kept = torch.empty_like(x), torch.empty_like(x)
+    y, x_copy = torch.empty_like(x), torch.empty_like(x)
     statistics = x.new_empty((3, x.shape[1]))
-    return y, kept, statistics, torch.empty_like(mean), torch.empty_like(var)
+    return y, x_copy, statistics, torch.empty_like(mean), torch.empty_like(var)
 
 
 @torch.library.impl(_BACKWARD, "CompositeExplicitAutograd")

@@ -46,8 +46,8 @@ def tensor_text(tensor: torch.Tensor, layout: Layout) -> str:
     edge = layout.edge_items if values.numel() > layout.summarise_threshold else None
     for dim, size in enumerate(values.shape):
         if edge is not None and size > 2 * edge:
-            kept = [*range(edge), *range(size - edge, size)]
-            values = values.index_select(dim, torch.tensor(kept, dtype=torch.int64))
+            indices = [*range(edge), *range(size - edge, size)]
+            values = values.index_select(dim, torch.tensor(indices, dtype=torch.int64))
     entries = _entries(values, layout)
     width = max(map(len, entries), default=0)
     gaps = [edge if edge is not None and size > 2 * edge else None for size in tensor.shape]

@@ -23,14 +23,14 @@ torch.library.define(
 )
 
 # Compiled code calls back in the thread that called it, and hides what was raised.
-_here = threading.local()
+_local = threading.local()
 
 
 @torch.library.impl(_NAME, "CompositeExplicitAutograd")
 def _check(wrong, message):
     if wrong.any():
-        _here.failure = ValueCheckError(message)
-        raise _here.failure
+        _local.failure = ValueCheckError(message)
+        raise _local.failure
     return torch.ones((), dtype=torch.bool, device=wrong.device)
 
 
@@ -61,7 +61,7 @@ def raising_failures(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
         try:
             return run(arguments)
         except RuntimeError:
-            failure = vars(_here).pop("failure", None)
+            failure = vars(_local).pop("failure", None)
             if failure is None:
                 raise
             raise failure from None

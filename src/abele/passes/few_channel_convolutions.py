@@ -34,14 +34,14 @@ def few_channel_convolutions(program: Program) -> Program:
     """Replaces the convolutions that our kernels compute faster."""
     graph = editable(program)
     for node in graph.graph.nodes:
-        if node.target is aten.convolution.default and _ours(node):
+        if node.target is aten.convolution.default and _is_supported(node):
             substitute(node, few_channel_conv.forward, _arguments(node))
-        elif node.target is aten.convolution_backward.default and _ours(node):
+        elif node.target is aten.convolution_backward.default and _is_supported(node):
             substitute(node, few_channel_conv.backward, _arguments(node))
     return finished(program, graph)
 
 
-def _ours(node: torch.fx.Node) -> bool:
+def _is_supported(node: torch.fx.Node) -> bool:
     """Whether our kernels support this forward or backward, and are faster at it."""
     arguments: tuple[Any, ...] = node.args
     if node.target is aten.convolution.default:

@@ -42,7 +42,7 @@ class _Folds:
     """What was made already: norms that share statistics share their scales and weights."""
 
     def __init__(self) -> None:
-        self._made: dict[Any, _Node] = {}
+        self._created: dict[Any, _Node] = {}
 
     def replace(self, norm: _Node) -> None:
         """Replaces one batch norm, unless it is of an unusual kind."""
@@ -67,15 +67,15 @@ class _Folds:
 
     def _call(self, target: Any, *arguments: Any) -> _Node:
         key = (target, *(repr(each) for each in arguments))
-        if key not in self._made:
+        if key not in self._created:
             graph = next(each for each in arguments if isinstance(each, _Node)).graph
             node = graph.call_function(target, arguments)
             values = [each.meta["val"] if isinstance(each, _Node) else each for each in arguments]
             first = next(value for value in values if isinstance(value, torch.Tensor))
             with first.fake_mode:  # type: ignore[attr-defined]
                 node.meta["val"] = target(*values)
-            self._made[key] = node
-        return self._made[key]
+            self._created[key] = node
+        return self._created[key]
 
     def _scale_and_shift(self, weight, bias, mean, var, eps) -> tuple[_Node, _Node]:
         inverse = self._call(aten.rsqrt.default, self._call(aten.add.Tensor, var, eps))

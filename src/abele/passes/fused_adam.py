@@ -54,10 +54,10 @@ def fused_adam(program: Program) -> Program:
     by_rule: dict[_Rule, list[_Update]] = {}
     for write in writes:
         try:
-            found = _match(*write.args)
+            update = _match(*write.args)
         except _Mismatch:
             continue
-        by_rule.setdefault(found.rule, []).append(found)
+        by_rule.setdefault(update.rule, []).append(update)
     for rule, updates in by_rule.items():
         _join(rule, updates, writes[0])
     graph.graph.eliminate_dead_code(
@@ -73,7 +73,9 @@ def _take(node: Any, target: Any, *constants: Any) -> tuple[Any, ...]:
     arguments = node.args
     if constants:
         expected = zip(arguments, constants, strict=False)
-        same = all(want is ... or have is want or have == want for have, want in expected)
+        same = all(
+            pattern is ... or value is pattern or value == pattern for value, pattern in expected
+        )
         if len(arguments) != len(constants) or not same:
             raise _Mismatch
     return arguments

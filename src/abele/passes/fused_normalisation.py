@@ -142,14 +142,14 @@ def _replace(norm: _Norm, results: Results) -> None:
             node,
             results,
         )
-        y, kept, statistics, new_mean, new_var = (_pick(joined, i) for i in range(5))
+        y, x_copy, statistics, new_mean, new_var = (_pick(joined, i) for i in range(5))
     last = norm.activation or _results(node)[0]
     last.replace_all_uses_with(y)
     for index, new in ((3, new_mean), (4, new_var)):
         if index in _results(node):
             _results(node)[index].replace_all_uses_with(new)
     if norm.backward is not None:
-        _replace_backward(norm, (kept, None, weight, bias, statistics, norm.slope), results)
+        _replace_backward(norm, (x_copy, None, weight, bias, statistics, norm.slope), results)
 
 
 def _replace_backward(norm: _Norm, arguments: tuple, results: Results) -> None:
@@ -158,9 +158,9 @@ def _replace_backward(norm: _Norm, arguments: tuple, results: Results) -> None:
     grad = node_argument(norm.activation_backward or backward, 0)
     with backward.graph.inserting_before(backward):
         joined = _call(norm_activation.backward, (grad, *arguments), backward, results)
-        found = {old: _pick(joined, new) for old, new in ((0, 0), (1, 2), (2, 3))}
+        gradients = {old: _pick(joined, new) for old, new in ((0, 0), (1, 2), (2, 3))}
     for index, old in _results(backward).items():
-        old.replace_all_uses_with(found[index])
+        old.replace_all_uses_with(gradients[index])
 
 
 def _call(target: Any, arguments: tuple, origin: _Node, results: Results) -> _Node:

@@ -24,11 +24,11 @@ def unpadded_max_pools(program: Program) -> Program:
     graph = editable(program)
     for node in graph.graph.nodes:
         arguments: tuple[Any, ...] = node.args
-        if node.target is aten.max_pool2d_with_indices.default and _ours(*arguments):
+        if node.target is aten.max_pool2d_with_indices.default and _is_supported(*arguments):
             substitute(node, max_pool.forward, (arguments[0], [2, 2], [2, 2]))
     return finished(program, graph)
 
 
-def _ours(x: torch.fx.Node, *settings: Any) -> bool:
+def _is_supported(x: torch.fx.Node, *settings: Any) -> bool:
     value = x.meta["val"]
     return max_pool.is_two_by_two(value, *settings) and value.is_contiguous()

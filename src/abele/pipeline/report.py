@@ -91,7 +91,7 @@ def measured(stages: int, passages: Sequence[Passage]) -> Measured:
             StageTimes(
                 forward_ns=spent(stage, False),
                 backward_ns=spent(stage, True),
-                held_bytes=max(passage.most_held[stage] for passage in passages),
+                held_bytes=max(passage.most_bytes[stage] for passage in passages),
                 held_micro_batches=max(passage.most_waiting[stage] for passage in passages),
             )
             for stage in range(stages)

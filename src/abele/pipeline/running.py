@@ -15,7 +15,7 @@ from abele.pipeline import schedule
 from abele.pipeline.cut import Cut, Part, result_name
 from abele.pipeline.lanes import Lane
 from abele.pipeline.schedule import Task
-from abele.pipeline.workers import Crew
+from abele.pipeline.workers import WorkerPool
 from abele.program import Role
 from abele.targets.base import Run
 
@@ -53,13 +53,13 @@ class Passage:
     Attributes:
         outputs: per micro-batch, the outputs of the whole program, where wanted.
         times: of every task, in the order in which tasks ended.
-        most_held: per stage, the most bytes that waited for backward at once.
+        most_bytes: per stage, the most bytes that waited for backward at once.
         most_waiting: per stage, the most micro-batches that waited for backward at once.
     """
 
     outputs: list[Tensors | None]
     times: list[Timed]
-    most_held: list[int]
+    most_bytes: list[int]
     most_waiting: list[int]
 
 
@@ -99,10 +99,10 @@ class Pipeline:
         arguments: Callable[[Any], Sequence[Tensors]],
         stream: Callable[[int], contextlib.AbstractContextManager[None]],
         lanes: Sequence[Lane],
-        crew: Crew,
+        pool: WorkerPool,
         mark: Callable[[], Any],
     ):
-        self.cut, self.crew, self.mark, self.lanes = cut, crew, mark, lanes
+        self.cut, self.pool, self.mark, self.lanes = cut, pool, mark, lanes
         batch = [s.name for s in cut.whole.inputs if s.role is Role.INPUT]
         self.ready: dict[tuple[int, bool], _Ready] = {}
         self.takers: Counter[str] = Counter()
@@ -127,7 +127,7 @@ class Pipeline:
         ready = self.ready.get((stage, True))
         if ready is None:
             return set()
-        return {name for name, giver in ready.part.takes.items() if giver < self.cut.stages}
+        return {name for name, producer in ready.part.takes.items() if producer < self.cut.stages}
 
     def run(self, micro_batches: Sequence[MicroBatch]) -> Passage:
         """Passes micro-batches through; returns when all have left.
@@ -137,17 +137,15 @@ class Pipeline:
         """
         make = schedule.one_forward_one_backward if self.cut.training else schedule.forward_only
         order = make(self.cut.stages, len(micro_batches))
-        passage = _Under(self, micro_batches)
+        state = _RunState(self, micro_batches)
         for lane in self.lanes:
             lane.begin()
-        self.crew.run(
-            [passage.job(stage, order[stage]) for stage in range(len(order))], passage.stop
-        )
-        if passage.failure is not None:
-            raise passage.failure
+        self.pool.run([state.job(stage, order[stage]) for stage in range(len(order))], state.stop)
+        if state.failure is not None:
+            raise state.failure
         for lane in self.lanes:
             lane.end()
-        return passage.found
+        return state.passage
 
 
 def _no_stream(replica: int) -> contextlib.AbstractContextManager[None]:
@@ -155,7 +153,7 @@ def _no_stream(replica: int) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-class _Under:
+class _RunState:
     """A passage that is under way; its workers share it."""
 
     def __init__(self, pipeline: Pipeline, micro_batches: Sequence[MicroBatch]):
@@ -168,8 +166,8 @@ class _Under:
         self.failure: BaseException | None = None
         self.stopped = False
         stages = pipeline.cut.stages
-        self.held: list[dict[int, int]] = [{} for _ in range(stages)]
-        self.found = Passage([None] * len(micro_batches), [], [0] * stages, [0] * stages)
+        self.stashed_bytes: list[dict[int, int]] = [{} for _ in range(stages)]
+        self.passage = Passage([None] * len(micro_batches), [], [0] * stages, [0] * stages)
 
     def job(self, stage: int, tasks: Sequence[Task]) -> Callable[[], None]:
         """What the worker of a stage does."""
@@ -219,7 +217,7 @@ class _Under:
         with self.changed:
             self._leave(task, ready, lane.give(outputs))
             if ready is not None:
-                self.found.times.append(Timed(task, begin, end))
+                self.passage.times.append(Timed(task, begin, end))
             self.ended.add(task)
             self.changed.notify_all()
 
@@ -230,24 +228,24 @@ class _Under:
             if self.stopped:
                 raise _Stopped
 
-    def _leave(self, task: Task, ready: _Ready | None, given: Sequence[Any]) -> None:
+    def _leave(self, task: Task, ready: _Ready | None, outputs: Sequence[Any]) -> None:
         """Puts down what a task gives and forgets what nobody will take any more."""
-        values, left = self.values[task.micro_batch], self.left[task.micro_batch]
+        values, readers = self.values[task.micro_batch], self.left[task.micro_batch]
         results = result_name if self.micro_batches[task.micro_batch].wanted else None
         if ready is not None:
-            for name, value in zip(ready.part.gives, given, strict=True):
-                if left[name] or (results and name.startswith("result.")):
+            for name, value in zip(ready.part.gives, outputs, strict=True):
+                if readers[name] or (results and name.startswith("result.")):
                     values[name] = value
             for name in ready.part.takes:
-                left[name] -= 1
-                if not left[name] and not (results and name.startswith("result.")):
+                readers[name] -= 1
+                if not readers[name] and not (results and name.startswith("result.")):
                     values.pop(name, None)
         if self.training:
             self._count_stash(task, values)
         if self._is_last(task) and results:
             count = len(self.pipeline.cut.whole.outputs)
             lane = self.pipeline.lanes[task.stage]
-            self.found.outputs[task.micro_batch] = [
+            self.passage.outputs[task.micro_batch] = [
                 lane.leave(values.pop(results(index))) for index in range(count)
             ]
 
@@ -259,12 +257,12 @@ class _Under:
     def _count_stash(self, task: Task, values: Mapping[str, Any]) -> None:
         """Between its forward and its backward, a stage keeps what backward takes."""
         stage, lane = task.stage, self.pipeline.lanes[task.stage]
-        held = self.held[stage]
+        stashed = self.stashed_bytes[stage]
         if task.backward:
-            held.pop(task.micro_batch, None)
+            stashed.pop(task.micro_batch, None)
             return
         names = [name for name in self.pipeline.stash[stage] if name in values]
-        held[task.micro_batch] = sum(lane.bytes_of(values[name]) for name in names)
-        found = self.found
-        found.most_held[stage] = max(found.most_held[stage], sum(held.values()))
-        found.most_waiting[stage] = max(found.most_waiting[stage], len(held))
+        stashed[task.micro_batch] = sum(lane.bytes_of(values[name]) for name in names)
+        passage = self.passage
+        passage.most_bytes[stage] = max(passage.most_bytes[stage], sum(stashed.values()))
+        passage.most_waiting[stage] = max(passage.most_waiting[stage], len(stashed))

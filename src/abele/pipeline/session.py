@@ -15,7 +15,7 @@ from abele.pipeline.cut import Cut
 from abele.pipeline.lanes import lanes
 from abele.pipeline.report import Measured, measured
 from abele.pipeline.running import MicroBatch, Passage, Pipeline
-from abele.pipeline.workers import Crew, share_of_cores
+from abele.pipeline.workers import WorkerPool, share_of_cores
 from abele.program import Program
 from abele.runtime.anchors import Anchor
 from abele.runtime.clock import clock, nanoseconds
@@ -63,7 +63,7 @@ class PipelinedSession(Session):
     ):
         self.cut = cut
         self.measured: Measured | None = None
-        self._crew = Crew(cut.stages, share_of_cores(cut.stages))
+        self._crew = WorkerPool(cut.stages, share_of_cores(cut.stages))
         super().__init__(
             executable, config, params, buffers, optimizer_state, hyper, anchors, collective
         )

@@ -18,7 +18,8 @@ import torch
 Job = Callable[[], None]
 
 _Inbox = queue.SimpleQueue
-_start = threading.Lock()  # the number of threads for new threads exists once per process
+#: torch's number of threads for new threads exists once per process.
+_thread_count_lock = threading.Lock()
 
 
 def cores() -> int:
@@ -33,7 +34,7 @@ def share_of_cores(workers: int) -> int:
     return max(1, min(torch.get_num_threads(), cores() // workers))
 
 
-class Crew:
+class WorkerPool:
     """Workers that end with this object, or at ``close``.
 
     Args:
@@ -44,10 +45,10 @@ class Crew:
     def __init__(self, size: int, threads: int):
         self.size, self.threads = size, threads
         self._running = threading.Lock()
-        self._hired_by = 0
-        self._members: list[threading.Thread] = []
+        self._started_by = 0
+        self._threads: list[threading.Thread] = []
         self._inboxes: list[_Inbox] = []
-        self._dismiss: weakref.finalize | None = None
+        self._finalizer: weakref.finalize | None = None
 
     def run(self, jobs: Sequence[Job], stop: Callable[[], None]) -> None:
         """Has each worker do one job and waits until all are done.
@@ -60,8 +61,8 @@ class Crew:
             BaseException: the first that a job ended with.
         """
         with self._running:
-            if self._hired_by != os.getpid():  # also in a child, which has none of our threads
-                self._hire()
+            if self._started_by != os.getpid():  # a forked child has none of them
+                self._start()
             done = _Done(len(jobs))
             contexts = [contextvars.copy_context() for _ in jobs]
             errors = done.wait(lambda: self._hand_out(jobs, contexts, done), stop)
@@ -78,22 +79,22 @@ class Crew:
             contexts.pop()
 
     def close(self) -> None:
-        """Ends the workers; the next ``run`` hires others."""
+        """Ends the workers; the next ``run`` starts others."""
         with self._running:
-            members, self._members, self._hired_by = self._members, [], 0
-            if self._dismiss is not None:
-                self._dismiss()
-            for member in members:
-                member.join()
+            threads, self._threads, self._started_by = self._threads, [], 0
+            if self._finalizer is not None:
+                self._finalizer()
+            for thread in threads:
+                thread.join()
 
-    def _hire(self) -> None:
+    def _start(self) -> None:
         self._inboxes = [queue.SimpleQueue() for _ in range(self.size)]
-        self._members = [
+        self._threads = [
             _started(f"abele-stage-{index}", inbox, self.threads)
             for index, inbox in enumerate(self._inboxes)
         ]
-        self._dismiss = weakref.finalize(self, _send_home, self._inboxes)
-        self._hired_by = os.getpid()
+        self._finalizer = weakref.finalize(self, _stop, self._inboxes)
+        self._started_by = os.getpid()
 
 
 class _Done:
@@ -140,19 +141,19 @@ def _started(name: str, inbox: _Inbox, threads: int) -> threading.Thread:
     """
     ready = threading.Event()
     # A daemon: an interpreter that ends does not wait for threads that wait.
-    member = threading.Thread(target=_work, args=(inbox, ready), name=name, daemon=True)
-    with _start:
+    worker = threading.Thread(target=_work, args=(inbox, ready), name=name, daemon=True)
+    with _thread_count_lock:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            member.start()
+            worker.start()
             ready.wait()
         finally:
             torch.set_num_threads(before)
-    return member
+    return worker
 
 
-def _send_home(inboxes: Sequence[_Inbox]) -> None:
+def _stop(inboxes: Sequence[_Inbox]) -> None:
     for inbox in inboxes:
         inbox.put(None)
 
@@ -160,14 +161,14 @@ def _send_home(inboxes: Sequence[_Inbox]) -> None:
 def _work(inbox: _Inbox, ready: threading.Event) -> None:
     torch.get_num_threads()
     ready.set()
-    while (found := inbox.get()) is not None:
-        context, job, done, index = found
+    while (order := inbox.get()) is not None:
+        context, job, done, index = order
         error = None
         try:
             context.run(job)
         except BaseException as problem:  # noqa: BLE001 - raised again by the caller
             error = problem
         # Nothing of a job may be kept alive by a worker that waits.
-        del found, context, job
+        del order, context, job
         done.one(index, error)
         del error, done, index

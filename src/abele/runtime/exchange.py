@@ -267,7 +267,7 @@ class Exchange:
         found = self._tail if self._tail_on_host is None else self._tail_on_host
         stopped, *sums = found.tolist()
         if stopped:
-            reasons = self.collective.told(f"{self._topic} gave up {self.updates}")
+            reasons = self.collective.notes(f"{self._topic} gave up {self.updates}")
             text = "; ".join(
                 f"process {rank}: {reason.rstrip('.')}" for rank, reason in reasons.items()
             )

@@ -103,7 +103,7 @@ def only_if_finite(grads: Iterable[torch.Tensor], state: Iterable[torch.Tensor])
     # Not isfinite: compiled code may see the value before it is rounded to an infinite half.
     within = [(grad.abs() <= torch.finfo(grad.dtype).max).all() for grad in grads]
     sound = torch.stack(within).all()
-    held = [(value, value.clone()) for value in state]
+    copies = [(value, value.clone()) for value in state]
     yield
-    for value, before in held:
-        value.copy_(torch.where(sound, value, before))
+    for value, copy in copies:
+        value.copy_(torch.where(sound, value, copy))

@@ -78,20 +78,22 @@ def problem(
     """
     groups = {name: group for group in rule.groups for name in group.params}
     for name, param, state in _states([optimizer], names):
-        found = {key for key, value in state.items() if value is not None}
-        shapes = {key: list(torch.as_tensor(state[key]).shape) for key in found & _KEYS[rule.kind]}
-        wanted = list(param.shape)
-        unlike = sorted(k for k, s in shapes.items() if s != ([] if k == "step" else wanted))
-        if unknown := sorted(found - _KEYS[rule.kind]):
+        keys = {key for key, value in state.items() if value is not None}
+        shapes = {key: list(torch.as_tensor(state[key]).shape) for key in keys & _KEYS[rule.kind]}
+        param_shape = list(param.shape)
+        unlike = sorted(k for k, s in shapes.items() if s != ([] if k == "step" else param_shape))
+        if unknown := sorted(keys - _KEYS[rule.kind]):
             return f"{name} has {', '.join(unknown)}, which this optimizer does not use"
-        if missing := sorted(_needed(rule, groups[name]) - found - _MAY_BE_MISSING):
+        if missing := sorted(_required_keys(rule, groups[name]) - keys - _MAY_BE_MISSING):
             return f"{name} lacks {', '.join(missing)}"
         if unlike:
-            return f"{unlike[0]} of {name} has shape {shapes[unlike[0]]}, the parameter {wanted}"
+            return (
+                f"{unlike[0]} of {name} has shape {shapes[unlike[0]]}, the parameter {param_shape}"
+            )
     return None
 
 
-def _needed(rule: UpdateRule, group: Group) -> set[str]:
+def _required_keys(rule: UpdateRule, group: Group) -> set[str]:
     return set(RULES[rule.kind].initial(torch.zeros(()), group.values))
 
 

@@ -40,19 +40,19 @@ class Repeats:
             function: returns nothing; writes to ``tensors`` in place.
             tensors: whatever it reads or writes that another call with this key does not.
         """
-        given = [_torch.traced_node(tensor) for tensor in tensors]
-        arguments = [node for node in given if node is not None]
+        traced = [_torch.traced_node(tensor) for tensor in tensors]
+        arguments = [node for node in traced if node is not None]
         if len(set(arguments)) < len(tensors):
             function()  # nobody traces; or one tensor came twice, and where it is meant is unknown
             return
         key = (key, *((t.dtype, t.device, t.dim() == 0) for t in tensors))
         exactly = (key, *((t.shape, t.stride()) for t in tensors))
         layout = _plain_layout(tensors)
-        found = self._traced.get(exactly)
-        if found is None and layout is not None:
-            found = self._traced.get(key)
-        if found is not None:
-            found.copy(arguments, layout)
+        pattern = self._traced.get(exactly)
+        if pattern is None and layout is not None:
+            pattern = self._traced.get(key)
+        if pattern is not None:
+            pattern.copy(arguments, layout)
             return
         before = next(iter(reversed(_torch.traced_nodes())))
         function()
@@ -81,13 +81,13 @@ class _Pattern:
         """Adds the nodes once more, for other tensors."""
         # A tensor goes on to stand for the node it had: reading that after the writes of the copied
         # nodes is reading what they wrote.
-        other = dict(zip(self.tensors, tensors, strict=True))
+        copies = dict(zip(self.tensors, tensors, strict=True))
         values: dict[torch.dtype, torch.Tensor] = {}
         for node in self.nodes:
-            other[node] = made = node.graph.node_copy(node, lambda old: other.get(old, old))
-            if layout != self.layout and made.meta["val"].dim():
+            copies[node] = copied = node.graph.node_copy(node, lambda old: copies.get(old, old))
+            if layout != self.layout and copied.meta["val"].dim():
                 assert layout is not None
-                _lay_out(made, layout, values)
+                _lay_out(copied, layout, values)
 
 
 def _plain_layout(tensors: Sequence[torch.Tensor]) -> _Layout | None:

@@ -79,12 +79,12 @@ def name_in(name: str, group: int) -> str:
 
 def names_in(names: Sequence[str], groups: Groupings) -> list[str]:
     """Names with each per-replica parameter's replaced by one per group."""
-    found = []
+    stored_names = []
     for name in names:
         grouping = groups.get(name)
         count = 0 if grouping is None else grouping.count
-        found += [name_in(name, group) for group in range(count)] if grouping else [name]
-    return found
+        stored_names += [name_in(name, group) for group in range(count)] if grouping else [name]
+    return stored_names
 
 
 def split(values: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
@@ -95,10 +95,10 @@ def split(values: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, to
             counts, for parameters in ``groups``.
         groups: by name of the parameter.
     """
-    found = {}
+    parts = {}
     for name, value in values.items():
-        found |= dict(_parts(name, value, groups.get(name)))
-    return found
+        parts |= dict(_parts(name, value, groups.get(name)))
+    return parts
 
 
 def _parts(
@@ -116,28 +116,28 @@ def _parts(
 
 def joined_params(stored: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
     """The inverse of ``split``, with ``[groups, ...]`` for parameters in ``groups``."""
-    owners = {own: name for name in groups for own in names_in([name], groups)}
-    found = {}
-    for own, value in stored.items():
-        name = owners.get(own, own)
-        if name not in found:
-            found[name] = value if name == own else joined(stored, name, groups[name])
-    return found
+    owners = {part: name for name in groups for part in names_in([name], groups)}
+    params = {}
+    for part, value in stored.items():
+        name = owners.get(part, part)
+        if name not in params:
+            params[name] = value if name == part else joined(stored, name, groups[name])
+    return params
 
 
 def split_state(state: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
     """``split`` for optimizer state by slot name; a count of steps is the same in each group."""
     if not groups:
         return dict(state)
-    found = {}
+    slots = {}
     for name, value in state.items():
         param, _, key = name.rpartition(".")
         grouping = groups.get(param)
         if grouping is not None and value.dim() == 0:
             value = value.expand(grouping.count)
         parts = _parts(param, value, grouping)
-        found |= {f"{stored}.{key}": part for stored, part in parts}
-    return found
+        slots |= {f"{stored}.{key}": part for stored, part in parts}
+    return slots
 
 
 def joined(
@@ -152,21 +152,21 @@ def joined(
 def joined_all(stored: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
     """The inverse of ``split``: parameters by name, ``[groups, ...]`` for those in ``groups``."""
     inside = set(names_in(list(groups), groups))
-    found = {name: value for name, value in stored.items() if name not in inside}
-    return found | {name: joined(stored, name, groups[name]) for name in groups}
+    params = {name: value for name, value in stored.items() if name not in inside}
+    return params | {name: joined(stored, name, groups[name]) for name in groups}
 
 
 def joined_state(stored: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
     """The inverse of ``split_state``: one tensor ``[groups, ...]`` per slot name."""
-    taken = set()
-    found = {}
+    grouped = set()
+    slots = {}
     for name in groups:
         prefix = f"{name_in(name, 0)}."
         for key in [slot.removeprefix(prefix) for slot in stored if slot.startswith(prefix)]:
-            own = [f"{stem}.{key}" for stem in names_in([name], groups)]
-            found[f"{name}.{key}"] = torch.stack([stored[slot] for slot in own])
-            taken |= set(own)
-    return {slot: value for slot, value in stored.items() if slot not in taken} | found
+            parts = [f"{stem}.{key}" for stem in names_in([name], groups)]
+            slots[f"{name}.{key}"] = torch.stack([stored[slot] for slot in parts])
+            grouped |= set(parts)
+    return {slot: value for slot, value in stored.items() if slot not in grouped} | slots
 
 
 def stored_names(slot: Slot, groups: Groupings) -> list[str]:

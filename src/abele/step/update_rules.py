@@ -275,10 +275,10 @@ def apply(
         numbers |= {name: hyper[f"group{index}.{name}"] for name in group.variable}
         for name in group.params:
             if name in by_name:
-                given = (params[name], by_name[name], state[name])
-                run = functools.partial(_update, update, *given, numbers, write)
+                tensors = (params[name], by_name[name], state[name])
+                run = functools.partial(_update, update, *tensors, numbers, write)
                 key = (index, tuple(state[name]))
-                repeats.run(key, run, [*given[:2], *state[name].values()])
+                repeats.run(key, run, [*tensors[:2], *state[name].values()])
 
 
 def _update(

@@ -56,11 +56,11 @@ def sweep(folder: Path, name: str | None = None) -> None:
     Raises:
         OSError: the folder is not there, or may not be changed.
     """
-    wanted = ".+" if name is None else re.escape(name)
-    pattern = re.compile(rf"\.{wanted}\.{re.escape(_host())}-(\d+)(-\w+)?\.part")
+    file_pattern = ".+" if name is None else re.escape(name)
+    pattern = re.compile(rf"\.{file_pattern}\.{re.escape(_host())}-(\d+)(-\w+)?\.part")
     for entry in os.scandir(folder):
-        found = pattern.fullmatch(entry.name)
-        if found is not None and not _alive(int(found[1])):
+        match = pattern.fullmatch(entry.name)
+        if match is not None and not _alive(int(match[1])):
             Path(entry.path).unlink(missing_ok=True)
 
 

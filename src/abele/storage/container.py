@@ -179,20 +179,20 @@ class Container:
 
 
 def _check_kind(manifest: Mapping[str, Any], kind: str) -> None:
-    found, number, order = manifest["kind"], manifest["format"], manifest["byte_order"]
-    if (number, found) != (FORMAT, kind):
+    stored_kind, version, order = manifest["kind"], manifest["format"], manifest["byte_order"]
+    if (version, stored_kind) != (FORMAT, kind):
         raise ValueError(
-            f"it is {found!r} of format {number!r}, wanted {kind!r} of format {FORMAT}"
+            f"it is {stored_kind!r} of format {version!r}, wanted {kind!r} of format {FORMAT}"
         )
     if order != sys.byteorder:
         raise ValueError(f"its tensors are {order}-endian, this machine is {sys.byteorder}-endian")
 
 
-def _check_names(found: Sequence[str], listed: Mapping[str, Any]) -> None:
+def _check_names(names: Sequence[str], listed: Mapping[str, Any]) -> None:
     """The zip holds what the manifest lists, once each, and nothing that leads elsewhere."""
-    for name in found:
+    for name in names:
         if name.startswith("/") or "\\" in name or ".." in name.split("/"):
             raise ValueError(f"member {name!r} leads out of the file")
-    if sorted(found) != sorted([_MANIFEST, *listed]):
-        different = sorted(set(found) ^ {_MANIFEST, *listed}) or "some of them twice"
+    if sorted(names) != sorted([_MANIFEST, *listed]):
+        different = sorted(set(names) ^ {_MANIFEST, *listed}) or "some of them twice"
         raise ValueError(f"its members are not those its manifest lists: {different}")

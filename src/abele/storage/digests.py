@@ -43,18 +43,18 @@ def of_content(content: Any) -> dict[str, str]:
     return {**digests, _REST: rest.hexdigest()}
 
 
-def first_difference(written: Mapping[str, str], content: Any) -> str | None:
+def first_difference(stored: Mapping[str, str], content: Any) -> str | None:
     """Where content is not what digests were made of; None where it is.
 
     Args:
-        written: what ``of_content`` returned.
+        stored: what ``of_content`` returned.
         content: what was read.
     """
     present = of_content(content)
     for place, digest in present.items():
-        if written.get(place) != digest:
+        if stored.get(place) != digest:
             return place
-    return next((place for place in written if place not in present), None)
+    return next((place for place in stored if place not in present), None)
 
 
 def _of_tensor(value: torch.Tensor) -> str:

@@ -98,8 +98,8 @@ def _checked(content: Any) -> Any:
     """Content without its digests; as it is where it has none."""
     if not isinstance(content, dict) or not isinstance(content.get(DIGESTS), dict):
         return content
-    written = content.pop(DIGESTS)
-    place = digests.first_difference(written, content)
+    stored = content.pop(DIGESTS)
+    place = digests.first_difference(stored, content)
     if place is not None:
         raise ValueError(
             f"{place} is not what was written: its digest differs. If you changed the file on "
@@ -156,9 +156,9 @@ def plain(value: Any, name: str = "state") -> Any:
         SerializationError: something else is in it; the message says where.
     """
     if isinstance(value, torch.Tensor):
-        held = torch.Tensor.as_subclass(value.detach(), torch.Tensor).cpu()
+        tensor = torch.Tensor.as_subclass(value.detach(), torch.Tensor).cpu()
         # A file holds whole storages: what is a small part of one is taken out of it.
-        return held if held.untyped_storage().nbytes() == held.nbytes else held.clone()
+        return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
     if isinstance(value, np.generic):
         return value.item()
     if type(value) in _PLAIN:

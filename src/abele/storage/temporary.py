@@ -60,8 +60,8 @@ def _delete_if_left(entry: os.DirEntry[str], machine: str, pid: int, since: int)
     status = entry.stat(follow_symlinks=False)
     if status.st_uid != os.geteuid():
         return
-    here = machine == _machine()
-    if runs(pid, since) if here else time.time() - status.st_mtime < ABANDONED_S:
+    same_machine = machine == _machine()
+    if runs(pid, since) if same_machine else time.time() - status.st_mtime < ABANDONED_S:
         return
     if entry.is_dir(follow_symlinks=False):
         shutil.rmtree(entry.path, ignore_errors=True)
@@ -82,9 +82,9 @@ def started(process: int | str = "self") -> int | None:
 
 def runs(process: int, since: int) -> bool:
     """Whether a process of this machine still runs, and is the one that started then."""
-    found = started(process)
-    if found is not None:
-        return since in (0, found)
+    start = started(process)
+    if start is not None:
+        return since in (0, start)
     # Where processes of others are hidden, and where there is no /proc, this is all we hear.
     if (_PROC / "self/stat").exists() and (_PROC / "1/stat").exists():
         return False

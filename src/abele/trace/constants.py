@@ -32,26 +32,26 @@ def computed(node: torch.fx.Node, tracer: torch.fx.Tracer) -> torch.Tensor | Non
     What was written into its memory, or into that of anything it is computed from, counts, through
     whichever view it was written.
     """
-    needed = _needed(node, tracer.graph)
-    if not all(map(_computes_the_same_now, needed)):
+    dependencies = _dependencies(node, tracer.graph)
+    if not all(map(_computes_the_same_now, dependencies)):
         return None
     with _torch.outside_the_trace(), _torch.without_torch_function_modes():
-        values = _constants(needed, tracer.root)
+        values = _constants(dependencies, tracer.root)
         for each in tracer.graph.nodes:
-            if each in needed and each not in values:
+            if each in dependencies and each not in values:
                 args, kwargs = torch.fx.map_arg((each.args, each.kwargs), values.__getitem__)
                 values[each] = each.target(*args, **kwargs)
         return values[node]
 
 
-def _needed(node: torch.fx.Node, graph: torch.fx.Graph) -> set[torch.fx.Node]:
+def _dependencies(node: torch.fx.Node, graph: torch.fx.Graph) -> set[torch.fx.Node]:
     """All nodes that a value of now depends on: those of its operands, and writes seen by it."""
     order = {each: index for index, each in enumerate(graph.nodes)}
     writers: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     for each in graph.nodes:
         for target in written(each):
             writers.setdefault(base(target), []).append(each)
-    needed: set[torch.fx.Node] = set()
+    dependencies: set[torch.fx.Node] = set()
     read_until: dict[torch.fx.Node, int] = {}
     stack = [(node, len(order))]
     while stack:
@@ -60,18 +60,18 @@ def _needed(node: torch.fx.Node, graph: torch.fx.Graph) -> set[torch.fx.Node]:
         if read_until.get(memory, 0) < time:
             read_until[memory] = time
             stack += [(each, order[each]) for each in writers.get(memory, ()) if order[each] < time]
-        if current not in needed:
-            needed.add(current)
+        if current not in dependencies:
+            dependencies.add(current)
             stack += [(source, order[current]) for source in current.all_input_nodes]
-    return needed
+    return dependencies
 
 
 def _constants(
-    needed: set[torch.fx.Node], root: torch.nn.Module
+    nodes: set[torch.fx.Node], root: torch.nn.Module
 ) -> dict[torch.fx.Node, torch.Tensor]:
     """The constants among nodes; those that other nodes write into are copies."""
-    named = {node: getattr(root, str(node.target)) for node in needed if node.op == "get_attr"}
-    changed = {base(target) for node in needed for target in written(node)}
+    named = {node: getattr(root, str(node.target)) for node in nodes if node.op == "get_attr"}
+    changed = {base(target) for node in nodes for target in written(node)}
     memories: dict[torch.fx.Node, torch.UntypedStorage] = {}
     for node, value in named.items():
         memory = base(node)
@@ -100,9 +100,9 @@ def results(
             return type(each)(value(one) for one in each)
         if not isinstance(each, torch.Tensor):
             return each
-        known = value_of(each)
-        missing = missing or known is None
-        return known
+        constant = value_of(each)
+        missing = missing or constant is None
+        return constant
 
     args = [value(each) for each in args]
     kwargs = {name: value(each) for name, each in kwargs.items()}

@@ -38,7 +38,7 @@ class _Outlined:
     """
 
     nodes: list[torch.fx.Node]
-    given: list[torch.fx.Node]
+    inputs: list[torch.fx.Node]
     read: list[torch.fx.Node]
     returned: list[torch.fx.Node]
     fakes: list[torch.Tensor]
@@ -53,10 +53,10 @@ class _Outlined:
         """
         graph = torch.fx.Graph()
         counter = graph.placeholder("counter") if counted else None
-        inputs = {node: graph.placeholder(f"argument{i}") for i, node in enumerate(self.given)}
+        inputs = {node: graph.placeholder(f"argument{i}") for i, node in enumerate(self.inputs)}
         inputs |= {node: graph.placeholder(f"read{i}") for i, node in enumerate(read)}
         if any(writes(node) for node in self.nodes):
-            for node in self.given:
+            for node in self.inputs:
                 inputs[node] = graph.call_function(aten.clone.default, (inputs[node],))
         for node in self.nodes:
             inputs[node] = graph.node_copy(node, lambda old: inputs[old])
@@ -88,7 +88,7 @@ def loop(
         check(outlined.fakes)
         graph = outlined.graph(outlined.read, counted=True)
         _erase(outlined)
-    start = [_torch.tracked_fake(node) for node in outlined.given]
+    start = [_torch.tracked_fake(node) for node in outlined.inputs]
     read = tuple(_torch.tracked_fake(node) for node in outlined.read)
 
     def again(counter: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
@@ -117,8 +117,10 @@ def choose(
     """
     with scopes.nodes_to_be_moved():
         sides = [
-            _outline(lambda body=body, given=given: body(*[each.clone() for each in given]), ())
-            for body, given in zip(bodies, inputs, strict=True)
+            _outline(
+                lambda body=body, operands=operands: body(*[each.clone() for each in operands]), ()
+            )
+            for body, operands in zip(bodies, inputs, strict=True)
         ]
         check(*(side.fakes for side in sides))
         read = list(dict.fromkeys(node for side in sides for node in side.read))
@@ -169,7 +171,7 @@ _VIEWS = {
 def _outline(body: Body, arguments: Sequence[torch.Tensor]) -> _Outlined:
     before = set(_torch.traced_nodes())
     # Before the body runs: a tensor changed in place stands for the node that changed it.
-    given = [_node(tensor) for tensor in arguments]
+    inputs = [_node(tensor) for tensor in arguments]
     results = list(body(*arguments))
     # A tensor that no node computes becomes one: bodies return values of the program.
     results = [
@@ -182,11 +184,11 @@ def _outline(body: Body, arguments: Sequence[torch.Tensor]) -> _Outlined:
     traced = [node for node in _torch.traced_nodes() if node not in before]
     nodes = [node for node in traced if not _is_constant(node, root)]
     returned = [_node(tensor) for tensor in results]
-    inside = {*nodes, *given}
+    inside = {*nodes, *inputs}
     used = [source for node in nodes for source in node.all_input_nodes] + returned
     read = [node for node in dict.fromkeys(used) if node not in inside]
     _refuse_outer_writes(nodes, set(read))
-    return _Outlined(nodes, given, read, returned, results, root)
+    return _Outlined(nodes, inputs, read, returned, results, root)
 
 
 def _node(tensor: torch.Tensor) -> torch.fx.Node:

@@ -21,7 +21,7 @@ def _computed_now(operator: _torch.OpOverload) -> Callable:
     """``operator``, computed while it is captured, if all of its tensors are constants."""
 
     def compute(*args: Any, **kwargs: Any) -> Any:
-        values = [_known(each) for each in (*args, *kwargs.values())]
+        values = [_with_values(each) for each in (*args, *kwargs.values())]
         if any(value is NotImplemented for value in values):
             return NotImplemented
         named = dict(zip(kwargs, values[len(args) :], strict=True))
@@ -34,12 +34,12 @@ def _computed_now(operator: _torch.OpOverload) -> Callable:
     return compute
 
 
-def _known(value: Any) -> Any:
+def _with_values(value: Any) -> Any:
     """An argument with its values; NotImplemented if it has values that are not there yet."""
     if not isinstance(value, torch.Tensor):
         return value
-    known = constant_value(value)
-    return NotImplemented if known is None else known
+    constant = constant_value(value)
+    return NotImplemented if constant is None else constant
 
 
 def _traced(value: Any) -> Any:
@@ -53,7 +53,7 @@ def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> Any:
     for index in indices:
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             places.append(index)
-        elif (mask := _known(index)) is NotImplemented:
+        elif (mask := _with_values(index)) is NotImplemented:
             return NotImplemented
         else:
             with _torch.outside_the_trace():
@@ -65,8 +65,8 @@ def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> Any:
 
 
 def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
-    known = _known(mask)
-    if known is NotImplemented:
+    known_mask = _with_values(mask)
+    if known_mask is NotImplemented:
         return NotImplemented
     shape = torch.broadcast_shapes(x.shape, mask.shape)
     return _index(x.expand(shape), [mask.expand(shape)])

@@ -25,7 +25,7 @@ class Results:
     """Results of operators, kept by what they depend on; shared, so nobody may change them."""
 
     def __init__(self):
-        self._known: dict[Hashable, Any] = {}
+        self._results: dict[Hashable, Any] = {}
 
     def of(
         self, target: Callable, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
@@ -42,9 +42,9 @@ class Results:
             key = target, _key(args), _key(kwargs)
         except _UnknownError:
             return actual(target, args, target(*args, **kwargs))
-        if key not in self._known:
-            self._known[key] = actual(target, args, target(*args, **kwargs))
-        return self._known[key]
+        if key not in self._results:
+            self._results[key] = actual(target, args, target(*args, **kwargs))
+        return self._results[key]
 
 
 def _key(value: Any) -> Hashable:

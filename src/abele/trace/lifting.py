@@ -42,13 +42,13 @@ def lift(graph: torch.fx.GraphModule) -> list[Lifted]:
     for node in named:
         memories.setdefault(node.meta.get(SHARES, node), []).append(node)
     changed = {base(each) for node in graph.graph.nodes for each in written(node)}
-    found = []
+    lifted = []
     for first, nodes in memories.items():
         if len(nodes) > 1 and first in changed:
-            found.append(_as_views(graph, nodes))
+            lifted.append(_as_views(graph, nodes))
         else:
-            found += [_as_input(graph, node) for node in nodes]
-    return found
+            lifted += [_as_input(graph, node) for node in nodes]
+    return lifted
 
 
 def lower(graph: torch.fx.GraphModule, lifted: Sequence[Lifted]) -> None:

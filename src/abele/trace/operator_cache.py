@@ -151,10 +151,12 @@ class _Memo:
         if torch.Tag.inplace_view in function.tags:
             self._plain.refuse_new_shape(function, args[0])
         self._plain.note_writes(function, args, kwargs)
-        result = self._written(function, args, kwargs, trace)
+        result = self._traced_write(function, args, kwargs, trace)
         return _with_originals(result, originals) if originals else result
 
-    def _written(self, function: OpOverload, args: Sequence, kwargs: dict, trace: Trace) -> Any:
+    def _traced_write(
+        self, function: OpOverload, args: Sequence, kwargs: dict, trace: Trace
+    ) -> Any:
         def call(function: OpOverload, args: Sequence, kwargs: dict) -> Any:
             return self._traced(function, args, kwargs, trace)
 
@@ -170,9 +172,9 @@ class _Memo:
 
     def _traced(self, function: OpOverload, args: Sequence, kwargs: dict, trace: Trace) -> Any:
         if _OF_VALUES.intersection(function.tags):
-            known = results(function, args, kwargs, self._known)
-            if known is not None:
-                return self._as_constants(known)
+            constants = results(function, args, kwargs, self._constant_value)
+            if constants is not None:
+                return self._as_constants(constants)
 
         def run() -> Any:
             return corrected(self._trace, function, args, trace(function, args, kwargs))
@@ -195,10 +197,10 @@ class _Memo:
             result = run()
             self._calls[key] = self._remembered(before, nodes, tensors, result)
             return result
-        found = self._calls[key]
-        return run() if found is None else self._again(found, nodes, tensors)
+        remembered = self._calls[key]
+        return run() if remembered is None else self._again(remembered, nodes, tensors)
 
-    def _known(self, tensor: Any) -> torch.Tensor | None:
+    def _constant_value(self, tensor: Any) -> torch.Tensor | None:
         node = self._trace.node_of(tensor)
         return None if node is None else computed(node, self._trace.tracer)
 
@@ -246,14 +248,14 @@ class _Memo:
         tensors: list[_torch.FakeTensor],
         result: Any,
     ) -> _Remembered | None:
-        made = list(
+        new_nodes = list(
             itertools.takewhile(lambda n: n is not before, reversed(self._trace.graph.nodes))
         )
         placeholders = {node: self._memory.placeholder(node.name) for node in inputs}
         copies = dict(placeholders)
-        for node in reversed(made):
-            known = all(each in copies for each in node.all_input_nodes)
-            if node.op != "call_function" or not known:
+        for node in reversed(new_nodes):
+            reachable = all(each in copies for each in node.all_input_nodes)
+            if node.op != "call_function" or not reachable:
                 return None
             copies[node] = self._memory.node_copy(node, copies.__getitem__)
             copies[node].meta = {key: node.meta[key] for key in _META if key in node.meta}
@@ -262,11 +264,11 @@ class _Memo:
                 results = self._template(result, tensors, copies, set())
         except _UnknownError:
             return None
-        given = {id(each) for each in (result if isinstance(result, list | tuple) else [result])}
+        returned = {id(each) for each in (result if isinstance(result, list | tuple) else [result])}
         for tensor, node in zip(tensors, inputs, strict=True):
-            if id(tensor) not in given and self._trace.node_of(tensor) is not node:
+            if id(tensor) not in returned and self._trace.node_of(tensor) is not node:
                 return None  # it stands for another node now, and nothing returned says so
-        nodes = [copies[node] for node in reversed(made)]
+        nodes = [copies[node] for node in reversed(new_nodes)]
         return _Remembered(nodes, [placeholders[node] for node in inputs], results)
 
     def _template(
@@ -286,30 +288,30 @@ class _Memo:
         if "val" not in node.meta:
             raise _UnknownError
         storages = [tensor.untyped_storage()._cdata for tensor in tensors]
-        own = result.untyped_storage()._cdata
-        shares = storages.index(own) if own in storages else None
-        if shares is None and own in new:
+        storage = result.untyped_storage()._cdata
+        shares = storages.index(storage) if storage in storages else None
+        if shares is None and storage in new:
             raise _UnknownError  # two results in the same memory
-        new.add(own)
+        new.add(storage)
         return _Made(node.meta["val"], copies[node], shares)
 
     def _again(
-        self, found: _Remembered, nodes: list[torch.fx.Node], tensors: list[_torch.FakeTensor]
+        self, remembered: _Remembered, nodes: list[torch.fx.Node], tensors: list[_torch.FakeTensor]
     ) -> Any:
-        copies = dict(zip(found.inputs, nodes, strict=True))
+        copies = dict(zip(remembered.inputs, nodes, strict=True))
         stack = self._stack()
-        for node in found.nodes:
-            copies[node] = made = self._trace.graph.node_copy(node, copies.__getitem__)
+        for node in remembered.nodes:
+            copies[node] = copied = self._trace.graph.node_copy(node, copies.__getitem__)
             if stack:
-                made.stack_trace = stack
+                copied.stack_trace = stack
         with _torch.without_torch_function_modes():
-            return self._made(found.results, tensors, copies)
+            return self._rebuilt(remembered.results, tensors, copies)
 
-    def _made(self, result: Any, tensors: list[_torch.FakeTensor], copies: dict) -> Any:
+    def _rebuilt(self, result: Any, tensors: list[_torch.FakeTensor], copies: dict) -> Any:
         if result is None:
             return None
         if isinstance(result, list | tuple):
-            return type(result)(self._made(each, tensors, copies) for each in result)
+            return type(result)(self._rebuilt(each, tensors, copies) for each in result)
         if isinstance(result, _Given):
             tensor = tensors[result.index]
         else:

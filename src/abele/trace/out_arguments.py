@@ -65,24 +65,24 @@ def write_results(
         CaptureError: no operator returns the result, or it does not fit.
     """
     names = [each.name for each in function._schema.arguments if each.is_out]
-    given = [kwargs[name] for name in names]
+    outs = [kwargs[name] for name in names]
     others = {name: value for name, value in kwargs.items() if name not in names}
     target = returning(function)
     if target in _SUMS or (target is not None and _adds_dtype(function, target)):
         # Here the dtype of what is given decides.
-        others.setdefault("dtype", given[0].dtype)
+        others.setdefault("dtype", outs[0].dtype)
         if target not in _SUMS:
-            others.setdefault("device", given[0].device)
+            others.setdefault("device", outs[0].device)
     if target is None:
         raise CaptureError(
             f"{_name(function)} with out= is not supported, at {user_line()}. Assign its result "
             "instead, or copy it: out.copy_(result)."
         )
-    found = call(target, args, others)
-    results = list(found) if isinstance(found, list | tuple) else [found]
-    if len(given) == 1 and isinstance(given[0], list | tuple):
-        given = list(given[0])
-    for out, result in zip(given, results, strict=True):
+    computed = call(target, args, others)
+    results = list(computed) if isinstance(computed, list | tuple) else [computed]
+    if len(outs) == 1 and isinstance(outs[0], list | tuple):
+        outs = list(outs[0])
+    for out, result in zip(outs, results, strict=True):
         if out.shape != result.shape:
             if out.numel() or not become(out, result):
                 _refuse(function, "shape", tuple(result.shape), tuple(out.shape))
@@ -92,20 +92,20 @@ def write_results(
         if not torch.can_cast(result.dtype, out.dtype):
             _refuse(function, "dtype", result.dtype, out.dtype)
         call(aten.copy_.default, (out, result), {})
-    return given[0] if len(given) == 1 else tuple(given)
+    return outs[0] if len(outs) == 1 else tuple(outs)
 
 
 @functools.cache
 def returning(function: OpOverload) -> OpOverload | None:
     """The overload that returns what this one writes into its ``out`` arguments."""
     packet = getattr(getattr(torch.ops, function.namespace), function._schema.name.split("::")[1])
-    wanted = [_text(each) for each in function._schema.arguments if not each.is_out]
+    inputs = [_text(each) for each in function._schema.arguments if not each.is_out]
     others = [getattr(packet, name) for name in packet.overloads()]
     others = [other for other in others if not other._schema.is_mutable]
     for ignored in (set(), _OF_FACTORIES):
         for other in others:
             arguments = [each for each in other._schema.arguments if each.name not in ignored]
-            if [_text(each) for each in arguments] == wanted:
+            if [_text(each) for each in arguments] == inputs:
                 return other
     return None
 
@@ -124,9 +124,9 @@ def _name(function: OpOverload) -> str:
     return _torch.operator_name(function).split(".")[0].replace("aten::", "torch.")
 
 
-def _refuse(function: OpOverload, what: str, result: object, out: object) -> None:
+def _refuse(function: OpOverload, attribute: str, result: object, out: object) -> None:
     raise CaptureError(
-        f"{_name(function)} with out= has a result of {what} {result} and was given a tensor of "
-        f"{what} {out}, at {user_line()}. Give one of the result's shape and dtype, or assign the "
-        "result."
+        f"{_name(function)} with out= has a result of {attribute} {result} and was given a tensor "
+        f"of {attribute} {out}, at {user_line()}. Give one of the result's shape and dtype, or "
+        "assign the result."
     )

@@ -101,9 +101,9 @@ class PlainTensors:
         if isinstance(value, torch.Tensor):
             if isinstance(value, _torch.FakeTensor):
                 return value
-            found = self.stand_in(value)
-            originals[id(found)] = value
-            return found
+            stand_in = self.stand_in(value)
+            originals[id(stand_in)] = value
+            return stand_in
         if isinstance(value, list | tuple):
             return type(value)([self.exchanged(each, originals) for each in value])
         return value
@@ -130,12 +130,12 @@ class PlainTensors:
     def lifted(self, value: torch.Tensor) -> torch.Tensor:
         """A tensor of the trace that starts as a copy of one that nobody else has."""
         with _torch.outside_the_trace(), _torch.without_torch_function_modes():
-            constant, made = self._constant(value), _torch.laid_out_like(value, self._mode)
-        constant.node.meta["val"] = made
+            constant, fake = self._constant(value), _torch.laid_out_like(value, self._mode)
+        constant.node.meta["val"] = fake
         copied = self._trace.tracer.create_proxy(
             "call_function", aten.lift_fresh_copy.default, (constant,), {}
         )
-        return _torch.track_tensor_tree(made, copied, constant=None, tracer=self._trace.tracer)
+        return _torch.track_tensor_tree(fake, copied, constant=None, tracer=self._trace.tracer)
 
     def note_writes(self, function: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Notes which plain tensors an operator is about to change, and warns once for each."""
@@ -144,8 +144,8 @@ class PlainTensors:
         for index, argument in enumerate(function._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
-            given = args[index] if index < len(args) else kwargs.get(argument.name)
-            for tensor in given if isinstance(given, list | tuple) else [given]:
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            for tensor in value if isinstance(value, list | tuple) else [value]:
                 self._note_write(tensor)
 
     def refuse_new_shape(self, function: OpOverload, tensor: torch.Tensor) -> None:
@@ -193,11 +193,11 @@ class PlainTensors:
             proxy.node.meta[SHARES] = memory.node
         self._by_node[memory.node] = memory
         if value.is_conj() or value.is_neg() or value.is_complex():
-            made: Any = self._mode.from_tensor(value)
+            fake: Any = self._mode.from_tensor(value)
         else:
-            made = _torch.laid_out_like(value, self._mode)
-        _torch.track_tensor_tree(made, proxy, constant=None, tracer=self._trace.tracer)
-        return made
+            fake = _torch.laid_out_like(value, self._mode)
+        _torch.track_tensor_tree(fake, proxy, constant=None, tracer=self._trace.tracer)
+        return fake
 
     def _constant(self, value: torch.Tensor) -> torch.fx.Proxy:
         tracer = self._trace.tracer

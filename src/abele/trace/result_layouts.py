@@ -69,9 +69,9 @@ def actual(function: Callable, args: Sequence[Any], result: Any) -> Any:
         return result
     results = list(result) if isinstance(result, list | tuple) else [result]
     for index, like in enumerate(likes):
-        before, wanted = results[index], like(*args)
-        if before.stride() != wanted.stride():
-            results[index] = wanted.to(before.dtype)
+        before, real = results[index], like(*args)
+        if before.stride() != real.stride():
+            results[index] = real.to(before.dtype)
     return type(result)(results) if isinstance(result, list | tuple) else results[0]
 
 
@@ -94,10 +94,12 @@ def corrected(
     if function not in _LIKE:
         return result
     with _torch.without_torch_function_modes(), torch.no_grad():
-        found = actual(function, args, result)
-    if not isinstance(found, list | tuple):
-        return _in_trace(trace, result, found)
-    return type(found)(_in_trace(trace, *each) for each in zip(result, found, strict=True))
+        corrected_result = actual(function, args, result)
+    if not isinstance(corrected_result, list | tuple):
+        return _in_trace(trace, result, corrected_result)
+    return type(corrected_result)(
+        _in_trace(trace, *each) for each in zip(result, corrected_result, strict=True)
+    )
 
 
 def _in_trace(trace: _torch.Interception, before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:

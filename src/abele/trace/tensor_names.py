@@ -68,15 +68,15 @@ class Lookup:
         wanted: names of tensors that programs are to return besides their outputs.
     """
 
-    def __init__(self, wanted: Sequence[str] = ()):
-        self._wanted = tuple(dict.fromkeys(wanted))
-        self._known: dict[str, None] = {}
+    def __init__(self, requested: Sequence[str] = ()):
+        self._requested = tuple(dict.fromkeys(requested))
+        self._names: dict[str, None] = {}
         self._gradients: dict[str, torch.Tensor] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
         """Every name that has been given, parameters first."""
-        return tuple(self._known)
+        return tuple(self._names)
 
     def start(self) -> None:
         """Forgets the gradients of the program before."""
@@ -107,10 +107,10 @@ class Lookup:
         count = len(returned) - len(self._gradients)
         outputs, gradients = returned[:count], returned[count:]
         by_name = dict(zip(self._gradients, gradients, strict=True))
-        found = dict(_named(graph, slots, outputs, by_name))
-        new = {name: node for name, node in found.items() if name not in self._known}
-        self._known |= dict.fromkeys(new)
-        chosen = [name for name in self._wanted if name in new]
+        named = dict(_named(graph, slots, outputs, by_name))
+        new = {name: node for name, node in named.items() if name not in self._names}
+        self._names |= dict.fromkeys(new)
+        chosen = [name for name in self._requested if name in new]
         output_node(graph).args = ([*outputs, *(new[name] for name in chosen)],)
         graph.graph.eliminate_dead_code()
         graph.recompile()
@@ -122,8 +122,8 @@ class Lookup:
         Raises:
             CaptureError: naming them and the nearest names that exist.
         """
-        for name in self._wanted:
-            if name not in self._known:
+        for name in self._requested:
+            if name not in self._names:
                 raise CaptureError(
                     f"No tensor of the model is named {name!r}. {_near(name, self.names)} "
                     f"All {len(self.names)} names: getTensorNames() of a wrapper without anchors."
@@ -145,7 +145,7 @@ def _named(
     gradients: Mapping[str, torch.fx.Node],
 ) -> Iterator[tuple[str, torch.fx.Node]]:
     """Names and nodes, each name once."""
-    taken: set[str] = set()
+    used: set[str] = set()
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
     for name, node in (
         *_of_slots(graph, list(zip(slots, nodes, strict=True))),
@@ -154,31 +154,31 @@ def _named(
         *((f"output{index}", node) for index, node in enumerate(outputs)),
     ):
         unique, count = name, 0
-        while unique in taken:
+        while unique in used:
             count += 1
             unique = f"{name}/{count}"
-        taken.add(unique)
+        used.add(unique)
         yield unique, node
 
 
 def _of_slots(
     graph: torch.fx.GraphModule, slots: Sequence[tuple[tuple[str, Role], torch.fx.Node]]
 ) -> Iterator[tuple[str, torch.fx.Node]]:
-    written = {
+    new_values = {
         node_argument(node, 0): node_argument(node, 1) for node in graph.graph.nodes if writes(node)
     }
     states = {name for (name, role), _ in slots if role is Role.OPTIMIZER_STATE}
     adapts = any(name in loss_scaling.COUNTERS for (name, _), _ in slots)
     for (name, role), node in slots:
         if role is Role.ACCUMULATOR:
-            yield f"Accum___{name.removeprefix('accumulator.')}", written.get(node, node)
+            yield f"Accum___{name.removeprefix('accumulator.')}", new_values.get(node, node)
         elif role is Role.OPTIMIZER_STATE:
-            yield state_name(name, states), written.get(node, node)
+            yield state_name(name, states), new_values.get(node, node)
         else:
             yield name, node
     for (name, role), node in slots:
-        if node in written and role in (Role.PARAMETER, Role.BUFFER):
-            yield f"UpdatedVar___{name}", written[node]
+        if node in new_values and role in (Role.PARAMETER, Role.BUFFER):
+            yield f"UpdatedVar___{name}", new_values[node]
         if adapts and name == "loss_scaling":
             yield "finalLossScale", node
 
@@ -215,5 +215,7 @@ def _operator(node: torch.fx.Node) -> str:
 
 
 def _kind(node: torch.fx.Node) -> str:
-    own = _operator(node)
-    return _KINDS.get(own) or "".join(part.capitalize() for part in own.split("_") if part)
+    operator = _operator(node)
+    return _KINDS.get(operator) or "".join(
+        part.capitalize() for part in operator.split("_") if part
+    )

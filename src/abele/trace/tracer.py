@@ -143,14 +143,14 @@ def _as_program(
     seconds: float,
 ) -> Program:
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    written = {node.args[0] for node in graph.graph.nodes if writes(node)}
+    mutated = {node.args[0] for node in graph.graph.nodes if writes(node)}
     inputs = tuple(
         Slot(
             name=item.name,
             role=item.role,
             shape=tuple(item.value.shape),
             dtype=item.value.dtype,
-            mutated=node in written,
+            mutated=node in mutated,
         )
         for item, node in zip(named, nodes, strict=True)
     )
