@@ -87,13 +87,13 @@ def main() -> int:
         return 0
     result: dict[str, Any] = {"environment": harness.environment(), "target": options.target}
     for name in [options.only] if options.only else MODELS:
-        found = _repeated(name, options)
-        if found is None:
+        row = _repeated(name, options)
+        if row is None:
             print(f"{name:14s} is not installed")
             continue
-        result[name] = found
-        stages = ", ".join(f"{stage} {took:.2f}" for stage, took in found["cpu_s"].items())
-        print(f"{name:14s} {found['nodes']} nodes; {stages} s of processor time")
+        result[name] = row
+        stages = ", ".join(f"{stage} {took:.2f}" for stage, took in row["cpu_s"].items())
+        print(f"{name:14s} {row['nodes']} nodes; {stages} s of processor time")
     if options.record:
         print(f"record: {harness.write_record('compile_time', result).relative_to(ROOT)}")
     return 0
@@ -103,17 +103,17 @@ def _repeated(name: str, options: argparse.Namespace) -> dict[str, Any] | None:
     """The least of each stage over several processes, with fresh caches."""
     if name == "a21" and importlib.util.find_spec("cosmictagger") is None:
         return None
-    found = []
+    runs = []
     for _ in range(options.repeats):
         with tempfile.TemporaryDirectory() as folder:
             env = {"ABELE_TARGET": options.target, "TORCHINDUCTOR_CACHE_DIR": folder}
             arguments = ["--child", name, "--threads", str(options.threads)]
-            found.append(harness.in_new_process(__file__, *arguments, env=env))
+            runs.append(harness.in_new_process(__file__, *arguments, env=env))
     least = {
-        key: {stage: min(each[key][stage] for each in found) for stage in found[0][key]}
+        key: {stage: min(each[key][stage] for each in runs) for stage in runs[0][key]}
         for key in ("cpu_s", "wall_s")
     }
-    return {**found[0], **least}
+    return {**runs[0], **least}
 
 
 def measure(name: str) -> dict[str, Any]:
@@ -157,13 +157,13 @@ def _timed() -> Iterator[tuple[dict[str, float], dict[str, float]]]:
                 return function(*args, **kwargs)
             finally:
                 open_stages.pop()
-                for taken, since in (
+                for seconds, since in (
                     (cpu, time.process_time() - before),
                     (wall, time.perf_counter() - before_wall),
                 ):
-                    taken[stage] += since
+                    seconds[stage] += since
                     if open_stages:
-                        taken[open_stages[-1]] -= since
+                        seconds[open_stages[-1]] -= since
 
         setattr(module, function.__name__, timed)
         replaced.append((module, function))

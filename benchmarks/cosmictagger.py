@@ -70,16 +70,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             child.stdin.close()  # they end when nobody asks any more
             child.wait()
     ways = {way: _summary(windows[way], ready[way] | ends[way]) for way in WAYS}
-    plain, own = ways["eager"], ways["abele"]
+    plain, compiled = ways["eager"], ways["abele"]
     return {
         "environment": harness.environment(),
         "mode": "inference" if options.inference else "training",
         "batch": BATCH,
         "ways": ways,
         "ratio": {
-            "images_per_s": round(own["images_per_s"] / plain["images_per_s"], 3),
-            "cpu_s": round(own["cpu_s"] / plain["cpu_s"], 3),
-            "peak_mib": round(own["peak_mib"] / plain["peak_mib"], 3),
+            "images_per_s": round(compiled["images_per_s"] / plain["images_per_s"], 3),
+            "cpu_s": round(compiled["cpu_s"] / plain["cpu_s"], 3),
+            "peak_mib": round(compiled["peak_mib"] / plain["peak_mib"], 3),
         },
     }
 
@@ -96,12 +96,12 @@ def _summary(windows: list[dict], extra: dict) -> dict[str, Any]:
 
 
 def _print(result: dict[str, Any]) -> None:
-    for way, found in result["ways"].items():
+    for way, figures in result["ways"].items():
         print(
-            f"{way:6s} {found['images_per_s']:.3f} images/s "
-            f"(best {found['best_images_per_s']:.3f}), "
-            f"{found['cpu_s']:.3f} CPU s a step, peak {found['peak_mib']:.0f} MiB, "
-            f"first step after {found['first_step_s']:.1f} s"
+            f"{way:6s} {figures['images_per_s']:.3f} images/s "
+            f"(best {figures['best_images_per_s']:.3f}), "
+            f"{figures['cpu_s']:.3f} CPU s a step, peak {figures['peak_mib']:.0f} MiB, "
+            f"first step after {figures['first_step_s']:.1f} s"
         )
     ratio = result["ratio"]
     print(
@@ -121,14 +121,14 @@ def _start(way: str) -> subprocess.Popen:
     )
 
 
-def _ask(child: subprocess.Popen, what: str) -> dict[str, Any]:
+def _ask(child: subprocess.Popen, command: str) -> dict[str, Any]:
     assert child.stdin is not None
     assert child.stdout is not None
-    child.stdin.write(f"{what}\n")
+    child.stdin.write(f"{command}\n")
     child.stdin.flush()
     line = child.stdout.readline()
     if not line:
-        raise RuntimeError(f"A way ended with exit code {child.wait()} when asked to {what}.")
+        raise RuntimeError(f"A way ended with exit code {child.wait()} when asked to {command}.")
     return json.loads(line)
 
 
@@ -139,18 +139,18 @@ def _serve(options: argparse.Namespace) -> int:
     torch.set_num_threads(options.threads)
     step: Callable[[], Any] = lambda: None  # noqa: E731 - replaced by "start"
     for line in sys.stdin:
-        found: dict[str, Any] = {}
+        reply: dict[str, Any] = {}
         if line.strip() == "start":
-            step, found = _prepare(options)
+            step, reply = _prepare(options)
         elif line.strip() == "window":
             started, cpu = time.perf_counter(), time.process_time()
             for _ in range(options.steps):
                 step()
-            found["seconds"] = (time.perf_counter() - started) / options.steps
-            found["cpu"] = (time.process_time() - cpu) / options.steps
+            reply["seconds"] = (time.perf_counter() - started) / options.steps
+            reply["cpu"] = (time.process_time() - cpu) / options.steps
         else:
-            found["peak_mib"] = harness.peak_memory_mib()
-        print(json.dumps(found), file=answers, flush=True)
+            reply["peak_mib"] = harness.peak_memory_mib()
+        print(json.dumps(reply), file=answers, flush=True)
     return 0
 
 

@@ -60,7 +60,7 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, Any]:
             for name, count in names.items():
                 run = f"{name}-{window}"
                 rates[name].append(_images_per_second(Path(folder), run, mode, count, options))
-    found = {
+    entries = {
         name: {
             "median": statistics.median(each),
             "lowest": min(each),
@@ -76,8 +76,8 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, Any]:
         "downsample": options.downsample,
         "instances": options.instances,
         "minibatch_per_instance": MINIBATCH,
-        "images_per_s": found,
-        "ratio": harness.ratios(found, "one")["several"],
+        "images_per_s": entries,
+        "ratio": harness.ratios(entries, "one")["several"],
     }
 
 
@@ -117,9 +117,9 @@ def _images_per_second(
 
 
 def _print(mode: str, result: dict[str, Any]) -> None:
-    found = result["images_per_s"]
+    rates = result["images_per_s"]
     for name in ("one", "several"):
-        entry = found[name]
+        entry = rates[name]
         print(
             f"{mode} {name:8s} {entry['median']:.3f} images/s "
             f"({entry['lowest']:.3f} to {entry['highest']:.3f})"

@@ -150,9 +150,9 @@ def difference_of_losses(one: Any, other: Any) -> float:
 def distance_of_weights(one: Any, other: Any) -> float:
     """Norm of the difference of all parameters, by the norm of the second run's."""
     names = [name for name in one[1] if not name.endswith(("_mean", "_var", "_tracked"))]
-    apart = sum((one[1][name].double() - other[1][name]).square().sum() for name in names)
+    difference = sum((one[1][name].double() - other[1][name]).square().sum() for name in names)
     size = sum(other[1][name].double().square().sum() for name in names)
-    return float(f"{(apart / size).sqrt():.3g}")
+    return float(f"{(difference / size).sqrt():.3g}")
 
 
 if __name__ == "__main__":

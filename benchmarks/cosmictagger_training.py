@@ -71,16 +71,16 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     result = measure(options.out, options.seed, options.steps, options.mode)
-    found = result["held_out"]
+    metrics = result["held_out"]
     print(
-        f"seed {options.seed}: mIoU {found['mIoU']:.3f} over {found['events']} held-out events "
-        f"(planes with a neutrino {found['mIoU_with_neutrino']:.3f}; untrained "
+        f"seed {options.seed}: mIoU {metrics['mIoU']:.3f} over {metrics['events']} held-out events "
+        f"(planes with a neutrino {metrics['mIoU_with_neutrino']:.3f}; untrained "
         f"{result['untrained']['mIoU']:.3f}) after {result['steps']} steps of "
         f"{result['seconds_per_iteration']['train']:.2f} s"
     )
     if options.record:
         print(f"record: {keep(result, options.out).relative_to(ROOT)}")
-    return 0 if found["mIoU"] > REACH else 1
+    return 0 if metrics["mIoU"] > REACH else 1
 
 
 def measure(out: Path, seed: int, steps: int, mode: str) -> dict[str, Any]:
@@ -140,9 +140,12 @@ def launch(output: Path, *overrides: str) -> None:
 
 def curve(output: Path) -> dict[str, Any]:
     """Loss and IoU by step, of every training step and of the validations between."""
-    kept = ("step", "loss", *(f"Average/{name}" for name in NAMES))
-    found = curves.read_folder(output)
-    return {saver: {key: found[saver][key].round(4).tolist() for key in kept} for saver in found}
+    columns = ("step", "loss", *(f"Average/{name}" for name in NAMES))
+    by_saver = curves.read_folder(output)
+    return {
+        saver: {key: by_saver[saver][key].round(4).tolist() for key in columns}
+        for saver in by_saver
+    }
 
 
 def held_out(output: Path, events: Path) -> dict[str, float]:
@@ -154,15 +157,15 @@ def held_out(output: Path, events: Path) -> dict[str, float]:
     }
     (path,) = (path for path in events.iterdir() if path.stem.endswith(f"-{HELD_OUT}"))
     with EventFile(path) as file:
-        there = [
+        with_neutrino = [
             (row, plane)
             for row in rows
             for plane, voxels in enumerate(file.sparse("sbnd_cosmicseg", int(row["entry"])))
             if (voxels.values == NEUTRINO).any()
         ]
     for name in NAMES:
-        found = statistics.mean(float(row[f"plane{plane}/{name}"]) for row, plane in there)
-        values[f"{name}_with_neutrino"] = found
+        mean = statistics.mean(float(row[f"plane{plane}/{name}"]) for row, plane in with_neutrino)
+        values[f"{name}_with_neutrino"] = mean
     return {key: round(value, 4) for key, value in values.items()} | {"events": len(rows)}
 
 

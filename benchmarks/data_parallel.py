@@ -75,8 +75,8 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.process is not None:
-        found = measure(options.only, options.windows, options.process)
-        print(json.dumps(found))
+        measured = measure(options.only, options.windows, options.process)
+        print(json.dumps(measured))
         return 0
     for name in [options.only] if options.only else MODELS:
         result = {"environment": harness.environment(), **started(name, options)}
@@ -98,13 +98,13 @@ def started(name: str, options: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, __file__, "--only", name, "--windows", str(options.windows)]
     running = []
     for rank in range(PROCESSES):
-        told = {
+        variables = {
             "RANK": rank, "WORLD_SIZE": PROCESSES, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
             "LOCAL_RANK": rank, "OMP_NUM_THREADS": 1,
         }  # fmt: skip
         process = subprocess.Popen(
             [*command, "--process", str(rank)],
-            env=os.environ | {key: str(value) for key, value in told.items()},
+            env=os.environ | {key: str(value) for key, value in variables.items()},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -126,34 +126,34 @@ def measure(name: str, windows: int, rank: int) -> dict[str, Any]:
     torch.manual_seed(rank)
     inputs = case.batch()
     # Before compiling, which may keep one process longer than the others wait for it.
-    shared = collectives.connect(rank, PROCESSES)
-    apart, together = _trainer(case, inputs, rank, 1), _trainer(case, inputs, rank, PROCESSES)
+    collective = collectives.connect(rank, PROCESSES)
+    separate, shared = _trainer(case, inputs, rank, 1), _trainer(case, inputs, rank, PROCESSES)
     number = torch.zeros(1)
 
     def in_step(*inputs: torch.Tensor) -> None:
-        apart(*inputs)
-        shared.all_reduce(number)
+        separate(*inputs)
+        collective.all_reduce(number)
 
-    steps = {"alone": apart, "at once": apart, "in step": in_step, "together": together}
-    for step in (apart, together):
+    steps = {"alone": separate, "at once": separate, "in step": in_step, "together": shared}
+    for step in (separate, shared):
         for _ in range(5):
             step(*inputs)
     began = time.perf_counter()
-    apart(*inputs)
+    separate(*inputs)
     count = str(max(3, round(case.window_s / (time.perf_counter() - began))))
-    count = int(shared.gather("steps per window", count)[0])
-    before = together.exchanges
+    count = int(collective.gather("steps per window", count)[0])
+    before = shared.exchanges
     rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for _ in range(windows):
         for kind, step in steps.items():
-            shared.gather("a window begins", "")
+            collective.gather("a window begins", "")
             if kind == "alone" and rank:
                 continue
             began = time.perf_counter()
             for _ in range(count):
                 step(*inputs)
             rates[kind].append(count / (time.perf_counter() - began))
-    after, updates = together.exchanges, windows * count
+    after, updates = shared.exchanges, windows * count
     per_update = {
         field.name: (getattr(after, field.name) - getattr(before, field.name)) / updates
         for field in dataclasses.fields(after)
@@ -173,30 +173,30 @@ def _trainer(case: Case, inputs: Any, rank: int, processes: int) -> poptorch.Pop
     return wrapped
 
 
-def _joined(found: list[dict[str, Any]]) -> dict[str, Any]:
+def _joined(processes: list[dict[str, Any]]) -> dict[str, Any]:
     """Both processes' windows; together they are as fast as the slower one."""
     rates = {}
     for kind in KINDS:
-        both = [one["rates"][kind] for one in found if one["rates"][kind]]
+        both = [each["rates"][kind] for each in processes if each["rates"][kind]]
         slower = [min(pair) for pair in zip(*both, strict=True)]
         rates[kind] = {
             "median": statistics.median(slower),
             "lowest": min(slower),
             "highest": max(slower),
             "windows": [round(rate, 2) for rate in slower],
-            "steps_per_window": found[0]["steps_per_window"],
+            "steps_per_window": processes[0]["steps_per_window"],
         }
     return {
         "processes": PROCESSES,
         "step_per_s": rates,
         "efficiency": harness.ratios(rates, "alone"),
         "efficiency_of_exchange": harness.ratios(rates, "in step")["together"],
-        "per_update": found[0]["per_update"],
+        "per_update": processes[0]["per_update"],
     }
 
 
 def _print(name: str, result: dict[str, Any]) -> None:
-    rates, found = result["step_per_s"], result["per_update"]
+    rates, per_update = result["step_per_s"], result["per_update"]
     print(f"{name}: {rates['alone']['median']:.1f} updates/s alone")
     for kind in KINDS[1:]:
         median, share = rates[kind]["median"], result["efficiency"][kind]
@@ -204,8 +204,9 @@ def _print(name: str, result: dict[str, Any]) -> None:
             f"  {PROCESSES} processes {kind:9s} {median:8.1f} updates/s each, {share:.2f} x alone"
         )
     print(
-        f"  per update {found['calls']:.0f} exchange of {found['bytes'] / 2**20:.2f} MiB, "
-        f"{found['seconds'] * 1e3:.2f} ms with waiting; against two that only wait for each other, "
+        f"  per update {per_update['calls']:.0f} exchange of "
+        f"{per_update['bytes'] / 2**20:.2f} MiB, {per_update['seconds'] * 1e3:.2f} ms with "
+        "waiting; against two that only wait for each other, "
         f"efficiency {result['efficiency_of_exchange']:.2f}"
     )
 

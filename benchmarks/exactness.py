@@ -59,7 +59,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     network = build(named(options.network), tuple(batches[0][0].shape[2:]))
     model = LossInForward(network, Loss("light"))
-    found = {"abele": _abele(model, batches), "eager": _eager(copy.deepcopy(model), batches)}
+    by_way = {"abele": _abele(model, batches), "eager": _eager(copy.deepcopy(model), batches)}
     exact_losses, exact = _eager(copy.deepcopy(model).double(), batches)
     return {
         "environment": harness.environment(),
@@ -67,22 +67,22 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "losses": exact_losses,
         "loss_errors": {
             way: [abs(a / b - 1) for a, b in zip(losses, exact_losses, strict=True)]
-            for way, (losses, _) in found.items()
+            for way, (losses, _) in by_way.items()
         },
-        "gradient_errors": {way: _errors(grads, exact) for way, (_, grads) in found.items()},
+        "gradient_errors": {way: _errors(grads, exact) for way, (_, grads) in by_way.items()},
     }
 
 
-def _errors(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> dict[str, float]:
+def _errors(grads: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) -> dict[str, float]:
     """Of all gradients as one vector, and the median and worst of single parameters."""
     # A bias before a batch norm has no gradient but for rounding.
     largest = max(value.norm() for value in exact.values())
     real = {name: value for name, value in exact.items() if value.norm() > 1e-9 * largest}
     single = sorted(
-        ((found[name].double() - value).norm() / value.norm()).item()
+        ((grads[name].double() - value).norm() / value.norm()).item()
         for name, value in real.items()
     )
-    both = [torch.cat([each[name].double().flatten() for name in real]) for each in (found, exact)]
+    both = [torch.cat([each[name].double().flatten() for name in real]) for each in (grads, exact)]
     whole = ((both[0] - both[1]).norm() / both[1].norm()).item()
     numbers = {"whole": whole, "median": statistics.median(single), "worst": single[-1]}
     return {name: float(f"{value:.2e}") for name, value in numbers.items()}
@@ -100,10 +100,10 @@ def _batches(options: argparse.Namespace) -> list[tuple[torch.Tensor, torch.Tens
         with EventLoader(
             events, batch_size=BATCH, downsample=options.downsample, across_epochs=True, prefetch=0
         ) as loader:
-            found: list[tuple[torch.Tensor, torch.Tensor]] = []
-            while len(found) < options.steps:
-                found.extend((batch.image, batch.label) for batch in loader)  # type: ignore[misc]
-    return found[: options.steps]
+            batches: list[tuple[torch.Tensor, torch.Tensor]] = []
+            while len(batches) < options.steps:
+                batches.extend((batch.image, batch.label) for batch in loader)  # type: ignore[misc]
+    return batches[: options.steps]
 
 
 def _eager(model: torch.nn.Module, batches: list) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -142,14 +142,14 @@ def _abele(model: torch.nn.Module, batches: list) -> tuple[list[float], dict[str
         mark_loss(loss)  # the network has one for each plane, and this is their sum
         return [*logits, loss]
 
-    made = capture(forward, model, batches[0], config, rule)
-    executable, record = build(made.programs, config, target=get_target("cpu"), cache=None)
+    captured = capture(forward, model, batches[0], config, rule)
+    executable, record = build(captured.programs, config, target=get_target("cpu"), cache=None)
     if not record.scheduled:
         raise RuntimeError("The network was compiled, not scheduled; nothing to compare.")
     slots = {
         f"{name}.{key}": value
-        for name, found in rule.initial_state(state.params).items()
-        for key, value in found.items()
+        for name, tensors in rule.initial_state(state.params).items()
+        for key, value in tensors.items()
     }
     session = Session(executable, config, state.params, state.buffers, slots, rule.hyper())
     losses, gradients = [], {}

@@ -92,9 +92,9 @@ def medians(functions: list[Callable], windows: int, window_s: float = 0.003) ->
         repeats.append(max(1, int(window_s / _seconds(function, 5))))
     times: list[list[float]] = [[] for _ in functions]
     for _ in range(windows):
-        for function, count, found in zip(functions, repeats, times, strict=True):
-            found.append(_seconds(function, count))
-    return [statistics.median(found) * 1e6 for found in times]
+        for function, count, seconds in zip(functions, repeats, times, strict=True):
+            seconds.append(_seconds(function, count))
+    return [statistics.median(seconds) * 1e6 for seconds in times]
 
 
 def _seconds(function: Callable, count: int) -> float:
@@ -113,11 +113,11 @@ def measure(kernels: Kernels, shape: tuple[int, ...], threads: int, windows: int
         )
     )
     for name, functions in calls(kernels, shape, threads).items():
-        library, own = medians(functions, windows)
+        library, kernel = medians(functions, windows)
         row[name] = {
             "library_us": round(library, 1),
-            "own_us": round(own, 1),
-            "ratio": round(library / own, 2),
+            "own_us": round(kernel, 1),
+            "ratio": round(library / kernel, 2),
         }
     return row
 

@@ -60,13 +60,13 @@ def steps_per_second(
             rates[name].append(counts[name] / (time.perf_counter() - started))
     return {
         name: {
-            "median": statistics.median(found),
-            "lowest": min(found),
-            "highest": max(found),
-            "windows": [round(rate, 2) for rate in found],
+            "median": statistics.median(rates_of_way),
+            "lowest": min(rates_of_way),
+            "highest": max(rates_of_way),
+            "windows": [round(rate, 2) for rate in rates_of_way],
             "steps_per_window": counts[name],
         }
-        for name, found in rates.items()
+        for name, rates_of_way in rates.items()
     }
 
 
@@ -85,10 +85,10 @@ def _calibrate(step: Callable[[], Any], window_s: float) -> int:
         count *= 2
 
 
-def ratios(found: dict[str, dict[str, Any]], baseline: str) -> dict[str, float]:
+def ratios(rates: dict[str, dict[str, Any]], baseline: str) -> dict[str, float]:
     """Median rate of each variant over that of ``baseline``."""
-    base = found[baseline]["median"]
-    return {name: round(entry["median"] / base, 3) for name, entry in found.items()}
+    base = rates[baseline]["median"]
+    return {name: round(entry["median"] / base, 3) for name, entry in rates.items()}
 
 
 def environment() -> dict[str, Any]:
@@ -127,9 +127,9 @@ def _cpu_name() -> str:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return platform.processor() or "unknown"
-    found = re.search(r"model name\s*: (.+)", text)
+    match = re.search(r"model name\s*: (.+)", text)
     features = [name for name in ("avx512f", "avx2") if name in text]
-    return f"{found[1] if found else 'unknown'} ({features[0] if features else 'no AVX2'})"
+    return f"{match[1] if match else 'unknown'} ({features[0] if features else 'no AVX2'})"
 
 
 def peak_memory_mib() -> float:
@@ -162,9 +162,9 @@ def in_new_process(script: str, *arguments: str, env: dict[str, str] | None = No
 
 def write_record(theme: str, result: dict[str, Any]) -> Path:
     """Keeps a result as ``records/THEME_HARDWARE_DATE.json``; never overwrites another."""
-    where = result["environment"]
-    hardware = re.sub(r"\W+", "-", where["gpu"] or where["cpu"]).strip("-").lower()
-    stem = f"{theme}_{hardware}_{where['threads']}t_{where['date']}"
+    environment = result["environment"]
+    hardware = re.sub(r"\W+", "-", environment["gpu"] or environment["cpu"]).strip("-").lower()
+    stem = f"{theme}_{hardware}_{environment['threads']}t_{environment['date']}"
     path = RECORDS / f"{stem}.json"
     count = 1
     while path.exists():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import shutil
 import statistics
 import sys
@@ -55,10 +56,10 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     compiler = shutil.which("g++") or shutil.which("clang++") or "c++"
-    own = library.load(kernels.scheduled_library(compiler, "benchmark"))
+    kernel_library = library.load(kernels.scheduled_library(compiler, "benchmark"))
     rows = []
     for shape in SHAPES:
-        rows.append(measure(own, shape, options))
+        rows.append(measure(kernel_library, shape, options))
         cells = [f"{name} {row['ratio']:5.2f} x" for name, row in rows[-1]["ways"].items()]
         print(f"{shape!s:28s} " + " | ".join(cells), flush=True)
     if options.record:
@@ -67,20 +68,22 @@ def main() -> int:
     return 0
 
 
-def measure(own: ctypes.CDLL, shape: tuple[int, ...], options: argparse.Namespace) -> dict:
+def measure(
+    kernel_library: ctypes.CDLL, shape: tuple[int, ...], options: argparse.Namespace
+) -> dict:
     """Milliseconds of processor time of one shape, the library's and ours."""
     ways = {}
-    for name, pair in calls(own, shape, options.threads).items():
-        theirs, ours = medians(pair, max(options.windows, harness.MIN_WINDOWS))
+    for name, pair in calls(kernel_library, shape, options.threads).items():
+        library_ms, kernel_ms = medians(pair, max(options.windows, harness.MIN_WINDOWS))
         ways[name] = {
-            "library_ms": round(theirs, 3),
-            "own_ms": round(ours, 3),
-            "ratio": round(theirs / ours, 2),
+            "library_ms": round(library_ms, 3),
+            "own_ms": round(kernel_ms, 3),
+            "ratio": round(library_ms / kernel_ms, 2),
         }
     return {"shape": shape, "ways": ways}
 
 
-def calls(own: ctypes.CDLL, shape: tuple[int, ...], threads: int) -> dict[str, tuple]:
+def calls(kernel_library: ctypes.CDLL, shape: tuple[int, ...], threads: int) -> dict[str, tuple]:
     """For each part of a step, the library's call and ours."""
     images, inputs, out, kernel, height, width = shape
     conv = library.Conv(images, height, width, inputs, out, kernel, 1.0)
@@ -98,20 +101,21 @@ def calls(own: ctypes.CDLL, shape: tuple[int, ...], threads: int) -> dict[str, t
     def theirs(*mask: bool) -> Callable[[], Any]:
         return lambda: aten.convolution_backward(y, x, weight, *rest, list(mask))
 
-    found: dict[str, tuple] = {
+    pairs: dict[str, tuple] = {
         "forward": (
             lambda: aten.conv2d(x, weight, bias, [1, 1], half),
-            lambda: own.abele_conv(conv, *at(x, weight, bias, to_y), 0, threads),
+            lambda: kernel_library.abele_conv(conv, *at(x, weight, bias, to_y), 0, threads),
         ),
         "input": (
             theirs(True, False, False),
-            lambda: own.abele_conv(conv, *at(y, weight), None, *at(to_x), 1, threads),
+            lambda: kernel_library.abele_conv(conv, *at(y, weight), None, *at(to_x), 1, threads),
         ),
     }
     if out % 8 == 0 and (inputs == 1 or inputs % 8 == 0):
-        ours = lambda: own.abele_conv_weight_gradient(conv, *at(x, y, to_weight), threads)  # noqa: E731
-        found["weight"] = (theirs(False, True, False), ours)
-    return found
+        arguments = (conv, *at(x, y, to_weight), threads)
+        weight_gradient = functools.partial(kernel_library.abele_conv_weight_gradient, *arguments)
+        pairs["weight"] = (theirs(False, True, False), weight_gradient)
+    return pairs
 
 
 def medians(pair: tuple[Callable, Callable], windows: int) -> list[float]:
@@ -119,9 +123,9 @@ def medians(pair: tuple[Callable, Callable], windows: int) -> list[float]:
     counts = [max(1, round(0.03 / _seconds(each, 2))) for each in pair]
     times: list[list[float]] = [[], []]
     for _ in range(windows):
-        for each, count, found in zip(pair, counts, times, strict=True):
-            found.append(_seconds(each, count))
-    return [statistics.median(found) * 1e3 for found in times]
+        for each, count, seconds in zip(pair, counts, times, strict=True):
+            seconds.append(_seconds(each, count))
+    return [statistics.median(seconds) * 1e3 for seconds in times]
 
 
 def _seconds(call: Callable, count: int) -> float:

@@ -168,7 +168,7 @@ def start(name: str) -> dict[str, float]:
 
 def starts(threads: int) -> dict[str, dict[str, float]]:
     """``start`` of every variant in a new process with empty caches, then with ours filled."""
-    found = {}
+    seconds = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in STARTS:
             inductor = Path(folder) / f"inductor-{name.replace(' ', '-')}"
@@ -177,13 +177,13 @@ def starts(threads: int) -> dict[str, dict[str, float]]:
                 "TORCHINDUCTOR_CACHE_DIR": str(inductor),
             }
             arguments = ["--start", name, "--threads", str(threads)]
-            found[name] = harness.in_new_process(__file__, *arguments, env=env)
-    return found
+            seconds[name] = harness.in_new_process(__file__, *arguments, env=env)
+    return seconds
 
 
 def _print(result: dict[str, Any]) -> None:
-    where = result["environment"]
-    print(f"{where['cpu']}, {where['threads']} thread(s), torch {where['torch']}")
+    environment = result["environment"]
+    print(f"{environment['cpu']}, {environment['threads']} thread(s), torch {environment['torch']}")
     rates = result["step_per_s"] | result["loader_step_per_s"]
     for name, entry in rates.items():
         print(f"  {name:28s} {entry['median']:8.0f} steps/s  {result['ratio'][name]:5.2f} x eager")

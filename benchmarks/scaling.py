@@ -163,12 +163,12 @@ def systems(loopback: Network) -> list[System]:
 def _projected(work: Workload, system: System) -> dict[str, Any]:
     terms = {n: step(work, system, n) for n in RANKS}
     parts = ("stragglers", "reduction", "input")
-    found = {
+    projected = {
         "workload": work.name,
         "system": system.name,
         "gradient_bytes": work.gradient_bytes,
-        "terms_s": {str(n): vars(found) for n, found in terms.items()},
-        "images_per_s": {str(n): n * work.images / found.step for n, found in terms.items()},
+        "terms_s": {str(n): vars(parts) for n, parts in terms.items()},
+        "images_per_s": {str(n): n * work.images / parts.step for n, parts in terms.items()},
         "efficiency": {str(n): efficiency(work, system, n) for n in RANKS},
         "a_tenth_of_compute_from": {
             part: next(
@@ -179,8 +179,8 @@ def _projected(work: Workload, system: System) -> dict[str, Any]:
     }
     if not system.hidden:
         mean, error = simulate(work, system, 1024, steps=20, seed=1)
-        found["simulated_1024_s"] = {"mean": mean, "standard_error": error}
-    return found
+        projected["simulated_1024_s"] = {"mean": mean, "standard_error": error}
+    return projected
 
 
 def _polaris() -> dict[str, Any]:

@@ -32,21 +32,21 @@ IMAGE = (320, 512)  # CosmicTagger's planes, four times smaller each way
 
 def everything() -> dict[str, Any]:
     """All measurements: reductions by processes and bytes, and the times of real steps."""
-    found: dict[str, Any] = {"reduction_s": {}}
+    measured: dict[str, Any] = {"reduction_s": {}}
     with tqdm(total=len(PROCESSES) + 1, desc="measuring", leave=False) as bar:
         for processes in PROCESSES:
-            found["reduction_s"][str(processes)] = _together(processes)
+            measured["reduction_s"][str(processes)] = _in_processes(processes)
             bar.update()
-        found |= _together(1, "steps")
+        measured |= _in_processes(1, "steps")
         bar.update()
-    return found
+    return measured
 
 
-def _together(processes: int, what: str = "reductions") -> Any:
+def _in_processes(processes: int, kind: str = "reductions") -> Any:
     """Runs a measurement in so many processes; returns what the first one prints last."""
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, "OMP_NUM_THREADS": "1", "ABELE_TARGET": "cpu"}
-        command = [sys.executable, "-W", "ignore", __file__, what, folder, str(processes)]
+        command = [sys.executable, "-W", "ignore", __file__, kind, folder, str(processes)]
         children = [
             subprocess.Popen(
                 [*command, str(rank)],
@@ -65,7 +65,7 @@ def _together(processes: int, what: str = "reductions") -> Any:
     for child, (_, error) in zip(children, outputs, strict=True):
         if child.returncode:
             raise RuntimeError(
-                f"Measuring {what} in {processes} processes failed:\n{error[-2000:]}"
+                f"Measuring {kind} in {processes} processes failed:\n{error[-2000:]}"
             )
     return json.loads(outputs[0][0].strip().splitlines()[-1])
 
@@ -76,15 +76,15 @@ def reductions(folder: str, processes: int, rank: int) -> dict[str, float]:
 
     store = dist.FileStore(f"{folder}/store", processes)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
-    found = {}
+    medians = {}
     for size in SIZES:
         tensor = torch.zeros(size // 4)
         once = _timed(tensor)
         count = torch.tensor([max(5, min(400, int(SIZE_S / once)))])
         dist.broadcast(count, 0)
-        found[str(size)] = statistics.median(_timed(tensor) for _ in range(int(count)))
+        medians[str(size)] = statistics.median(_timed(tensor) for _ in range(int(count)))
     dist.destroy_process_group()
-    return found
+    return medians
 
 
 def _timed(tensor: torch.Tensor) -> float:

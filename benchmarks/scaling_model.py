@@ -328,14 +328,14 @@ def fit_published(points: dict[int, float]) -> dict[str, float]:
     used = list(terms)
     while True:
         matrix = np.stack([terms[name] / times for name in used], axis=1)
-        found = np.linalg.lstsq(matrix, np.ones(len(ranks)), rcond=None)[0]
-        if (found >= 0).all():
+        coefficients = np.linalg.lstsq(matrix, np.ones(len(ranks)), rcond=None)[0]
+        if (coefficients >= 0).all():
             break
-        used.remove(used[int(np.argmin(found))])
-    error = float(np.max(np.abs(matrix @ found - 1)))
+        used.remove(used[int(np.argmin(coefficients))])
+    error = float(np.max(np.abs(matrix @ coefficients - 1)))
     return (
         dict.fromkeys(terms, 0.0)
-        | dict(zip(used, map(float, found), strict=True))
+        | dict(zip(used, map(float, coefficients), strict=True))
         | {"error": error}
     )
 

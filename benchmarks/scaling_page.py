@@ -64,11 +64,11 @@ def _replaced(page: str, begin: str, body: list[str], end: str) -> str:
 
 
 def _measured(result: dict[str, Any]) -> list[str]:
-    where, fitted = result["environment"], result["fitted"]
+    environment, fitted = result["environment"], result["fitted"]
     loopback, spread = fitted["loopback"], fitted["spread"]
     carried = fitted["measured_over_model_4"].values()
     times = sorted(result["measured"]["a21_step_s"])
-    machine = f"{where['cpu']}, {where['cores']} cores, torch {where['torch']}"
+    machine = f"{environment['cpu']}, {environment['cores']} cores, torch {environment['torch']}"
     gloo = (
         f"gloo between two processes here: {loopback['latency_s'] * 1e6:.0f} microseconds a hop, "
         f"{loopback['bytes_per_s'] / 1e9:.2f} GB/s; four processes on these cores take "
@@ -91,11 +91,11 @@ def _table(result: dict[str, Any]) -> list[str]:
         rate = entry["images_per_s"][_SHOWN[-1]]
         name = f"{entry['workload']}, {entry['system']}"
         rows.append(f"| {name} | {' | '.join(cells)} | {rate:,.0f} |")
-    for name, found in result["published"].items():
-        efficiency = published_efficiency(found["images_per_s"])
-        known = ((n, efficiency.get(int(n))) for n in _SHOWN)
-        cells = ["" if value is None else f"{100 * value:.0f} %" for _, value in known]
-        rate = max(found["images_per_s"].values())
+    for name, published in result["published"].items():
+        efficiency = published_efficiency(published["images_per_s"])
+        values = [efficiency.get(int(n)) for n in _SHOWN]
+        cells = ["" if value is None else f"{100 * value:.0f} %" for value in values]
+        rate = max(published["images_per_s"].values())
         rows.append(f"| published, {name} | {' | '.join(cells)} | {rate:,.0f} |")
     cells = [result["polaris"]["efficiency"].get(n) for n in _SHOWN]
     shown = ["" if value is None else f"{100 * value:.0f} %" for value in cells]
@@ -111,7 +111,7 @@ def published_efficiency(points: dict[str, float]) -> dict[int, float]:
 
 def _limits(result: dict[str, Any]) -> list[str]:
     """What a step on 1,024 ranks is made of, and from when on each part counts."""
-    found = [_limit(entry) for entry in result["projected"]]
+    limits = [_limit(entry) for entry in result["projected"]]
     fit = result["published"]["torch DDP"]["fit"]
     base = fit["work"] + fit["tail"] + fit["hop"]
     fitted = (
@@ -119,7 +119,7 @@ def _limits(result: dict[str, Any]) -> list[str]:
         f"rank of which {100 * fit['tail'] / base:.1f} % has an exponential tail, and "
         f"{1e6 * fit['hop'] / base:.0f} millionths of it more for each hop of a ring"
     )
-    return [*found, fitted]
+    return [*limits, fitted]
 
 
 def _limit(entry: dict[str, Any]) -> str:
@@ -179,8 +179,8 @@ def _draw_efficiency(axes: Any, result: dict[str, Any]) -> None:
             color=_COLOURS[entry["workload"]],
             label=f"{entry['workload']} here, {entry['system']}",
         )
-    for name, found in result["published"].items():
-        points = published_efficiency(found["images_per_s"])
+    for name, published in result["published"].items():
+        points = published_efficiency(published["images_per_s"])
         marker, colour = _POINTS[name]
         label = f"published: A100, {name}"
         axes.plot(list(points), list(points.values()), marker, color=colour, ms=5, label=label)

@@ -34,8 +34,12 @@ def train(model: Line, replicas: int, x: torch.Tensor, y: torch.Tensor) -> torch
     options.inputReplicaGrouping(replicas, poptorch.CommGroupType.Consecutive)
     training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
     if replicas > 1:
-        own = (poptorch.CommGroupType.NoGrouping, 1, poptorch.VariableRetrievalMode.OnePerGroup)
-        training.weight.replicaGrouping(*own)
+        one_per_group = (
+            poptorch.CommGroupType.NoGrouping,
+            1,
+            poptorch.VariableRetrievalMode.OnePerGroup,
+        )
+        training.weight.replicaGrouping(*one_per_group)
     return [training(x, y)[0] for _ in range(UPDATES)][-1].reshape(-1)
 
 
@@ -43,13 +47,13 @@ def main() -> int:
     torch.manual_seed(0)
     x, start = torch.randn(ROWS, 3), torch.randn(MODELS, 3, 1)
     y = x @ torch.tensor([[1.0], [-2.0], [0.5]])
-    together = Line(start, share=MODELS)
-    losses = train(together, MODELS, x, y)
+    joined = Line(start, share=MODELS)
+    losses = train(joined, MODELS, x, y)
     print("replica | start norm | loss    | trained alone")
     for replica, loss in enumerate(losses):
         alone = Line(start[replica])
         train(alone, 1, x, y)
-        same = torch.allclose(alone.weight, together.weight[replica], rtol=1e-5)
+        same = torch.allclose(alone.weight, joined.weight[replica], rtol=1e-5)
         line = f"{replica:7} | {start[replica].norm():10.3f} | {loss:.5f} | "
         print(line + ("equal" if same else "differs"))
     return 0

@@ -47,12 +47,12 @@ def main() -> int:
         training.save(Path(folder) / "adder.poptorch")
         command = [sys.executable, __file__, f"{folder}/adder.poptorch"]
         printed = subprocess.check_output(command, text=True)
-    here, there = train(training, range(5, 10)), printed.splitlines()
+    continued, reloaded = train(training, range(5, 10)), printed.splitlines()
     print("step  loss here  loss in the new process  equal outputs")
-    for step, (a, b) in enumerate(zip(here, there, strict=True), start=5):
+    for step, (a, b) in enumerate(zip(continued, reloaded, strict=True), start=5):
         losses = f"{float(a.split()[0]):9.6f}  {float(b.split()[0]):23.6f}"
         print(f"{step:4}  {losses}  {'yes' if a == b else 'no'}")
-    return 0 if here == there else 1
+    return 0 if continued == reloaded else 1
 
 
 if __name__ == "__main__":

@@ -141,12 +141,12 @@ def _function_line(owner: str, name: str) -> str:
 
 def _differs(item: object) -> str:
     """What the docstring says on differences, on one line."""
-    found = re.search(
+    match = re.search(
         r"Differs from (?:the original|torch): (.*?)(?:\n\s*\n|\Z)",
         inspect.getdoc(item) or "",
         re.S,
     )
-    return " ".join(found[1].split()) if found else ""
+    return " ".join(match[1].split()) if match else ""
 
 
 def page() -> str:

@@ -113,12 +113,13 @@ def _cosmic_rows() -> list[str]:
 
 def _cosmic_row(size: int, mode: str, threads: int, path: Path) -> str:
     result = json.loads(path.read_text())
-    ratio, own = result["ratio"], result["ways"]["abele"]
-    where = result["environment"]
+    ratio, compiled = result["ratio"], result["ways"]["abele"]
+    environment = result["environment"]
     return (
-        f"| {where['gpu'] or where['cpu']}, {threads} thread{'s' if threads > 1 else ''} "
+        f"| {environment['gpu'] or environment['cpu']}, "
+        f"{threads} thread{'s' if threads > 1 else ''} "
         f"| {mode}, {_PIXELS[size]} | {ratio['images_per_s']:.2f} x "
-        f"| {ratio['peak_mib']:.2f} x | {own['first_step_s']:.1f} s "
+        f"| {ratio['peak_mib']:.2f} x | {compiled['first_step_s']:.1f} s "
         f"| [json](benchmarks/records/{path.name}) |"
     )
 
@@ -131,9 +132,10 @@ def _order(path: Path) -> tuple[str, int]:
 def _speed_row(threads: int, path: Path) -> str:
     result = json.loads(path.read_text())
     ratio, start = result["ratio"], result["start"]
-    where = result["environment"]
+    environment = result["environment"]
     return (
-        f"| {where['gpu'] or where['cpu']}, {threads} thread{'s' if threads > 1 else ''} "
+        f"| {environment['gpu'] or environment['cpu']}, "
+        f"{threads} thread{'s' if threads > 1 else ''} "
         f"| {ratio['torch.compile']:.2f} x | {ratio['abele']:.2f} x "
         f"| {ratio['abele with loader']:.2f} x | {start['abele cold']['first_step_s']:.1f} s "
         f"| {start['abele cached']['first_step_s']:.2f} s "

@@ -146,16 +146,16 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only compare; exit 1 if stale")
     options = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
-    wanted = pages()
-    stale = [path for path, text in wanted.items() if not same(path, text)]
-    stale += sorted(set(FOLDER.glob("*.md")) - set(wanted))
+    current = pages()
+    stale = [path for path, text in current.items() if not same(path, text)]
+    stale += sorted(set(FOLDER.glob("*.md")) - set(current))
     if options.check:
         for path in stale:
             print(f"{path.relative_to(ROOT)} is stale: run python scripts/gen_reference.py")
         return int(bool(stale))
     for path in stale:
-        if path in wanted:
-            path.write_text(wanted[path], encoding="utf-8")
+        if path in current:
+            path.write_text(current[path], encoding="utf-8")
         else:
             path.unlink()
     return 0
@@ -265,11 +265,11 @@ def describe(
     yield from ("", *text)
     if not inspect.isclass(item):
         return
-    known = [base for base in item.__mro__[1:] if base in documented]
-    if known:
-        base = short(documented[known[0]])
+    bases = [base for base in item.__mro__[1:] if base in documented]
+    if bases:
+        base = short(documented[bases[0]])
         yield from ("", f"Also has the members of [`{base}`](#{_anchor(base)}).")
-    hidden = {base for each in known for base in each.__mro__}
+    hidden = {base for each in bases for base in each.__mro__}
     for name, member in members(item, hidden):
         yield from ("", *describe_member(shown, name, member))
 
@@ -289,9 +289,9 @@ def describe_member(owner: str, name: str, item: object) -> Iterator[str]:
     if isinstance(item, property):
         text[:1] = [f"*Property.* {line}" for line in text[:1]]
     yield from ("", *text)
-    found = status(owner, name)
-    if found:
-        yield from ("", f"*{found}*")
+    status_text = status(owner, name)
+    if status_text:
+        yield from ("", f"*{status_text}*")
 
 
 def status(owner: str, setter: str) -> str:
@@ -300,14 +300,14 @@ def status(owner: str, setter: str) -> str:
         return ""
     table = importlib.import_module("poptorch.options._table")
     namespace = owner.rpartition(".")[2]
-    found = [row for row in table.TABLE if (row.namespace, row.setter) == (namespace, setter)]
-    if not found or namespace == "_Popart":
+    rows = [row for row in table.TABLE if (row.namespace, row.setter) == (namespace, setter)]
+    if not rows or namespace == "_Popart":
         return ""
-    if all(row.status is table.Status.NO_EFFECT for row in found):
+    if all(row.status is table.Status.NO_EFFECT for row in rows):
         return "No effect."
-    if all(row.type == "method" for row in found):
+    if all(row.type == "method" for row in rows):
         return ""
-    part = "Part" if any(row.when == "compile" for row in found) else "Not part"
+    part = "Part" if any(row.when == "compile" for row in rows) else "Not part"
     return f"Honoured. {part} of what is compiled."
 
 
@@ -350,11 +350,11 @@ def members(cls: type, hidden: set[type]) -> Iterator[tuple[str, object]]:
 def signature(shown: str, item: object) -> list[str]:
     """The call, on one line or one parameter per line."""
     try:
-        found = inspect.signature(item)
+        call = inspect.signature(item)
     except (TypeError, ValueError):
         return [shown]
-    entries = [p.replace(annotation=p.empty) for n, p in found.parameters.items() if n != "self"]
-    line = _plain(f"{shown}{found.replace(parameters=entries, return_annotation=found.empty)}")
+    entries = [p.replace(annotation=p.empty) for n, p in call.parameters.items() if n != "self"]
+    line = _plain(f"{shown}{call.replace(parameters=entries, return_annotation=call.empty)}")
     if len(line) <= 88:
         return [line]
     return [f"{shown}(", *(f"    {_plain(str(entry))}," for entry in entries), ")"]
@@ -375,8 +375,8 @@ def _inline(text: str) -> str:
 def text_of(item: object) -> list[str]:
     """A docstring as Markdown: fields become lists."""
     # A class without a docstring of its own would show its base's.
-    own = not inspect.isclass(item) or "__doc__" in vars(item)
-    text = (inspect.getdoc(item) or "") if own else ""
+    has_docstring = not inspect.isclass(item) or "__doc__" in vars(item)
+    text = (inspect.getdoc(item) or "") if has_docstring else ""
     lines: list[str] = []
     section = None
     for line in text.splitlines():

@@ -137,11 +137,11 @@ def _read(path: Path, magic: int, axes: int) -> tuple[tuple[int, ...], Tensor]:
             f"{path}: a header of {header_bytes} bytes was expected; the file has only "
             f"{len(content)}. {_REMEDY}"
         )
-    found, *sizes = struct.unpack(f">{1 + axes}I", content[:header_bytes])
-    if found != magic:
+    actual_magic, *sizes = struct.unpack(f">{1 + axes}I", content[:header_bytes])
+    if actual_magic != magic:
         raise DataFileError(
             f"{path}: an idx file with magic number {magic:#010x} was expected; found "
-            f"{found:#010x}. {_REMEDY}"
+            f"{actual_magic:#010x}. {_REMEDY}"
         )
     body = torch.frombuffer(bytearray(content), dtype=torch.uint8)[header_bytes:]
     promised = torch.Size(sizes).numel()

@@ -82,8 +82,8 @@ def _blocks(rows: NDArray[np.intp]) -> list[NDArray[np.intp]]:
     return [rows[start : start + _BLOCK] for start in range(0, len(rows), _BLOCK)]
 
 
-def _generator(seed: int, train: bool, *where: int) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64([seed, int(train), *where]))
+def _generator(seed: int, train: bool, *stream: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64([seed, int(train), *stream]))
 
 
 def _draw_block(label: int, rng: np.random.Generator) -> NDArray[np.uint8]:
@@ -134,9 +134,9 @@ def _cloth(x: Field, y: Field, draw: Draw) -> Field:
 def _clouds(draw: Draw, knots: int = 5) -> Field:
     """Smooth random brightness in 0..1, [B, 784]: a coarse grid, interpolated along both axes."""
     grid = draw.rng.random((draw.count, knots, knots), dtype=np.float32)
-    where = np.linspace(0.0, knots - 1.0, SIDE, dtype=np.float32)
-    low = np.minimum(where.astype(np.intp), knots - 2)
-    part = where - low
+    position = np.linspace(0.0, knots - 1.0, SIDE, dtype=np.float32)
+    low = np.minimum(position.astype(np.intp), knots - 2)
+    part = position - low
     rows = grid[:, low] * (1.0 - part)[:, None] + grid[:, low + 1] * part[:, None]
     field = rows[:, :, low] * (1.0 - part) + rows[:, :, low + 1] * part
     return field.reshape(draw.count, -1)

@@ -86,8 +86,8 @@ class InMemoryImages(Dataset):
         The pictures are gathered and normalised together, which is many times faster than one
         call per row.
         """
-        where = torch.tensor(indices)
-        return Rows(normalise(self.images[where]).unsqueeze(1), self.labels[where])
+        rows = torch.tensor(indices)
+        return Rows(normalise(self.images[rows]).unsqueeze(1), self.labels[rows])
 
     def first(self, count: int | None) -> "InMemoryImages":
         """The set's first `count` rows; the whole set for None or a count beyond its length."""

@@ -46,8 +46,8 @@ class Checkpoints:
             lines = []
         pairs = [line.split(": ", 1) for line in lines if ": " in line]
         listed = [(int(k), self.folder / v) for k, v in pairs if k.isdecimal()]
-        found = [(step, path) for step, path in listed if path.is_file()]
-        return found or self._named()
+        existing = [(step, path) for step, path in listed if path.is_file()]
+        return existing or self._named()
 
     def _named(self) -> list[tuple[int, Path]]:
         if not self.folder.is_dir():
@@ -69,10 +69,10 @@ class Checkpoints:
         path = self.folder / f"model-{step}.ckpt"
         plain = _plain(content)
         older = [entry for entry in self.entries() if entry[1] != path]
-        kept = [(step, path), *older][: self.keep]
+        entries = [(step, path), *older][: self.keep]
         try:
             state_file.write(path, plain)
-            lines = [f"{_LATEST}: {path.name}", *(f"{s}: {p.name}" for s, p in kept)]
+            lines = [f"{_LATEST}: {path.name}", *(f"{s}: {p.name}" for s, p in entries)]
             atomic.write_text(self.folder / INDEX, "\n".join(lines) + "\n")
         except OSError as error:
             last = f"The latest one is {older[0][1]}." if older else "There is none before it."
@@ -102,9 +102,9 @@ def locate(location: str | os.PathLike[str]) -> Path:
         entries = Checkpoints(candidate).entries()
         if entries:
             return entries[0][1]
-    what = "has no checkpoint in it" if folder.is_dir() else "does not exist"
+    reason = "has no checkpoint in it" if folder.is_dir() else "does not exist"
     raise CheckpointError(
-        f"mode.weights_location={location} was asked for, but {path} {what}. Name a folder with "
+        f"mode.weights_location={location} was asked for, but {path} {reason}. Name a folder with "
         "model-STEP.ckpt files, or one such file."
     )
 
@@ -173,23 +173,23 @@ def check_fits(
     Raises:
         CheckpointError: names or shapes differ; the message shows the first of each kind.
     """
-    own = network.state_dict()
-    missing = [name for name in own if name not in weights]
-    unknown = [name for name in weights if name not in own]
+    tensors = network.state_dict()
+    missing = [name for name in tensors if name not in weights]
+    unknown = [name for name in weights if name not in tensors]
     other = [
         f"{name} {list(weights[name].shape)} instead of {list(value.shape)}"
-        for name, value in own.items()
+        for name, value in tensors.items()
         if name in weights and weights[name].shape != value.shape
     ]
-    said = [
-        f"{len(names)} {what} ({_first(names)})"
-        for what, names in (("missing", missing), ("unknown", unknown), ("of other shape", other))
+    faults = [
+        f"{len(names)} {kind} ({_first(names)})"
+        for kind, names in (("missing", missing), ("unknown", unknown), ("of other shape", other))
         if names
     ]
-    if said:
+    if faults:
         raise CheckpointError(
-            f"The checkpoint {path} is of another network: of {len(own)} tensors, "
-            f"{'; '.join(said)}. Use the network= and network.* settings it was trained with."
+            f"The checkpoint {path} is of another network: of {len(tensors)} tensors, "
+            f"{'; '.join(faults)}. Use the network= and network.* settings it was trained with."
         )
 
 

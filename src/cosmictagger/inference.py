@@ -101,10 +101,10 @@ class Pass:
             note: takes each step.
         """
         batches = sources.beginning_at(self.events, self.mode.start_index)
-        mine = sources.turns(self.events, self.mode.start_index, self._total())
+        indices = sources.turns(self.events, self.mode.start_index, self._total())
         first = self.launch.instances.is_first
-        with Bar(len(mine), self.mode.name.name, shown=first) as bar:
-            for index in mine:
+        with Bar(len(indices), self.mode.name.name, shown=first) as bar:
+            for index in indices:
                 if stop.signal is not None:
                     break
                 with self.timings.iteration(index):
@@ -127,17 +127,17 @@ class Pass:
             "run": config.run.id,
             "network": f"{config.network.name}, {count:,} parameters",
             **self.launch.weights_said,
-            "events": sources.said(config),
+            "events": sources.described(config),
         }
 
     def _total(self) -> int:
         """Batches of all instances together."""
         size, start = self.events.batch_size, self.mode.start_index
         whole = math.ceil(self.events.events / size) - start // size
-        asked = self.launch.config.run.iterations
-        if asked is None and not isinstance(self.events, EventLoader):
-            asked = _SYNTHETIC_STEPS
-        return max(1, whole if asked is None else min(asked, whole))
+        iterations = self.launch.config.run.iterations
+        if iterations is None and not isinstance(self.events, EventLoader):
+            iterations = _SYNTHETIC_STEPS
+        return max(1, whole if iterations is None else min(iterations, whole))
 
     def _results(self) -> Any:
         """The writer of files, which gives them their names when the pass has ended well."""
@@ -159,13 +159,13 @@ class Pass:
             batch = next(batches)
         with self.timings.part("forward"):
             result = self.backend.evaluate_step(batch)
-        made = len(self.steps) + 1
-        if self.backend.evaluation_steps != made:
+        steps = len(self.steps) + 1
+        if self.backend.evaluation_steps != steps:
             raise BackendError(
-                f"{made} steps were made, but {self.backend.evaluation_steps} went through "
+                f"{steps} steps were made, but {self.backend.evaluation_steps} went through "
                 "the backend."
             )
-        if made == 1:
+        if steps == 1:
             self.launch.prove(self.backend)
         self._check(batch, result)
         with self.timings.part("metrics"):

@@ -58,22 +58,22 @@ class Instances:
 
     # -- values, now and then ----------------------------------------------------------------
 
-    def barrier(self, what: str) -> None:
+    def barrier(self, topic: str) -> None:
         """Waits until every instance has come here.
 
         Args:
-            what: the place in words, for the error of those that wait in vain.
+            topic: the place in words, for the error of those that wait in vain.
 
         Raises:
             InstanceError: an instance is gone, or waits elsewhere.
         """
-        self.gather(what, None)
+        self.gather(topic, None)
 
-    def gather(self, what: str, value: Any) -> list[Any]:
+    def gather(self, topic: str, value: Any) -> list[Any]:
         """Gives every instance the values of all; takes milliseconds, so not for every step.
 
         Args:
-            what: as in ``barrier``; may be used again.
+            topic: as in ``barrier``; may be used again.
             value: anything that JSON holds; tuples become lists. NaN and infinity pass.
 
         Returns:
@@ -85,23 +85,23 @@ class Instances:
         if self._connection is None:
             return [value]
         with _typed():
-            return [json.loads(each) for each in self._connection.gather(what, json.dumps(value))]
+            return [json.loads(each) for each in self._connection.gather(topic, json.dumps(value))]
 
-    def from_first(self, what: str, value: Any = None) -> Any:
+    def from_first(self, topic: str, value: Any = None) -> Any:
         """Gives every instance the value of the first; see ``gather``."""
-        return self.gather(what, value if self.is_first else None)[0]
+        return self.gather(topic, value if self.is_first else None)[0]
 
-    def bytes_from_first(self, what: str, data: bytes | None = None) -> bytes:
+    def bytes_from_first(self, topic: str, data: bytes | None = None) -> bytes:
         """Gives every instance the bytes of the first, of any size.
 
         Args:
-            what: see ``barrier``.
+            topic: see ``barrier``.
             data: of the first instance; others give None.
 
         Raises:
             InstanceError: see ``barrier``.
         """
-        size = self.from_first(what, len(data or b""))
+        size = self.from_first(topic, len(data or b""))
         if self._connection is None or not size:
             return data or b""
         wire = torch.frombuffer(bytearray(data or size), dtype=torch.uint8)
@@ -109,11 +109,11 @@ class Instances:
             self._connection.broadcast(wire)
         return wire.numpy().tobytes()
 
-    def tensors_from_first(self, what: str, values: Any = None) -> Any:
+    def tensors_from_first(self, topic: str, values: Any = None) -> Any:
         """Gives every instance tensors of the first, in dictionaries and lists with plain values.
 
         Args:
-            what: see ``barrier``.
+            topic: see ``barrier``.
             values: of the first instance; others may give anything.
 
         Returns:
@@ -126,15 +126,15 @@ class Instances:
             return values
         data = None
         if self.is_first:
-            data = state_file.to_bytes(state_file.plain({_ALL: values}, what))
-        found = state_file.from_bytes(self.bytes_from_first(what, data))
-        return values if self.is_first else found[_ALL]
+            data = state_file.to_bytes(state_file.plain({_ALL: values}, topic))
+        received = state_file.from_bytes(self.bytes_from_first(topic, data))
+        return values if self.is_first else received[_ALL]
 
-    def agree(self, what: str, facts: Mapping[str, object]) -> None:
+    def agree(self, topic: str, facts: Mapping[str, object]) -> None:
         """Compares what all instances must have in common; all raise where they differ.
 
         Args:
-            what: what the facts are about, in words.
+            topic: what the facts are about, in words.
             facts: values by name, compared and shown as text.
 
         Raises:
@@ -143,13 +143,13 @@ class Instances:
         if self._connection is None:
             return
         try:
-            self._connection.agree(what, {name: str(value) for name, value in facts.items()})
+            self._connection.agree(topic, {name: str(value) for name, value in facts.items()})
         except CollectiveError as error:
             self.is_told = isinstance(error, DisagreementError)
             raise InstanceError(str(error)) from error
 
     @contextlib.contextmanager
-    def together(self, what: str) -> Iterator[None]:
+    def together(self, topic: str) -> Iterator[None]:
         """A block that succeeds on all instances or on none; ends when all have ended it.
 
             with instances.together("opening the events"):
@@ -159,7 +159,7 @@ class Instances:
         collective function.
 
         Args:
-            what: see ``barrier``.
+            topic: see ``barrier``.
 
         Raises:
             CosmicTaggerError, OSError: as raised in the block, where that was this instance.
@@ -172,20 +172,20 @@ class Instances:
             if self._connection is None:
                 raise
             problem = error
-        self.check(what, problem)
+        self.check(topic, problem)
 
-    def check(self, what: str, problem: CosmicTaggerError | OSError | None) -> None:
+    def check(self, topic: str, problem: CosmicTaggerError | OSError | None) -> None:
         """Raises on all instances if one of them has a problem; what ``together`` ends with.
 
         Args:
-            what: see ``barrier``.
+            topic: see ``barrier``.
             problem: of this instance, or None.
 
         Raises:
             CosmicTaggerError, OSError: ``problem``, where that is not None.
             InstanceError: another instance has one.
         """
-        texts = self.gather(what, None if problem is None else str(problem))
+        texts = self.gather(topic, None if problem is None else str(problem))
         self.is_told = any(text is not None for text in texts)
         if problem is not None:
             raise problem
@@ -256,10 +256,10 @@ class Instances:
         """
         if self._connection is None:
             return dict(values)
-        there = [value == value and images > 0 for value in values.values()]
-        sums = [v * images if ok else 0.0 for v, ok in zip(values.values(), there, strict=True)]
-        found = self.total([*sums, *(images if ok else 0 for ok in there)])
-        pairs = zip(found[: len(sums)], found[len(sums) :], strict=True)
+        valid = [value == value and images > 0 for value in values.values()]
+        sums = [v * images if ok else 0.0 for v, ok in zip(values.values(), valid, strict=True)]
+        totals = self.total([*sums, *(images if ok else 0 for ok in valid)])
+        pairs = zip(totals[: len(sums)], totals[len(sums) :], strict=True)
         means = [total / number if number else float("nan") for total, number in pairs]
         return dict(zip(values, means, strict=True))
 
@@ -333,13 +333,13 @@ def _place() -> tuple[int, int] | None:
 
     try:
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-            found = adopt.find(os.environ)
-            if found is not None:
-                if found.address is not None:
-                    os.environ.setdefault("MASTER_ADDR", found.address)
-                os.environ.setdefault("MASTER_PORT", str(found.port))
-                os.environ.setdefault("LOCAL_RANK", str(found.local_rank))
-                return found.rank, found.size
+            place = adopt.find(os.environ)
+            if place is not None:
+                if place.address is not None:
+                    os.environ.setdefault("MASTER_ADDR", place.address)
+                os.environ.setdefault("MASTER_PORT", str(place.port))
+                os.environ.setdefault("LOCAL_RANK", str(place.local_rank))
+                return place.rank, place.size
         count = popdist.getNumInstances()
         return None if count == 1 else (popdist.getInstanceIndex(), count)
     except (popdist.Error, problems.Problem, ValueError) as error:

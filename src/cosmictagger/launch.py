@@ -60,7 +60,7 @@ class Launch:
     seed: int
     instances: Instances = dataclasses.field(default_factory=Instances)
     weights_said: dict[str, str] = dataclasses.field(default_factory=dict)
-    _said: str = ""
+    _last_line: str = ""
 
     @property
     def checkpoints(self) -> checkpoints.Checkpoints:
@@ -113,9 +113,9 @@ class Launch:
     def prove(self, backend: Backend) -> Proof:
         """Writes to the record where the backend runs, and to the log what of that is new."""
         proof = backend.proof()
-        if proof.line() != self._said:
-            self._said = proof.line()
-            logger.info(self._said)
+        if proof.line() != self._last_line:
+            self._last_line = proof.line()
+            logger.info(self._last_line)
         self.record.update({"proof": dataclasses.asdict(proof)})
         return proof
 
@@ -131,9 +131,11 @@ class Launch:
             proof: of all instances; default that of ``backend``.
         """
         proof = proof or backend.proof()
-        found = checkpoints.weights_hash(backend.state_dict()["state_dict"])
-        self.record.update({**values, "weights_hash": found, "proof": dataclasses.asdict(proof)})
-        logger.info(f"Weights {when}: {found}")
+        weights_hash = checkpoints.weights_hash(backend.state_dict()["state_dict"])
+        self.record.update(
+            {**values, "weights_hash": weights_hash, "proof": dataclasses.asdict(proof)}
+        )
+        logger.info(f"Weights {when}: {weights_hash}")
         logger.info(f"Proof: {proof.line()}; {proof.counts()}")
 
     def weights(self) -> dict[str, Any] | None:
@@ -202,17 +204,17 @@ def launched(config: Config) -> Iterator[Launch]:
         os.environ[name] = value
     notes = settle(config)
     with contextlib.ExitStack() as stack:
-        together = stack.enter_context(_joined(config))
-        folder = _folder(config, together)
-        with together.together("the log"), _writable(folder):
-            stack.enter_context(logging_to(folder, together.index))
-        seeds = stack.enter_context(_seeded(config, together))
-        with together.together("the output folder"), _writable(folder):
-            _say_what_runs(config, notes, together.count)
-            where = folder if together.is_first else None
-            record = RunRecord(where, _first(config, seeds, together.count))
+        instances = stack.enter_context(_joined(config))
+        folder = _folder(config, instances)
+        with instances.together("the log"), _writable(folder):
+            stack.enter_context(logging_to(folder, instances.index))
+        seeds = stack.enter_context(_seeded(config, instances))
+        with instances.together("the output folder"), _writable(folder):
+            _say_what_runs(config, notes, instances.count)
+            record_folder = folder if instances.is_first else None
+            record = RunRecord(record_folder, _first(config, seeds, instances.count))
         stack.enter_context(_ending(record))
-        yield Launch(config, folder, record, *seeds, together)
+        yield Launch(config, folder, record, *seeds, instances)
 
 
 @contextlib.contextmanager
@@ -221,32 +223,32 @@ def _joined(config: Config) -> Iterator[Instances]:
     mode = config.run.compute_mode
     makers = {ComputeMode.IPU: instances.of_popdist, ComputeMode.RDU: instances.alone}
     distributed = instances.of_torch if config.run.distributed else instances.alone
-    together = makers.get(mode, distributed)()  # type: ignore[arg-type]  settled
+    group = makers.get(mode, distributed)()  # type: ignore[arg-type]  settled
     try:
-        together.agree("the configuration", _flat(plain(config)))
-        yield together
+        group.agree("the configuration", _flat(plain(config)))
+        yield group
     except CosmicTaggerError as error:
-        error.is_told = together.is_told and not together.is_first
-        together.fail(str(error))
+        error.is_told = group.is_told and not group.is_first
+        group.fail(str(error))
         raise
     except BaseException as error:
-        together.fail(f"{type(error).__name__}: {error}")
+        group.fail(f"{type(error).__name__}: {error}")
         raise
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """A configuration with names such as ``run.minibatch_size``."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in values.items():
         nested = isinstance(value, dict)
-        found |= _flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
-    return found
+        flat |= _flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+    return flat
 
 
-def _folder(config: Config, together: Instances) -> Path:
+def _folder(config: Config, instances: Instances) -> Path:
     folder = Path(config.output_dir)
-    with together.together("the output folder"), _writable(folder):
-        if together.is_first:
+    with instances.together("the output folder"), _writable(folder):
+        if instances.is_first:
             folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -333,11 +335,14 @@ def _first(config: Config, seeds: tuple[int, int], count: int) -> dict[str, Any]
 
 
 @contextlib.contextmanager
-def _seeded(config: Config, together: Instances) -> Iterator[tuple[int, int]]:
+def _seeded(config: Config, instances: Instances) -> Iterator[tuple[int, int]]:
     """The seeds of data and weights; a fixed one of weights also asks for fixed kernels."""
-    drawn = random.Random(time.time_ns()).randrange(1, 2**31)
-    drawn = together.from_first("the seeds", drawn)
-    data, weights = getattr(config.data, "seed", 0) or drawn, config.framework.seed or drawn
+    random_seed = random.Random(time.time_ns()).randrange(1, 2**31)
+    random_seed = instances.from_first("the seeds", random_seed)
+    data, weights = (
+        getattr(config.data, "seed", 0) or random_seed,
+        config.framework.seed or random_seed,
+    )
     before = torch.are_deterministic_algorithms_enabled()
     state = torch.get_rng_state()
     if config.framework.seed:

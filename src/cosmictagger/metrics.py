@@ -117,17 +117,17 @@ def counts(scores: Scores, label: Tensor) -> Counts:
     pairs = (truth + predicted.to(label.device, torch.uint8)).cpu().numpy()
     # One byte per pixel leaves the device; numpy counts bytes far faster than torch.
     pairs = pairs.reshape(len(label) * PLANES, label.shape[2] * label.shape[3])
-    found = np.array([np.bincount(pair, minlength=CLASSES**2) for pair in pairs], np.int64)
-    return found.reshape(-1, PLANES, CLASSES, CLASSES)
+    per_image = np.array([np.bincount(pair, minlength=CLASSES**2) for pair in pairs], np.int64)
+    return per_image.reshape(-1, PLANES, CLASSES, CLASSES)
 
 
-def _check_classes(label: Tensor, what: str) -> None:
+def _check_classes(label: Tensor, kind: str) -> None:
     if not label.numel():
         return
     low, high = (int(value) for value in label.aminmax())
     if low < 0 or high >= CLASSES:
         raise DataError(
-            f"A {what} class of {low if low < 0 else high} was found. Classes are 0 (background), "
+            f"A {kind} class of {low if low < 0 else high} was found. Classes are 0 (background), "
             "1 (cosmic) and 2 (neutrino)."
         )
 
@@ -160,9 +160,9 @@ def _ratio(part: Counts, whole: Counts, empty: float) -> NDArray[np.float64]:
 
 def _mean(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
     """The mean of what is there; NaN where nothing is."""
-    there = ~np.isnan(values)
-    total = np.where(there, values, 0.0).sum(axis)
-    return np.where(there.any(axis), total / np.maximum(there.sum(axis), 1), np.nan)
+    defined = ~np.isnan(values)
+    total = np.where(defined, values, 0.0).sum(axis)
+    return np.where(defined.any(axis), total / np.maximum(defined.sum(axis), 1), np.nan)
 
 
 def _named(planes: NDArray[np.float64]) -> dict[str, float]:

@@ -90,9 +90,7 @@ def by_interaction(events: Valued) -> list[Bin]:
     """A metric by flavour and current, in alphabetical order."""
     events = list(events)
     kinds = sorted({_kind(neutrino) for neutrino, _ in events if neutrino is not None})
-    return [
-        found for kind in kinds for found in _bin(kind, events, lambda nu, k=kind: _kind(nu) == k)
-    ]
+    return [row for kind in kinds for row in _bin(kind, events, lambda nu, k=kind: _kind(nu) == k)]
 
 
 def _kind(neutrino: Neutrino) -> str:

@@ -17,11 +17,11 @@ class Bar:
     """
 
     def __init__(
-        self, total: int | None, what: str, file: IO[str] | None = None, *, shown: bool = True
+        self, total: int | None, label: str, file: IO[str] | None = None, *, shown: bool = True
     ):
         self._bar: Any = tqdm(
             total=total,
-            desc=what,
+            desc=label,
             unit="step",
             file=file,
             disable=not shown or (None if file is None else False),

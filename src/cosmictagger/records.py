@@ -138,7 +138,7 @@ class Table:
         """
         if self._path is None:
             return
-        columns = self._columns or self._known(self._path) or list(metrics)
+        columns = self._columns or self._columns_in(self._path) or list(metrics)
         lines = []
         if not self._path.exists() or not self._path.stat().st_size:
             lines.append(",".join(["step", *columns]))
@@ -151,7 +151,7 @@ class Table:
             file.write("\n".join(lines) + "\n")
 
     @staticmethod
-    def _known(path: Path) -> list[str] | None:
+    def _columns_in(path: Path) -> list[str] | None:
         with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
             return file.readline().strip().split(",")[1:] or None
         return None
@@ -205,8 +205,8 @@ class RunRecord:
 
 def _entries(path: Path | None) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        found = None if path is None else json.loads(path.read_text())
-        return found if isinstance(found, dict) else {}
+        entries = None if path is None else json.loads(path.read_text())
+        return entries if isinstance(entries, dict) else {}
     return {}
 
 

@@ -31,18 +31,18 @@ def open_events(
         DataError: they cannot be opened here, or there are too few.
         InstanceError: that is so on another instance, or it has other events.
     """
-    config, together = launch.config, launch.instances
-    with together.together("the generated events"):
-        if together.is_first:
+    config, instances = launch.config, launch.instances
+    with instances.together("the generated events"):
+        if instances.is_first:
             sources.prepare(config)
-    with together.together("the events"):
-        events = stack.enter_context(sources.training(config, launch.data_seed, together))
-        aux = sources.validation(config, together)
+    with instances.together("the events"):
+        events = stack.enter_context(sources.training(config, launch.data_seed, instances))
+        aux = sources.validation(config, instances)
         if aux is not None:
             stack.enter_context(aux)
     facts = {"events to train on": events.events, "images": events.image_size}  # type: ignore[attr-defined]
     facts["events to validate on"] = 0 if aux is None else aux.events
-    together.agree("the events", facts)
+    instances.agree("the events", facts)
     return events, aux
 
 
@@ -67,17 +67,17 @@ def steps_to_make(launch: Launch, step: int) -> int:
 
 def _launcher() -> str:
     """Tells runs of poprun and torchrun apart, without giving away how."""
-    known = os.environ.get(SECRET) or os.environ.get(_OF_TORCHRUN, "")
-    return hashlib.sha256(known.encode()).hexdigest()[:16]
+    secret = os.environ.get(SECRET) or os.environ.get(_OF_TORCHRUN, "")
+    return hashlib.sha256(secret.encode()).hexdigest()[:16]
 
 
 def mean_loss(
-    together: Instances, result: StepResult, signal: int | None
+    instances: Instances, result: StepResult, signal: int | None
 ) -> tuple[float, int | None]:
     """The loss over the images of all instances, of which each has as many.
 
     Args:
-        together: the instances.
+        instances: the instances.
         result: of this instance's update.
         signal: that has come to this instance.
 
@@ -86,30 +86,30 @@ def mean_loss(
     """
     assert result.loss is not None  # Backend.train_step asks for labels
     loss = float(result.loss)
-    if together.count == 1:
+    if instances.count == 1:
         return loss, signal
-    total, *numbers = together.total([loss, *(signal == each for each in SIGNALS)])
-    came = next((each for each, n in zip(SIGNALS, numbers, strict=True) if n), None)
-    return total / together.count, came
+    total, *numbers = instances.total([loss, *(signal == each for each in SIGNALS)])
+    received = next((each for each, n in zip(SIGNALS, numbers, strict=True) if n), None)
+    return total / instances.count, received
 
 
 def all_metrics(
-    together: Instances, logits: Sequence[torch.Tensor], label: torch.Tensor, size: int
+    instances: Instances, logits: Sequence[torch.Tensor], label: torch.Tensor, size: int
 ) -> dict[str, float]:
     """Metrics over the images of all instances, equal to those of one with all these images.
 
     Args:
-        together: the instances.
+        instances: the instances.
         logits: of this one; see ``metrics.compute``.
         label: likewise.
         size: the most images that an instance has.
     """
     counts = metrics.counts(logits, label)
-    if together.count == 1:
+    if instances.count == 1:
         return metrics.of_batch(counts)
     table = torch.from_numpy(counts)
     missing = table.new_full((size - len(table), *table.shape[1:]), -1)
-    joined = together.rows(torch.cat([table, missing]))
+    joined = instances.rows(torch.cat([table, missing]))
     return metrics.of_batch(joined[joined[:, 0, 0, 0] >= 0].numpy())
 
 
@@ -119,12 +119,14 @@ def of_nothing(batch: Batch) -> StepResult:
     return StepResult(torch.tensor(torch.nan), (empty, empty, empty))
 
 
-def compare_weights(together: Instances, backend: Backend, step: int) -> None:
+def compare_weights(instances: Instances, backend: Backend, step: int) -> None:
     """Proves that all instances have trained one network: they end with the same bits.
 
     Raises:
         InstanceError: they do not.
     """
-    if together.count > 1:
-        found = checkpoints.weights_hash(dict(backend.network.named_parameters()))
-        together.agree("what was trained", {f"the hash of the weights after step {step}": found})
+    if instances.count > 1:
+        weights_hash = checkpoints.weights_hash(dict(backend.network.named_parameters()))
+        instances.agree(
+            "what was trained", {f"the hash of the weights after step {step}": weights_hash}
+        )

@@ -171,7 +171,9 @@ def _joined(parts: Sequence[Passed]) -> Passed:
 def _proof(parts: Sequence[Passed]) -> Proof:
     """Where the steps of all instances ran; those that made none do not count."""
     proofs = [part.proof for part in parts if part.steps] or [parts[0].proof]
-    taken = [proof.compile_seconds for proof in proofs if proof.compile_seconds is not None]
+    compile_seconds = [
+        proof.compile_seconds for proof in proofs if proof.compile_seconds is not None
+    ]
 
     def all_of(name: str) -> Any:
         values = dict.fromkeys(getattr(proof, name) for proof in proofs)
@@ -182,7 +184,7 @@ def _proof(parts: Sequence[Passed]) -> Proof:
         target=all_of("target"),
         device=all_of("device"),
         executable=all_of("executable"),
-        compile_seconds=max(taken, default=None),
+        compile_seconds=max(compile_seconds, default=None),
         evaluation_steps=sum(proof.evaluation_steps for proof in proofs),
     )
 

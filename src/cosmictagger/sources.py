@@ -152,11 +152,11 @@ def turns(loader: BatchStream, start: int, total: int) -> range:
 
 def stored_size(loader: BatchStream) -> tuple[int, int]:
     """(H, W) of the images before they shrink."""
-    found: Any = getattr(loader, "stored_size", None)
-    return found or (1280, 2048)
+    size: Any = getattr(loader, "stored_size", None)
+    return size or (1280, 2048)
 
 
-def said(config: Config) -> str:
+def described(config: Config) -> str:
     """Which events ``in_order`` gives, in words."""
     data = config.data
     if data.name is DataKind.synthetic:
@@ -222,5 +222,5 @@ def _generated_path(config: Config, *, held_out: bool) -> Path:
 
     data, seed = config.data, _generator_seed(config, held_out)
     events = data.aux_events if held_out else data.events
-    what = f"{data.rows}x{data.columns}-seed{seed}-{events}"
-    return cache_folder(config) / f"events-v{generator.VERSION}-{what}.h5"
+    contents = f"{data.rows}x{data.columns}-seed{seed}-{events}"
+    return cache_folder(config) / f"events-v{generator.VERSION}-{contents}.h5"

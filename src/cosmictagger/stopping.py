@@ -31,14 +31,14 @@ class Stopped(KeyboardInterrupt):
 class _Handlers:
     """Context manager that answers both signals; outside the main thread it does nothing."""
 
-    def __init__(self, came: Callable[[int, FrameType | None], None]):
-        self._came = came
+    def __init__(self, on_signal: Callable[[int, FrameType | None], None]):
+        self._on_signal = on_signal
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                self._before[number] = signal.signal(number, self._came)
+                self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:

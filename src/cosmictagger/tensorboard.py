@@ -46,9 +46,9 @@ class Summaries:
             return
         for plane, scores in enumerate(logits):
             predicted = scores[0].float().argmax(0)
-            for what, classes in (("prediction", predicted), ("label", label[0, plane])):
+            for name, classes in (("prediction", predicted), ("label", label[0, plane])):
                 grey = (classes.float() / 2)[None].cpu()
-                self._writer.add_image(f"{what}/plane_{plane}", grey, step)
+                self._writer.add_image(f"{name}/plane_{plane}", grey, step)
 
     def close(self) -> None:
         """Writes what is held back."""

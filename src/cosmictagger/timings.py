@@ -127,8 +127,8 @@ def split_line(split: Mapping[str, float]) -> str:
     step = said(*_OF_A_STEP)
     if "train" in split:
         step = said("train") + (f" ({step})" if step else "")
-    told = ", ".join(part for part in (said("io"), step, said(*others)) if part)
-    return f"Mean seconds of an iteration: {split['iteration']:.3g}: {told}"
+    parts = ", ".join(part for part in (said("io"), step, said(*others)) if part)
+    return f"Mean seconds of an iteration: {split['iteration']:.3g}: {parts}"
 
 
 def closing_lines(iterations: list[float], images: float) -> list[str]:

@@ -80,7 +80,7 @@ class Training:
     ):
         self.launch, self.backend, self.events, self.aux = launch, backend, events, aux
         self.config, self.mode = launch.config, launch.config.mode
-        self.together = launch.instances
+        self.instances = launch.instances
         self.images = events.step_size
         self.schedule = Schedule(self.mode.optimizer.learning_rate, self.images, events.events)
         self.step = self._saved = 0
@@ -90,7 +90,7 @@ class Training:
         self._batches = sources.endless(events)
         self._aux_batches = None if aux is None else sources.endless(aux)
         paths = {n: launch.folder / f"{n}_metrics.csv" for n in ("train", "test")}
-        first = self.together.is_first
+        first = self.instances.is_first
         self._tables = {n: Table(path if first else None) for n, path in paths.items()}
         self._summaries: dict[str, Summaries] = {}
         self._shown = time.perf_counter()
@@ -149,8 +149,8 @@ class Training:
         }
 
     def _save(self) -> None:
-        with self.timings.part("checkpoint"), self.together.together("a checkpoint"):
-            if self.together.is_first:
+        with self.timings.part("checkpoint"), self.instances.together("a checkpoint"):
+            if self.instances.is_first:
                 path = self.launch.checkpoints.save(self.step, self.content())
                 logger.info(f"Checkpoint {path}")
         self._saved = self.step
@@ -162,7 +162,7 @@ class Training:
         total = shared_training.steps_to_make(self.launch, self.step)
         self._open_summaries()
         try:
-            with Stop() as stop, Bar(total, "train", shown=self.together.is_first) as bar:
+            with Stop() as stop, Bar(total, "train", shown=self.instances.is_first) as bar:
                 for index in range(total):
                     if self._is_stopped(stop):
                         break
@@ -177,12 +177,12 @@ class Training:
 
     def _is_stopped(self, stop: Stop) -> bool:
         """Whether a signal has come to this instance, or before the last step to another one."""
-        if self.together.count == 1:
+        if self.instances.count == 1:
             self._signal = stop.signal
         return self._signal is not None
 
     def _open_summaries(self) -> None:
-        on = self.config.run.saver and self.together.is_first
+        on = self.config.run.saver and self.instances.is_first
         names = ("train", "test") if self.aux is not None else ("train",)
         for name in names:
             self._summaries[name] = Summaries(self.launch.folder / name, self.step, on)
@@ -203,13 +203,13 @@ class Training:
         result = self._checked(batch, result, stop)
         self._note(batch, result, rate)
         self.step += 1
-        made = self.step - self._first
-        if self.backend.training_steps != made:
+        steps = self.step - self._first
+        if self.backend.training_steps != steps:
             raise BackendError(
-                f"{made} training steps were made, but {self.backend.training_steps} went through "
+                f"{steps} training steps were made, but {self.backend.training_steps} went through "
                 f"the backend of {self.config.run.compute_mode.name} mode."  # type: ignore[union-attr]
             )
-        if made == 1:
+        if steps == 1:
             self.launch.prove(self.backend)
         if self.step % self.mode.checkpoint_iteration == 0:
             self._save()
@@ -220,12 +220,12 @@ class Training:
             batch = next(self._batches)
         except DataError as error:
             problem = DataError(f"Training stops at step {self.step}: {error}")
-        if not any(self.together.total([problem is not None])):
+        if not any(self.instances.total([problem is not None])):
             assert batch is not None  # or there is a problem
             return batch
         if self.step > self._saved:
             self._save()
-        self.together.check("the next events", problem)
+        self.instances.check("the next events", problem)
         raise problem or DataError("Another instance cannot read its events.")
 
     def _profiled(self, batch: Batch, rate: float) -> StepResult:
@@ -240,16 +240,16 @@ class Training:
     @property
     def _suffix(self) -> str:
         """What tells this instance's files from those of the first one."""
-        return "" if self.together.is_first else f"-{self.together.index}"
+        return "" if self.instances.is_first else f"-{self.instances.index}"
 
     def _checked(self, batch: Batch, result: StepResult, stop: Stop) -> StepResult:
         """The result with the loss over all instances, which has to be a number."""
-        loss, self._signal = shared_training.mean_loss(self.together, result, stop.signal)
+        loss, self._signal = shared_training.mean_loss(self.instances, result, stop.signal)
         if math.isfinite(loss):
             return dataclasses.replace(result, loss=torch.tensor(loss, dtype=torch.float64))
-        own = self._not_finite(batch, result)
-        self.together.check("the loss", own)
-        raise own or TrainingError(f"The loss of step {self.step} is {loss}.")
+        problem = self._not_finite(batch, result)
+        self.instances.check("the loss", problem)
+        raise problem or TrainingError(f"The loss of step {self.step} is {loss}.")
 
     def _not_finite(self, batch: Batch, result: StepResult) -> TrainingError | None:
         """What is wrong with the loss of this instance's events, if something is."""
@@ -259,11 +259,13 @@ class Training:
         finite = torch.stack([torch.isfinite(p).flatten(1).all(1) for p in result.logits]).all(0)
         row = int(finite.int().argmin())  # the first that is not, or the first
         ids = tuple(int(number) for number in batch.event_ids[row])
-        kept = f"checkpoint after step {self._saved}" if self._saved else "start: no checkpoint yet"
+        restart_point = (
+            f"checkpoint after step {self._saved}" if self._saved else "start: no checkpoint yet"
+        )
         return TrainingError(
             f"The loss of step {self.step} is {float(result.loss)}. The first event of it is "
             f"{batch.entries[row]} (run, subrun, event {ids}). Nothing is saved; the last good "
-            f"weights are those of the {kept}. Look at that event, lower "
+            f"weights are those of the {restart_point}. Look at that event, lower "
             "mode.optimizer.learning_rate, or choose another run.precision."
         )
 
@@ -271,13 +273,13 @@ class Training:
         assert self._aux_batches is not None
         assert self.aux is not None
         self.backend.share_statistics()
-        with self.together.together("a validation"):
+        with self.instances.together("a validation"):
             batch = next(self._aux_batches)
             result = self.backend.evaluate_step(batch) if len(batch) else of_nothing(batch)
         assert result.loss is not None  # the aux file has labels, or it had not been opened
         assert batch.label is not None
-        values = self.together.mean({"loss": float(result.loss)}, len(batch))
-        values |= all_metrics(self.together, result.logits, batch.label, self.aux.batch_size)
+        values = self.instances.mean({"loss": float(result.loss)}, len(batch))
+        values |= all_metrics(self.instances, result.logits, batch.label, self.aux.batch_size)
         self._tables["test"].add(self.step, values)
         log_step("test", self.step, values)
         self._summaries["test"].scalars(self.step, values)
@@ -297,7 +299,7 @@ class Training:
         values = {"loss": float(result.loss)}  # type: ignore[arg-type]
         if (logged or summarised) and batch.label is not None:
             with self.timings.part("metrics"):
-                values |= all_metrics(self.together, result.logits, batch.label, len(batch))
+                values |= all_metrics(self.instances, result.logits, batch.label, len(batch))
         self._latest = {**self._latest, **values, **speeds}
         if logged:
             with self.timings.part("log"):
@@ -311,17 +313,17 @@ class Training:
                 self._draw("train", batch, result)
 
     def _draw(self, saver: str, batch: Batch, result: StepResult) -> None:
-        wanted = not self.mode.no_summary_images and self.step % IMAGES_EVERY == 0
-        if wanted and batch.label is not None:
+        due = not self.mode.no_summary_images and self.step % IMAGES_EVERY == 0
+        if due and batch.label is not None:
             self._summaries[saver].images(self.step, result.logits, batch.label)
 
     def _end(self, signal: int | None) -> None:
         if self.step > self._saved:
             self._save()
         profiles = self.launch.folder / "profiles"
-        with self.together.together("the profiles"):
-            self.timings.save(profiles, self.together.index)
-            if self.together.is_first:
+        with self.instances.together("the profiles"):
+            self.timings.save(profiles, self.instances.index)
+            if self.instances.is_first:
                 text = json.dumps(plain(self.config), indent=1) + "\n"
                 atomic.write_text(profiles / "args.json", text)
         times = self.timings.iterations
@@ -333,7 +335,7 @@ class Training:
             "images_per_second": speed,
             "seconds_per_iteration": split,
         }
-        shared_training.compare_weights(self.together, self.backend, self.step)
+        shared_training.compare_weights(self.instances, self.backend, self.step)
         self.launch.prove_end(self.backend, f"after step {self.step}", values)
         if signal is not None:
             self.launch.record.end(f"stopped by signal {signal}")

@@ -88,9 +88,9 @@ class Checkpointer:
                 raise CheckpointError(f"{name} is a number of 1 or more, not {value!r}")
         if not getattr(model, "_training", False):
             inference = getattr(model, "_training", None) is False
-            found = "wrapper for inference" if inference else type(model).__name__
+            kind = "wrapper for inference" if inference else type(model).__name__
             raise CheckpointError(
-                f"model should be what poptorch.trainingModel returned, found a {found}"
+                f"model should be what poptorch.trainingModel returned, found a {kind}"
             )
         _require_state({**others} | ({} if loader is None else {"loader": loader}))
         self.folder, self.every, self.keep = Path(folder), every, keep

@@ -70,16 +70,18 @@ class Proof:
     def line(self) -> str:
         """One line for the banner and the log."""
         if self.executable is not None:
-            made = f"executable {self.executable[:16]}, made in {self.compile_seconds or 0:.1f} s"
+            executable = (
+                f"executable {self.executable[:16]}, made in {self.compile_seconds or 0:.1f} s"
+            )
         elif self.target == EAGER:
-            made = "no executable: interpreted by PyTorch"
+            executable = "no executable: interpreted by PyTorch"
         elif self.compile_seconds is not None:
-            made = f"compiled within the first step, which took {self.compile_seconds:.1f} s"
+            executable = f"compiled within the first step, which took {self.compile_seconds:.1f} s"
         else:
-            made = "executable: at the first step"
+            executable = "executable: at the first step"
         return (
             f"Mode {self.mode}: {self.backend}, target {self.target or 'to be chosen'}, "
-            f"{self.precision}, on {self.device}; {made}"
+            f"{self.precision}, on {self.device}; {executable}"
         )
 
     def counts(self) -> str:
@@ -157,12 +159,12 @@ class Backend(abc.ABC):
             BackendError: the batch has another size, or the step did not run on the device.
             InstanceError: another instance did not come to this update.
         """
-        wanted = self.settings.images
+        images = self.settings.images
         if self.settings.optimizer is None:
             raise BackendError("This backend was made without an optimizer, so it cannot train.")
-        if len(batch) != wanted or batch.label is None:
+        if len(batch) != images or batch.label is None:
             raise BackendError(
-                f"A training step takes {wanted} images with labels, found {len(batch)} "
+                f"A training step takes {images} images with labels, found {len(batch)} "
                 f"{'without' if batch.label is None else 'with'} labels."
             )
         return self._train(batch.image, batch.label, rate)
@@ -195,9 +197,9 @@ class Backend(abc.ABC):
 
         An update needs none of them, so this changes no weights.
         """
-        together = self.settings.instances
-        if together.count > 1:
-            self._load_statistics(together.tensors_from_first("statistics", self._statistics()))
+        instances = self.settings.instances
+        if instances.count > 1:
+            self._load_statistics(instances.tensors_from_first("statistics", self._statistics()))
 
     def _statistics(self) -> dict[str, torch.Tensor]:
         return {name: value.detach().cpu() for name, value in self.network.named_buffers()}
@@ -270,11 +272,11 @@ class Backend(abc.ABC):
 def _by_name(state: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
     """The state of an optimizer of ``torch.optim``, as the original saves it, by name."""
     names = [name for name, _ in network.named_parameters()]
-    found = {names[int(index)]: value for index, value in state["state"].items()}
+    by_name = {names[int(index)]: value for index, value in state["state"].items()}
     kinds = [
-        kind for kind, keys in STATE.items() if all(keys[0] in each for each in found.values())
+        kind for kind, keys in STATE.items() if all(keys[0] in each for each in by_name.values())
     ]
-    return {kinds[0].name: found} if found and kinds else {}
+    return {kinds[0].name: by_name} if by_name and kinds else {}
 
 
 def torch_state(

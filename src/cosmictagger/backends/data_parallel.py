@@ -29,7 +29,7 @@ class Shared(nn.Module):
     def __init__(self, network: nn.Module, instances: Instances, *, broadcast_buffers: bool):
         super().__init__()
         self._instances = instances
-        with self.told():
+        with self.losing_processes():
             self._parallel = DistributedDataParallel(
                 network, forward_sync_buffers=broadcast_buffers, gradient_as_bucket_view=True
             )
@@ -41,17 +41,17 @@ class Shared(nn.Module):
         return self._parallel(image)
 
     @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
+    def losing_processes(self) -> Iterator[None]:
         """A block in which the loss of a process is an ``InstanceError``."""
         try:
             yield
         except distributed.DistError as error:
-            raise InstanceError(_lost(error)) from error
+            raise InstanceError(_loss_message(error)) from error
         except RuntimeError as error:
             # Gloo's own errors have no type.
             if "gloo" not in str(error):
                 raise
-            raise InstanceError(_lost(error)) from error
+            raise InstanceError(_loss_message(error)) from error
 
     def adding(self, last: bool) -> contextlib.AbstractContextManager:
         """A block whose backward exchanges gradients only if it is the last one of an update."""
@@ -68,7 +68,7 @@ def _mean(
     return done
 
 
-def _lost(error: Exception) -> str:
+def _loss_message(error: Exception) -> str:
     return (
         f"An update could not be made together: {str(error).splitlines()[0]}. Another instance has "
         "probably died; look at its output."

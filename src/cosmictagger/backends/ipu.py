@@ -137,10 +137,10 @@ class IpuBackend(Backend):
         self.evaluation_steps += 1
         return result
 
-    def _require_executor(self, executor: Any, what: str) -> None:
+    def _require_executor(self, executor: Any, kind: str) -> None:
         if not isinstance(executor, poptorch.PoplarExecutor):
             raise BackendError(
-                f"A step of {what} in IPU mode was about to run on the host: instead of poptorch's "
+                f"A step of {kind} in IPU mode was about to run on the host: instead of poptorch's "
                 f"executor there is a {type(executor).__name__}. Calling .to() or .cpu() on an "
                 "executor gives back the plain network; leave the executor where it is."
             )
@@ -198,10 +198,10 @@ class IpuBackend(Backend):
         state = self._optimizer.state_dict()["ipu_state"] or {}
         counts = {int(value) for name, value in state.items() if name.startswith("Step___")}
         # With half, updates whose gradients overflow are left out by the device.
-        wanted = self._updates_before + self.training_steps
-        if counts != {wanted} and not self.half:
+        expected = self._updates_before + self.training_steps
+        if counts != {expected} and not self.half:
             raise BackendError(
-                f"{wanted} updates were asked for in IPU mode, but the device has made "
+                f"{expected} updates were asked for in IPU mode, but the device has made "
                 f"{sorted(counts)}."
             )
 
@@ -215,19 +215,19 @@ class IpuBackend(Backend):
         if settings is None:
             return {}
         everything = self._optimizer.state_dict()
-        held = everything["ipu_state"]
-        if not held:
+        tensors = everything["ipu_state"]
+        if not tensors:
             return {}
         states: dict[str, dict[str, torch.Tensor]] = {}
         done = torch.tensor(float(self._updates_before + self.training_steps))
         for name, inner in self._names().items():
-            states[name] = {"step": held.get(f"Step___{inner}", done).float().clone()}
+            states[name] = {"step": tensors.get(f"Step___{inner}", done).float().clone()}
             for key in STATE[settings.name]:
-                states[name][key] = held[f"{_DEVICE_NAMES[key]}___{inner}"].clone()
-        found: dict[str, Any] = {settings.name.name: states}
+                states[name][key] = tensors[f"{_DEVICE_NAMES[key]}___{inner}"].clone()
+        state: dict[str, Any] = {settings.name.name: states}
         if self.half:
-            found["scaling"] = everything["ipu_param"][_SCALING].clone()
-        return found
+            state["scaling"] = everything["ipu_param"][_SCALING].clone()
+        return state
 
     def _load_scaling(self, scaling: Any) -> None:
         if self.half and isinstance(scaling, torch.Tensor):
@@ -239,13 +239,13 @@ class IpuBackend(Backend):
         keys = STATE[settings.name]
         if settings.name is _COUNTED:
             keys = ("step", *keys)
-        found = {
+        tensors = {
             f"{_DEVICE_NAMES[key]}___{inner}": state[name][key]
             for name, inner in self._names().items()
             if name in state
             for key in keys
         }
-        self._optimizer.set_state_dict({"ipu_state": found, "ipu_param": None})
+        self._optimizer.set_state_dict({"ipu_state": tensors, "ipu_param": None})
         self._updates_before = max((int(s["step"]) for s in state.values()), default=0)
         self._updates_before -= self.training_steps
 

@@ -77,7 +77,7 @@ class PlainBackend(Backend):
         watch = _Watch(self.device)
         for images, labels in micro_batches(self.settings, image, label):
             last = len(losses) + 1 == self.settings.accumulation
-            with self._together(last):
+            with self._exchanging(last):
                 with watch.part("forward"):
                     scores = self._score(images, self._shared or self._forward)
                 with watch.part("loss"):
@@ -95,12 +95,12 @@ class PlainBackend(Backend):
         return result
 
     @contextlib.contextmanager
-    def _together(self, last: bool) -> Iterator[None]:
+    def _exchanging(self, last: bool) -> Iterator[None]:
         """A pass of an update; the last one exchanges what all of them have added up."""
         if self._shared is None:
             yield
             return
-        with self._shared.told(), self._shared.adding(last):
+        with self._shared.losing_processes(), self._shared.adding(last):
             yield
 
     def _evaluate(self, image: torch.Tensor, label: torch.Tensor) -> tuple[torch.Tensor, Logits]:
@@ -153,10 +153,10 @@ class PlainBackend(Backend):
         return f", DistributedDataParallel ({backend}) in {self.settings.instances.count} processes"
 
     def _optimizer_state(self) -> dict[str, Any]:
-        found = torch_state(self.network, self._optimizer, self.settings.optimizer)
+        state = torch_state(self.network, self._optimizer, self.settings.optimizer)
         if self._scaler.is_enabled():
-            found["scaling"] = self._scaler.state_dict()
-        return found
+            state["scaling"] = self._scaler.state_dict()
+        return state
 
     def _load_optimizer_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         assert self._optimizer is not None

@@ -88,7 +88,9 @@ class RduBackend(Backend):
             The PEF file, which a launch with the same ``output_dir`` will use.
         """
         self.network.train()
-        return self._said(lambda: self._compile(self._inputs(image_size), training=True))
+        return self._with_errors_of_mode(
+            lambda: self._compile(self._inputs(image_size), training=True)
+        )
 
     def _inputs(self, image_size: tuple[int, int]) -> tuple[torch.Tensor, ...]:
         shape = (self.settings.micro_batch, 3, *image_size)
@@ -97,7 +99,7 @@ class RduBackend(Backend):
     def _compile(self, inputs: tuple[torch.Tensor, ...], *, training: bool) -> Path:
         name = "train" if training else "evaluate"
         session = self.trainer if training else self.evaluator
-        made = session.compile(
+        path = session.compile(
             self.network,
             inputs,
             self._optimizer if training else None,
@@ -105,7 +107,7 @@ class RduBackend(Backend):
             config_dict={"output_folder": str(self._folder), "pef_name": name},
             inference=not training,
         )
-        return Path(made)
+        return Path(path)
 
     @property
     def _folder(self) -> Path:
@@ -122,7 +124,7 @@ class RduBackend(Backend):
         if session.graph is None:
             self._to_host()
             self.network.train(training)
-            self._said(lambda: self._load(session, image, training=training))
+            self._with_errors_of_mode(lambda: self._load(session, image, training=training))
         return session
 
     def _load(self, session: samba.SambaSession, image: torch.Tensor, *, training: bool) -> None:
@@ -141,22 +143,22 @@ class RduBackend(Backend):
 
     def _train(self, image: torch.Tensor, label: torch.Tensor, rate: float) -> StepResult:
         session = self._ready(image, training=True)
-        given = {"image": image.to(self.dtype)}
+        inputs = {"image": image.to(self.dtype)}
 
         def step() -> tuple[torch.Tensor, list[torch.Tensor]]:
-            outputs = session.run(given, section_types=["fwd"])
+            outputs = session.run(inputs, section_types=["fwd"])
             logits = [samba.to_torch(each).float().requires_grad_() for each in outputs]
             loss = self.loss(tuple(logits), label)
             loss.backward()
             session.run(
-                given,
+                inputs,
                 grad_of_outputs=[each.grad.to(self.dtype) for each in logits],  # type: ignore[union-attr]
                 section_types=["bckwd", "opt"],
                 hyperparam_dict={"lr": rate},
             )
             return loss.detach(), logits
 
-        loss, logits = self._said(step)
+        loss, logits = self._with_errors_of_mode(step)
         self._host_is_old = self._evaluator_is_old = True
         self.training_steps += 1
         return StepResult(loss, tuple(each.detach() for each in logits))
@@ -167,13 +169,13 @@ class RduBackend(Backend):
             self._to_host()
             session.to_device()
             self._evaluator_is_old = False
-        outputs = self._said(lambda: session.run({"image": image.to(self.dtype)}))
+        outputs = self._with_errors_of_mode(lambda: session.run({"image": image.to(self.dtype)}))
         logits = tuple(samba.to_torch(each).float() for each in outputs)
         self.evaluation_steps += 1
         with torch.no_grad():
             return self.loss(logits, label), logits
 
-    def _said(self, do: Callable[[], _T]) -> _T:
+    def _with_errors_of_mode(self, do: Callable[[], _T]) -> _T:
         try:
             return do()
         except SambaError as error:
@@ -210,10 +212,10 @@ class RduBackend(Backend):
     def _compare_counts(self) -> None:
         state = self.trainer.optim_dict
         counts = {int(value) for name, value in state.items() if name.endswith(".step")}
-        wanted = self._updates_before + self.training_steps
-        if counts and counts != {wanted}:
+        expected = self._updates_before + self.training_steps
+        if counts and counts != {expected}:
             raise BackendError(
-                f"{wanted} updates were asked for in RDU mode, but the device has made "
+                f"{expected} updates were asked for in RDU mode, but the device has made "
                 f"{sorted(counts)}."
             )
 

@@ -62,11 +62,11 @@ def text() -> str:
     return f"{_HEAD}\n{groups}\nKeys, as KEY=VALUE; names of choices or their numbers\n{keys}"
 
 
-def _section(prefix: str, where: str, kind: Any) -> str:
-    said = attributes(kind)
-    lines = [f"\n  {prefix}{where}"]
+def _section(prefix: str, location: str, kind: Any) -> str:
+    descriptions = attributes(kind)
+    lines = [f"\n  {prefix}{location}"]
     for each in fields(kind):
-        text = said.get(each.name, "")
+        text = descriptions.get(each.name, "")
         if not text or each.name == "optimizer" or text.startswith(("set by", "kept for")):
             continue
         head = f"    {each.name}={_default(each)}"
@@ -93,5 +93,5 @@ def attributes(kind: type) -> dict[str, str]:
     doc = inspect.getdoc(kind) or ""
     _, _, block = doc.partition("Attributes:\n")
     joined = re.sub(r"\n {8,}", " ", block)
-    found = re.findall(r"^ {4}(\w+): (.*)$", joined, re.MULTILINE)
-    return {name: text.rstrip(".") for name, text in found}
+    pairs = re.findall(r"^ {4}(\w+): (.*)$", joined, re.MULTILINE)
+    return {name: text.rstrip(".") for name, text in pairs}

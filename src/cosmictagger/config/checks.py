@@ -156,11 +156,11 @@ def dump(config: Config) -> str:
 
 
 def _lines(values: dict[str, Any], level: int) -> list[str]:
-    found = []
+    lines = []
     for name in sorted(values):
         head = "  " * level + name
         if isinstance(values[name], dict):
-            found += [f"{head}: ", *_lines(values[name], level + 1)]
+            lines += [f"{head}: ", *_lines(values[name], level + 1)]
         else:
-            found.append(f"{head.ljust(30, '.')}: {values[name]}")
-    return found
+            lines.append(f"{head.ljust(30, '.')}: {values[name]}")
+    return lines

@@ -37,12 +37,12 @@ def composed(preset: str, overrides: Sequence[str]) -> Config:
     for sentence in _choices(overrides):
         raise ConfigError(sentence)
     try:
-        found = _compose(preset, overrides)
+        raw = _compose(preset, overrides)
         # Hydra takes a new key from anybody who writes a + before it, and nobody would read it.
         if any(each.is_add() or each.is_force_add() for _, each in _parsed(overrides)):
             for sentence in _keys(preset, overrides):
                 raise ConfigError(sentence)
-        return typed(found)
+        return typed(raw)
     except ConfigError:
         raise
     except (HydraException, OmegaConfBaseException, ValueError) as error:
@@ -77,12 +77,12 @@ def _explained(preset: str, overrides: Sequence[str], error: Exception) -> str:
     """What is wrong with the first override that is wrong."""
     for sentence in _keys(preset, overrides):
         return sentence
-    said = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
-    return f"The configuration cannot be read: {said}"
+    message = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    return f"The configuration cannot be read: {message}"
 
 
 def _parsed(overrides: Sequence[str]) -> list[tuple[str, Override]]:
-    parser, found = OverridesParser.create(), []
+    parser, overrides_by_text = OverridesParser.create(), []
     for text in overrides:
         try:
             override = parser.parse_override(text)
@@ -93,8 +93,8 @@ def _parsed(overrides: Sequence[str]) -> list[tuple[str, Override]]:
                 f"{text} cannot be read as KEY=VALUE. Put values with blanks, commas or brackets "
                 "into two pairs of quotes: \"KEY='VALUE'\"."
             )
-        found.append((text, override))
-    return found
+        overrides_by_text.append((text, override))
+    return overrides_by_text
 
 
 def _groups() -> dict[str, list[str]]:
@@ -110,13 +110,13 @@ def _choices(overrides: Sequence[str]) -> Iterator[str]:
     """Overrides of groups with something else than one of their choices, one after another."""
     groups = _groups()
     for text, override in _parsed(overrides):
-        known = groups.get(override.key_or_group)
-        if known is None:
+        choices = groups.get(override.key_or_group)
+        if choices is None:
             continue
         group, choice = override.key_or_group, str(override.value())
-        if choice not in known:
-            near = _nearest(choice, known)
-            yield f"{text} was asked for; choices are {', '.join(known)}.{near}"
+        if choice not in choices:
+            near = _nearest(choice, choices)
+            yield f"{text} was asked for; choices are {', '.join(choices)}.{near}"
         elif override.type is not OverrideType.CHANGE or override.package:
             yield f"{text} was asked for, but a group can only be chosen. Write {group}={choice}."
 
@@ -126,13 +126,13 @@ def _keys(preset: str, overrides: Sequence[str]) -> Iterator[str]:
     groups, parsed = _groups(), _parsed(overrides)
     chosen = [text for text, override in parsed if override.key_or_group in groups]
     config = _compose(preset, chosen)
-    known = list(_leaves(config))
+    keys = list(_leaves(config))
     for text, override in parsed:
         key = override.key_or_group
         if key in groups or key.startswith(("hydra.", f"{_FREE}.")):
             continue
-        if key not in known:
-            yield f"{text} was asked for, but there is no key {key}.{_nearest(key, known)}"
+        if key not in keys:
+            yield f"{text} was asked for, but there is no key {key}.{_nearest(key, keys)}"
         elif not override.is_delete():
             try:
                 OmegaConf.update(config, key, override.value())
@@ -149,10 +149,10 @@ def _leaves(config: DictConfig, prefix: str = "") -> Iterator[str]:
         yield key
 
 
-def _nearest(name: str, known: Any) -> str:
-    found = difflib.get_close_matches(name, list(known), n=2, cutoff=0.6)
+def _nearest(name: str, candidates: Any) -> str:
+    matches = difflib.get_close_matches(name, list(candidates), n=2, cutoff=0.6)
     last = name.rsplit(".", 1)[-1]
-    found += [key for key in known if key.rsplit(".", 1)[-1] == last and key not in found]
-    if not found:
+    matches += [key for key in candidates if key.rsplit(".", 1)[-1] == last and key not in matches]
+    if not matches:
         return " See cosmictagger --help."
-    return f" Did you mean {' or '.join(found[:3])}?"
+    return f" Did you mean {' or '.join(matches[:3])}?"

@@ -77,8 +77,10 @@ def member(kind: type[Member], value: Any, key: str) -> Member:
     for candidate in kind:
         if str(value).removeprefix(f"{kind.__name__}.") in (candidate.name, str(candidate.value)):
             return candidate
-    known = ", ".join(f"{candidate.name} ({candidate.value})" for candidate in kind)
-    raise ConfigError(f"{key}={value} was asked for, but there is no such choice. Known: {known}.")
+    choices = ", ".join(f"{candidate.name} ({candidate.value})" for candidate in kind)
+    raise ConfigError(
+        f"{key}={value} was asked for, but there is no such choice. Known: {choices}."
+    )
 
 
 _CHOICES: Mapping[str, type[enum.Enum]] = {

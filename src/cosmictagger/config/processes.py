@@ -77,10 +77,10 @@ def _check_mode(config: Config, count: int) -> None:
     mode = config.run.compute_mode
     assert mode is not None  # settled
     if mode is ComputeMode.RDU and (config.run.distributed or count > 1):
-        found = f"this is one of {count} processes" if count > 1 else "run.distributed=True"
+        reason = f"this is one of {count} processes" if count > 1 else "run.distributed=True"
         raise ConfigError(
-            f"{found[0].upper()}{found[1:]}, but RDU mode runs in one process. Start one, without "
-            "run.distributed, or choose run.compute_mode=CPU, GPU or IPU."
+            f"{reason[0].upper()}{reason[1:]}, but RDU mode runs in one process. Start one, "
+            "without run.distributed, or choose run.compute_mode=CPU, GPU or IPU."
         )
     if count == 1:
         return
@@ -108,9 +108,11 @@ def _settle_replicas(config: Config) -> list[str]:
                 "run.distributed=True."
             )
         return []
-    asked, run.num_replicas = run.num_replicas, popdist.getNumLocalReplicas()
+    requested, run.num_replicas = run.num_replicas, popdist.getNumLocalReplicas()
     if not popdist.isPopdistEnvSet():
-        run.num_replicas = asked
-    elif asked not in (1, run.num_replicas):
-        return [f"run.num_replicas={asked} has no effect: poprun gives each instance its replicas."]
+        run.num_replicas = requested
+    elif requested not in (1, run.num_replicas):
+        return [
+            f"run.num_replicas={requested} has no effect: poprun gives each instance its replicas."
+        ]
     return []

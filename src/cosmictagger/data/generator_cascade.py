@@ -49,11 +49,11 @@ def cascade(
     alive = Flying.joined([electrons, _converted(rng, photons, inside)])
     deposits = []
     while len(alive.energy):
-        lost = ELECTRON_LOSS * step * rng.gamma(12.0, 1 / 12.0, len(alive.energy))
-        lost = np.minimum(lost, alive.energy)
+        energy_loss = ELECTRON_LOSS * step * rng.gamma(12.0, 1 / 12.0, len(alive.energy))
+        energy_loss = np.minimum(energy_loss, alive.energy)
         middle = alive.position + alive.direction * (step / 2)
-        deposits.append(Deposits(middle, charge(lost, ELECTRON_LOSS), alive.origin))
-        energy, emitted = _radiated(rng, alive, step, lost)
+        deposits.append(Deposits(middle, charge(energy_loss, ELECTRON_LOSS), alive.origin))
+        energy, emitted = _radiated(rng, alive, step, energy_loss)
         angle = 13.6 / np.maximum(energy, 0.5) * np.sqrt(step / RADIATION_LENGTH)
         kicks = rng.standard_normal(alive.position.shape) * np.clip(angle, 0, 0.9)[:, None]
         heading = unit(alive.direction + kicks)
@@ -66,24 +66,24 @@ def cascade(
 
 
 def _radiated(
-    rng: np.random.Generator, electrons: Flying, step: float, lost: Array
+    rng: np.random.Generator, electrons: Flying, step: float, energy_loss: Array
 ) -> tuple[Array, Flying]:
     """Energy left to the electrons after a step, and the photons that they radiated."""
     softest = 1.0
-    energy = electrons.energy - lost
+    energy = electrons.energy - energy_loss
     logarithm = np.log(np.maximum(energy, softest) / softest)
     radiating = rng.random(len(energy)) < step / RADIATION_LENGTH * 4 / 3 * logarithm
     share = np.exp(-rng.random(len(energy)) * logarithm)
     # The spectrum falls faster than 1/k towards its end (1 - y + 3/4 y^2).
     radiating &= rng.random(len(energy)) < 1 - share + 0.75 * share**2
-    taken = np.where(radiating, share * energy, 0.0)
-    emitted = Flying(electrons.position, electrons.direction, taken, electrons.origin)
-    return energy - taken, emitted.chosen(radiating)
+    photon_energy = np.where(radiating, share * energy, 0.0)
+    emitted = Flying(electrons.position, electrons.direction, photon_energy, electrons.origin)
+    return energy - photon_energy, emitted.chosen(radiating)
 
 
 def _converted(rng: np.random.Generator, photons: Flying, inside: Array) -> Flying:
     """The electrons that photons make, after their flight and any Compton scattering."""
-    made = []
+    electrons = []
     while len(photons.energy):
         energy = photons.energy
         free, pairs = (np.interp(energy, _PHOTONS[:, 0], _PHOTONS[:, k]) for k in (1, 2))
@@ -92,7 +92,7 @@ def _converted(rng: np.random.Generator, photons: Flying, inside: Array) -> Flyi
         within = ((position > inside[0]) & (position < inside[1])).all(axis=1)
         pair = rng.random(len(energy)) < pairs
         ratio = energy / ELECTRON
-        taken = np.where(
+        electron_energy = np.where(
             pair, energy, energy * rng.random(len(energy)) * 2 * ratio / (1 + 2 * ratio)
         )
         share = np.where(pair, rng.random(len(energy)), 1.0)
@@ -100,11 +100,14 @@ def _converted(rng: np.random.Generator, photons: Flying, inside: Array) -> Flyi
             pair, 1 - 0.5 * np.minimum(1.0, 1 / energy**2), rng.uniform(0.3, 1, len(energy))
         )
         heading = tilted(rng, photons.direction, spread)
-        first = Flying(position, heading, taken * share, photons.origin)
-        second = Flying(position, heading, taken * (1 - share), photons.origin)
-        made += [first.chosen(within), second.chosen(within & pair)]
+        first = Flying(position, heading, electron_energy * share, photons.origin)
+        second = Flying(position, heading, electron_energy * (1 - share), photons.origin)
+        electrons += [first.chosen(within), second.chosen(within & pair)]
         left = Flying(
-            position, tilted(rng, photons.direction, spread), energy - taken, photons.origin
+            position,
+            tilted(rng, photons.direction, spread),
+            energy - electron_energy,
+            photons.origin,
         )
         photons = left.chosen(within & ~pair & (left.energy > 0.3))
-    return Flying.joined(made)
+    return Flying.joined(electrons)

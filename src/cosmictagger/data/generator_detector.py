@@ -85,17 +85,17 @@ class Detector:
         across = spread[0] * _DIFFUSION_ACROSS * np.sqrt(np.clip(drift, 0, None))
         along = spread[1] * _DIFFUSION_ALONG * np.sqrt(np.clip(drift, 0, None))
         time = _ANODE_PIXEL + (drift + along) * _PIXELS_PER_CM + late * PIXELS_PER_MICROSECOND
-        kept = inside & (time >= 0) & (time < FULL_SIZE[0] / 2)
-        row = np.where(x < 0, time, FULL_SIZE[0] - time)[kept]
+        recorded = inside & (time >= 0) & (time < FULL_SIZE[0] / 2)
+        row = np.where(x < 0, time, FULL_SIZE[0] - time)[recorded]
         responses = []
         for plane, up in enumerate((-(0.75**0.5), 0.75**0.5, 0.0)):
             wires = z * (1.0 if plane == 2 else 0.5) + (up * y + abs(up) * 200.0) + across
-            column = _FIRST_WIRE[plane] + wires[kept] / _WIRE_PITCH
+            column = _FIRST_WIRE[plane] + wires[recorded] / _WIRE_PITCH
             # What diffuses beyond the last wire is collected by it.
             column = np.clip(column, _FIRST_WIRE[plane], _LAST_WIRE[plane])
-            amount = deposits.amount[kept] * _GAIN
+            amount = deposits.amount[recorded] * _GAIN
             responses.append(
-                self._plane(rng, plane, column, row, amount, neutrino[kept], (x < 0)[kept])
+                self._plane(rng, plane, column, row, amount, neutrino[recorded], (x < 0)[recorded])
             )
         return responses
 
@@ -167,10 +167,12 @@ class Detector:
             row = np.repeat(start, runs) + within
             fits = row < (side + 1) * half
             ids.append((np.repeat(np.minimum(column, width - 1), runs) * height + row)[fits])
-        found = np.unique(np.concatenate(ids))
+        unique_ids = np.unique(np.concatenate(ids))
         # Mostly the tail of a normal distribution, now and then a spike.
-        values = THRESHOLD + rng.exponential(_NOISE_SCALE, len(found))
-        return found, values + (rng.random(len(found)) < 0.02) * rng.exponential(3.0, len(found))
+        values = THRESHOLD + rng.exponential(_NOISE_SCALE, len(unique_ids))
+        return unique_ids, values + (rng.random(len(unique_ids)) < 0.02) * rng.exponential(
+            3.0, len(unique_ids)
+        )
 
     def _joined(
         self,
@@ -188,5 +190,5 @@ class Detector:
         label = np.concatenate([classes[above], np.zeros(alone.sum())]).astype(np.float32)
         order = np.argsort(ids)
         order = order[~self.dead[plane][ids[order] // self.size[0]]]
-        kept = ids[order].astype(np.uint64)
-        return Response(Plane(kept, level[order]), Plane(kept, label[order]))
+        sorted_ids = ids[order].astype(np.uint64)
+        return Response(Plane(sorted_ids, level[order]), Plane(sorted_ids, label[order]))

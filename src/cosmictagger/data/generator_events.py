@@ -87,16 +87,16 @@ def _muon_path(rng: np.random.Generator) -> tuple[Array, Array]:
     azimuth, sine = rng.uniform(0, 2 * np.pi), np.sqrt(1 - cosine**2)
     heading = np.array([sine * np.cos(azimuth), -cosine, sine * np.sin(azimuth)])
     point = rng.uniform(*CORNERS)
-    back = np.where(heading > 0, point - CORNERS[0], point - CORNERS[1]) / heading
-    return point - heading * (back.min() - 1e-6), heading
+    distances = np.where(heading > 0, point - CORNERS[0], point - CORNERS[1]) / heading
+    return point - heading * (distances.min() - 1e-6), heading
 
 
 def interaction(rng: np.random.Generator) -> Interaction:
     """A neutrino interaction somewhere inside: lepton, nucleons, pions, in time with the beam."""
     while True:
-        found = _any_interaction(rng)
-        if sum(primary.kinetic for primary in found.primaries) >= _LEAST_VISIBLE:
-            return found
+        candidate = _any_interaction(rng)
+        if sum(primary.kinetic for primary in candidate.primaries) >= _LEAST_VISIBLE:
+            return candidate
 
 
 def _any_interaction(rng: np.random.Generator) -> Interaction:
@@ -127,8 +127,8 @@ def _shared(
     pdg = flavour if current else flavour - 1
     mass = MASSES[pdg] / 1000
     share = rng.beta(2.0, 2.0) if current else rng.beta(3.5, 1.6)
-    kept = max(energy * share, mass + 0.06)
-    momentum = np.sqrt(kept**2 - mass**2)
+    lepton_energy = max(energy * share, mass + 0.06)
+    momentum = np.sqrt(lepton_energy**2 - mass**2)
     across = min(0.35 * np.sqrt(rng.exponential(1.0)), 0.95 * momentum)
     azimuth = rng.uniform(0, 2 * np.pi)
     along = np.sqrt(momentum**2 - across**2) * (1 if rng.random() < 0.95 else -1)

@@ -56,9 +56,9 @@ def track(
     soft = mean - scale * np.log(hardest / DELTA_CUT)
     # Moyal: minus the logarithm of a squared normal; its mean is 1.2704.
     fluctuation = -np.log(np.square(rng.standard_normal(steps)) + 1e-12) - 1.2704
-    lost = np.maximum(soft + scale * np.minimum(fluctuation, DELTA_CUT / scale), 0.1 * mean)
+    energy_loss = np.maximum(soft + scale * np.minimum(fluctuation, DELTA_CUT / scale), 0.1 * mean)
     return Track(
-        Deposits(path, charge(lost, lost / length), np.full(steps, origin)),
+        Deposits(path, charge(energy_loss, energy_loss / length), np.full(steps, origin)),
         _deltas(rng, path, direction, scale, hardest, origin),
         path[-1],
         total <= longest,
@@ -85,9 +85,9 @@ def _deltas(
     origin: int,
 ) -> Flying:
     """Electrons above the cut that a track knocks out; their number falls as 1 / T^2."""
-    where = np.repeat(np.arange(len(path)), rng.poisson(scale * (1 / DELTA_CUT - 1 / hardest)))
-    most = hardest[where]
-    energy = 1 / (1 / DELTA_CUT - rng.random(len(where)) * (1 / DELTA_CUT - 1 / most))
+    steps = np.repeat(np.arange(len(path)), rng.poisson(scale * (1 / DELTA_CUT - 1 / hardest)))
+    most = hardest[steps]
+    energy = 1 / (1 / DELTA_CUT - rng.random(len(steps)) * (1 / DELTA_CUT - 1 / most))
     cosine = np.sqrt(energy * (most + 2 * ELECTRON) / (most * (energy + 2 * ELECTRON)))
-    heading = tilted(rng, np.broadcast_to(direction, (len(where), 3)), np.minimum(cosine, 1))
-    return Flying(path[where], heading, energy, np.full(len(where), origin))
+    heading = tilted(rng, np.broadcast_to(direction, (len(steps), 3)), np.minimum(cosine, 1))
+    return Flying(path[steps], heading, energy, np.full(len(steps), origin))

@@ -97,11 +97,11 @@ class EventFile:
 
     def digest(self) -> str:
         """What tells this file's events from others: a hash of their ids and of their extents."""
-        found = hashlib.sha256(self.event_ids.tobytes())
+        digest = hashlib.sha256(self.event_ids.tobytes())
         for producer in filter(None, (self.image, self.label)):
-            found.update(self._tables[producer].first.tobytes())
-            found.update(self._tables[producer].count.tobytes())
-        return found.hexdigest()
+            digest.update(self._tables[producer].first.tobytes())
+            digest.update(self._tables[producer].count.tobytes())
+        return digest.hexdigest()
 
     def close(self) -> None:
         """Closes the HDF5 handle; the next read opens it again."""
@@ -116,8 +116,8 @@ class EventFile:
         """Names of the producers of sparse images that the file holds, sorted."""
         data = self._node(layout.DATA)
         names = list(data) if isinstance(data, h5py.Group) else []
-        found = (re.fullmatch(r"sparse2d_(.+)_group", name) for name in names)
-        return sorted(match[1] for match in found if match)
+        matches = (re.fullmatch(r"sparse2d_(.+)_group", name) for name in names)
+        return sorted(match[1] for match in matches if match)
 
     def sparse(self, producer: str, event: int) -> list[Plane]:
         """Reads the stored pixels of one event.
@@ -236,7 +236,7 @@ class EventFile:
             return dataset[start:stop]
 
     @contextlib.contextmanager
-    def _reading(self, what: str) -> Iterator[None]:
+    def _reading(self, place: str) -> Iterator[None]:
         """Gives what HDF5 says about damaged chunks, types and links a file and a place."""
         try:
             yield
@@ -244,7 +244,7 @@ class EventFile:
             raise
         except (OSError, RuntimeError, LookupError, TypeError, ValueError) as problem:
             raise self._fault(
-                f"{what} cannot be read ({problem}): it is damaged, fetch it again"
+                f"{place} cannot be read ({problem}): it is damaged, fetch it again"
             ) from problem
 
     def _producer(self, producer: str) -> _Tables:
@@ -313,22 +313,22 @@ class EventFile:
 
     def _check(self, producer: str, event: int, plane: int, pixels: Plane) -> None:
         height, width = self.image_size
-        where = f"event {event}, plane {plane} of {producer!r}"
+        place = f"event {event}, plane {plane} of {producer!r}"
         if len(pixels.ids) and int(pixels.ids.max()) >= height * width:
             raise self._fault(
-                f"{where} has pixel id {pixels.ids.max()}, beyond its {width} x {height} image"
+                f"{place} has pixel id {pixels.ids.max()}, beyond its {width} x {height} image"
             )
         if producer == self.label:
             values = pixels.values
             wrong = np.flatnonzero((values != 0) & (values != 1) & (values != 2))
             if len(wrong):
                 raise self._fault(
-                    f"{where} has label {values[wrong[0]]:g} at pixel id {pixels.ids[wrong[0]]}; "
+                    f"{place} has label {values[wrong[0]]:g} at pixel id {pixels.ids[wrong[0]]}; "
                     "labels are 0 (background), 1 (cosmic) and 2 (neutrino)"
                 )
 
-    def _fault(self, what: str) -> DataError:
-        return DataError(f"{self.path}: {what}.")
+    def _fault(self, problem: str) -> DataError:
+        return DataError(f"{self.path}: {problem}.")
 
 
 def _outside(extents: npt.NDArray[np.void], total: int) -> npt.NDArray[np.bool_]:
@@ -337,13 +337,13 @@ def _outside(extents: npt.NDArray[np.void], total: int) -> npt.NDArray[np.bool_]
     return (count > total) | (first > np.uint64(total) - np.minimum(count, np.uint64(total)))
 
 
-def _becomes(stored: np.dtype, wanted: np.dtype) -> bool:
+def _becomes(stored: np.dtype, target: np.dtype) -> bool:
     """Whether a field can be read as another type without another meaning."""
-    kinds = (part.subdtype or (part, ()) for part in (stored, wanted))
-    (there, shape), (here, expected) = kinds
-    if here.names is not None:
-        return shape == expected and there.names == here.names
-    return shape == expected and bool(np.can_cast(there, here, "same_kind"))
+    kinds = (part.subdtype or (part, ()) for part in (stored, target))
+    (stored_part, shape), (target_part, target_shape) = kinds
+    if target_part.names is not None:
+        return shape == target_shape and stored_part.names == target_part.names
+    return shape == target_shape and bool(np.can_cast(stored_part, target_part, "same_kind"))
 
 
 def _opened(path: Path) -> h5py.File:

@@ -286,15 +286,15 @@ class EventLoader(BatchStream):
 
 
 def _flat(files: Sequence[Source | Sequence[Source]]) -> list[Source]:
-    found: list[Source] = []
+    sources: list[Source] = []
     for entry in files:
         if isinstance(entry, str | os.PathLike | EventFile):
-            found.append(entry)
+            sources.append(entry)
         else:
-            found += entry
-    if not found:
+            sources += entry
+    if not sources:
         raise DataError("A loader needs at least one file of events, found none.")
-    return found
+    return sources
 
 
 def _opened(source: Source, image: str, label: str | None) -> EventFile:

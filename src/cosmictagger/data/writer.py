@@ -69,8 +69,8 @@ class EventWriter:
         self._with_particles = particles
         self._meta = _meta(size)
         self._rows: dict[str, list[npt.NDArray[np.void]]] = {}
-        self._written: dict[str, int] = {}
-        self._held = 0
+        self._rows_written: dict[str, int] = {}
+        self._buffered_bytes = 0
         self._file: h5py.File | None = None
         self._partial = replacing(self.path)
         self._entered = False
@@ -107,7 +107,7 @@ class EventWriter:
             self._add_extent(f"{group}/extents", f"{group}/particles", len(event.particles))
             self._add(f"{group}/particles", event.particles.astype(layout.PARTICLE, copy=False))
         self.events += 1
-        if self._held > _BUFFER:
+        if self._buffered_bytes > _BUFFER:
             with self._writing():
                 self._flush()
 
@@ -150,25 +150,25 @@ class EventWriter:
             raise
 
     def _check(self, event: Event) -> None:
-        where = f"{self.path}, event {self.events}"
+        place = f"{self.path}, event {self.events}"
         if self._with_particles and event.particles is None:
-            raise DataError(f"{where}: particles were promised for every event, found none.")
+            raise DataError(f"{place}: particles were promised for every event, found none.")
         missing = [name for name in self.producers if name not in event.planes]
         if missing:
-            raise DataError(f"{where}: planes of {missing} are missing.")
+            raise DataError(f"{place}: planes of {missing} are missing.")
         for name in self.producers:
             planes = event.planes[name]
             if len(planes) != PLANES:
-                raise DataError(f"{where}: {name!r} has {len(planes)} planes, needed are {PLANES}.")
+                raise DataError(f"{place}: {name!r} has {len(planes)} planes, needed are {PLANES}.")
             for plane, (ids, values) in enumerate(planes):
                 if len(ids) != len(values):
                     raise DataError(
-                        f"{where}, plane {plane}: {name!r} has {len(ids)} ids for {len(values)} "
+                        f"{place}, plane {plane}: {name!r} has {len(ids)} ids for {len(values)} "
                         "values."
                     )
                 if len(ids) and int(ids.max()) >= self.size[0] * self.size[1]:
                     raise DataError(
-                        f"{where}, plane {plane}: pixel id {ids.max()} of {name!r} lies beyond the "
+                        f"{place}, plane {plane}: pixel id {ids.max()} of {name!r} lies beyond the "
                         f"image of {self.size} (rows, columns)."
                     )
 
@@ -193,12 +193,12 @@ class EventWriter:
 
     def _add(self, name: str, rows: npt.NDArray[np.void]) -> None:
         self._rows[name].append(rows)
-        self._written[name] += len(rows)
-        self._held += rows.nbytes
+        self._rows_written[name] += len(rows)
+        self._buffered_bytes += rows.nbytes
 
     def _count(self, name: str) -> int:
         """Rows of a table so far, in the file or held back."""
-        return self._written[name]
+        return self._rows_written[name]
 
     def _create_tables(self) -> None:
         tables = {layout.EVENT_IDS: layout.EVENT_ID}
@@ -217,7 +217,7 @@ class EventWriter:
             self._file.create_dataset(
                 name, (0,), kind, maxshape=(None,), chunks=(chunk,), compression=1
             )
-            self._rows[name], self._written[name] = [], 0
+            self._rows[name], self._rows_written[name] = [], 0
 
     def _reserve(self, more: int) -> None:
         """Takes the space for so many more bytes from the disk, or fails while nothing is lost.
@@ -230,17 +230,17 @@ class EventWriter:
 
     def _flush(self) -> None:
         assert self._file is not None
-        self._reserve(self._held)
-        for name, held in self._rows.items():
-            if held:
-                rows = np.concatenate(held)
+        self._reserve(self._buffered_bytes)
+        for name, pending in self._rows.items():
+            if pending:
+                rows = np.concatenate(pending)
                 dataset = self._file[name]
                 assert isinstance(dataset, h5py.Dataset)
                 start = dataset.shape[0]
                 dataset.resize((start + len(rows),))
                 dataset[start:] = rows
-                held.clear()
-        self._held = 0
+                pending.clear()
+        self._buffered_bytes = 0
         self._file.flush()
 
 

@@ -81,14 +81,14 @@ class Level(nn.Module):
 
     def __init__(self, network: Network, level: int):
         super().__init__()
-        here, below = network.filters(level), network.filters(level + 1)
+        filters, filters_below = network.filters(level), network.filters(level + 1)
         count = network.blocks_per_layer
-        self.down_blocks = BlockSeries(network, count, here)
-        self.downsample = down(network, IMAGES, here, below)
+        self.down_blocks = BlockSeries(network, count, filters)
+        self.downsample = down(network, IMAGES, filters, filters_below)
         self.main_module = _below(network, level + 1)
-        self.upsample = up(network, IMAGES, below, here)
-        self.up_blocks = BlockSeries(network, count, here)
-        self.connection = connection(network, IMAGES, here)
+        self.upsample = up(network, IMAGES, filters_below, filters)
+        self.up_blocks = BlockSeries(network, count, filters)
+        self.connection = connection(network, IMAGES, filters)
 
     def forward(self, planes: Planes) -> Planes:
         """Three of ``[B, C, h, w]``; keeps the shapes. The skip is what comes in, untouched."""

@@ -55,14 +55,14 @@ class Level3D(nn.Module):
 
     def __init__(self, network: Network, level: int):
         super().__init__()
-        here, below = network.filters(level), network.filters(level + 1)
+        filters, filters_below = network.filters(level), network.filters(level + 1)
         count = network.blocks_per_layer
-        self.down_blocks = series(network, count, here)
-        self.downsample = down(network, VOLUMES, here, below)
+        self.down_blocks = series(network, count, filters)
+        self.downsample = down(network, VOLUMES, filters, filters_below)
         self.main_module = _below(network, level + 1)
-        self.upsample = up(network, VOLUMES, below, here)
-        self.up_blocks = series(network, count, here)
-        self.connection = connection(network, VOLUMES, here)
+        self.upsample = up(network, VOLUMES, filters_below, filters)
+        self.up_blocks = series(network, count, filters)
+        self.connection = connection(network, VOLUMES, filters)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, C, 3, h, w]``; keeps the shape. The skip is what the way down made of it."""

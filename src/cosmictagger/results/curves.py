@@ -70,12 +70,12 @@ def read(path: Path) -> Curves:
 
 def read_folder(folder: Path) -> dict[str, Curves]:
     """``train_metrics.csv`` and ``test_metrics.csv`` of a run, if there and not empty."""
-    found: dict[str, Curves] = {}
+    by_file: dict[str, Curves] = {}
     for name in ("train", "test"):
         path = folder / f"{name}_metrics.csv"
         if path.is_file() and len((curves := read(path))["step"]):
-            found[name] = curves
-    return found
+            by_file[name] = curves
+    return by_file
 
 
 def draw(runs: Mapping[str, Curves]) -> Figure | None:
@@ -156,9 +156,9 @@ def _draw_train(
 def _running_mean(values: NDArray) -> NDArray:
     """Mean over a centred window that gets narrower at the ends; NaN does not spread."""
     reach = round(len(values) * _SMOOTHING / 2)
-    known = np.isfinite(values)
-    sums = np.concatenate([[0.0], np.where(known, values, 0).cumsum()])
-    counts = np.concatenate([[0], known.cumsum()])
+    finite = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.where(finite, values, 0).cumsum()])
+    counts = np.concatenate([[0], finite.cumsum()])
     index = np.arange(len(values))
     first, last = np.maximum(index - reach, 0), np.minimum(index + reach + 1, len(values))
     number = counts[last] - counts[first]

@@ -194,8 +194,8 @@ def _neutrino_box(view: PlaneView) -> tuple[int, int, int, int] | None:
     if not total:
         return None
     for scale in (0.1, 0.14, 0.19):
-        held, box = _fullest_window(mask, scale)
-        if held >= 0.65 * total:
+        inside, box = _fullest_window(mask, scale)
+        if inside >= 0.65 * total:
             return box
     return None
 
@@ -205,10 +205,12 @@ def _fullest_window(mask: NDArray, scale: float) -> tuple[int, tuple[int, int, i
     height, width = mask.shape
     high, wide = max(1, round(scale * height)), max(1, round(scale * width))
     sums = np.pad(mask.astype(np.int32).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
-    held = sums[high:, wide:] - sums[:-high, wide:] - sums[high:, :-wide] + sums[:-high, :-wide]
+    window_counts = (
+        sums[high:, wide:] - sums[:-high, wide:] - sums[high:, :-wide] + sums[:-high, :-wide]
+    )
     # Many windows hold the same pixels; their middle leaves an even margin.
-    row, column = np.median(np.argwhere(held == held.max()), axis=0).astype(int)
-    return int(held[row, column]), (row, row + high, column, column + wide)
+    row, column = np.median(np.argwhere(window_counts == window_counts.max()), axis=0).astype(int)
+    return int(window_counts[row, column]), (row, row + high, column, column + wide)
 
 
 def _empty_place(view: PlaneView, box: tuple[int, int, int, int]) -> tuple[float, float]:

@@ -60,7 +60,7 @@ def write_files(
     table = folder / "event_metrics.csv"
     write_text(table, as_csv(tally.rows, tally.keys()))
     pictures = _draw(folder / "displays", events, progress)
-    drawn = curves.save(curves.read_folder(folder), folder / "curves.png")
+    curves_picture = curves.save(curves.read_folder(folder), folder / "curves.png")
     by_entry = {row.entry: row for row in tally.rows}
     content = report.Content(
         title="CosmicTagger: report of an inference pass",
@@ -68,11 +68,11 @@ def write_files(
         settings=settings,
         tally=tally,
         displays=[(by_entry[entry], path) for entry, path in pictures.items()],
-        curves=drawn,
+        curves=curves_picture,
         files={name: text for name, text in _FILES.items() if (folder / name).exists()},
     )
     page = report.save(content, folder / "report.html")
-    return WrittenFiles(folder / PREDICTIONS, table, tuple(pictures.values()), drawn, page)
+    return WrittenFiles(folder / PREDICTIONS, table, tuple(pictures.values()), curves_picture, page)
 
 
 def with_image_size(
@@ -80,8 +80,8 @@ def with_image_size(
 ) -> dict[str, object]:
     """The settings of a report, and the size of the images in the file and in the pass."""
     height, width = (edge >> downsample for edge in size)
-    said = f"{size[0]} x {size[1]}, downsample {downsample} ({height} x {width})"
-    return {**(settings or {}), "image size": said}
+    size_text = f"{size[0]} x {size[1]}, downsample {downsample} ({height} x {width})"
+    return {**(settings or {}), "image size": size_text}
 
 
 def fields(proof: Any) -> dict[str, object]:

@@ -80,10 +80,10 @@ def page(content: Content) -> str:
 
 
 def _summary(tally: Tally) -> str:
-    count = len(tally.rows)
-    events = f"{count:,} event{'' if count == 1 else 's'}"
-    value, known = tally.mean("Average/mIoU")
-    if not known:
+    rows = len(tally.rows)
+    events = f"{rows:,} event{'' if rows == 1 else 's'}"
+    value, count = tally.mean("Average/mIoU")
+    if not count:
         return (
             f'<p class="lead">{events}. The file has no labels: there are scores, no metrics.</p>'
         )
@@ -119,14 +119,14 @@ def _target_table(tally: Tally) -> str:
     for key, (name, goal) in _TARGETS.items():
         value, count = tally.mean(f"Average/{key}")
         if goal is None or not count:
-            verdict, wanted = "", "" if goal is None else f"&gt; {_percent(goal)}"
+            verdict, target = "", "" if goal is None else f"&gt; {_percent(goal)}"
         else:
             met = value > goal
-            wanted = f"&gt; {_percent(goal)}"
+            target = f"&gt; {_percent(goal)}"
             verdict = (
                 '<b class="met">✓ reached</b>' if met else '<b class="missed">✗ not reached</b>'
             )
-        rows.append([escape(name), _percent(value), wanted, verdict, f"{count:,}"])
+        rows.append([escape(name), _percent(value), target, verdict, f"{count:,}"])
     note = (
         "<p>Each metric is the mean over planes, then over the events where it is defined. "
         "An IoU of a class that is neither there nor predicted counts as 1.</p>"

@@ -132,10 +132,10 @@ class Collector:
                 f"{self._downsample}."
             )
         if (metrics is None) != (batch.label is None) or (metrics and len(metrics) < events):
-            found = "none" if metrics is None else str(len(metrics))
+            rows = "none" if metrics is None else str(len(metrics))
             raise DataError(
                 f"Metrics come with labels, one row per event: {events} events "
-                f"{'without' if batch.label is None else 'with'} labels, rows of metrics: {found}."
+                f"{'without' if batch.label is None else 'with'} labels, rows of metrics: {rows}."
             )
 
     def _record(

@@ -90,4 +90,4 @@ def _told() -> Iterator[None]:
     try:
         yield
     except CollectiveError as problem:
-        raise distributed.told(str(problem)) from problem
+        raise distributed.error_of(str(problem)) from problem

@@ -275,19 +275,21 @@ def _launch(
     job: accessor_worker.Job, strategy: SharingStrategy
 ) -> tuple[multiprocessing.Process, Connection]:
     context: Any = multiprocessing.get_context(_START_METHODS[strategy])
-    ours, theirs = multiprocessing.Pipe()
-    inherited = ours if strategy is SharingStrategy.Fork else None
+    connection, worker_connection = multiprocessing.Pipe()
+    inherited = connection if strategy is SharingStrategy.Fork else None
     process = context.Process(
-        target=accessor_worker.main, args=(theirs, inherited, job), name="poptorch-data-accessor"
+        target=accessor_worker.main,
+        args=(worker_connection, inherited, job),
+        name="poptorch-data-accessor",
     )
     try:
         process.start()
     except Exception as problem:
-        ours.close()
+        connection.close()
         raise _not_picklable(problem) from problem
     finally:
-        theirs.close()
-    return process, ours
+        worker_connection.close()
+    return process, connection
 
 
 def _in_file(job: accessor_worker.Job) -> accessor_worker.Job:

@@ -203,7 +203,7 @@ class _Worker:
         self._targets = [self._slots.tensors(window) for window in windows]
 
     def _produce_epoch(self) -> None:
-        given = 0
+        count = 0
         for element in self._elements:
             self._used = True
             parts = Parts.of(element)
@@ -211,11 +211,11 @@ class _Worker:
             self._say_casts(self._slots.layout.casts(tensors))
             structure = structure_of(element, tensors) if parts.kind == "custom" else None
             if self._slots.layout.rows is None:
-                given += self._give_whole(tensors, structure)
+                count += self._give_whole(tensors, structure)
             else:
-                given += self._give_rows(tensors, num_rows(parts), structure)
-        given += self._give_rest()
-        if not given and not self._goes_on:
+                count += self._give_rows(tensors, num_rows(parts), structure)
+        count += self._give_rest()
+        if not count and not self._goes_on:
             rows = self._slots.layout.rows
             raise RuntimeError(
                 f"The Dataset is empty: epoch {self._epoch} has no element"
@@ -247,7 +247,7 @@ class _Worker:
 
     def _give_rows(self, tensors: list[torch.Tensor], rows: int, structure: bytes | None) -> int:
         size = self._slots.layout.rows or 0
-        given, start = 0, min(self._rows_left_out, rows)
+        count, start = 0, min(self._rows_left_out, rows)
         self._rows_left_out -= start
         while start < rows:
             if self._filled is None:
@@ -259,8 +259,8 @@ class _Worker:
             start, self._rows = start + count, self._rows + count
             if self._rows == size:
                 self._send("full", self._run, self._filled, None, self._structure)
-                self._filled, given = None, given + 1
-        return given
+                self._filled, count = None, count + 1
+        return count
 
     def _take_slot(self) -> int:
         while self._connection.poll(0) or not self._free:

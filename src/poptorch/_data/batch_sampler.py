@@ -77,8 +77,8 @@ def _concatenated_sequences(parts: list[Any], name: str) -> Any:
     return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
 
 
-def _mismatch(name: str, found: str) -> Exception:
+def _mismatch(name: str, difference: str) -> Exception:
     return error(
-        f"The micro-batches of one combined batch differ: {name} has the {found}. "
+        f"The micro-batches of one combined batch differ: {name} has the {difference}. "
         "Let the dataset or its collate_fn return the same structure for every micro-batch"
     )

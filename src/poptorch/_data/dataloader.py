@@ -120,9 +120,9 @@ class DataLoader(torch.utils.data.DataLoader):
 
     def __len__(self) -> int:
         if self._groups or self._rebatched_size is not None:
-            available, needed = self._supply()
-            rest = available % needed > 0 and not self.rebatched_drop_last
-            return available // needed + rest
+            available, per_batch = self._supply()
+            rest = available % per_batch > 0 and not self.rebatched_drop_last
+            return available // per_batch + rest
         return super().__len__()
 
     def __iter__(self) -> Any:
@@ -232,13 +232,13 @@ class DataLoader(torch.utils.data.DataLoader):
     def _choose_batches(self, batch_sampler: Any, worker_size: int | None) -> dict[str, Any]:
         """Decide between whole batches and pieces, and say what torch's loader makes of it."""
         combined, drop_last = self._size.combined, self.rebatched_drop_last
-        asked = self._mode is DataLoaderMode.AsyncRebatched
+        rebatches = self._mode is DataLoaderMode.AsyncRebatched
         require(
-            not asked or combined is not None,
+            not rebatches or combined is not None,
             "Mode AsyncRebatched needs to know the combined batch size: set batch_size, or use a "
             "batch_sampler that has the attribute batch_size",
         )
-        pieces = asked or (self._mode is DataLoaderMode.Async and not drop_last)
+        pieces = rebatches or (self._mode is DataLoaderMode.Async and not drop_last)
         self._rebatched_size = combined if pieces and (combined or 0) > 1 else None
         if batch_sampler is not None:
             return {"batch_sampler": batch_sampler}
@@ -301,8 +301,8 @@ class DataLoader(torch.utils.data.DataLoader):
         source: Any = self.batch_sampler if self._groups else self.sampler
         if self._is_iterable:
             source = self.dataset
-        needed = self._size.micro_batches if self._groups else self._size.combined
-        return len(source), needed or 1
+        per_batch = self._size.micro_batches if self._groups else self._size.combined
+        return len(source), per_batch or 1
 
     def _is_empty(self) -> bool:
         if self._is_iterable:
@@ -326,16 +326,16 @@ class DataLoader(torch.utils.data.DataLoader):
 
     def _warn_about_short_batch(self) -> None:
         try:
-            available, needed = self._supply()
+            available, per_batch = self._supply()
         except (TypeError, NotImplementedError):
-            found = "The length of the data is not known"
+            reason = "The length of the data is not known"
         else:
-            if available % needed == 0:
+            if available % per_batch == 0:
                 return
-            things = "micro-batches" if self._groups else "elements"
-            found = f"{available} {things} are not divisible by {needed}"
+            unit = "micro-batches" if self._groups else "elements"
+            reason = f"{available} {unit} are not divisible by {per_batch}"
         _logger.warning(
-            f"{found}, and drop_last is False: the last batch may be smaller than the combined "
+            f"{reason}, and drop_last is False: the last batch may be smaller than the combined "
             f"batch of {self._factors()}, and a compiled model does not accept it. Set "
             "drop_last=True, or make the sizes divide"
         )
@@ -351,12 +351,12 @@ class DataLoader(torch.utils.data.DataLoader):
             available = self._supply()[0] if self._partition is None else len(dataset)
         except (TypeError, NotImplementedError):
             available = "too few"
-        things = "micro-batches" if self._groups else "elements"
+        unit = "micro-batches" if self._groups else "elements"
         dropped, keep = "", ""
         if self.rebatched_drop_last:
             dropped, keep = " and drop_last=True drops the rest", ", or set drop_last=False"
         return (
-            f"The DataLoader has no batch to give: there are {available} {things}, one combined "
+            f"The DataLoader has no batch to give: there are {available} {unit}, one combined "
             f"batch takes {self._factors()}{dropped}. Use more data, make a factor smaller{keep}"
         )
 
@@ -373,10 +373,10 @@ def _check_exclusions(
         "shuffle": bool(shuffle),
         "rebatched_worker_size": worker_size is not None,
     }
-    given = [name for name, is_given in others.items() if is_given]
-    if batch_sampler is not None and given:
+    conflicting = [name for name, is_given in others.items() if is_given]
+    if batch_sampler is not None and conflicting:
         raise error(
-            f"batch_sampler and {', '.join(given)} are mutually exclusive: the sampler alone "
+            f"batch_sampler and {', '.join(conflicting)} are mutually exclusive: the sampler alone "
             "decides on the micro-batches"
         )
     require(

@@ -27,11 +27,11 @@ class Position:
     """
 
     def __init__(self) -> None:
-        self.begun = self.given = 0
+        self.begun = self.batches_out = 0
         self.running = False
         self.start: dict[str, Any] | None = None
         self.order = Order()
-        self._waiting: dict[str, Any] | None = None
+        self._loaded: dict[str, Any] | None = None
 
     def begin(
         self,
@@ -44,15 +44,15 @@ class Position:
             make: gives an iterator that leaves out so many batches, by reading them if asked.
             generator: the loader's own, if it has one.
         """
-        waiting, self._waiting = self._waiting, None
+        loaded, self._loaded = self._loaded, None
         now = host_random.read(generator)
-        self.begun, self.given, self.running, self.start = self.begun + 1, 0, True, now
+        self.begun, self.batches_out, self.running, self.start = self.begun + 1, 0, True, now
         self.order.reset()
-        if waiting is None:
+        if loaded is None:
             return Counted(make(0, False), self)
-        if waiting["running"]:
-            return Counted(self._go_on(make, generator, waiting), self)
-        if not waiting["has_workers"]:
+        if loaded["running"]:
+            return Counted(self._go_on(make, generator, loaded), self)
+        if not loaded["has_workers"]:
             return Counted(make(0, False), self)
         # Starting processes draws a number; the run that is continued had them already.
         self.order.resume(now)
@@ -64,16 +64,16 @@ class Position:
         self,
         make: Callable[[int, bool], Iterator[Any]],
         generator: torch.Generator | None,
-        waiting: dict[str, Any],
+        loaded: dict[str, Any],
     ) -> Iterator[Any]:
         """An iterator in the middle of an epoch, which leaves the random state as it is now."""
-        now, start = self.start, waiting["start"]
-        self.given = waiting["given"]
-        self.order.resume(waiting["order"])
+        now, start = self.start, loaded["start"]
+        self.batches_out = loaded["given"]
+        self.order.resume(loaded["order"])
         if start is None:  # another process sets the random state of each epoch
-            return make(self.given, waiting["replay"])
+            return make(self.batches_out, loaded["replay"])
         host_random.write(start, generator)
-        iterator = make(self.given, waiting["replay"])
+        iterator = make(self.batches_out, loaded["replay"])
         assert now is not None
         host_random.write(now, generator)
         self.start = start
@@ -83,7 +83,7 @@ class Position:
         """What ``load`` needs, as tensors and plain values."""
         return {
             "begun": self.begun,
-            "given": self.given if self.running else 0,
+            "given": self.batches_out if self.running else 0,
             "running": self.running,
             "has_workers": has_workers,
             "start": self.start if self.running else None,
@@ -93,8 +93,8 @@ class Position:
     def load(self, state: dict[str, Any], replay: bool) -> None:
         """Makes the next iterator go on from a state."""
         self.begun = state["begun"] - state["running"]
-        self.given, self.running = 0, False
-        self._waiting = {**state, "replay": replay}
+        self.batches_out, self.running = 0, False
+        self._loaded = {**state, "replay": replay}
 
 
 class Order:
@@ -192,27 +192,27 @@ class Counted:
                 self._position.running = False
             raise
         if present:
-            self._position.given += 1
+            self._position.batches_out += 1
         return batch
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
 
 
-def check_fits(here: dict[str, Any], there: dict[str, Any]) -> None:
+def check_fits(loader: dict[str, Any], state: dict[str, Any]) -> None:
     """Refuses the state of a loader that gives other batches.
 
     Args:
-        here: what describes the batches of this loader.
-        there: that of the state's.
+        loader: what describes the batches of this loader.
+        state: that of the state's.
 
     Raises:
         poptorch.Error: they differ; the message says in what.
     """
     unlike = [
-        f"{name} {there.get(name)} there, {value} here"
-        for name, value in here.items()
-        if there.get(name) != value
+        f"{name} {state.get(name)} there, {value} here"
+        for name, value in loader.items()
+        if state.get(name) != value
     ]
     if unlike:
         raise error(

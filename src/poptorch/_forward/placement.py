@@ -55,14 +55,14 @@ class PlacementTable:
 
     def located(self, program: Program) -> dict[torch.fx.Node, tuple[str, int]]:
         """The block and the stage of forward of each operator of the program it was read off."""
-        found = {}
+        locations = {}
         stage, ipu = -1, None
         for node in _operators(program):
             placement = _placement_of(node)
             if placement.ipu != ipu:
                 stage, ipu = stage + 1, placement.ipu
-            found[node] = (placement.block, stage)
-        return found
+            locations[node] = (placement.block, stage)
+        return locations
 
     def __str__(self) -> str:
         head = ("block", "stage", "phase", "ipu", "operators", "parameter bytes")
@@ -125,10 +125,10 @@ def _placement_of(node: torch.fx.Node) -> Placement:
     if isinstance(mark, tuple):
         return Placement(*mark)
     line = user_line(node.meta.get("stack_trace"))
-    where = f" at {line[0]}:{line[1]}" if line else ""
+    location = f" at {line[0]}:{line[1]}" if line else ""
     raise error(
-        f"No active Block, all the ops must belong to a Block: {node.target}{where} comes after "
-        f"block {mark!r} was left. Move it inside, or begin another block for it."
+        f"No active Block, all the ops must belong to a Block: {node.target}{location} comes "
+        f"after block {mark!r} was left. Move it inside, or begin another block for it."
     )
 
 
@@ -144,10 +144,12 @@ def _check_depth(stages: int, options: Options, *, training: bool) -> None:
     strategy = options._execution_strategy
     if not isinstance(strategy, PipelinedExecution) or isinstance(strategy, ShardedExecution):
         return
-    needed = 2 * stages - 1 if training else stages
+    depth = 2 * stages - 1 if training else stages
     name = "Training.gradientAccumulation" if training else "deviceIterations"
-    given = options.Training.gradient_accumulation if training else options.device_iterations
-    if given >= needed:
+    micro_batches = options.device_iterations
+    if training:
+        micro_batches = options.Training.gradient_accumulation
+    if micro_batches >= depth:
         return
     more = (
         f" Please note that a model with {stages} pipeline stages has an additional {stages - 1} "
@@ -157,7 +159,7 @@ def _check_depth(stages: int, options: Options, *, training: bool) -> None:
     )
     raise error(
         f"poptorch.Options().{name} must be greater than or equal to the number of pipeline stages "
-        f"({needed}) when using poptorch.PipelinedExecution, and it is {given}.{more}"
+        f"({depth}) when using poptorch.PipelinedExecution, and it is {micro_batches}.{more}"
     )
 
 

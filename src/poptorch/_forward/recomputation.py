@@ -40,16 +40,16 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
         ValueError: something else than a tensor.
     """
     if len(tensors) == 1 and isinstance(tensors[0], list | tuple):
-        given = tensors[0]
-        kept = [_kept(each) for each in given]
+        container = tensors[0]
+        marked = [_marked(each) for each in container]
         # Named tuples have a constructor of their own.
-        make = getattr(given, "_make", type(given))
-        return make(kept)
-    kept = tuple(_kept(each) for each in tensors)
-    return kept[0] if len(kept) == 1 else kept
+        make = getattr(container, "_make", type(container))
+        return make(marked)
+    marked = tuple(_marked(each) for each in tensors)
+    return marked[0] if len(marked) == 1 else marked
 
 
-def _kept(tensor: Any) -> torch.Tensor:
+def _marked(tensor: Any) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(
             f"All inputs must be tensors, recomputationCheckpoint was given {tensor!r} of type "

@@ -125,12 +125,12 @@ def _returning_list(body: Callable) -> Callable[..., list[torch.Tensor]]:
 
 
 def _results(name: str, results: object) -> list[torch.Tensor]:
-    found = [results] if isinstance(results, torch.Tensor) else results
-    if not isinstance(found, list | tuple) or not all(isinstance(v, torch.Tensor) for v in found):
+    values = [results] if isinstance(results, torch.Tensor) else results
+    if not isinstance(values, list | tuple) or not all(isinstance(v, torch.Tensor) for v in values):
         raise error(
             f"A body of poptorch.{name}() returns a list of tensors, found {_kind(results)}."
         )
-    return list(found)
+    return list(values)
 
 
 def _compare(name: str, left_name: str, left: Sequence, right_name: str, right: Sequence) -> None:
@@ -145,10 +145,10 @@ def _compare(name: str, left_name: str, left: Sequence, right_name: str, right: 
             raise _mismatch(name, "dtype", f"{types}, at position {index}")
 
 
-def _mismatch(name: str, what: str, found: str) -> Error:
+def _mismatch(name: str, attribute: str, difference: str) -> Error:
     return error(
-        f"poptorch.{name}() needs tensors that agree in number, shape and dtype; the {what} "
-        f"differs: {found}."
+        f"poptorch.{name}() needs tensors that agree in number, shape and dtype; the {attribute} "
+        f"differs: {difference}."
     )
 
 

@@ -73,7 +73,7 @@ class CPU:
             return self._layer(*input, **kwargs)
         tensors, self._rebuild = _separated(input, kwargs)
         kinds = [(tuple(each.shape), each.dtype) for each in tensors]
-        with calls.own_state():
+        with calls.original_state():
             _on_the_host(lambda: self._try(kinds))
         results = host_call(tensors, self.registerPersistentData(), described(self.outputs))
         if any(each.requires_grad for each in tensors):
@@ -95,8 +95,8 @@ class CPU:
         assert self._rebuild is not None, "execute() needs a call in forward first"
         positional, keywords = self._rebuild(self.inputs)
         with torch.no_grad():
-            found = self._layer(*positional, **keywords)
-        outputs = list(found) if isinstance(found, list | tuple) else [found]
+            returned = self._layer(*positional, **keywords)
+        outputs = list(returned) if isinstance(returned, list | tuple) else [returned]
         if not all(isinstance(each, torch.Tensor) for each in outputs):
             raise error(
                 f"poptorch.CPU {self._id!r} returned {[type(each).__name__ for each in outputs]}. "
@@ -132,7 +132,7 @@ class CapturedCalls(HostCalls):
         super().__init__()
         self._module = module
         self._owners: dict[str, CPU] = {}
-        self._own: list[tuple[dict, dict]] = []
+        self._originals: list[tuple[dict, dict]] = []
 
     def add(self, owner: CPU, identity: str, function: Callable) -> str:
         """Registers one call; a second one of the same object gets a number.
@@ -160,24 +160,24 @@ class CapturedCalls(HostCalls):
             for owner in self._module.modules()
             for kind in ("_parameters", "_buffers")
         ]
-        self._own = [(store, dict(store)) for store in stores]
+        self._originals = [(store, dict(store)) for store in stores]
         token = _calls.set(self)
         try:
             yield
         finally:
             _calls.reset(token)
-            self._own = []
+            self._originals = []
 
     @contextlib.contextmanager
-    def own_state(self) -> Iterator[None]:
+    def original_state(self) -> Iterator[None]:
         """While open, the module has its own tensors and not those of the trace."""
-        substituted = [dict(store) for store, _ in self._own]
-        for store, own in self._own:
-            store.update(own)
+        substituted = [dict(store) for store, _ in self._originals]
+        for store, original in self._originals:
+            store.update(original)
         try:
             yield
         finally:
-            for (store, _), values in zip(self._own, substituted, strict=True):
+            for (store, _), values in zip(self._originals, substituted, strict=True):
                 store.update(values)
 
 

@@ -95,9 +95,9 @@ def custom_op(
     if not isRunningOnIpu():
         return [torch.zeros_like(example) for example in example_outputs]
     results = _implementation(name, domain, domain_version)(list(inputs), dict(attributes))
-    found = list(results) if isinstance(results, list | tuple) else [results]
-    _check_results(f"{domain}.{name}", found, example_outputs)
-    return found
+    outputs = list(results) if isinstance(results, list | tuple) else [results]
+    _check_results(f"{domain}.{name}", outputs, example_outputs)
+    return outputs
 
 
 def _check_attributes(attributes: dict) -> None:
@@ -122,16 +122,16 @@ def _check_attributes(attributes: dict) -> None:
 
 
 def _implementation(name: str, domain: str, version: int) -> Callable[[list, dict], Any]:
-    found = _registered.get((domain, name))
-    if found is not None and found.version in (None, version):
-        return _with_backward(found.forward, found.backward) if found.backward else found.forward
+    entry = _registered.get((domain, name))
+    if entry is not None and entry.version in (None, version):
+        return _with_backward(entry.forward, entry.backward) if entry.backward else entry.forward
     namespace = re.sub(r"\W", "_", domain)
     operator = getattr(getattr(torch.ops, namespace), name, None)
     if operator is None:
-        known = [f"{each}.{op} version {i.version}" for (each, op), i in _registered.items()]
+        names = [f"{each}.{op} version {i.version}" for (each, op), i in _registered.items()]
         raise error(
             f"There is no custom operator {name!r} of domain {domain!r}, version {version}; "
-            f"registered are {known}. Write it with torch operations and decorate it by "
+            f"registered are {names}. Write it with torch operations and decorate it by "
             f'@poptorch.register_custom_op("{name}", "{domain}"), or register '
             f"torch.ops.{namespace}.{name} with torch.library. A compiled library made for the "
             "original's devices cannot run here."
@@ -161,20 +161,20 @@ def _with_backward(forward: Callable, backward: Callable) -> Callable[[list, dic
 
             @staticmethod
             def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-                found = backward(list(gradients), list(ctx.saved_tensors), attributes)
-                return tuple(found) if isinstance(found, list | tuple) else (found,)
+                grads = backward(list(gradients), list(ctx.saved_tensors), attributes)
+                return tuple(grads) if isinstance(grads, list | tuple) else (grads,)
 
         return Operator.apply(*inputs)
 
     return call
 
 
-def _check_results(name: str, found: list, examples: Sequence[torch.Tensor]) -> None:
-    kinds = [_kind(each) for each in found]
-    wanted = [_kind(each) for each in examples]
-    if kinds != wanted:
+def _check_results(name: str, results: list, examples: Sequence[torch.Tensor]) -> None:
+    kinds = [_kind(each) for each in results]
+    expected = [_kind(each) for each in examples]
+    if kinds != expected:
         raise error(
-            f"Custom operator {name} returns {kinds}, the example outputs promise {wanted}. "
+            f"Custom operator {name} returns {kinds}, the example outputs promise {expected}. "
             "Give examples of the shapes and types that it returns."
         )
 

@@ -100,9 +100,9 @@ def nearest(
     if batch_x is None and batch_y is None:
         return distance.argmin(dim=1)
     ids = _batch("batch_x", batch_x, x, batch_y), _batch("batch_y", batch_y, y, batch_x)
-    together = ids[0].unsqueeze(1) == ids[1].unsqueeze(0)
-    found = torch.where(together, distance, math.inf).argmin(dim=1)
-    return torch.where(together.any(dim=1), found, -1)
+    same_batch = ids[0].unsqueeze(1) == ids[1].unsqueeze(0)
+    closest = torch.where(same_batch, distance, math.inf).argmin(dim=1)
+    return torch.where(same_batch.any(dim=1), closest, -1)
 
 
 def _batch(name: str, batch: Batch, rows: torch.Tensor, other: Batch) -> torch.Tensor:

@@ -142,13 +142,13 @@ class MultiConv:
     def __exit__(self, type: Any, value: Any, traceback: Any) -> None:
         if current() is None:
             return
-        mine = scopes.mark(_MARK, None)
+        settings = scopes.mark(_MARK, None)
         if type is None:
-            self._check(mine)
+            self._check(settings)
 
-    def _check(self, mine: dict[str, Any]) -> None:
+    def _check(self, settings: dict[str, Any]) -> None:
         count = sum(
-            node.target in _CONVOLUTIONS and node.meta.get("custom", {}).get(_MARK) is mine
+            node.target in _CONVOLUTIONS and node.meta.get("custom", {}).get(_MARK) is settings
             for node in _torch.traced_nodes()
         )
         if not count:
@@ -156,7 +156,7 @@ class MultiConv:
                 "Unexpected end of an empty poptorch.MultiConv: there is no convolution in it. "
                 "Remove it, or move the convolutions inside."
             )
-        for name, values in mine.items():
+        for name, values in settings.items():
             if isinstance(values, list | tuple) and len(values) != count:
                 raise error(
                     f"Invalid number of values for MultiConv.{name}: there are {count} "

@@ -72,12 +72,12 @@ def dynamic_update(
             f"poptorch.{name}() needs input and src of the same rank, found input of rank "
             f"{input.dim()} and src of rank {src.dim()}."
         )
-    wanted = list(input.shape)
-    wanted[dim] = size
-    if list(src.shape) != wanted:
+    expected_shape = list(input.shape)
+    expected_shape[dim] = size
+    if list(src.shape) != expected_shape:
         raise error(
             f"poptorch.{name}() with size {size} on dimension {dim} of input {list(input.shape)} "
-            f"needs src of shape {wanted}, found {list(src.shape)}."
+            f"needs src of shape {expected_shape}, found {list(src.shape)}."
         )
     return input.index_copy(dim, index, src)
 
@@ -126,22 +126,22 @@ class TensorSlices(TorchFunctionMode):
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
         """Calls ``func``, with positions instead of numbers and slices that depend on a tensor."""
         if func is torch.Tensor.__getitem__ or func is torch.Tensor.__setitem__:
-            found = _positions(args[0], args[1])
-            if found is not None:
-                return _at(func, args[0], *found, *args[2:])
+            positions = _positions(args[0], args[1])
+            if positions is not None:
+                return _at(func, args[0], *positions, *args[2:])
         return func(*args, **(kwargs or {}))
 
 
 def _at(
-    func: Callable, tensor: torch.Tensor, index: tuple, taken: int | None, *assigned: Any
+    func: Callable, tensor: torch.Tensor, index: tuple, dropped_dim: int | None, *assigned: Any
 ) -> torch.Tensor | None:
-    if taken is None:
+    if dropped_dim is None:
         return func(tensor, index, *assigned)
     if not assigned:
-        return tensor[index].squeeze(taken)
+        return tensor[index].squeeze(dropped_dim)
     value = torch.as_tensor(assigned[0], dtype=tensor.dtype, device=tensor.device)
-    shape = tensor[index].squeeze(taken).shape
-    return func(tensor, index, value.expand(shape).unsqueeze(taken))
+    shape = tensor[index].squeeze(dropped_dim).shape
+    return func(tensor, index, value.expand(shape).unsqueeze(dropped_dim))
 
 
 def _positions(tensor: torch.Tensor, index: Any) -> tuple[tuple, int | None] | None:

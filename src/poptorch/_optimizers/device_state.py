@@ -139,8 +139,8 @@ class DeviceState:
     def start(self, session: Session | None) -> None:
         """A session has begun; None where the device is offline and nothing can be read."""
         self._session, self.stale = session, True
-        known = self._optimizer is not None and self._optimizer.has_state()
-        self.pending = known or bool(self._host_state())
+        has_values = self._optimizer is not None and self._optimizer.has_state()
+        self.pending = has_values or bool(self._host_state())
 
     def stop(self) -> None:
         """Brings the state home, because the session ends."""
@@ -208,12 +208,12 @@ class DeviceState:
 
     def _write_slots(self, session: Session, state: Mapping[str, torch.Tensor]) -> None:
         slots = session.read_optimizer_state()
-        known = {name: value for name, value in state.items() if name in slots}
-        for name, value in known.items():
+        matching = {name: value for name, value in state.items() if name in slots}
+        for name, value in matching.items():
             _check_shape(name, value, slots[name])
         if self._loaded:  # what a loaded dictionary lacks begins again, as in torch
-            known = {name: torch.zeros_like(value) for name, value in slots.items()} | known
-        session.write_optimizer_state(known)
+            matching = {name: torch.zeros_like(value) for name, value in slots.items()} | matching
+        session.write_optimizer_state(matching)
 
     def _write_dictionary(self, session: Session, state: Mapping[str, torch.Tensor]) -> None:
         slots = _named(session)
@@ -225,18 +225,18 @@ class DeviceState:
                 "has no place for: %s",
                 ", ".join(sorted(unknown)),
             )
-        known = {name: value for name, value in state.items() if name in slots}
-        for name, value in known.items():
+        matching = {name: value for name, value in state.items() if name in slots}
+        for name, value in matching.items():
             _check_shape(name, value, slots[name])
-        held = session.read_optimizer_state()
-        names = {slot: state_name(slot, held) for slot in held}
+        device_state = session.read_optimizer_state()
+        names = {slot: state_name(slot, device_state) for slot in device_state}
         session.write_optimizer_state(
-            {slot: known[name] for slot, name in names.items() if name in known}
+            {slot: matching[name] for slot, name in names.items() if name in matching}
         )
         session.write_accumulators(
             {
                 name.removeprefix(_ACCUMULATOR): value
-                for name, value in known.items()
+                for name, value in matching.items()
                 if name.startswith(_ACCUMULATOR)
             }
         )
@@ -244,10 +244,10 @@ class DeviceState:
 
 def _named(session: Session) -> dict[str, torch.Tensor]:
     """The device's state tensors by the names of a state dictionary."""
-    held = session.read_optimizer_state()
-    found = {state_name(slot, held): value for slot, value in held.items()}
+    device_state = session.read_optimizer_state()
+    named = {state_name(slot, device_state): value for slot, value in device_state.items()}
     sums = session.read_accumulators()
-    return found | {f"{_ACCUMULATOR}{param}": value for param, value in sums.items()}
+    return named | {f"{_ACCUMULATOR}{param}": value for param, value in sums.items()}
 
 
 def _check_shape(name: str, value: torch.Tensor, slot: torch.Tensor) -> None:

@@ -62,8 +62,8 @@ class HostState:
     def get_state_dict(self) -> dict[str, Any]:
         """``ipu_state`` and ``ipu_param`` as last read or loaded, without asking the device."""
         return {
-            name: None if held is None else dict(held)
-            for name, held in (("ipu_state", self._ipu_state), ("ipu_param", self._ipu_param))
+            name: None if values is None else dict(values)
+            for name, values in (("ipu_state", self._ipu_state), ("ipu_param", self._ipu_param))
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -113,13 +113,13 @@ class HostState:
             connection.pending = True
 
     def _take_loss_scaling(self, values: dict[str, torch.Tensor]) -> None:
-        found = values.get("lossScaling_FLOAT")
-        held: Any = self
-        if found is None or self.variable_attrs.isConstant("loss_scaling"):
+        stored = values.get("lossScaling_FLOAT")
+        optimizer: Any = self
+        if stored is None or self.variable_attrs.isConstant("loss_scaling"):
             return
         # Numbers travel as float32: one that has not changed keeps its digits.
-        if torch.tensor(held.loss_scaling, dtype=torch.float32) != found:
-            held.loss_scaling = float(found)
+        if torch.tensor(optimizer.loss_scaling, dtype=torch.float32) != stored:
+            optimizer.loss_scaling = float(stored)
 
     def _fetch(self) -> None:
         connection = self._connection()
@@ -130,9 +130,9 @@ class HostState:
         # torch's own keeps only state and groups, so that copies would lose what is added here.
         self._fetch()
         state = cast(dict[str, Any], super().__getstate__())
-        own = {name: getattr(self, name) for name in _extras(self)}
+        extras = {name: getattr(self, name) for name in _extras(self)}
         return {
-            **own,
+            **extras,
             "_ipu_state": self._ipu_state,
             "_ipu_param": self._ipu_param,
             "_host_is_newer": self._host_is_newer,

@@ -118,8 +118,8 @@ def _warn(optimizer: Any, kind: _Kind, groups: tuple[Group, ...]) -> None:
             name,
             kind.classes[0].__name__,
         )
-    held = any(group["params"] for group in optimizer.param_groups)
-    if held and not any(group.params for group in groups):
+    has_params = any(group["params"] for group in optimizer.param_groups)
+    if has_params and not any(group.params for group in groups):
         logger.warning(
             "Optimizer %s holds none of the model's parameters: nothing will be trained. Make it "
             "from model.parameters() of the model that is wrapped.",
@@ -267,8 +267,8 @@ def choose_reduction(options: Options, optimizer: Any, compiled: UpdateRule | No
     Raises:
         ValueError: half accumulators are asked for after compiling without them.
     """
-    wanted = getattr(optimizer, "accum_type", None) is torch.float16
-    if not wanted or getattr(optimizer, "use_combined_accum", False):
+    half_accumulators = getattr(optimizer, "accum_type", None) is torch.float16
+    if not half_accumulators or getattr(optimizer, "use_combined_accum", False):
         return
     if compiled is not None:
         if compiled.accumulator_dtype is not torch.float16:
@@ -299,14 +299,14 @@ class AttributeWatch:
 
     def look(self, optimizer: Any) -> None:
         """Logs each new attribute once."""
-        found = {("optimizer", n) for n, v in vars(optimizer).items() if _is_setting(n, v)}
+        attributes = {("optimizer", n) for n, v in vars(optimizer).items() if _is_setting(n, v)}
         for index, group in enumerate(optimizer.param_groups):
-            found |= {(f"optimizer group {index}", name) for name in group}
+            attributes |= {(f"optimizer group {index}", name) for name in group}
         if type(optimizer) is not self._kind:
-            self._kind, self._known = type(optimizer), found
-        for where, name in sorted(found - self._known):
-            self._log("Ignoring unexpected %s attribute %s", where, name)
-        self._known |= found
+            self._kind, self._known = type(optimizer), attributes
+        for owner, name in sorted(attributes - self._known):
+            self._log("Ignoring unexpected %s attribute %s", owner, name)
+        self._known |= attributes
 
 
 def _is_setting(name: str, value: Any) -> bool:

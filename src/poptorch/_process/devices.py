@@ -13,26 +13,26 @@ _MOST = 64
 _GENERATION = 2  # the one that compiles offline by default, too
 
 
-def count_ipus(needed: int, options: Options) -> int:
+def count_ipus(required: int, options: Options) -> int:
     """The number of devices the original would take for a process.
 
     Args:
-        needed: over all stages and replicas of this process.
+        required: over all stages and replicas of this process.
         options: may allow rounding, or choose the simulator, which takes any number.
 
     Raises:
         poptorch.Error: not a power of two, and rounding is not allowed; or more than 64.
     """
-    count = needed
-    if needed & (needed - 1) and not options._uses_ipu_model():
-        count = 1 << needed.bit_length()
+    count = required
+    if required & (required - 1) and not options._uses_ipu_model():
+        count = 1 << required.bit_length()
         if not options.auto_round_num_ipus:
             raise error(
-                f"The model and its replicas need {needed} IPUs, and only powers of two can be had."
-                f" Call options.autoRoundNumIPUs(True) to take {count}, or change the ipu_id of "
-                "the blocks or the replicationFactor."
+                f"The model and its replicas need {required} IPUs, and only powers of two can "
+                f"be had. Call options.autoRoundNumIPUs(True) to take {count}, or change the "
+                "ipu_id of the blocks or the replicationFactor."
             )
-        logger.warning("Number of IPUs rounded up from %d to %d.", needed, count)
+        logger.warning("Number of IPUs rounded up from %d to %d.", required, count)
     if count > _MOST:
         raise error(
             f"Too many IPUs requested ({count}). Experiments that need more than {_MOST} IPUs "

@@ -27,7 +27,7 @@ def raise_as(kind: type[Error]) -> None:
     _error_kind = kind
 
 
-def told(text: str) -> Error:
+def error_of(text: str) -> Error:
     """The error for what went wrong between processes."""
     return _error_kind(text)
 
@@ -52,7 +52,7 @@ def join(rank: int, size: int) -> None:
     try:
         collectives.connect(rank, size)
     except CollectiveError as problem:
-        raise told(str(problem)) from problem
+        raise error_of(str(problem)) from problem
 
 
 def collective_of(config: StepConfig) -> Collective | None:
@@ -70,19 +70,19 @@ def facts(
     captured: Captured, config: StepConfig, rule: UpdateRule | None, examples: Sequence[Any]
 ) -> dict[str, str]:
     """What must be the same in all processes, by the name under which it is told apart."""
-    found = {
+    values = {
         name: str(value)
         for name, value in vars(config).items()
         if name not in _OWN_CHOICE and name != "replica_groups"
     }
     for index, example in enumerate(examples):
-        found[f"shape of input {index}"] = f"{list(example.shape)} {example.dtype}"
+        values[f"shape of input {index}"] = f"{list(example.shape)} {example.dtype}"
     for name, value in (rule.hyper() if rule is not None else {}).items():
-        found[f"optimizer's {name}"] = repr(value)
-    found["batches per epoch"] = _batches()
+        values[f"optimizer's {name}"] = repr(value)
+    values["batches per epoch"] = _batches()
     for program in captured.programs:
-        found[f"program {program.name!r}"] = program.fingerprint()[:16]
-    return found
+        values[f"program {program.name!r}"] = program.fingerprint()[:16]
+    return values
 
 
 def _batches() -> str:

@@ -65,10 +65,10 @@ def json_object(name: str) -> Mapping[str, object]:
     if not text:
         return {}
     try:
-        found = json.loads(text)
-        if isinstance(found, dict):
-            return found
-        problem = f"it holds a {type(found).__name__}"
+        value = json.loads(text)
+        if isinstance(value, dict):
+            return value
+        problem = f"it holds a {type(value).__name__}"
     except json.JSONDecodeError as error:
         problem = str(error)
     _once(f"{name}={text!r} is ignored: it should be a JSON object, but {problem}.")

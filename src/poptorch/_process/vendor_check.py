@@ -6,11 +6,11 @@ import importlib.metadata
 def refuse_second_distribution() -> None:
     """Raises ImportError if a distribution that is itself called ``poptorch`` is installed."""
     try:
-        found = importlib.metadata.distribution("poptorch")
+        distribution = importlib.metadata.distribution("poptorch")
     except importlib.metadata.PackageNotFoundError:
         return
     raise ImportError(
         f"abele provides the package 'poptorch', but another distribution called poptorch "
-        f"{found.version} is installed in the same environment. Keep one of them: "
+        f"{distribution.version} is installed in the same environment. Keep one of them: "
         "`pip uninstall poptorch`, or use separate virtual environments."
     )

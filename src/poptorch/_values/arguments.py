@@ -56,15 +56,15 @@ class Binder:
             poptorch.Error: a mandatory parameter is missing.
         """
         self._check(args, kwargs)
-        given = dict(zip((p.name for p in self._by_position), args, strict=False))
-        given |= {p.name: kwargs[p.name] for p in self._by_position if p.name in kwargs}
+        by_name = dict(zip((p.name for p in self._by_position), args, strict=False))
+        by_name |= {p.name: kwargs[p.name] for p in self._by_position if p.name in kwargs}
         rest = tuple(args[len(self._by_position) :])
         names = [p.name for p in self._by_position]
         names += [f"{self._rest}[{index}]" for index in range(len(rest))]
-        values = tuple(_value(parameter, given) for parameter in self._by_position)
-        keywords = {name: value for name, value in kwargs.items() if name not in given}
+        values = tuple(_value(parameter, by_name) for parameter in self._by_position)
+        keywords = {name: value for name, value in kwargs.items() if name not in by_name}
         keywords |= {p.name: _value(p, keywords) for p in self._keyword_only}
-        return Bound(tuple(names), values + rest, keywords, len(names) - len(given) - len(rest))
+        return Bound(tuple(names), values + rest, keywords, len(names) - len(by_name) - len(rest))
 
     def _check(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         if len(args) > len(self._by_position) and self._rest is None:
@@ -73,19 +73,19 @@ class Binder:
                 f"({', '.join(p.name for p in self._by_position)}), found {len(args)}."
             )
         named = {p.name for p in self._by_position[: len(args)]}
-        known = {p.name for p in (*self._by_position, *self._keyword_only)}
+        valid = {p.name for p in (*self._by_position, *self._keyword_only)}
         for name in kwargs:
             if name in named:
                 raise AssertionError(f"Argument {name!r} was passed more than once.")
-            if name not in known and not self._any_keyword:
+            if name not in valid and not self._any_keyword:
                 raise AssertionError(
-                    f"{name!r} is not a valid parameter of forward. Valid are {sorted(known)}."
+                    f"{name!r} is not a valid parameter of forward. Valid are {sorted(valid)}."
                 )
 
 
-def _value(parameter: inspect.Parameter, given: dict[str, Any]) -> Any:
-    if parameter.name in given:
-        return given[parameter.name]
+def _value(parameter: inspect.Parameter, by_name: dict[str, Any]) -> Any:
+    if parameter.name in by_name:
+        return by_name[parameter.name]
     if parameter.default is parameter.empty:
         raise error(f"Mandatory parameter {parameter.name} missing in the call of the model.")
     return parameter.default
@@ -107,20 +107,20 @@ class Recorded:
         self.positional = tuple(map(structure.record, bound.positional))
         self.keywords = {k: structure.record(v) for k, v in bound.keywords.items()}
         self.defaulted = bound.defaulted
-        given = self.positional[: len(self.positional) - bound.defaulted]
-        leaves = tuple(part for part in given if isinstance(part, Leaf))
+        explicit = self.positional[: len(self.positional) - bound.defaulted]
+        leaves = tuple(part for part in explicit if isinstance(part, Leaf))
         #: What a call looks like that brings tensors by position and nothing else.
         constant_defaults = all(
             isinstance(part, Constant) and cannot_change(part.value)
-            for part in self.positional[len(given) :]
+            for part in self.positional[len(explicit) :]
         )
         self._state = state
-        known = self._known(bound)
+        exempt = self._exempt(bound)
         self._contents = [
-            Contents(value, name, known, public_only=isinstance(part, Custom))
+            Contents(value, name, exempt, public_only=isinstance(part, Custom))
             for name, value, part in self._constants(bound)
         ]
-        plain = len(leaves) == len(given) and constant_defaults and not self.keywords
+        plain = len(leaves) == len(explicit) and constant_defaults and not self.keywords
         self.plain = leaves if plain else None
 
     def check(self, bound: Bound) -> None:
@@ -136,9 +136,9 @@ class Recorded:
         for name, spec in self.keywords.items():
             structure.check_same(spec, structure.record(bound.keywords[name]), name)
         if self._contents:
-            known = self._known(bound)
+            exempt = self._exempt(bound)
             for contents, (_, value, _) in zip(self._contents, self._constants(bound), strict=True):
-                contents.check(value, known)
+                contents.check(value, exempt)
 
     def _constants(self, bound: Bound) -> Iterator[tuple[str, Any, Structure]]:
         """The arguments' parts that may change although they are part of the program."""
@@ -147,7 +147,7 @@ class Recorded:
         for name, value, spec in (*positional, *named):
             yield from structure.constants(value, spec, name)
 
-    def _known(self, bound: Bound) -> Set[int]:
+    def _exempt(self, bound: Bound) -> Set[int]:
         """What need not be constant: the tensors of a call, and the model's own."""
         return self._state | {id(tensor) for tensor in self.tensors(bound)}
 

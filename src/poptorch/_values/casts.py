@@ -5,11 +5,11 @@ import torch
 from poptorch.options._container import require
 
 
-def require_survival(where: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+def require_survival(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
     """Check that a tensor may be cast: numbers stay the same, except that floats may be rounded.
 
     Args:
-        where: What the tensor is, for the message.
+        name: What the tensor is, for the message.
         tensor: The values; any shape and dtype.
         dtype: The type that they are about to get.
 
@@ -21,7 +21,7 @@ def require_survival(where: str, tensor: torch.Tensor, dtype: torch.dtype) -> No
     lost = _lost(tensor.detach(), dtype)
     require(
         not bool(lost.any()),
-        f"{where} is {tensor.dtype} and holds {_first(tensor, lost)}, which {dtype}, the type of "
+        f"{name} is {tensor.dtype} and holds {_first(tensor, lost)}, which {dtype}, the type of "
         "the first element, cannot hold. Let the dataset return tensors of one type, for example "
         f"with .to({tensor.dtype}) on all of them",
     )
@@ -44,10 +44,10 @@ def _lost(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     cast = tensor.to(dtype)
     if _is_inexact(tensor.dtype) and _is_inexact(dtype):
         return _comparable(tensor).isfinite() & ~_comparable(cast).isfinite()
-    back = cast.real if dtype.is_complex else cast
+    restored = cast.real if dtype.is_complex else cast
     # The sign, because -1 as uint8 comes back as -1.
-    same_sign = (_comparable(back) < 0) == (_comparable(tensor) < 0)
-    return (back.to(tensor.dtype) != tensor) | ~same_sign
+    same_sign = (_comparable(restored) < 0) == (_comparable(tensor) < 0)
+    return (restored.to(tensor.dtype) != tensor) | ~same_sign
 
 
 def _is_inexact(dtype: torch.dtype) -> bool:

@@ -41,7 +41,7 @@ class Contents:
         poptorch.Error: it is an iterator, which gives its values once, or a set of tensors.
     """
 
-    def __init__(self, value: Any, name: str, known: Set[int], *, public_only: bool = False):
+    def __init__(self, value: Any, name: str, exempt: Set[int], *, public_only: bool = False):
         if isinstance(value, Iterator):
             raise error(
                 f"Argument {name} of type {type(value).__name__} gives its values once, and a "
@@ -49,32 +49,32 @@ class Contents:
             )
         self._name, self._public_only = name, public_only
         self._contents: dict[str, Any] = {}
-        for path, part in self._walk(value, known):
+        for path, part in self._walk(value, exempt):
             if isinstance(part, set | frozenset) and any(isinstance(x, _ARRAYS) for x in part):
                 raise error(f"{path} is a set of tensors, which has no order. Pass a list of them.")
             self._contents[path] = _copied(part)
 
-    def check(self, value: Any, known: Set[int]) -> None:
+    def check(self, value: Any, exempt: Set[int]) -> None:
         """Compares the argument of a later call.
 
         Raises:
             poptorch.Error: naming the part that differs.
         """
         left = dict(self._contents)
-        for path, part in self._walk(value, known):
+        for path, part in self._walk(value, exempt):
             before = left.pop(path, _NOTHING)
             if not _same(before, part):
                 raise _changed(path, before, part)
         for path, before in left.items():
             raise _changed(path, before, _NOTHING)
 
-    def _walk(self, value: Any, known: Set[int]) -> Iterator[tuple[str, Any]]:
+    def _walk(self, value: Any, exempt: Set[int]) -> Iterator[tuple[str, Any]]:
         def is_entered(part: Any) -> bool:
-            return id(part) not in known and not isinstance(part, set | frozenset)
+            return id(part) not in exempt and not isinstance(part, set | frozenset)
 
         for path, part in reachable.walk(value, self._name, is_entered):
             hidden = self._public_only and "._" in path[len(self._name) :]
-            if id(part) not in known and not hidden:
+            if id(part) not in exempt and not hidden:
                 yield path, part
 
 

@@ -111,11 +111,11 @@ def structure_from(data: Any) -> Structure:
         kind, parts = content
         return Items(_kind_from(kind, _SEQUENCES, (tuple, list)), _all_from(parts))
     kind, factory, keys, parts = data["table"]
-    found = _kind_from(kind, _TABLES, (dict,))
+    table_kind = _kind_from(kind, _TABLES, (dict,))
     empty = None
-    if issubclass(found, collections.defaultdict):
+    if issubclass(table_kind, collections.defaultdict):
         empty = collections.defaultdict(None if factory is None else _FACTORIES[factory])
-    return Table(found, tuple(map(decode, keys)), _all_from(parts), empty)
+    return Table(table_kind, tuple(map(decode, keys)), _all_from(parts), empty)
 
 
 def _all_from(parts: list) -> tuple[Structure, ...]:
@@ -127,9 +127,9 @@ def _kind_from(data: Any, known: dict[str, type], bases: tuple[type, ...]) -> ty
         return known[data]
     module, name, fields = data
     # Looked up, not imported: what a file names is not executed.
-    found = vars(sys.modules.get(module, object)).get(name)
-    if isinstance(found, type) and _is_like(found, bases, fields):
-        return found
+    value = vars(sys.modules.get(module, object)).get(name)
+    if isinstance(value, type) and _is_like(value, bases, fields):
+        return value
     if fields:
         # A named tuple says all about itself; its class is made again where it is unknown.
         return collections.namedtuple(name.rpartition(".")[2], fields)

@@ -192,69 +192,69 @@ def _filled(like: Table, items: dict) -> Any:
     return like.kind(**items) if dataclasses.is_dataclass(like.kind) else like.kind(items)
 
 
-def check_same(recorded: Structure, found: Structure, name: str) -> None:
+def check_same(recorded: Structure, actual: Structure, name: str) -> None:
     """Compares one argument with the recorded one.
 
     Raises:
         poptorch.Error: naming the part that differs and how.
     """
     if isinstance(recorded, Leaf):
-        _check_tensor(recorded, found, name)
+        _check_tensor(recorded, actual, name)
     elif isinstance(recorded, Constant):
-        _check_constant(recorded, found, name)
+        _check_constant(recorded, actual, name)
     elif isinstance(recorded, Table):
-        _check_table(recorded, found, name)
+        _check_table(recorded, actual, name)
     else:
-        _check_items(recorded, found, name)
+        _check_items(recorded, actual, name)
 
 
-def _mismatch(what: str, name: str, expected: Any, found: Any) -> Exception:
-    return error(f"{what} mismatch for {name}: expected {expected}, found {found}. {ADVICE}")
+def _mismatch(attribute: str, name: str, expected: Any, actual: Any) -> Exception:
+    return error(f"{attribute} mismatch for {name}: expected {expected}, found {actual}. {ADVICE}")
 
 
-def _check_tensor(recorded: Leaf, found: Structure, name: str) -> None:
-    if not isinstance(found, Leaf):
-        raise _mismatch("Type", name, "a torch.Tensor", _kind(found))
-    if found.dtype != recorded.dtype:
-        raise _mismatch("Data type", name, recorded.dtype, found.dtype)
-    if found.shape != recorded.shape:
-        raise _mismatch("Shape", name, list(recorded.shape), list(found.shape))
+def _check_tensor(recorded: Leaf, actual: Structure, name: str) -> None:
+    if not isinstance(actual, Leaf):
+        raise _mismatch("Type", name, "a torch.Tensor", _kind(actual))
+    if actual.dtype != recorded.dtype:
+        raise _mismatch("Data type", name, recorded.dtype, actual.dtype)
+    if actual.shape != recorded.shape:
+        raise _mismatch("Shape", name, list(recorded.shape), list(actual.shape))
 
 
-def _check_constant(recorded: Constant, found: Structure, name: str) -> None:
-    if not isinstance(found, Constant) or type(found.value) is not type(recorded.value):
-        raise _mismatch("Type", name, _kind(recorded), _kind(found))
-    same = found.value is recorded.value or not cannot_change(found.value)  # else looked into
-    if not same and found.value != recorded.value:
-        raise _mismatch("Value", name, repr(recorded.value), repr(found.value))
+def _check_constant(recorded: Constant, actual: Structure, name: str) -> None:
+    if not isinstance(actual, Constant) or type(actual.value) is not type(recorded.value):
+        raise _mismatch("Type", name, _kind(recorded), _kind(actual))
+    same = actual.value is recorded.value or not cannot_change(actual.value)  # else looked into
+    if not same and actual.value != recorded.value:
+        raise _mismatch("Value", name, repr(recorded.value), repr(actual.value))
 
 
-def _check_table(recorded: Table, found: Structure, name: str) -> None:
-    if not isinstance(found, Table) or found.kind is not recorded.kind:
-        raise _mismatch("Type", name, _kind(recorded), _kind(found))
-    check_keys(recorded.keys, found.keys, name)
-    parts = dict(zip(found.keys, found.parts, strict=True))
+def _check_table(recorded: Table, actual: Structure, name: str) -> None:
+    if not isinstance(actual, Table) or actual.kind is not recorded.kind:
+        raise _mismatch("Type", name, _kind(recorded), _kind(actual))
+    check_keys(recorded.keys, actual.keys, name)
+    parts = dict(zip(actual.keys, actual.parts, strict=True))
     for key, part in zip(recorded.keys, recorded.parts, strict=True):
         check_same(part, parts[key], f"{name}[{key}]")
 
 
-def _check_items(recorded: Items | Custom, found: Structure, name: str) -> None:
-    if not isinstance(found, type(recorded)) or found.kind is not recorded.kind:
-        raise _mismatch("Type", name, _kind(recorded), _kind(found))
-    if len(recorded.parts) != len(found.parts):
-        raise _mismatch("Length", name, len(recorded.parts), len(found.parts))
-    for index, (old, new) in enumerate(zip(recorded.parts, found.parts, strict=True)):
+def _check_items(recorded: Items | Custom, actual: Structure, name: str) -> None:
+    if not isinstance(actual, type(recorded)) or actual.kind is not recorded.kind:
+        raise _mismatch("Type", name, _kind(recorded), _kind(actual))
+    if len(recorded.parts) != len(actual.parts):
+        raise _mismatch("Length", name, len(recorded.parts), len(actual.parts))
+    for index, (old, new) in enumerate(zip(recorded.parts, actual.parts, strict=True)):
         check_same(old, new, f"{name}[{index}]")
 
 
-def check_keys(expected: Sequence[Any], found: Sequence[Any], name: str) -> None:
+def check_keys(expected: Sequence[Any], actual: Sequence[Any], name: str) -> None:
     """Compares the keys of two dictionaries, in any order.
 
     Raises:
         poptorch.Error: naming missing and unexpected keys.
     """
-    missing = [str(key) for key in expected if key not in found]
-    unexpected = [str(key) for key in found if key not in expected]
+    missing = [str(key) for key in expected if key not in actual]
+    unexpected = [str(key) for key in actual if key not in expected]
     if missing or unexpected:
         parts = [f"Missing arguments: {', '.join(missing)}."] if missing else []
         if unexpected:
@@ -262,15 +262,16 @@ def check_keys(expected: Sequence[Any], found: Sequence[Any], name: str) -> None
         raise error(f"Keys mismatch for {name}: {' '.join(parts)} {ADVICE}")
 
 
-def check_count(expected: int, found: int) -> None:
+def check_count(expected: int, actual: int) -> None:
     """Compares the numbers of positional arguments.
 
     Raises:
         poptorch.Error: they differ.
     """
-    if expected != found:
+    if expected != actual:
         raise error(
-            f"Number of positional arguments mismatch: expected {expected}, found {found}. {ADVICE}"
+            f"Number of positional arguments mismatch: expected {expected}, found {actual}. "
+            f"{ADVICE}"
         )
 
 

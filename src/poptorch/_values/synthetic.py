@@ -34,11 +34,11 @@ def synthetic_inputs(
         )
     # A generator of its own: what the model draws must not depend on this option.
     generator = torch.Generator(device).manual_seed(0)
-    made = []
+    tensors = []
     for tensor in like:
         fresh = torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
         if mode != _ZEROS and tensor.dtype.is_floating_point:
             fill = fresh.normal_ if mode == _NORMAL else fresh.uniform_
             fill(generator=generator)
-        made.append(fresh)
-    return made
+        tensors.append(fresh)
+    return tensors

@@ -60,7 +60,7 @@ class Translated:
             action, layer = "IPU_RESET", "poplar_recoverable_runtime_error"
             return RecoverableError(text, action, layer, found.line)
         if isinstance(found, CollectiveError):
-            return distributed.told(text)
+            return distributed.error_of(text)
         if isinstance(found, TargetError) and not isinstance(found, CompilerError):
             return error(f"Failed to acquire a device: {text}")
         return error(text)

@@ -41,10 +41,10 @@ class Freezable:
             option: Name about to be set; the frozen mark itself may always change.
         """
         if self._is_frozen and option != "_is_frozen":
-            what = f": {option!r} was to be set" if option else ""
+            option_text = f": {option!r} was to be set" if option else ""
             raise AttributeError(
-                f"Can't modify frozen Options{what}. A DataLoader or a wrapper already uses this "
-                "object; change a copy instead: options = options.clone()"
+                f"Can't modify frozen Options{option_text}. A DataLoader or a wrapper already uses "
+                "this object; change a copy instead: options = options.clone()"
             )
 
     def __deepcopy__(self, memory: dict[int, Any]) -> Self:
@@ -68,8 +68,8 @@ class OptionsDict(Freezable):
     def __init__(self, **default_values: Any) -> None:
         self.__dict__.update(_values={}, _is_frozen=False, _namespaces={})
         for name, value in default_values.items():
-            held = self.__dict__ if name.startswith("_") else self._values
-            held[name] = value
+            store = self.__dict__ if name.startswith("_") else self._values
+            store[name] = value
 
     def set(self, **kwargs: Any) -> None:
         """Change values that exist.
@@ -175,8 +175,8 @@ class OptionsDict(Freezable):
 
     def __repr__(self) -> str:
         private = {k: v for k, v in self.__dict__.items() if k not in _HOUSEKEEPING}
-        own = sorted({**self._values, **private}.items())
-        parts = [f"{name}={value!r}" for name, value in own]
+        items = sorted({**self._values, **private}.items())
+        parts = [f"{name}={value!r}" for name, value in items]
         parts += [f"{name}={self._namespaces[name]!r}" for name in sorted(self._namespaces)]
         return f"{type(self).__name__}({', '.join(parts)})"
 

@@ -45,12 +45,12 @@ def engine_options(options: Options) -> dict[str, str]:
     if not text:
         return dict(stored)
     try:
-        asked = json.loads(text)
+        from_environment = json.loads(text)
     except ValueError as problem:
         raise error(_unreadable(text, str(problem))) from None
-    if not isinstance(asked, dict):
+    if not isinstance(from_environment, dict):
         raise error(_unreadable(text, "it is no object"))
-    return {**stored, **asked}
+    return {**stored, **from_environment}
 
 
 def _unreadable(text: str, why: str) -> str:
@@ -66,24 +66,24 @@ def report_wanted(options: Options, training: bool) -> Report | None:
     Raises:
         poptorch.Error: POPLAR_ENGINE_OPTIONS cannot be read.
     """
-    found = engine_options(options)
-    everything = _is_true(found.get(f"{_REPORT}all", "false"))
-    wanted = {
-        part for part in _PARTS if _is_true(found.get(f"{_REPORT}output{part}", str(everything)))
+    settings = engine_options(options)
+    everything = _is_true(settings.get(f"{_REPORT}all", "false"))
+    parts = {
+        part for part in _PARTS if _is_true(settings.get(f"{_REPORT}output{part}", str(everything)))
     }
-    if not wanted:
+    if not parts:
         return None
     name = options.model_name if options.exists("model_name") else None
-    folder = found.get(f"{_REPORT}directory", ".")
+    folder = settings.get(f"{_REPORT}directory", ".")
     if not isinstance(folder, str):
         raise error(f"{_REPORT}directory must be a path, found {folder!r}.")
-    count = found.get(f"{_REPORT}{_RUNS}", "2")
+    count = settings.get(f"{_REPORT}{_RUNS}", "2")
     if not str(count).isdigit():
         raise error(f"{_REPORT}{_RUNS} must be a number of runs, found {count!r}.")
     return Report(
         folder=Path(folder) / (name or ("training" if training else "inference")),
-        graph=bool(wanted - {"ExecutionProfile"}),
-        runs=int(count) if "ExecutionProfile" in wanted else 0,
+        graph=bool(parts - {"ExecutionProfile"}),
+        runs=int(count) if "ExecutionProfile" in parts else 0,
     )
 
 

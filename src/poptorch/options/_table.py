@@ -350,19 +350,19 @@ _POPART_ADVICE = {
 
 
 def _popart_rows() -> Iterator[Row]:
-    where = ("_Popart", "set")
+    setter = ("_Popart", "set")
     for name, kind, note, neutral in _POPART_REJECTED:
-        yield Row(name, *where, kind, ABSENT, None, "compile", _REJ, note, neutral=neutral)
+        yield Row(name, *setter, kind, ABSENT, None, "compile", _REJ, note, neutral=neutral)
     for kind, names in _POPART_ADVICE.items():
         for name in names.split():
             note = "advice to the original's compiler"
-            yield Row(name, *where, kind, ABSENT, None, "compile", _NOP, note)
+            yield Row(name, *setter, kind, ABSENT, None, "compile", _NOP, note)
     note = "host memory layout of the original"
-    yield Row("rearrangeAnchorsOnHost", *where, bool, False, None, "compile", _NOP, note)
+    yield Row("rearrangeAnchorsOnHost", *setter, bool, False, None, "compile", _NOP, note)
     note = (
         "0 (none) and 2 (norms) switch recomputationCheckpoint off when training; 1, 3, 4 mean on"
     )
-    yield Row("autoRecomputation", *where, int, ABSENT, None, "compile", _HON, note)
+    yield Row("autoRecomputation", *setter, int, ABSENT, None, "compile", _HON, note)
     note = "autoReport.* choose the report of enableProfiling; the others only advised a backend"
     yield Row("engineOptions", "_Popart", "setEngineOptions", dict, ABSENT, None, "run", _HON, note)
     note = "which of its graph rewrites the original's compiler runs"
@@ -398,15 +398,15 @@ def value_of(options: Any, row: Row) -> Any:
         row: A row of the table.
     """
     if row.store == "Options":
-        held = {**vars(options), **options._values}
+        values = {**vars(options), **options._values}
     elif row.store == "engineOptions":
-        held = options._Popart.options.get("engineOptions", {})
+        values = options._Popart.options.get("engineOptions", {})
     elif row.store == "_Popart":
-        held = options._Popart.options
+        values = options._Popart.options
     else:
         namespace = options._namespaces.get(row.store)
-        held = namespace._values if namespace is not None else {}
-    return held.get(row.name, ABSENT)
+        values = namespace._values if namespace is not None else {}
+    return values.get(row.name, ABSENT)
 
 
 def _changed(options: Any, status: Status) -> list[tuple[Row, Any]]:

@@ -9,7 +9,7 @@ from typing import Any, Self
 from poptorch.enums import OutputMode, ReductionType
 
 _logger = logging.getLogger("poptorch::python")
-_said: set[str] = set()
+_logged: set[str] = set()
 
 
 def say_once(old: str, instead: str) -> None:
@@ -19,8 +19,8 @@ def say_once(old: str, instead: str) -> None:
         old: the name.
         instead: what it does now.
     """
-    if old not in _said:
-        _said.add(old)
+    if old not in _logged:
+        _logged.add(old)
         _logger.warning("%s is of an earlier release of PopTorch: %s.", old, instead)
 
 

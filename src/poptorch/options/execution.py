@@ -125,8 +125,8 @@ class _IExecutionStrategy:
             ipu_id: Device given at the block.
         """
         phase, number, stage = self._find("Block", block_id)
-        asked = ipu_id if stage._ipu_id is None else stage._ipu_id
-        ipu = self._default_ipu(phase, number) if asked is None else asked
+        requested = ipu_id if stage._ipu_id is None else stage._ipu_id
+        ipu = self._default_ipu(phase, number) if requested is None else requested
         return Placement(block_id, number, phase, ipu)
 
     def backendOptions(self) -> dict[str, int | bool]:
@@ -143,14 +143,14 @@ class _IExecutionStrategy:
     def _default_ipu(self, phase: int, stage: int) -> int:
         return stage
 
-    def _find(self, what: str, block_id: str) -> tuple[int, int, Stage]:
+    def _find(self, kind: str, block_id: str) -> tuple[int, int, Stage]:
         for entry in self._listed():
             if block_id in entry[2].blocks:
                 return entry
         names = (name for _, _, stage in self._listed() for name in stage.blocks)
         # Programs match on these words, with a small b where a stage is looked up by hand.
         raise AssertionError(
-            f"Unknown {what} {block_id!r} list of expected Blocks: {', '.join(names)}"
+            f"Unknown {kind} {block_id!r} list of expected Blocks: {', '.join(names)}"
         )
 
     def _refuse_repeats(self) -> None:
@@ -366,9 +366,9 @@ def _as_phase(entry: object) -> Phase:
     return Phase(_as_stage(entry))
 
 
-def _at(items: list, index: int, what: str):
+def _at(items: list, index: int, kind: str):
     require(
         isinstance(index, int) and 0 <= index < len(items),
-        f"There is no {what} {index!r}: they are numbered from 0 to {len(items) - 1}",
+        f"There is no {kind} {index!r}: they are numbered from 0 to {len(items) - 1}",
     )
     return items[index]

@@ -47,27 +47,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
-def _run(given: dict[str, Any], program: list[str]) -> int:
-    if path := given.get("import_config"):
-        given = {**config.read(path), **given}
-    options = {option.key: option.default for option in OPTIONS} | given
+def _run(explicit: dict[str, Any], program: list[str]) -> int:
+    if path := explicit.get("import_config"):
+        explicit = {**config.read(path), **explicit}
+    options = {option.key: option.default for option in OPTIONS} | explicit
     verbosity = 2 if options["vv"] else min(int(options["verbose"]), 2)
     set_up(verbosity)
     _check(options)
     if path := options["export_config"]:
-        config.write(path, given, overwrite=options["overwrite_config"])
+        config.write(path, explicit, overwrite=options["overwrite_config"])
         logger.info("Wrote the options to %s", path)
         if not program:
             return 0
-    _say_what_has_no_effect(given)
+    _say_what_has_no_effect(explicit)
     place = adopt.find()
     if place:
-        _become(place, options, given, program)
+        _become(place, options, explicit, program)
     plan = _plan(options)
     _check_instance(options, plan)
     if options["print_topology"] or verbosity > 1:
-        asked = options["print_topology"]
-        print(table(plan), file=sys.stdout if asked else sys.stderr, flush=True)
+        on_stdout = options["print_topology"]
+        print(table(plan), file=sys.stdout if on_stdout else sys.stderr, flush=True)
     if not program:
         if options["print_topology"]:
             return 0
@@ -106,15 +106,15 @@ def _plan(options: Mapping[str, Any]) -> plans.Plan:
     )
 
 
-def _say_what_has_no_effect(given: Mapping[str, Any]) -> None:
-    names = [o.name for o in OPTIONS if o.group == NO_EFFECT and o.key in given]
+def _say_what_has_no_effect(explicit: Mapping[str, Any]) -> None:
+    names = [o.name for o in OPTIONS if o.group == NO_EFFECT and o.key in explicit]
     if names:
         listed = ", ".join(f"--{name}" for name in names)
         logger.warning("Accepted without effect, as there is no IPU partition here: %s", listed)
 
 
 def _become(
-    place: adopt.Place, options: dict[str, Any], given: Mapping[str, Any], program: list[str]
+    place: adopt.Place, options: dict[str, Any], explicit: Mapping[str, Any], program: list[str]
 ) -> NoReturn:
     """Runs the program in the place of this process, as one of the ranks that there are."""
     count = options["num_instances"] or place.size
@@ -135,7 +135,7 @@ def _become(
         )
     port = os.environ.get("MASTER_PORT") or options["master_port"] or place.port
     if place.rank == 0:
-        unused = ", ".join(f"--{n.replace('_', '-')}" for n in _NOT_ADOPTED if n in given)
+        unused = ", ".join(f"--{n.replace('_', '-')}" for n in _NOT_ADOPTED if n in explicit)
         logger.warning(
             "%s has started %d processes; this is one of them, and starts nothing more%s",
             place.by,

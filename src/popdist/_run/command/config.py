@@ -53,12 +53,12 @@ def _entry(path: str, name: str, value: Any) -> tuple[str, Any]:
     return option.key, convert(option, value)
 
 
-def write(path: str, given: Mapping[str, Any], *, overwrite: bool) -> None:
+def write(path: str, values: Mapping[str, Any], *, overwrite: bool) -> None:
     """Write the options that were given, all at once or not at all.
 
     Args:
         path: The file.
-        given: Values by key of the option.
+        values: Values by key of the option.
         overwrite: Whether an existing file may be replaced.
 
     Raises:
@@ -70,9 +70,9 @@ def write(path: str, given: Mapping[str, Any], *, overwrite: bool) -> None:
             f"--export-config {path} exists; choose another name, or add --overwrite-config yes."
         )
     entries = {
-        option.name: given[option.key]
+        option.name: values[option.key]
         for option in BY_NAME.values()
-        if option.key in given and option.group != CONFIG
+        if option.key in values and option.group != CONFIG
     }
     try:
         _replace(target, json.dumps(entries, indent=2) + "\n")

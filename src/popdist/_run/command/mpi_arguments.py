@@ -36,15 +36,15 @@ def read(texts: Sequence[str], option: str) -> Variables:
     Raises:
         Problem: Quotes that do not close, or ``-x`` without a name.
     """
-    found = Variables()
+    variables = Variables()
     for text in texts:
         try:
             words = shlex.split(text)
         except ValueError as error:
             raise Problem(f"--{option} {text!r} cannot be read: {error}.") from error
         while words:
-            _take(words.pop(0), words, found, option)
-    return found
+            _take(words.pop(0), words, variables, option)
+    return variables
 
 
 def read_of_instances(texts: Sequence[str], count: int) -> dict[int, Variables]:
@@ -69,31 +69,31 @@ def read_of_instances(texts: Sequence[str], count: int) -> dict[int, Variables]:
         if int(index) >= count:
             raise Problem(f"--{option} names instance {index}, but there are {count}, from 0.")
         by_instance.setdefault(int(index), []).append(arguments)
-    return {index: read(found, option) for index, found in by_instance.items()}
+    return {index: read(arguments, option) for index, arguments in by_instance.items()}
 
 
-def _take(word: str, words: list[str], found: Variables, option: str) -> None:
+def _take(word: str, words: list[str], variables: Variables, option: str) -> None:
     if word == "-x":
         if not words:
             raise Problem(f"--{option}: -x needs a variable: -x NAME or -x NAME=value.")
-        _variable(words.pop(0), found, option)
+        _variable(words.pop(0), variables, option)
     elif word.lstrip("-") == "mca" and len(words) >= 2:
         name, value = words.pop(0), words.pop(0)
         # Names of interfaces only: gloo and NCCL take no networks.
         if name == _INTERFACE and re.fullmatch(r"[A-Za-z][\w.-]*", value):
-            found.values |= {"GLOO_SOCKET_IFNAME": value, "NCCL_SOCKET_IFNAME": value}
+            variables.values |= {"GLOO_SOCKET_IFNAME": value, "NCCL_SOCKET_IFNAME": value}
         else:
-            found.ignored.append(f"{word} {name} {value}")
+            variables.ignored.append(f"{word} {name} {value}")
     elif word not in _KNOWN:
         value = words.pop(0) if words and not words[0].startswith("-") else ""
-        found.ignored.append(f"{word} {value}".strip())
+        variables.ignored.append(f"{word} {value}".strip())
 
 
-def _variable(text: str, found: Variables, option: str) -> None:
+def _variable(text: str, variables: Variables, option: str) -> None:
     name, equals, value = text.partition("=")
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise Problem(f"--{option}: -x {text} names no variable: -x NAME or -x NAME=value.")
     if equals:
-        found.values[name] = value
+        variables.values[name] = value
     else:
-        found.names.append(name)
+        variables.names.append(name)

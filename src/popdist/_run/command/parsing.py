@@ -55,19 +55,19 @@ def parse(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     Raises:
         Problem: An unknown option, or a value that an option does not take.
     """
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     rest = list(argv)
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
         if word == "--":
             break
         if re.fullmatch(r"-v+", word):
-            given["verbose"] = given.get("verbose", 0) + len(word) - 1
+            values["verbose"] = values.get("verbose", 0) + len(word) - 1
             continue
-        _take(word, rest, given)
-    if given.pop("vv", False):
-        given["verbose"] = 2
-    return given, rest
+        _take(word, rest, values)
+    if values.pop("vv", False):
+        values["verbose"] = 2
+    return values, rest
 
 
 def convert(option: Option, text: Any) -> Any:
@@ -84,31 +84,32 @@ def convert(option: Option, text: Any) -> Any:
     if option.kind in ("boolean", "flag"):
         if word.lower() in (*YES, *NO):
             return word.lower() in YES
-        wanted = "yes or no"
+        expected = "yes or no"
     elif option.kind in ("count", "number"):
         least = 1 if option.kind == "count" else 0
         if re.fullmatch(r"[0-9]{1,18}", word) and int(word) >= least:
             return int(word)
-        wanted = f"an integer, {least} or more" + (", of up to 18 digits" if len(word) > 18 else "")
+        limit = ", of up to 18 digits" if len(word) > 18 else ""
+        expected = f"an integer, {least} or more{limit}"
     else:
         if word:
             return word
-        wanted = "a value"
-    raise _not_taken(option, wanted, word)
+        expected = "a value"
+    raise _not_taken(option, expected, word)
 
 
-def _take(word: str, rest: list[str], given: dict[str, Any]) -> None:
+def _take(word: str, rest: list[str], values: dict[str, Any]) -> None:
     name, equals, value = word.partition("=")
     option = _option(name)
     if not equals:
         value = _next(option, rest)
     converted = convert(option, value)
     if option.repeats:
-        given.setdefault(option.key, []).append(converted)
+        values.setdefault(option.key, []).append(converted)
     elif option.name == "verbose":
-        given["verbose"] = int(converted)
+        values["verbose"] = int(converted)
     else:
-        given[option.key] = converted
+        values[option.key] = converted
 
 
 def _next(option: Option, rest: list[str]) -> str:
@@ -134,9 +135,9 @@ def _is_no_program(rest: Sequence[str]) -> bool:
     return word.lower() in _NO_BOOLEANS or bool(more and shutil.which(more[0]))
 
 
-def _not_taken(option: Option, wanted: str, word: str) -> Problem:
+def _not_taken(option: Option, expected: str, word: str) -> Problem:
     shown = word if len(word) <= 60 else f"{word[:57]}..."
-    return Problem(f"--{option.name} takes {wanted}, not {shown!r}.")
+    return Problem(f"--{option.name} takes {expected}, not {shown!r}.")
 
 
 def _option(name: str) -> Option:
@@ -163,22 +164,22 @@ def asks_for(argv: Sequence[str]) -> str | None:
 
 
 def _before_program(argv: Sequence[str]) -> list[str]:
-    found: list[str] = []
+    words: list[str] = []
     rest = list(argv)
     while rest and rest[0].startswith("-") and rest[0] != "--":
         word = rest.pop(0)
-        found.append(word)
+        words.append(word)
         name, equals, _ = word.partition("=")
         option = BY_NAME.get(name.removeprefix("--")) or BY_SHORT.get(name.removeprefix("-"))
         takes = option is not None and option.kind not in ("flag", "boolean")
         if rest and not equals and (takes or name == "--version-format"):
-            found.append(f"={rest.pop(0)}")
-    return found
+            words.append(f"={rest.pop(0)}")
+    return words
 
 
 def parser() -> argparse.ArgumentParser:
     """Return a parser that writes the help; `parse` reads, because values may begin with dashes."""
-    made = argparse.ArgumentParser(
+    root = argparse.ArgumentParser(
         "poprun",
         usage="poprun [options] PROGRAM [arguments of the program]",
         description=_DESCRIPTION,
@@ -186,20 +187,20 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )
-    about = made.add_argument_group("about")
+    about = root.add_argument_group("about")
     about.add_argument("-h", "--help", action="store_true", help="print this text")
     about.add_argument("--version", action="store_true", help="print the version")
     about.add_argument("--version-format", metavar="FORMAT", help="text (default) or json")
     groups: dict[str, Any] = {}
     for option in OPTIONS:
-        group = groups.get(option.group) or made.add_argument_group(option.group)
+        group = groups.get(option.group) or root.add_argument_group(option.group)
         groups[option.group] = group
         names = [f"-{option.short}"] * bool(option.short) + [f"--{option.name}"]
         if option.kind == "flag":
             group.add_argument(*names, action="store_true", help=_described(option))
         else:
             group.add_argument(*names, metavar=metavar(option), help=_described(option))
-    return made
+    return root
 
 
 def metavar(option: Option) -> str:
@@ -240,6 +241,6 @@ def _own_version() -> str:
     spec = importlib.util.find_spec("abele")
     if spec and spec.origin:
         text = Path(spec.origin).with_name("version.py").read_text()
-        if found := re.search(r'__version__ = "(.+)"', text):
-            return found[1]
+        if match := re.search(r'__version__ = "(.+)"', text):
+            return match[1]
     return _installed("abele")

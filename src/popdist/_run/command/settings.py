@@ -57,18 +57,18 @@ def of_run(plan: plans.Plan, options: Mapping[str, Any]) -> Settings:
     _warn([for_all, *single.values()])
     common = environment.of_program(options) | for_all.values
     common[environment.names.SECRET] = secrets.token_hex(16)
-    made, forwarded = [], []
+    per_instance, forwarded = [], []
     for instance in plan.instances:
-        own = single.get(instance.rank, mpi_arguments.Variables())
+        local = single.get(instance.rank, mpi_arguments.Variables())
         contract = environment.of_instance(plan, instance)
-        made.append({**common, **own.values, **contract})
-        names = {*environment.FORWARDED, *for_all.names, *own.names, *made[-1], *_BY_OTHERS}
-        forwarded.append(sorted(names))
+        per_instance.append({**common, **local.values, **contract})
+        names = {*environment.FORWARDED, *for_all.names, *local.names, *per_instance[-1]}
+        forwarded.append(sorted(names | set(_BY_OTHERS)))
     if any(map(hosts.is_here, plan.hosts)) and "OMP_NUM_THREADS" not in {**os.environ, **common}:
-        cores, here = len(os.sched_getaffinity(0)), count // len(plan.hosts)
-        share = shim.threads(cores, here)
-        logger.info("%d instances share %d cores: OMP_NUM_THREADS=%d", here, cores, share)
-    return Settings(made, forwarded, options)
+        cores, per_host = len(os.sched_getaffinity(0)), count // len(plan.hosts)
+        share = shim.threads(cores, per_host)
+        logger.info("%d instances share %d cores: OMP_NUM_THREADS=%d", per_host, cores, share)
+    return Settings(per_instance, forwarded, options)
 
 
 def of_place(place: Place, options: Mapping[str, Any]) -> dict[str, str]:
@@ -85,7 +85,7 @@ def of_place(place: Place, options: Mapping[str, Any]) -> dict[str, str]:
         ("adopted",), place.size, options["num_replicas"], options["ipus_per_replica"]
     )
     for_all, single = _arguments(options, place.size)
-    own = single.get(place.rank, mpi_arguments.Variables())
+    local = single.get(place.rank, mpi_arguments.Variables())
     contract = environment.of_instance(plan, plan.instances[place.rank]) | {
         environment.names.LOCAL_INSTANCE: str(place.local_rank),
         environment.names.MPI_LOCAL_RANK: str(place.local_rank),
@@ -95,24 +95,24 @@ def of_place(place: Place, options: Mapping[str, Any]) -> dict[str, str]:
     }
     for name in ("GROUP_RANK", "GROUP_WORLD_SIZE"):  # nobody counted the hosts
         del contract[name]
-    return environment.of_program(options) | for_all.values | own.values | contract
+    return environment.of_program(options) | for_all.values | local.values | contract
 
 
 def _arguments(
     options: Mapping[str, Any], count: int
 ) -> tuple[mpi_arguments.Variables, dict[int, mpi_arguments.Variables]]:
-    found = mpi_arguments.read(options["mpi_global_args"], "mpi-global-args")
+    variables = mpi_arguments.read(options["mpi_global_args"], "mpi-global-args")
     local = mpi_arguments.read(options["mpi_local_args"], "mpi-local-args")
-    found.values |= local.values
-    found.names += local.names
-    found.ignored += local.ignored
-    return found, mpi_arguments.read_of_instances(options["instance_mpi_local_args"], count)
+    variables.values |= local.values
+    variables.names += local.names
+    variables.ignored += local.ignored
+    return variables, mpi_arguments.read_of_instances(options["instance_mpi_local_args"], count)
 
 
-def _warn(found: Sequence[mpi_arguments.Variables]) -> None:
-    ignored = dict.fromkeys(word for one in found for word in one.ignored)
+def _warn(variables: Sequence[mpi_arguments.Variables]) -> None:
+    ignored = dict.fromkeys(word for each in variables for word in each.ignored)
     if ignored:
         logger.warning("Arguments of mpirun without effect here: %s", "; ".join(ignored))
-    unset = dict.fromkeys(n for one in found for n in one.names if n not in os.environ)
+    unset = dict.fromkeys(n for each in variables for n in each.names if n not in os.environ)
     if unset:
         logger.warning("-x names variables that are not set here: %s", ", ".join(unset))

@@ -50,8 +50,8 @@ def _replicas(instance: Instance, folded: bool) -> list[str]:
 
 def _spans(plan: Plan, key: Callable[[Instance], Hashable]) -> list[tuple[str, int]]:
     """Labels, and how many columns each covers."""
-    found = [(value, len(list(group))) for value, group in groupby(plan.instances, key)]
-    return [(str(v[1] if isinstance(v, tuple) else v), count) for v, count in found]
+    spans = [(value, len(list(group))) for value, group in groupby(plan.instances, key)]
+    return [(str(v[1] if isinstance(v, tuple) else v), count) for v, count in spans]
 
 
 def _widen(widths: list[int], hosts: Sequence[tuple[str, int]]) -> None:
@@ -81,13 +81,13 @@ def _spread(cells: Sequence[str], width: int) -> str:
 def _by_host(plan: Plan) -> str:
     rows: list[tuple[str, ...]] = [_ROWS]
     for host, group in groupby(plan.instances, lambda instance: instance.host):
-        found = list(group)
-        last = found[-1]
+        instances = list(group)
+        last = instances[-1]
         rows.append((
             host,
-            _range(range(found[0].domain, last.domain + 1)),
-            _range(range(found[0].rank, last.rank + 1)),
-            _range(range(found[0].offset, last.offset + last.replicas)),
+            _range(range(instances[0].domain, last.domain + 1)),
+            _range(range(instances[0].rank, last.rank + 1)),
+            _range(range(instances[0].offset, last.offset + last.replicas)),
         ))  # fmt: skip
     widths = [max(len(row[n]) for row in rows) for n in range(4)]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]

@@ -87,14 +87,14 @@ class _Attempts(LogsSpecs):
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         attempt = int(envs[0]["TORCHELASTIC_RESTART_COUNT"])
-        found = self._begin(attempt)
-        for rank, (environment, _, _) in enumerate(found):
+        outputs = self._begin(attempt)
+        for rank, (environment, _, _) in enumerate(outputs):
             envs[rank].update(environment)
             envs[rank]["TORCHELASTIC_ERROR_FILE"] = ""
         return LogsDest(
-            stdouts={rank: out for rank, (_, out, _) in enumerate(found)},
-            stderrs={rank: err for rank, (_, _, err) in enumerate(found)},
-            error_files=dict.fromkeys(range(len(found)), os.devnull),
+            stdouts={rank: out for rank, (_, out, _) in enumerate(outputs)},
+            stderrs={rank: err for rank, (_, _, err) in enumerate(outputs)},
+            error_files=dict.fromkeys(range(len(outputs)), os.devnull),
         )
 
     @property
@@ -169,6 +169,6 @@ class _AsDetail(logging.Handler):
 
 def quiet() -> None:
     """Let the agent log through poprun, at its lowest level."""
-    found = logging.getLogger("torch.distributed.elastic")
-    found.handlers = [_AsDetail()]
-    found.propagate = False
+    elastic = logging.getLogger("torch.distributed.elastic")
+    elastic.handlers = [_AsDetail()]
+    elastic.propagate = False

@@ -87,7 +87,7 @@ class _Run:
             first = self._first()
             logger.warning(
                 "%s; starting all %d instances anew (restart %d of %d)",
-                self._told(first) if first else "An instance failed",
+                self._description(first) if first else "An instance failed",
                 len(self._plan.instances),
                 attempt,
                 self._settings.options["max_restarts"],
@@ -125,16 +125,16 @@ class _Run:
             logger.info("All instances ended with exit status 0")
             return 0
         lines = [line.decode(errors="replace") for _, line in relay.tails[first.rank]][-_SHOWN:]
-        said = "\n".join([". Its last lines:", *(f"  {line}" for line in lines)]) if lines else ""
+        shown = [". Its last lines:", *(f"  {line}" for line in lines)] if lines else []
         others = " first" if len(self._plan.instances) > 1 else ""
-        logger.error("%s%s%s", self._told(first), others, said)
+        logger.error("%s%s%s", self._description(first), others, "\n".join(shown))
         return first.status
 
     def _first(self) -> endings.Ending | None:
-        found = self._relay.endings if self._relay else []
-        return endings.first(found, len(self._plan.instances), len(self._plan.hosts) == 1)
+        all_endings = self._relay.endings if self._relay else []
+        return endings.first(all_endings, len(self._plan.instances), len(self._plan.hosts) == 1)
 
-    def _told(self, ending: endings.Ending) -> str:
+    def _description(self, ending: endings.Ending) -> str:
         instance = self._plan.instances[ending.rank]
         host = socket.gethostname() if hosts.is_here(instance.host) else instance.host
         return f"Instance {ending.rank} on {host} {endings.how(ending)}"
@@ -160,9 +160,9 @@ def _allow_files(count: int) -> None:
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     if now != unlimited and now < count:
-        wanted = count if most == unlimited else min(count, most)
+        limit = count if most == unlimited else min(count, most)
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
 
 
 def _stop() -> None:

@@ -21,31 +21,31 @@ class _Lines:
 
     def __init__(self, relay: Relay, rank: int, stream: int) -> None:
         self._relay, self._rank, self._stream = relay, rank, stream
-        self._held = b""
+        self._partial = b""
         mark = re.escape(relay.mark.encode())
         self._ending = re.compile(mark + rb"(\w+) (\d+) ([\d.]+)" + mark)
 
     def feed(self, data: bytes) -> None:
-        *lines, self._held = (self._held + data).split(b"\n")
+        *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
-            self._whole(line)
-        if b"\r" in self._held:
+            self._complete(line)
+        if b"\r" in self._partial:
             self._progress()
-        elif len(self._held) > _LONGEST:
+        elif len(self._partial) > _LONGEST:
             self.end()
 
     def end(self) -> None:
         """Shows what has no end of line."""
-        held, self._held = self._held, b""
-        if held:
-            self._whole(held)
+        partial, self._partial = self._partial, b""
+        if partial:
+            self._complete(partial)
 
-    def _whole(self, line: bytes) -> None:
-        found = self._ending.search(line)
-        if found:
-            kind, value, seconds = found[1].decode(), int(found[2]), float(found[3])
+    def _complete(self, line: bytes) -> None:
+        match = self._ending.search(line)
+        if match:
+            kind, value, seconds = match[1].decode(), int(match[2]), float(match[3])
             self._relay.endings.append(Ending(self._rank, kind, value, seconds))
-            line = line[: found.start()]
+            line = line[: match.start()]
             if not line:
                 return
         self._show(line.rstrip(b"\r"))
@@ -64,12 +64,12 @@ class _Lines:
         screen.line(self._rank, self._stream, line)
 
     def _progress(self) -> None:
-        *before, last = self._held.split(b"\r")
+        *before, last = self._partial.split(b"\r")
         state = last or before[-1]
         self._relay.screen.bar(self._rank, self._stream, state)
         # Only the latest state matters, and whether the bar was blanked out.
-        kept = before[-1] if before[-1] and not before[-1].strip() else b""
-        self._held = kept + b"\r" + last
+        previous = before[-1] if before[-1] and not before[-1].strip() else b""
+        self._partial = previous + b"\r" + last
 
 
 class Relay:

@@ -60,7 +60,7 @@ class _Process:
     def __init__(self, orders: dict[str, Any]) -> None:
         self.orders = orders
         self.process: subprocess.Popen[bytes] | None = None
-        self.asked: int | None = None  # the first signal that should end us
+        self.stop_signal: int | None = None  # the first signal that should end us
         for number in _STOPPING:
             signal.signal(number, self.stop)
         signal.signal(signal.SIGALRM, self.kill)
@@ -72,17 +72,17 @@ class _Process:
             process_group=0,
             preexec_fn=lambda: _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL),
         )
-        if self.asked:
-            self.stop(self.asked)
+        if self.stop_signal:
+            self.stop(self.stop_signal)
 
     def wait(self) -> int:
         assert self.process is not None
         return self.process.wait()
 
     def stop(self, number: int, _frame: object = None) -> None:
-        if self.asked is None:
+        if self.stop_signal is None:
             signal.setitimer(signal.ITIMER_REAL, self.grace())
-        self.asked = number
+        self.stop_signal = number
         self.signal(number)
 
     def grace(self) -> float:
@@ -111,7 +111,7 @@ class _Instance(_Process):
         if lines is not None:
             threading.Thread(target=self._follow, args=(lines,), daemon=True).start()
         code = self.wait()
-        kind = STOPPED if self.asked else KILLED if code < 0 else EXITED
+        kind = STOPPED if self.stop_signal else KILLED if code < 0 else EXITED
         _report(self.orders, kind, abs(code))
         end_descendants()
         return 128 - code if code < 0 else code
@@ -138,10 +138,10 @@ class _Connection(_Process):
             return _missing(orders, f"{orders['ssh'][0]} cannot be started: {error.strerror}")
         self.send(json.dumps(message))
         self.ordered = True
-        if self.asked:
-            self.send(self.asked)
+        if self.stop_signal:
+            self.send(self.stop_signal)
         code = self.wait()
-        if code == _SSH_FAILED and not self.asked:
+        if code == _SSH_FAILED and not self.stop_signal:
             _report(orders, SSH, _SSH_FAILED)
         return 128 - code if code < 0 else code
 
@@ -165,9 +165,9 @@ class _Connection(_Process):
 
 def _input() -> Iterator[bytes]:
     """Lines of standard input; not through sys.stdin, which no thread may hold at the end."""
-    held = b""
+    partial = b""
     while data := os.read(0, 1 << 16):
-        *lines, held = (held + data).split(b"\n")
+        *lines, partial = (partial + data).split(b"\n")
         yield from lines
 
 
@@ -217,13 +217,13 @@ def threads(cores: int, instances: int) -> int:
 def cores_by_node(root: str = "/sys/devices/system/node") -> list[int]:
     """Return the cores that this process may use, in the order of their NUMA nodes."""
     usable = os.sched_getaffinity(0)
-    found = []
+    ordered = []
     with contextlib.suppress(OSError):
         folders = [name for name in os.listdir(root) if name.startswith("node")]
         for name in sorted((n for n in folders if n[4:].isdigit()), key=lambda n: int(n[4:])):
             with open(os.path.join(root, name, "cpulist")) as file:
-                found += [core for core in _numbers(file.read()) if core in usable]
-    return found + sorted(usable - set(found))
+                ordered += [core for core in _numbers(file.read()) if core in usable]
+    return ordered + sorted(usable - set(ordered))
 
 
 def share(index: int, count: int, cores: list[int]) -> set[int]:
@@ -245,14 +245,14 @@ def interfaces() -> dict[str, str]:
     import socket
     import struct
 
-    found = {}
+    addresses = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             with contextlib.suppress(OSError):  # one without an address
                 answer = fcntl.ioctl(asking.fileno(), 0x8915, request)  # SIOCGIFADDR
-                found[name] = socket.inet_ntoa(answer[20:24])
-    return found
+                addresses[name] = socket.inet_ntoa(answer[20:24])
+    return addresses
 
 
 def within(address: str, network: str) -> bool:
@@ -292,13 +292,13 @@ def descendants(process: int) -> list[int]:
                 state, parent = file.read().rpartition(")")[2].split()[:2]
             if state != "Z":
                 parents[int(name)] = int(parent)
-    found, todo = [], [process]
+    processes, todo = [], [process]
     while todo:
         above = todo.pop()
         below = [child for child, parent in parents.items() if parent == above]
-        found += below
+        processes += below
         todo += below
-    return found
+    return processes
 
 
 if __name__ == "__main__":

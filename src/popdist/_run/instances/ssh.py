@@ -94,6 +94,6 @@ def _problem(host: str, program: str) -> Problem | None:
     if done.returncode in lacks:
         status = NOT_FOUND if done.returncode == _NO_PROGRAM else 2
         return Problem(f"The host {host} has {lacks[done.returncode]}.", status)
-    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    reason = said[-1] if said else f"it ended with status {done.returncode}"
+    errors = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    reason = errors[-1] if errors else f"it ended with status {done.returncode}"
     return Problem(f"The host {host} cannot be reached: {reason.rstrip('.')}.")

@@ -96,14 +96,14 @@ def _of_mpi(environment: Mapping[str, str]) -> Place | None:
     ):
         if rank in environment and size in environment:
             count = int(environment[size])
-            here = int(environment.get(local_size, count))
+            local_count = int(environment.get(local_size, count))
             return Place(
                 "MPI",
                 int(environment[rank]),
                 count,
                 int(environment.get(local_rank, environment[rank])),
-                here,
-                "127.0.0.1" if here == count else None,
+                local_count,
+                "127.0.0.1" if local_count == count else None,
                 next((environment[n] for n in _JOBS if n in environment), "mpi"),
             )
     return None

@@ -24,7 +24,7 @@ def of_instance(plan: Plan, instance: Instance) -> dict[str, str]:
         instance: One of its instances.
     """
     size, hosts = len(plan.instances), plan.hosts
-    found = {
+    variables = {
         names.TOTAL: plan.replicas,
         names.IPUS: plan.ipus,
         names.LOCAL: instance.replicas,
@@ -42,7 +42,7 @@ def of_instance(plan: Plan, instance: Instance) -> dict[str, str]:
         "GROUP_WORLD_SIZE": len(hosts),
         "GROUP_RANK": hosts.index(instance.host),
     }
-    return {name: str(value) for name, value in found.items()}
+    return {name: str(value) for name, value in variables.items()}
 
 
 def of_program(options: Mapping[str, Any]) -> dict[str, str]:
@@ -54,12 +54,12 @@ def of_program(options: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         Problem: ``POPTORCH_DEFAULT_OPTIONS`` holds something that offline mode cannot be added to.
     """
-    found = {}
+    variables = {}
     if folder := options["executable_cache_path"]:
-        found[CACHE] = str(Path(folder).absolute())
+        variables[CACHE] = str(Path(folder).absolute())
     if options["offline_mode"]:
-        found[DEFAULT_OPTIONS] = _with_offline(os.environ.get(DEFAULT_OPTIONS) or "{}")
-    return found
+        variables[DEFAULT_OPTIONS] = _with_offline(os.environ.get(DEFAULT_OPTIONS) or "{}")
+    return variables
 
 
 def _with_offline(text: str) -> str:

@@ -52,7 +52,7 @@ def read_file(path: str) -> tuple[str, ...]:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise Problem(f"--hostfile {path} cannot be read: {reason}.") from error
     words = [line.partition("#")[0].split() for line in lines]
-    names = [found[0] for found in words if found]
+    names = [fields[0] for fields in words if fields]
     if not names:
         raise Problem(f"--hostfile {path} lists no host; write one per line.")
     return expand(",".join(names))
@@ -60,8 +60,10 @@ def read_file(path: str) -> tuple[str, ...]:
 
 def is_here(name: str) -> bool:
     """Tell whether a name is that of this machine."""
-    own = socket.gethostname()
-    return name in (*LOOPBACK, own) or own.startswith(f"{name}.") or name.startswith(f"{own}.")
+    hostname = socket.gethostname()
+    if name in (*LOOPBACK, hostname):
+        return True
+    return hostname.startswith(f"{name}.") or name.startswith(f"{hostname}.")
 
 
 def _no_range(piece: str, text: str) -> Problem:
@@ -76,8 +78,8 @@ def _short(text: str) -> str:
 
 
 def _ranges(part: str, text: str) -> Iterator[str]:
-    found = _RANGE.fullmatch(part)
-    if not found:
+    match = _RANGE.fullmatch(part)
+    if not match:
         if not _NAME.fullmatch(part) or part.startswith("-"):
             raise Problem(
                 f"{_short(part)} in the list of hosts {_short(text)} is not a host; write names "
@@ -85,11 +87,11 @@ def _ranges(part: str, text: str) -> Iterator[str]:
             )
         yield part
         return
-    for piece in found["numbers"].split(","):
+    for piece in match["numbers"].split(","):
         first, dash, last = piece.partition("-")
         if not _DIGITS.fullmatch(first) or (dash and not _DIGITS.fullmatch(last)):
             raise _no_range(piece, text)
         if int(last or first) < int(first):
             raise _no_range(piece, text)
         for number in range(int(first), int(last or first) + 1):
-            yield from _ranges(f"{found['head']}{number:0{len(first)}}{found['tail']}", text)
+            yield from _ranges(f"{match['head']}{number:0{len(first)}}{match['tail']}", text)

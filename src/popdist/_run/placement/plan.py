@@ -86,7 +86,7 @@ def make(
             "the same number of instances."
         )
     per_host, share = instances // len(hosts), replicas // instances
-    made = [
+    placed = [
         Instance(
             rank=rank,
             host=hosts[rank // per_host],
@@ -98,4 +98,4 @@ def make(
         )
         for rank in range(instances)
     ]
-    return Plan(tuple(made), replicas, ipus)
+    return Plan(tuple(placed), replicas, ipus)
