@@ -72,7 +72,7 @@ MODELS: dict[str, Callable[[], tuple[torch.nn.Module, tuple[torch.Tensor, ...]]]
 
 
 def main() -> int:
-    """Measures and prints; with --record also keeps the result."""
+    """Measure and print; with --record also keeps the result."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", choices=MODELS, help="one model instead of all")
     parser.add_argument("--repeats", type=int, default=3, help="processes per model (default 3)")
@@ -100,7 +100,7 @@ def main() -> int:
 
 
 def _repeated(name: str, options: argparse.Namespace) -> dict[str, Any] | None:
-    """The least of each stage over several processes, with fresh caches."""
+    """Return the least of each stage over several processes, with fresh caches."""
     if name == "a21" and importlib.util.find_spec("cosmictagger") is None:
         return None
     runs = []
@@ -117,7 +117,7 @@ def _repeated(name: str, options: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def measure(name: str) -> dict[str, Any]:
-    """Compiles a model in this process and returns what each stage took."""
+    """Compile a model in this process and return what each stage took."""
     started = time.process_time()
     import poptorch
 

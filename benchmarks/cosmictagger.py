@@ -32,7 +32,7 @@ BATCH = 2
 
 
 def main() -> int:
-    """Measures and prints; with --record also keeps the result."""
+    """Measure and print; with --record also keeps the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     harness.add_arguments(parser)
     parser.set_defaults(threads=2)
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Windows of both ways in turns, each in its process; medians and their ratio."""
+    """Return windows of both ways in turns, each in its process; medians and their ratio."""
     children = {way: _start(way) for way in WAYS}
     try:
         # One after the other: a start would disturb the other's.
@@ -133,7 +133,7 @@ def _ask(child: subprocess.Popen, command: str) -> dict[str, Any]:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    """Answers each line of standard input with one line of JSON."""
+    """Answer each line of standard input with one line of JSON."""
     # What libraries print must not mix with the answers.
     answers, sys.stdout = sys.stdout, sys.stderr
     torch.set_num_threads(options.threads)

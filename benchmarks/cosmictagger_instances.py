@@ -29,7 +29,7 @@ MINIBATCH = 2  # of each instance
 
 
 def main() -> int:
-    """Measures and prints; with --record also keeps the result."""
+    """Measure and print; with --record also keeps the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     harness.add_arguments(parser)
     parser.add_argument("--only", choices=MODES, help="one mode instead of both")
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def measure(mode: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Windows of one and of several instances, in turns."""
+    """Return windows of one and of several instances, in turns."""
     names = {"one": 1, "several": options.instances}
     rates: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +84,7 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, Any]:
 def _images_per_second(
     folder: Path, name: str, mode: str, count: int, options: argparse.Namespace
 ) -> float:
-    """One launch of the application."""
+    """Return one launch of the application."""
     cores = sorted(os.sched_getaffinity(0))[:count]
     # In CPU mode the minibatch of synthetic data is that of each process as well.
     command = [

@@ -84,7 +84,7 @@ def main() -> int:
 
 
 def through_the_application(way: str, options: argparse.Namespace) -> tuple[list[float], Weights]:
-    """Trains from fixed seeds with a command line; gives the losses and the weights."""
+    """Train from fixed seeds with a command line; give the losses and the weights."""
     out = options.out / way
     status = 0 if (out / "train_metrics.csv").exists() else cosmictagger([
         "--config-name", "a21", "mode=train", f"run.id={way}", f"output_dir={out}",
@@ -106,7 +106,7 @@ def through_the_application(way: str, options: argparse.Namespace) -> tuple[list
 
 
 def in_float64(options: argparse.Namespace) -> tuple[list[float], Weights]:
-    """The same steps, in plain PyTorch and float64."""
+    """Return the same steps, in plain PyTorch and float64."""
     loader = EventLoader(
         EventFile(options.sample), batch_size=BATCH, shuffle=True, seed=DATA_SEED,
         across_epochs=True, downsample=options.downsample,
@@ -128,13 +128,13 @@ def in_float64(options: argparse.Namespace) -> tuple[list[float], Weights]:
 
 
 def epochs(loader: EventLoader):
-    """One epoch after another."""
+    """Yield one epoch after another."""
     while True:
         yield from loader
 
 
 def pairs(runs: dict[str, Any], measure: Any) -> dict[str, float]:
-    """A measure of each two runs."""
+    """Return a measure of each two runs."""
     names = list(runs)
     return {
         f"{one} {other}": measure(runs[one], runs[other])
@@ -148,7 +148,7 @@ def difference_of_losses(one: Any, other: Any) -> float:
 
 
 def distance_of_weights(one: Any, other: Any) -> float:
-    """Norm of the difference of all parameters, by the norm of the second run's."""
+    """Return the norm of the difference of all parameters, by the norm of the second run's."""
     names = [name for name in one[1] if not name.endswith(("_mean", "_var", "_tracked"))]
     difference = sum((one[1][name].double() - other[1][name]).square().sum() for name in names)
     size = sum(other[1][name].double().square().sum() for name in names)

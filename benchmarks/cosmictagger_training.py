@@ -84,7 +84,7 @@ def main() -> int:
 
 
 def measure(out: Path, seed: int, steps: int, mode: str) -> dict[str, Any]:
-    """Generates the events, trains, and labels those that were held out.
+    """Generate the events, train, and label those that were held out.
 
     Args:
         out: for events and runs; what an earlier call has made there is not made again.
@@ -132,14 +132,14 @@ def steps_done(output: Path) -> int:
 
 
 def launch(output: Path, *overrides: str) -> None:
-    """Runs a command line into a folder."""
+    """Run a command line into a folder."""
     status = cosmictagger([f"run.id={output.name}", f"output_dir={output}", *overrides])
     if status:
         raise SystemExit(status)
 
 
 def curve(output: Path) -> dict[str, Any]:
-    """Loss and IoU by step, of every training step and of the validations between."""
+    """Return the loss and IoU by step, of every training step and of the validations between."""
     columns = ("step", "loss", *(f"Average/{name}" for name in NAMES))
     by_saver = curves.read_folder(output)
     return {
@@ -170,7 +170,7 @@ def held_out(output: Path, events: Path) -> dict[str, float]:
 
 
 def keep(result: dict[str, Any], out: Path) -> Path:
-    """The record, with the learning curve and the best event's display beside it."""
+    """Return the record, with the learning curve and the best event's display beside it."""
     record = harness.write_record("cosmictagger_training", result)
     shutil.copy(out / "trained" / "curves.png", record.with_suffix(".curve.png"))
     with open(out / "trained" / "event_metrics.csv", encoding="utf-8", newline="") as file:

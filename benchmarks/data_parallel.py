@@ -67,7 +67,7 @@ MODELS = {
 
 
 def main() -> int:
-    """Measures and prints; with --record also keeps the result."""
+    """Measure and print; with --record also keeps the result."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     harness.add_arguments(parser)
     parser.add_argument("--only", choices=MODELS, help="one network instead of all")
@@ -88,7 +88,7 @@ def main() -> int:
 
 
 def started(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Starts the processes, waits for them, and puts together what they found."""
+    """Start the processes, wait for them, and put together what they found."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < PROCESSES:
         raise SystemExit(f"{PROCESSES} cores are needed, this process may use {len(cores)}.")
@@ -121,7 +121,7 @@ def started(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(name: str, windows: int, rank: int) -> dict[str, Any]:
-    """One process's part: rates by kind of window, and what one update exchanged."""
+    """Return one process's part: rates by kind of window, and what one update exchanged."""
     case = MODELS[name]
     torch.manual_seed(rank)
     inputs = case.batch()
@@ -174,7 +174,7 @@ def _trainer(case: Case, inputs: Any, rank: int, processes: int) -> poptorch.Pop
 
 
 def _joined(processes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Both processes' windows; together they are as fast as the slower one."""
+    """Return both processes' windows; together they are as fast as the slower one."""
     rates = {}
     for kind in KINDS:
         both = [each["rates"][kind] for each in processes if each["rates"][kind]]

@@ -29,7 +29,7 @@ ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "decoupl
 
 
 def main() -> int:
-    """Measures and prints; with --record also keeps the result."""
+    """Measure and print; with --record also keeps the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--network", default="a21", help="a network by name (default a21)")
     parser.add_argument("--events", type=Path, help="a larcv3 file; else events are generated")
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Relative errors of losses, and of the gradients of the first step."""
+    """Return relative errors of losses, and of the gradients of the first step."""
     from cosmictagger.config.network import named
     from cosmictagger.losses import Loss
     from cosmictagger.models import LossInForward, build

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def steps_per_second(
     variants: dict[str, Callable[[], Any]], *, windows: int, window_s: float = 0.4
 ) -> dict[str, dict[str, Any]]:
-    """Rates of several ways to do the same step, measured in turns.
+    """Return rates of several ways to do the same step, measured in turns.
 
     Args:
         variants: name -> one step; must be ready to run (compiled, warm caches are made here).
@@ -71,7 +71,7 @@ def steps_per_second(
 
 
 def _calibrate(step: Callable[[], Any], window_s: float) -> int:
-    """Warms a variant up and returns how many steps fill a window."""
+    """Warm a variant up and return how many steps fill a window."""
     for _ in range(5):
         step()
     count = 1
@@ -86,13 +86,13 @@ def _calibrate(step: Callable[[], Any], window_s: float) -> int:
 
 
 def ratios(rates: dict[str, dict[str, Any]], baseline: str) -> dict[str, float]:
-    """Median rate of each variant over that of ``baseline``."""
+    """Return the median rate of each variant over that of ``baseline``."""
     base = rates[baseline]["median"]
     return {name: round(entry["median"] / base, 3) for name, entry in rates.items()}
 
 
 def environment() -> dict[str, Any]:
-    """What a reader needs to judge the numbers."""
+    """Return what a reader needs to judge the numbers."""
     return {
         "date": datetime.date.today().isoformat(),
         "commit": _output("git", "rev-parse", "--short", "HEAD"),
@@ -133,7 +133,7 @@ def _cpu_name() -> str:
 
 
 def peak_memory_mib() -> float:
-    """Highest resident memory of this process so far, MiB."""
+    """Return the highest resident memory of this process so far, MiB."""
     try:
         # Unlike getrusage, this does not count the process that this one was forked from.
         status = Path("/proc/self/status").read_text()
@@ -145,7 +145,7 @@ def peak_memory_mib() -> float:
 
 
 def in_new_process(script: str, *arguments: str, env: dict[str, str] | None = None) -> dict:
-    """Runs a benchmark script's child mode and returns the JSON of its last line."""
+    """Run a benchmark script's child mode and return the JSON of its last line."""
     import os
 
     done = subprocess.run(
@@ -161,7 +161,7 @@ def in_new_process(script: str, *arguments: str, env: dict[str, str] | None = No
 
 
 def write_record(theme: str, result: dict[str, Any]) -> Path:
-    """Keeps a result as ``records/THEME_HARDWARE_DATE.json``; never overwrites another."""
+    """Keep a result as ``records/THEME_HARDWARE_DATE.json``; never overwrites another."""
     environment = result["environment"]
     hardware = re.sub(r"\W+", "-", environment["gpu"] or environment["cpu"]).strip("-").lower()
     stem = f"{theme}_{hardware}_{environment['threads']}t_{environment['date']}"

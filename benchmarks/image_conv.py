@@ -50,7 +50,7 @@ SHAPES = [
 
 
 def main() -> int:
-    """Measures and prints; with --record also keeps the result."""
+    """Measure and print; with --record also keeps the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     harness.add_arguments(parser)
     options = parser.parse_args()
@@ -71,7 +71,7 @@ def main() -> int:
 def measure(
     kernel_library: ctypes.CDLL, shape: tuple[int, ...], options: argparse.Namespace
 ) -> dict:
-    """Milliseconds of processor time of one shape, the library's and ours."""
+    """Return milliseconds of processor time of one shape, the library's and ours."""
     ways = {}
     for name, pair in calls(kernel_library, shape, options.threads).items():
         library_ms, kernel_ms = medians(pair, max(options.windows, harness.MIN_WINDOWS))
@@ -119,7 +119,7 @@ def calls(kernel_library: ctypes.CDLL, shape: tuple[int, ...], threads: int) -> 
 
 
 def medians(pair: tuple[Callable, Callable], windows: int) -> list[float]:
-    """Milliseconds of processor time per call, in turns."""
+    """Return milliseconds of processor time per call, in turns."""
     counts = [max(1, round(0.03 / _seconds(each, 2))) for each in pair]
     times: list[list[float]] = [[], []]
     for _ in range(windows):

@@ -33,7 +33,7 @@ STARTS = ("eager", "torch.compile", "abele cold", "abele cached")
 
 
 def main() -> int:
-    """Measures and prints; with --record also keeps the result."""
+    """Measure and print; with --record also keeps the result."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     harness.add_arguments(parser)
     parser.add_argument("--start", choices=STARTS, help=argparse.SUPPRESS)
@@ -128,7 +128,7 @@ class _Images(torch.utils.data.Dataset):
 
 
 def _looped(name: str, step: Callable[..., Any]) -> Callable[[], Any]:
-    """A step that takes its batch from a loader and starts a new epoch at the end."""
+    """Return a step that takes its batch from a loader and starts a new epoch at the end."""
     if name == "abele":
         loader = poptorch.DataLoader(poptorch.Options(), _Images(), BATCH, shuffle=True)
     else:
@@ -151,7 +151,7 @@ def _looped(name: str, step: Callable[..., Any]) -> Callable[[], Any]:
 
 
 def start(name: str) -> dict[str, float]:
-    """How soon the first step is done, after imports and after the start, and peak memory."""
+    """Return how soon the first step is done, after imports and start, and peak memory."""
     began = time.perf_counter()
     step = STEPS[name.split(" ")[0]]()
     step()

@@ -92,7 +92,7 @@ NETWORKS: dict[str, tuple[type[nn.Module], Callable]] = {
 
 
 def main() -> int:
-    """Measures and prints; with --record also keeps the result."""
+    """Measure and print; with --record also keeps the result."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     harness.add_arguments(parser)
     parser.add_argument("--only", choices=NETWORKS, help="one network instead of all")
@@ -112,7 +112,7 @@ def main() -> int:
 
 
 def measure(name: str, windows: int) -> dict[str, Any]:
-    """Rates of one network's training step, plain and compiled."""
+    """Return rates of one network's training step, plain and compiled."""
     make, batch = NETWORKS[name]
     torch.manual_seed(0)
     inputs, plain, model = batch(), make(), make()

@@ -49,7 +49,7 @@ class Network(nn.Module):
 
 
 def trainer(how: str, options: argparse.Namespace) -> poptorch.PoplarExecutor:
-    """A compiled wrapper that runs as a pipeline (``workers``) or as one program."""
+    """Return a compiled wrapper that runs as a pipeline (``workers``) or as one program."""
     os.environ["ABELE_PIPELINE"] = how
     torch.manual_seed(0)
     model = Network(options.width)
@@ -101,7 +101,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], poptorch.Popla
 
 
 def main() -> int:
-    """Measures and prints; with --record also keeps the result."""
+    """Measure and print; with --record also keeps the result."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     harness.add_arguments(parser)
     parser.add_argument("--width", type=int, default=32, help="channels (default 32)")

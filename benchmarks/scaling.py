@@ -71,7 +71,7 @@ ASSUMED = {
 
 
 def main() -> int:
-    """Measures and prints; with --record also keeps the result and renews the page."""
+    """Measure and print; with --record also keeps the result and renew the page."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--record", action="store_true", help="keep the result, renew the page")
     parser.add_argument("--redraw", type=Path, metavar="RECORD", help="draw a record again")
@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def resnet18_step() -> float:
-    """Seconds of a step of batch 32, of the newest record."""
+    """Return seconds of a step of batch 32, of the newest record."""
     paths = sorted(harness.RECORDS.glob("resnet18_*_1t_*.json"), key=lambda path: path.stem[-12:])
     if not paths:
         raise SystemExit("There is no record of ResNet-18: python benchmarks/networks.py --record")
@@ -100,7 +100,7 @@ def resnet18_step() -> float:
 def project(
     environment: dict[str, Any], measured: dict[str, Any], resnet18: float
 ) -> dict[str, Any]:
-    """Everything that a record holds: measurements, what was fitted, and what follows."""
+    """Return everything that a record holds: measurements, what was fitted, and what follows."""
     reduction = {
         int(count): {int(size): took for size, took in times.items()}
         for count, times in measured["reduction_s"].items()
@@ -150,7 +150,7 @@ def workloads(measured: dict[str, Any], spread: Spread, resnet18: float) -> list
 
 
 def systems(loopback: Network) -> list[System]:
-    """A cluster on Ethernet: gloo's own cost per hop as measured, and a wire as assumed."""
+    """Return a cluster on Ethernet: gloo's own cost per hop as measured, and a wire as assumed."""
     network = Network(loopback.latency + WIRE_LATENCY, min(loopback.bandwidth, WIRE_BANDWIDTH))
     return [
         System("ring", network, "ring", STORAGE),
@@ -184,7 +184,7 @@ def _projected(work: Workload, system: System) -> dict[str, Any]:
 
 
 def _polaris() -> dict[str, Any]:
-    """What the model says of the machine of the published points, by its wires and spread alone."""
+    """Return the model's efficiency of the published machine, by wires and spread alone."""
     mean = 4 * POLARIS_BATCH / PUBLISHED["torch DDP"][4]
     work = Workload("A21", Spread("normal", mean, POLARIS_SPREAD * mean), 34_042_188, POLARIS_BATCH)
     ranks = [n for n in RANKS if n >= 4]

@@ -31,7 +31,7 @@ IMAGE = (320, 512)  # CosmicTagger's planes, four times smaller each way
 
 
 def everything() -> dict[str, Any]:
-    """All measurements: reductions by processes and bytes, and the times of real steps."""
+    """Return all measurements: reductions by processes and bytes, and the times of real steps."""
     measured: dict[str, Any] = {"reduction_s": {}}
     with tqdm(total=len(PROCESSES) + 1, desc="measuring", leave=False) as bar:
         for processes in PROCESSES:
@@ -43,7 +43,7 @@ def everything() -> dict[str, Any]:
 
 
 def _in_processes(processes: int, kind: str = "reductions") -> Any:
-    """Runs a measurement in so many processes; returns what the first one prints last."""
+    """Run a measurement in so many processes; return what the first one prints last."""
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, "OMP_NUM_THREADS": "1", "ABELE_TARGET": "cpu"}
         command = [sys.executable, "-W", "ignore", __file__, kind, folder, str(processes)]
@@ -71,7 +71,7 @@ def _in_processes(processes: int, kind: str = "reductions") -> Any:
 
 
 def reductions(folder: str, processes: int, rank: int) -> dict[str, float]:
-    """Median seconds of ``all_reduce`` by bytes, over gloo on the loopback device."""
+    """Return the median seconds of ``all_reduce`` by bytes, over gloo on the loopback device."""
     import torch.distributed as dist
 
     store = dist.FileStore(f"{folder}/store", processes)

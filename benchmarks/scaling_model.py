@@ -44,7 +44,7 @@ class Spread:
     sd: float
 
     def expected_maximum(self, ranks: int) -> float:
-        """Mean time of the slowest of so many independent ranks."""
+        """Return the mean time of the slowest of so many independent ranks."""
         if self.kind == "exponential":  # the harmonic numbers
             return self.mean - self.sd + self.sd * float(np.sum(1.0 / np.arange(1, ranks + 1)))
         if self.kind == "gumbel":  # the maximum of Gumbel variables is one, moved
@@ -64,7 +64,7 @@ class Spread:
         return generator.normal(self.mean, self.sd, shape)
 
     def below(self, values: np.ndarray) -> np.ndarray:
-        """The share of times that are at most these values."""
+        """Return the share of times that are at most these values."""
         if self.kind == "exponential":
             return 1 - np.exp(-np.clip((values - self.mean + self.sd) / self.sd, 0, None))
         if self.kind == "gumbel":
@@ -77,7 +77,7 @@ KINDS = ("normal", "exponential", "gumbel")
 
 
 def fit_spread(times: Sequence[float]) -> tuple[Spread, dict[str, float]]:
-    """The distribution that measured times look like most, and each kind's distance.
+    """Return the distribution that measured times look like most, and each kind's distance.
 
     Args:
         times: seconds, at least ten.
@@ -210,7 +210,7 @@ class Terms:
 
 
 def exposed(workload: Workload, system: System, ranks: int) -> float:
-    """Seconds of the reduction that no computation hides."""
+    """Return seconds of the reduction that no computation hides."""
     size = workload.gradient_bytes / system.calls
     once = ALGORITHMS[system.algorithm](ranks, size, system.network)
     # The last of several reductions starts when backward is over.
@@ -218,12 +218,12 @@ def exposed(workload: Workload, system: System, ranks: int) -> float:
 
 
 def fetching(workload: Workload, system: System, ranks: int) -> float:
-    """Seconds between two batches that loader and storage can deliver."""
+    """Return seconds between two batches that loader and storage can deliver."""
     return max(workload.loader, ranks * workload.images * workload.input_bytes / system.storage)
 
 
 def step(workload: Workload, system: System, ranks: int) -> Terms:
-    """The expected time of a step, by formula."""
+    """Return the expected time of a step, by formula."""
     slowest = workload.compute.expected_maximum(ranks)
     reduction = exposed(workload, system, ranks) if ranks > 1 else 0.0
     wait = max(0.0, fetching(workload, system, ranks) - slowest - reduction)
@@ -232,7 +232,7 @@ def step(workload: Workload, system: System, ranks: int) -> Terms:
 
 
 def efficiency(workload: Workload, system: System, ranks: int, base: int = 1) -> float:
-    """Images per second and rank, against those on ``base`` ranks."""
+    """Return images per second and rank, against those on ``base`` ranks."""
     return step(workload, system, base).step / step(workload, system, ranks).step
 
 
@@ -242,7 +242,7 @@ def efficiency(workload: Workload, system: System, ranks: int, base: int = 1) ->
 def simulate(
     workload: Workload, system: System, ranks: int, *, steps: int, seed: int
 ) -> tuple[float, float]:
-    """The mean time of simulated steps and its standard error, seconds.
+    """Return the mean time of simulated steps and its standard error, seconds.
 
     Every rank draws its time and then exchanges messages hop by hop; a hop starts when both its
     ends are there. Nothing is hidden (``hidden`` is 0, one call).
@@ -309,7 +309,7 @@ def _power_of_two(ranks: int) -> int:
 
 
 def fit_published(points: dict[int, float]) -> dict[str, float]:
-    """Splits published rates into work, stragglers and a cost that grows with every rank.
+    """Split published rates into work, stragglers and a cost that grows with every rank.
 
     Seconds per image of one rank = work + tail * H(N) + hop * 2 (N - 1), least squares of relative
     errors, terms below zero left out. H are the harmonic numbers (an exponential tail), 2 (N - 1)

@@ -23,12 +23,12 @@ _PARTS = {
 
 
 def lines(result: dict[str, Any]) -> list[str]:
-    """The result for people, line by line."""
+    """Return the result for people, line by line."""
     return [*_measured(result), "", *_table(result), "", *_limits(result)]
 
 
 def lines_64(result: dict[str, Any]) -> list[str]:
-    """What CosmicTagger's A21 would do on 64 instances, term by term."""
+    """Return what CosmicTagger's A21 would do on 64 instances, term by term."""
     entries = [entry for entry in result["projected"] if entry["workload"] == "A21"]
     rows = [
         f"| A21 on 64 instances | {' | '.join(_TERMS)} | step | images/s | efficiency |",
@@ -43,7 +43,7 @@ def lines_64(result: dict[str, Any]) -> list[str]:
 
 
 def renew(result: dict[str, Any], record: str) -> None:
-    """Replaces the numbers of the page and draws the picture anew.
+    """Replace the numbers of the page and draw the picture anew.
 
     Args:
         result: of ``scaling.project``.
@@ -110,7 +110,7 @@ def published_efficiency(points: dict[str, float]) -> dict[int, float]:
 
 
 def _limits(result: dict[str, Any]) -> list[str]:
-    """What a step on 1,024 ranks is made of, and from when on each part counts."""
+    """Return what a step on 1,024 ranks is made of, and from when on each part counts."""
     limits = [_limit(entry) for entry in result["projected"]]
     fit = result["published"]["torch DDP"]["fit"]
     base = fit["work"] + fit["tail"] + fit["hop"]

@@ -17,7 +17,7 @@ COLUMNS = ("mIoU", "Cosmic_IoU", "Neutrino_IoU")
 
 
 def arguments(args: argparse.Namespace) -> list[str]:
-    """What training and inference have in common."""
+    """Return what training and inference have in common."""
     return [
         "run.id=demo",
         f"run.compute_mode={args.mode}",

@@ -29,7 +29,7 @@ class Regression(torch.nn.Module):
 
 
 def run(iterations: int, mode: str, period: int | None) -> tuple[list[torch.Tensor], float]:
-    """Makes STEPS updates; the results of the last call and the milliseconds of one update."""
+    """Make STEPS updates; the results of the last call and the milliseconds of one update."""
     options = poptorch.Options().deviceIterations(iterations).showCompilationProgressBar(False)
     options.outputMode(poptorch.OutputMode[mode], *([] if period is None else [period]))
     training = poptorch.trainingModel(Regression(), options)

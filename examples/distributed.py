@@ -26,7 +26,7 @@ class Regression(torch.nn.Linear):
 
 
 def place() -> tuple[poptorch.Options, str]:
-    """The options of this process, and which replicas it holds."""
+    """Return the options of this process, and which replicas it holds."""
     if not popdist.isPopdistEnvSet():
         return poptorch.Options().replicationFactor(REPLICAS), f"replicas 0 to {REPLICAS - 1}"
     popdist.init()

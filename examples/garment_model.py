@@ -46,7 +46,7 @@ class ClassificationModel(GarmentNet):
 
 
 def load_weights(model: nn.Module, path: str | Path) -> nn.Module:
-    """Loads a state dictionary into `model` and sets it to evaluation.
+    """Load a state dictionary into `model` and set it to evaluation.
 
     Raises:
         FileNotFoundError: there is no such file.

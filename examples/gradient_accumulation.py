@@ -29,7 +29,7 @@ class Classifier(torch.nn.Module):
 
 
 def train(accumulation: int, replicas: int) -> torch.Tensor:
-    """Makes the same updates from the same rows and returns all weights as one vector."""
+    """Make the same updates from the same rows and return all weights as one vector."""
     torch.manual_seed(0)
     model = Classifier()
     options = poptorch.Options().replicationFactor(replicas).showCompilationProgressBar(False)

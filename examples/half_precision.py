@@ -27,7 +27,7 @@ class Digits(nn.Sequential):
 
 
 def train(kind: torch.dtype, stochastic: bool, epochs: int) -> list[list[float]]:
-    """Mean loss and accuracy, one of each per epoch."""
+    """Return the mean loss and accuracy, one of each per epoch."""
     torch.manual_seed(1)
     model = Digits(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)).to(kind)
     pictures, labels = map(torch.from_numpy, load_digits(return_X_y=True))

@@ -55,7 +55,7 @@ class TrainingRecord:
 
 
 def train(model: ClassificationModel, datasets: Datasets, args) -> TrainingRecord:
-    """Trains `model` in place."""
+    """Train `model` in place."""
     # Options say how the device runs; a loader and a wrapper made from the same options agree on
     # how many rows one call takes: batch size x device iterations.
     opts = poptorch.Options().deviceIterations(args.device_iterations)
@@ -95,14 +95,14 @@ def train(model: ClassificationModel, datasets: Datasets, args) -> TrainingRecor
 
 
 def save_weights(model: ClassificationModel, path: Path) -> None:
-    """Writes beside the target and renames: an interrupted run leaves no half file."""
+    """Write beside the target and rename: an interrupted run leaves no half file."""
     part = path.with_suffix(".part")
     torch.save(model.state_dict(), part)
     os.replace(part, path)
 
 
 def evaluate(model: ClassificationModel, datasets: Datasets, out: Path) -> float:
-    """Tests the network, draws its confusion matrix and returns the accuracy in 0..1."""
+    """Test the network, draw its confusion matrix and return the accuracy in 0..1."""
     opts = poptorch.Options()
     # The loader drops an incomplete last batch; with a batch size that divides, nothing is lost.
     batch_size = largest_divisor(len(datasets.test), _EVALUATION_ROWS)
@@ -139,7 +139,7 @@ def predict(weights: Path, photo_path: Path, classes: tuple[str, ...], out: Path
 
 
 def classify_without_poptorch(weights: Path, photo: Path) -> dict:
-    """Runs `classify.py` in a process of its own: the weights need nothing but torch."""
+    """Run `classify.py` in a process of its own: the weights need nothing but torch."""
     program = Path(__file__).with_name("classify.py")
     command = [sys.executable, program, "--json", "--weights", weights, photo]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -149,7 +149,7 @@ def classify_without_poptorch(weights: Path, photo: Path) -> dict:
 
 
 def largest_divisor(number: int, limit: int) -> int:
-    """The largest divisor of `number` that is not above `limit`."""
+    """Return the largest divisor of `number` that is not above `limit`."""
     return next(size for size in range(min(number, limit), 0, -1) if number % size == 0)
 
 
@@ -195,7 +195,7 @@ def parse_arguments(argv=None) -> argparse.Namespace:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Refuses what would fail later, before any work is done."""
+    """Refuse what would fail later, before any work is done."""
     for name in ("epochs", "batch_size", "device_iterations", "train_samples", "test_samples"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -222,7 +222,7 @@ def check_batches(num_train: int, args: argparse.Namespace) -> None:
 
 
 def prepare(args: argparse.Namespace) -> Datasets | None:
-    """Checks everything the user gave; returns the pictures, or None where none are needed."""
+    """Check everything the user gave; return the pictures, or None where none are needed."""
     check_arguments(args)
     args.out.mkdir(parents=True, exist_ok=True)
     if args.weights is not None:

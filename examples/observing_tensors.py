@@ -24,7 +24,7 @@ class Classifier(torch.nn.Module):
 
 
 def train() -> dict[str, list[torch.Tensor]]:
-    """Gradients of each layer's weight, of every tenth step."""
+    """Return gradients of each layer's weight, of every tenth step."""
     torch.manual_seed(0)
     opts = poptorch.Options()
     for layer in LAYERS:

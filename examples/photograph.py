@@ -16,7 +16,7 @@ _LIGHT = 200  # a corner brighter than this is taken for a light background
 
 
 def open_photo(path: str | Path) -> Image.Image:
-    """Opens an image file as RGB.
+    """Open an image file as RGB.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -34,7 +34,7 @@ def open_photo(path: str | Path) -> Image.Image:
 
 
 def shrink(photo: Image.Image) -> Image.Image:
-    """Resizes to 28 x 28, makes it grey and puts the garment on black.
+    """Resize to 28 x 28, make it grey and put the garment on black.
 
     The pictures of the training set have a black background; on a light one the network sees the
     garment's negative.
@@ -45,7 +45,7 @@ def shrink(photo: Image.Image) -> Image.Image:
 
 
 def to_tensor(small: Image.Image) -> Tensor:
-    """A 28 x 28 grey image as a batch of one, float32 [1, 1, 28, 28] in -1..1."""
+    """Return a 28 x 28 grey image as a batch of one, float32 [1, 1, 28, 28] in -1..1."""
     pixels = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8)
     return normalise(pixels).view(1, 1, SIDE, SIDE)
 

@@ -17,7 +17,7 @@ _COLUMNS, _ROWS = 5, 3
 
 
 def save_samples(dataset, classes: tuple[str, ...], path: Path) -> None:
-    """Draws the first fifteen rows of a dataset with the names of their classes."""
+    """Draw the first fifteen rows of a dataset with the names of their classes."""
     figure = Figure(figsize=(10, 6.6), layout="constrained")
     for index, axes in enumerate(figure.subplots(_ROWS, _COLUMNS).flat):
         axes.set_axis_off()
@@ -29,7 +29,7 @@ def save_samples(dataset, classes: tuple[str, ...], path: Path) -> None:
 
 
 def save_confusion(labels, predictions, classes: tuple[str, ...], path: Path) -> None:
-    """Draws how often each class (row) was taken for each other (column)."""
+    """Draw how often each class (row) was taken for each other (column)."""
     figure = Figure(figsize=(8.5, 7.5), layout="constrained")
     axes = figure.subplots()
     ConfusionMatrixDisplay.from_predictions(
@@ -47,7 +47,7 @@ def save_confusion(labels, predictions, classes: tuple[str, ...], path: Path) ->
 
 
 def save_before_after(photo: Image.Image, small: Image.Image, verdict: str, path: Path) -> None:
-    """Draws a photograph beside the 28 x 28 pixels that the network sees."""
+    """Draw a photograph beside the 28 x 28 pixels that the network sees."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     before, after = figure.subplots(1, 2)
     before.imshow(photo)

@@ -22,7 +22,7 @@ def smoothed_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def train(model: torch.nn.Module, dataset: InMemoryImages, device, args) -> list[float]:
-    """Trains `model` in place; returns the loss of every step."""
+    """Train `model` in place; return the loss of every step."""
     loader = torch.utils.data.DataLoader(
         dataset,
         batch_size=16,
@@ -51,7 +51,7 @@ def train(model: torch.nn.Module, dataset: InMemoryImages, device, args) -> list
 
 
 def test(model: torch.nn.Module, dataset: InMemoryImages, device) -> float:
-    """Returns the share of right answers."""
+    """Return the share of right answers."""
     loader = torch.utils.data.DataLoader(
         dataset,
         batch_size=16,

@@ -39,7 +39,7 @@ class ModelWithLoss(torch.nn.Module):
 
 
 def train(model: torch.nn.Module, dataset: InMemoryImages, opts, args) -> list[float]:
-    """Trains `model` in place; returns the loss of every step."""
+    """Train `model` in place; return the loss of every step."""
     loader = poptorch.DataLoader(
         opts,
         dataset,
@@ -65,7 +65,7 @@ def train(model: torch.nn.Module, dataset: InMemoryImages, opts, args) -> list[f
 
 
 def test(model: torch.nn.Module, dataset: InMemoryImages, opts) -> float:
-    """Returns the share of right answers."""
+    """Return the share of right answers."""
     loader = poptorch.DataLoader(
         opts,
         dataset,

@@ -29,7 +29,7 @@ class Line(torch.nn.Module):
 
 
 def train(model: Line, replicas: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Trains by one program; the last loss of each replica."""
+    """Train by one program; the last loss of each replica."""
     options = poptorch.Options().replicationFactor(replicas).showCompilationProgressBar(False)
     options.inputReplicaGrouping(replicas, poptorch.CommGroupType.Consecutive)
     training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))

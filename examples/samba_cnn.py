@@ -20,7 +20,7 @@ from sambaflow.samba.utils.common import common_app_driver
 
 
 def network() -> nn.Sequential:
-    """Scores [B, 10] of images [B, 1, 28, 28]."""
+    """Return scores [B, 10] of images [B, 1, 28, 28]."""
     return nn.Sequential(
         *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(8, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),

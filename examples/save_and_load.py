@@ -34,7 +34,7 @@ def train(model: poptorch.PoplarExecutor, steps: range) -> list[str]:
 
 
 def main() -> int:
-    """Returns 0 if both processes computed the same bits."""
+    """Return 0 if both processes computed the same bits."""
     torch.set_num_threads(1)  # several threads may sum in another order
     if len(sys.argv) == 2:  # the new process
         print("\n".join(train(poptorch.load(sys.argv[1]), range(5, 10))))

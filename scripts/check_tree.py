@@ -11,7 +11,7 @@ MAX_BYTES = 500_000
 
 
 def main() -> int:
-    """Prints every breach; returns the exit status."""
+    """Print every breach; return the exit status."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True, check=True
     )
@@ -43,7 +43,7 @@ def _sizes(path: Path) -> list[str]:
 
 
 def _code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of the body without its docstring; long signatures and documentation are welcome."""
+    """Return the lines of a body without its docstring; long signatures are welcome."""
     body = function.body
     if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
         body = body[1:]

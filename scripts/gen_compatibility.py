@@ -94,7 +94,7 @@ def _line(row) -> str:
 
 @functools.cache
 def _tests() -> dict[str, str]:
-    """Text of every test file by its name."""
+    """Return the text of every test file by its name."""
     # Of the folders that test poptorch; others mention its options in passing.
     folders = ("conformance", "poptorch", "unit")
     paths = [path for each in folders for path in sorted((TESTS / each).glob("test_*.py"))]
@@ -102,7 +102,7 @@ def _tests() -> dict[str, str]:
 
 
 def _test_of(name: str) -> str:
-    """A link to the test file that says most about a name."""
+    """Return a link to the test file that says most about a name."""
     path = "tests/poptorch/test_option_table.py"
     # As a member of the package or of an object first: ``print`` alone is in every file.
     for before in (r"poptorch\.", r"\.", r"\b"):
@@ -140,7 +140,7 @@ def _function_line(owner: str, name: str) -> str:
 
 
 def _differs(item: object) -> str:
-    """What the docstring says on differences, on one line."""
+    """Return what the docstring says on differences, on one line."""
     match = re.search(
         r"Differs from (?:the original|torch): (.*?)(?:\n\s*\n|\Z)",
         inspect.getdoc(item) or "",

@@ -63,7 +63,7 @@ step, or as many as `opts.deviceIterations` says |
 
 
 def page() -> str:
-    """The text of the page."""
+    """Return the text of the page."""
     before, after = ((ROOT / name).read_text().splitlines() for name in (BEFORE, AFTER))
     # Text paths in the head, no times: the page must not change unless a program does.
     diff = difflib.unified_diff(before, after, BEFORE, AFTER, lineterm="", n=2)
@@ -71,7 +71,7 @@ def page() -> str:
 
 
 def main(argv=None) -> int:
-    """Writes the page, or with `--check` compares it; returns the exit status."""
+    """Write the page, or with `--check` compares it; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
     args = parser.parse_args(argv)

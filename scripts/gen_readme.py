@@ -45,7 +45,7 @@ SPEED = re.compile(r"(<!-- speed -->\n).*?(<!-- end speed -->)", re.S)
 
 
 def main() -> int:
-    """Rewrites or checks README.md."""
+    """Rewrite or check README.md."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="only compare; exit 1 if stale")
     options = parser.parse_args()
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def works() -> str:
-    """Names of PopTorch 3.4 that exist here, by group."""
+    """Return names of PopTorch 3.4 that exist here, by group."""
     facts = json.loads((ROOT / "tests/poptorch/interface.json").read_text())
     lines = ["| part of PopTorch 3.4 | here | of | not yet |", "|---|---:|---:|---|"]
     members = [n for n in facts["poptorch"]["PoplarExecutor"]["members"] if n[0] != "_"]
@@ -88,7 +88,7 @@ def works() -> str:
 
 
 def speed() -> str:
-    """The newest record of the introduction model per thread count, as ratios to eager."""
+    """Return the newest record of the introduction model per thread count, as ratios to eager."""
     newest: dict[int, Path] = {}
     for path in sorted(RECORDS.glob("introduction_*.json"), key=_order):
         newest[json.loads(path.read_text())["environment"]["threads"]] = path
@@ -101,7 +101,7 @@ def speed() -> str:
 
 
 def _cosmic_rows() -> list[str]:
-    """The newest record of CosmicTagger for each size, work and number of threads."""
+    """Return the newest record of CosmicTagger for each size, work and number of threads."""
     newest: dict[tuple, Path] = {}
     for path in sorted(RECORDS.glob("cosmictagger_a21_ds*.json"), key=_order):
         size, mode = re.match(r"cosmictagger_a21_ds(\d)_([a-z]+)", path.stem).groups()

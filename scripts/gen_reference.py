@@ -141,7 +141,7 @@ _WIDTH = 80  # of a call that fits into a heading
 
 
 def main() -> int:
-    """Writes or checks the pages."""
+    """Write or check the pages."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="only compare; exit 1 if stale")
     options = parser.parse_args()
@@ -162,17 +162,17 @@ def main() -> int:
 
 
 def pages() -> dict[Path, str]:
-    """The text of every file of the folder."""
+    """Return the text of every file of the folder."""
     return {FOLDER / "README.md": contents()} | {FOLDER / f"{n}.md": page(n) for n in PAGES}
 
 
 def same(path: Path, text: str) -> bool:
-    """Whether a file holds this text."""
+    """Return whether a file holds this text."""
     return path.is_file() and path.read_text(encoding="utf-8") == text
 
 
 def contents() -> str:
-    """The page that lists the others."""
+    """Return the page that lists the others."""
     lines = [NOTE, "", "# API reference", ""]
     lines.append("Every public name, from its signature and docstring. What each option and")
     lines.append("environment variable does, as one table: [compatibility](../compatibility.md).")
@@ -194,7 +194,7 @@ def contents() -> str:
 
 
 def short(shown: str) -> str:
-    """The name without the package."""
+    """Return the name without the package."""
     return shown.removeprefix("poptorch.")
 
 
@@ -204,7 +204,7 @@ def _anchor(text: str) -> str:
 
 
 def sections(name: str) -> dict[str, list[str]]:
-    """The names on a page; whole modules are looked up here."""
+    """Return the names on a page; whole modules are looked up here."""
     if name == "enums":
         kinds = vars(importlib.import_module("poptorch.enums"))
         chosen = [k for k, v in kinds.items() if inspect.isclass(v) and issubclass(v, enum.Enum)]
@@ -224,7 +224,7 @@ def entries(name: str) -> Iterator[tuple[str, object]]:
 
 
 def find(entry: str) -> tuple[str, object]:
-    """The object behind ``module:attribute`` or the name of a public object."""
+    """Return the object behind ``module:attribute`` or the name of a public object."""
     module, _, attribute = entry.rpartition(":")
     if module.split(".")[0] != "popdist":
         module = f"poptorch.{module}" if module else "poptorch"
@@ -233,7 +233,7 @@ def find(entry: str) -> tuple[str, object]:
 
 
 def page(name: str) -> str:
-    """The text of one page."""
+    """Return the text of one page."""
     chosen = sections(name)
     parts = [NOTE, "", f"# {PAGES[name][0]}"]
     documented = {item: shown for shown, item in entries(name) if inspect.isclass(item)}
@@ -295,7 +295,7 @@ def describe_member(owner: str, name: str, item: object) -> Iterator[str]:
 
 
 def status(owner: str, setter: str) -> str:
-    """What the option table says of a setter; nothing for other members."""
+    """Return what the option table says of a setter; nothing for other members."""
     if owner.startswith("popdist"):
         return ""
     table = importlib.import_module("poptorch.options._table")
@@ -319,7 +319,7 @@ def _members_of_enum(kind: type[enum.Enum]) -> Iterator[str]:
 
 
 def _meanings(kind: type[enum.Enum]) -> dict[str, str]:
-    """The text below each member; Python drops it, the source has it."""
+    """Return the text below each member; Python drops it, the source has it."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body
     pairs = itertools.pairwise(body)
     return {
@@ -330,7 +330,7 @@ def _meanings(kind: type[enum.Enum]) -> dict[str, str]:
 
 
 def members(cls: type, hidden: set[type]) -> Iterator[tuple[str, object]]:
-    """Public members that the class's own package defines, in the order of definition."""
+    """Yield public members that the class's own package defines, in the order of definition."""
     package = cls.__module__.split(".")[0]
     seen = set()
     for base in cls.__mro__:
@@ -348,7 +348,7 @@ def members(cls: type, hidden: set[type]) -> Iterator[tuple[str, object]]:
 
 
 def signature(shown: str, item: object) -> list[str]:
-    """The call, on one line or one parameter per line."""
+    """Return the call, on one line or one parameter per line."""
     try:
         call = inspect.signature(item)
     except (TypeError, ValueError):
@@ -366,14 +366,14 @@ def _plain(text: str) -> str:
 
 
 def _inline(text: str) -> str:
-    """One line of prose as Markdown."""
+    """Return one line of prose as Markdown."""
     text = re.sub(r"``([^`]+)``", r"`\1`", text)
     text = re.sub(r"^Differs from the (\w+):", r"**Differs from the \1:**", text)
     return re.sub(r"::$", ":", text)
 
 
 def text_of(item: object) -> list[str]:
-    """A docstring as Markdown: fields become lists."""
+    """Return a docstring as Markdown: fields become lists."""
     # A class without a docstring of its own would show its base's.
     has_docstring = not inspect.isclass(item) or "__doc__" in vars(item)
     text = (inspect.getdoc(item) or "") if has_docstring else ""
@@ -395,7 +395,7 @@ def text_of(item: object) -> list[str]:
 
 
 def _field(line: str) -> str:
-    """One line of an Args, Raises or Attributes section."""
+    """Return one line of an Args, Raises or Attributes section."""
     if len(line) - len(line.lstrip()) > 4:
         return f"  {line.strip()}"
     match = _FIELD.match(line)

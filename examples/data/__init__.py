@@ -56,7 +56,7 @@ def load(
     num_train: int | None = None,
     num_test: int | None = None,
 ) -> Datasets:
-    """Loads the pictures and says in one line which ones.
+    """Load the pictures and says in one line which ones.
 
     Args:
         root: the data directory.
@@ -110,7 +110,7 @@ def _announce(datasets: Datasets, why: str) -> Datasets:
 
 
 def _download(root: str | Path) -> str | None:
-    """Fetches the files through torchvision; returns why that failed, None if it did not."""
+    """Fetch the files through torchvision; return why that failed, None if it did not."""
     try:
         # Beside a torch it was not built for, torchvision fails while it is imported, not always
         # with an ImportError.

@@ -39,25 +39,25 @@ class DataFileError(ValueError):
 
 
 def raw_folder(root: str | Path) -> Path:
-    """The folder under `root` that holds the four files."""
+    """Return the folder under `root` that holds the four files."""
     return Path(root).expanduser() / "FashionMNIST" / "raw"
 
 
 def find(root: str | Path, name: str) -> Path | None:
-    """The file called `name`, plain or with `.gz`; None if there is neither."""
+    """Return the file called `name`, plain or with `.gz`; None if there is neither."""
     plain = raw_folder(root) / name
     candidates = (plain, plain.with_name(name + ".gz"))
     return next((path for path in candidates if path.is_file()), None)
 
 
 def available(root: str | Path) -> bool:
-    """Whether all four files of the set are there."""
+    """Return whether all four files of the set are there."""
     names = (name for train in (True, False) for name in _names(train))
     return all(find(root, name) is not None for name in names)
 
 
 def read_images(path: Path) -> Tensor:
-    """Reads an idx file of pictures.
+    """Read an idx file of pictures.
 
     Returns:
         uint8 [N, 28, 28].
@@ -75,7 +75,7 @@ def read_images(path: Path) -> Tensor:
 
 
 def read_labels(path: Path) -> Tensor:
-    """Reads an idx file of labels.
+    """Read an idx file of labels.
 
     Returns:
         int64 [N], each 0 to 9.
@@ -97,7 +97,7 @@ class FashionMNIST(InMemoryImages):
 
     @classmethod
     def read(cls, root: str | Path, *, train: bool) -> "FashionMNIST":
-        """Reads one of the two sets from the files under `root`.
+        """Read one of the two sets from the files under `root`.
 
         Raises:
             FileNotFoundError: a file is missing.
@@ -129,7 +129,7 @@ def _require(root: str | Path, name: str) -> Path:
 
 
 def _read(path: Path, magic: int, axes: int) -> tuple[tuple[int, ...], Tensor]:
-    """Returns the sizes in the header and all bytes after it, as uint8 [product of the sizes]."""
+    """Return the sizes in the header and all bytes after it, as uint8 [product of the sizes]."""
     content = _bytes(path)
     header_bytes = 4 * (1 + axes)
     if len(content) < header_bytes:

@@ -32,7 +32,7 @@ class Garments(InMemoryImages):
     def load(
         cls, root: str | Path, *, train: bool, count: int | None = None, seed: int = 0
     ) -> "Garments":
-        """Reads the set from `root`, or draws it and keeps it there.
+        """Read the set from `root`, or draw it and keep it there.
 
         Args:
             root: the data directory.
@@ -53,13 +53,13 @@ class Garments(InMemoryImages):
 
 
 def draw_labels(count: int, *, seed: int, train: bool) -> NDArray[np.int64]:
-    """Labels 0 to 9 in random order, each equally often as far as `count` allows."""
+    """Return labels 0 to 9 in random order, each equally often as far as `count` allows."""
     rng = _generator(seed, train)
     return rng.permutation(np.arange(count, dtype=np.int64) % len(GARMENTS))
 
 
 def draw_images(count: int, *, seed: int, train: bool) -> NDArray[np.uint8]:
-    """Draws the pictures that belong to `draw_labels`.
+    """Draw the pictures that belong to `draw_labels`.
 
     Returns:
         uint8 [count, 28, 28]; the background is black but for noise.
@@ -87,7 +87,7 @@ def _generator(seed: int, train: bool, *stream: int) -> np.random.Generator:
 
 
 def _draw_block(label: int, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Draws `_BLOCK` pictures of one class, uint8 [B, 28, 28]."""
+    """Draw `_BLOCK` pictures of one class, uint8 [B, 28, 28]."""
     draw = Draw(rng, _BLOCK)
     x, y, pixels_per_unit = _pose(draw)
     sheet = GARMENTS[label](x, y, draw)
@@ -101,7 +101,7 @@ def _draw_block(label: int, rng: np.random.Generator) -> NDArray[np.uint8]:
 
 
 def _pose(draw: Draw) -> tuple[Field, Field, Field]:
-    """Pixel centres in each garment's own frame, and the frame's scale.
+    """Return pixel centres in each garment's own frame, and the frame's scale.
 
     Returns:
         x and y, [B, 784], and pixels per unit, [B, 1].
@@ -143,7 +143,7 @@ def _clouds(draw: Draw, knots: int = 5) -> Field:
 
 
 def _occlude(level: Field, draw: Draw) -> Field:
-    """Covers a strip of some pictures, as a hanger, a hand or a label would."""
+    """Cover a strip of some pictures, as a hanger, a hand or a label would."""
     centres = (np.arange(SIDE, dtype=np.float32) - (SIDE - 1) / 2) / (SIDE / 2)
     column, row = np.tile(centres, SIDE)[None], np.repeat(centres, SIDE)[None]
     tilt = draw(-1.0, 1.0)
@@ -161,7 +161,7 @@ def _noise(draw: Draw) -> Field:
 
 
 def _cached(path: Path, count: int) -> NDArray[np.uint8] | None:
-    """The stored pictures; None if there are none or they are not what they should be."""
+    """Return the stored pictures; None if there are none or they are not what they should be."""
     try:
         images = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):
@@ -171,7 +171,7 @@ def _cached(path: Path, count: int) -> NDArray[np.uint8] | None:
 
 
 def _store(path: Path, images: NDArray[np.uint8]) -> None:
-    """Writes beside the target and renames, so that a reader never sees half a file."""
+    """Write beside the target and rename, so that a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as stream:
         try:

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, default_collate
 
 
 def normalise(pixels: Tensor) -> Tensor:
-    """Maps grey levels 0..255 to -1..1, as `ToTensor` and `Normalize((0.5,), (0.5,))` do.
+    """Map grey levels 0..255 to -1..1, as `ToTensor` and `Normalize((0.5,), (0.5,))` do.
 
     Args:
         pixels: any shape, uint8.
@@ -49,7 +49,7 @@ class Rows(Sequence):
 
 
 def collate(rows: Sequence) -> list[Tensor]:
-    """Turns the rows of a batch into [pictures, labels]; pass it as a loader's `collate_fn`.
+    """Turn the rows of a batch into [pictures, labels]; pass it as a loader's `collate_fn`.
 
     It gives what torch's default gives, in half the time: the batch was never taken apart.
     """
@@ -77,11 +77,11 @@ class InMemoryImages(Dataset):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """One row: (float32 [1, 28, 28] in -1..1, label)."""
+        """Return one row: (float32 [1, 28, 28] in -1..1, label)."""
         return normalise(self.images[index]).unsqueeze(0), int(self.labels[index])
 
     def __getitems__(self, indices: Sequence[int]) -> Rows:
-        """The rows of a batch, which torch's loader asks for in one call.
+        """Return the rows of a batch, which torch's loader asks for in one call.
 
         The pictures are gathered and normalised together, which is many times faster than one
         call per row.

@@ -59,17 +59,17 @@ def line(distance: Field, half_width: Field | float) -> Field:
 
 
 def wave(phase: Field) -> Field:
-    """A triangle wave of period 1 between 0 and 1."""
+    """Return a triangle wave of period 1 between 0 and 1."""
     return np.abs(2.0 * (phase - np.floor(phase)) - 1.0)
 
 
 def disc(x: Field, y: Field, radius: Field | float) -> Field:
-    """Distance to a circle around the origin."""
+    """Return the distance to a circle around the origin."""
     return np.sqrt(x * x + y * y) - radius
 
 
 def limb(x: Field, y: Field, ends: tuple, widths: tuple) -> Field:
-    """Distance to a straight tapered limb with flat ends.
+    """Return the distance to a straight tapered limb with flat ends.
 
     Args:
         x: where to evaluate.

@@ -30,7 +30,7 @@ class Cut:
 
 
 def upper(x: Field, y: Field, cut: Cut) -> tuple[Field, Field]:
-    """The outline of a garment with shoulders, and that of its sleeves alone."""
+    """Return the outline of a garment with shoulders, and that of its sleeves alone."""
     side = np.abs(x)
     middle = 0.5 * (cut.top + cut.bottom)
     width = cut.shoulder + (cut.waist - cut.shoulder) * ramp(y, cut.top, middle)
@@ -51,13 +51,13 @@ def _seams(arms: Field, draw: Draw) -> Field:
 
 
 def _dots(x: Field, y: Field, gap: Field, size: float) -> Field:
-    """A column of buttons at x = 0."""
+    """Return a column of buttons at x = 0."""
     nearest = (y / gap - np.floor(y / gap) - 0.5) * gap
     return np.clip(1.5 - disc(x, nearest, 0.0) / size, 0.0, 1.0)
 
 
 def _faint(draw: Draw, strongest: float, share: float) -> Field:
-    """The strength of a detail that shows on a share of the pieces only."""
+    """Return the strength of a detail that shows on a share of the pieces only."""
     return np.where(draw.chance(share), draw(0.0, strongest), 0.0)
 
 
@@ -84,7 +84,7 @@ def t_shirt(x: Field, y: Field, draw: Draw) -> Sheet:
 
 
 def trouser(x: Field, y: Field, draw: Draw) -> Sheet:
-    """Two legs from one waist."""
+    """Return two legs from one waist."""
     waist, crotch, bottom = draw(0.22, 0.46), draw(-0.5, 0.0), draw(0.7, 0.98)
     top, side = draw(-0.97, -0.85), np.abs(x)
     hip = waist + draw(0.0, 0.1) * ramp(y, top, crotch)
@@ -195,7 +195,7 @@ def shirt(x: Field, y: Field, draw: Draw) -> Sheet:
 
 
 def _shoe(x: Field, y: Field, draw: Draw, collar: Field, floor: Field) -> tuple[Field, Field]:
-    """A shoe seen from its side, toe to the left.
+    """Return a shoe seen from its side, toe to the left.
 
     Args:
         x: where to evaluate.
@@ -220,7 +220,7 @@ def _shoe(x: Field, y: Field, draw: Draw, collar: Field, floor: Field) -> tuple[
 
 
 def sandal(x: Field, y: Field, draw: Draw) -> Sheet:
-    """A sole and a few straps, with the foot missing between them; flat or on a heel."""
+    """Return a sole and a few straps, with the foot missing between them; flat or on a heel."""
     floor = draw(0.4, 0.6)
     slope = np.where(draw.chance(0.45), draw(0.2, 0.5), 0.0)
     lifted = y + slope * ramp(x, -0.5, 0.7)
@@ -238,7 +238,7 @@ def sandal(x: Field, y: Field, draw: Draw) -> Sheet:
 
 
 def sneaker(x: Field, y: Field, draw: Draw) -> Sheet:
-    """A low closed shoe with a sole of another colour and laces."""
+    """Return a low closed shoe with a sole of another colour and laces."""
     floor = draw(0.35, 0.6)
     shoe, edge = _shoe(x, y, draw, floor - draw(0.5, 0.85), floor)
     sole = draw(-0.5, 0.5) * np.clip((y - floor + draw(0.1, 0.2)) / 0.06, 0.0, 1.0)
@@ -249,7 +249,7 @@ def sneaker(x: Field, y: Field, draw: Draw) -> Sheet:
 
 
 def bag(x: Field, y: Field, draw: Draw) -> Sheet:
-    """A box with a handle, a flap and sometimes a buckle."""
+    """Return a box with a handle, a flap and sometimes a buckle."""
     centre, height, width = draw(0.05, 0.35), draw(0.32, 0.62), draw(0.5, 0.9)
     taper = draw(-0.15, 0.15) * (y - centre) / height
     body = np.maximum(np.abs(x) - width * (1.0 + taper), np.abs(y - centre) - height)
@@ -264,7 +264,7 @@ def bag(x: Field, y: Field, draw: Draw) -> Sheet:
 
 
 def ankle_boot(x: Field, y: Field, draw: Draw) -> Sheet:
-    """A shoe with a shaft above the ankle, often on a heel."""
+    """Return a shoe with a shaft above the ankle, often on a heel."""
     floor, collar = draw(0.5, 0.85), draw(-0.9, -0.3)
     shoe, _ = _shoe(x, y, draw, floor - draw(0.55, 0.8), floor)
     front, back = draw(-0.15, 0.2), draw(0.72, 0.92)

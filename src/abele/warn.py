@@ -11,20 +11,20 @@ from abele.program.printing import is_library
 
 
 def warn_user(message: str, category: type[Warning]) -> None:
-    """Warns from the innermost frame that belongs neither to torch nor to this project."""
+    """Warn from the innermost frame that belongs neither to torch nor to this project."""
     level, _ = _innermost()
     warnings.warn(message, category, stacklevel=level)
 
 
 def user_line() -> str:
-    """The line of the user's code under way, as ``FILE:LINE: `CODE` ``."""
+    """Return the line of the user's code under way, as ``FILE:LINE: `CODE` ``."""
     _, frame = _innermost()
     file, line = frame.f_code.co_filename, frame.f_lineno
     return f"{file}:{line}: `{linecache.getline(file, line).strip()}`"
 
 
 def _innermost() -> tuple[int, FrameType]:
-    """The user's innermost frame, and how many frames it is away from who asked."""
+    """Return the user's innermost frame, and how many frames it is away from who asked."""
     level, frame = 0, sys._getframe(1)
     # The tracer calls what it traces from generated code.
     while frame.f_back is not None and (

@@ -56,7 +56,7 @@ class Checkpoints:
         return sorted(((int(m[1]), path) for m, path in matches if m), reverse=True)
 
     def save(self, step: int, content: Mapping[str, Any]) -> Path:
-        """Writes a checkpoint and drops the oldest ones.
+        """Write a checkpoint and drop the oldest ones.
 
         Args:
             step: steps made so far.
@@ -86,7 +86,7 @@ class Checkpoints:
 
 
 def locate(location: str | os.PathLike[str]) -> Path:
-    """The checkpoint that a folder or a file name stands for.
+    """Return the checkpoint that a folder or a file name stands for.
 
     Args:
         location: a ``.ckpt`` file, a folder of checkpoints, or a run's output folder.
@@ -110,7 +110,7 @@ def locate(location: str | os.PathLike[str]) -> Path:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Reads a checkpoint completely, on the host.
+    """Read a checkpoint completely, on the host.
 
     Raises:
         CheckpointError: it is damaged or no checkpoint; the message names an older one that is
@@ -158,7 +158,7 @@ def _advice(path: Path) -> str:
 
 
 def network_weights(content: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The weights of a checkpoint by name, without what a wrapper put before the names."""
+    """Return the weights of a checkpoint by name, without what a wrapper put before the names."""
     weights = content["state_dict"]
     if weights and all(name.startswith("module.") for name in weights):
         return {name.removeprefix("module."): value for name, value in weights.items()}
@@ -168,7 +168,7 @@ def network_weights(content: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 def check_fits(
     weights: Mapping[str, torch.Tensor], network: torch.nn.Module, path: Path | str
 ) -> None:
-    """Refuses weights of another network.
+    """Refuse weights of another network.
 
     Raises:
         CheckpointError: names or shapes differ; the message shows the first of each kind.
@@ -198,7 +198,7 @@ def _first(names: Sequence[str], count: int = 2) -> str:
 
 
 def weights_hash(weights: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 of names, types, shapes and bits of all weights and buffers."""
+    """Return the SHA-256 of names, types, shapes and bits of all weights and buffers."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         value = weights[name]

@@ -41,7 +41,7 @@ Task = Callable[["Config"], int | None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command line.
+    """Run a command line.
 
     Args:
         argv: without the program's name; default that of the process.
@@ -79,7 +79,7 @@ def _failed(error: CosmicTaggerError) -> int:
 
 
 def _not_installed(missing: ModuleNotFoundError) -> int:
-    """Says what to install; another missing module keeps its traceback."""
+    """Say what to install; another missing module keeps its traceback."""
     package = (missing.name or "").partition(".")[0]
     if package not in _PACKAGES:
         raise missing
@@ -113,7 +113,7 @@ def _run_command(arguments: list[str]) -> int:
 
 
 def _configured(arguments: Sequence[str], task: Task) -> int:
-    """Composes the configuration of a command line and hands it to a task."""
+    """Compose the configuration of a command line and hand it to a task."""
     from cosmictagger.config.composing import check_preset, composed
 
     preset, others, overrides = _sorted(arguments)
@@ -125,7 +125,7 @@ def _configured(arguments: Sequence[str], task: Task) -> int:
 
 
 def _sorted(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
-    """The preset, Hydra's other options, and the overrides; people mix them in any order."""
+    """Return the preset, Hydra's other options, and the overrides; people mix them in any order."""
     preset, options, overrides = "config", [], []
     words = iter(arguments)
     for word in words:
@@ -179,7 +179,7 @@ def _with_hydra(arguments: Sequence[str], task: Task) -> int:
 
 
 def _run(config: Config) -> int | None:
-    """Runs the mode of a configuration."""
+    """Run the mode of a configuration."""
     from cosmictagger.config.mode import ModeKind
     from cosmictagger.launch import launched
 

@@ -30,7 +30,7 @@ _SYNTHETIC_STEPS = 500
 
 
 def infer(launch: Launch) -> int | None:
-    """Runs the network over the events, from ``mode.start_index`` on.
+    """Run the network over the events, from ``mode.start_index`` on.
 
     Args:
         launch: a settled configuration with folder and record.
@@ -82,7 +82,7 @@ class Pass:
         return self.mode.name is ModeKind.inference
 
     def run(self) -> int | None:
-        """Makes the pass and everything that belongs to it."""
+        """Make the pass and everything that belongs to it."""
         with contextlib.ExitStack() as stack:
             records = stack.enter_context(passes.Records(self.launch))
             stop = stack.enter_context(Stop())
@@ -93,7 +93,7 @@ class Pass:
         return stop.signal
 
     def loop(self, stop: Stop, results: Any, note: Callable[[Step], None]) -> None:
-        """Makes the steps of this instance.
+        """Make the steps of this instance.
 
         Args:
             stop: ends it after the step under way.
@@ -114,13 +114,13 @@ class Pass:
                 bar.step(step.shown)
 
     def passed(self, signal: int | None) -> Passed:
-        """What the pass has come to."""
+        """Return what the pass has come to."""
         proof = self.launch.prove(self.backend)
         self.timings.save(self.launch.folder / "profiles", self.launch.instances.index)
         return Passed(self.steps, proof, self.timings.iterations, self.timings.split(), signal)
 
     def settings(self) -> dict[str, object]:
-        """What the report names besides the proof."""
+        """Return what the report names besides the proof."""
         config, network = self.launch.config, self.backend.network
         count = sum(value.numel() for value in network.parameters())
         return {
@@ -131,7 +131,7 @@ class Pass:
         }
 
     def _total(self) -> int:
-        """Batches of all instances together."""
+        """Return batches of all instances together."""
         size, start = self.events.batch_size, self.mode.start_index
         whole = math.ceil(self.events.events / size) - start // size
         iterations = self.launch.config.run.iterations
@@ -140,7 +140,7 @@ class Pass:
         return max(1, whole if iterations is None else min(iterations, whole))
 
     def _results(self) -> Any:
-        """The writer of files, which gives them their names when the pass has ended well."""
+        """Return the writer of files, which gives them their names when the pass has ended well."""
         from cosmictagger.results import ResultsWriter
 
         return ResultsWriter(
@@ -199,7 +199,7 @@ class Pass:
 def _measured(
     batch: Batch, result: StepResult
 ) -> tuple[dict[str, float], Sequence[dict[str, float]]]:
-    """Metrics of a batch and of each of its events; none without labels."""
+    """Return metrics of a batch and of each of its events; none without labels."""
     if batch.label is None:
         return {}, []
     rows = metrics.per_event(result.logits, batch.label)

@@ -59,7 +59,7 @@ class Instances:
     # -- values, now and then ----------------------------------------------------------------
 
     def barrier(self, topic: str) -> None:
-        """Waits until every instance has come here.
+        """Wait until every instance has come here.
 
         Args:
             topic: the place in words, for the error of those that wait in vain.
@@ -70,7 +70,7 @@ class Instances:
         self.gather(topic, None)
 
     def gather(self, topic: str, value: Any) -> list[Any]:
-        """Gives every instance the values of all; takes milliseconds, so not for every step.
+        """Give every instance the values of all; takes milliseconds, so not for every step.
 
         Args:
             topic: as in ``barrier``; may be used again.
@@ -88,11 +88,11 @@ class Instances:
             return [json.loads(each) for each in self._connection.gather(topic, json.dumps(value))]
 
     def from_first(self, topic: str, value: Any = None) -> Any:
-        """Gives every instance the value of the first; see ``gather``."""
+        """Give every instance the value of the first; see ``gather``."""
         return self.gather(topic, value if self.is_first else None)[0]
 
     def bytes_from_first(self, topic: str, data: bytes | None = None) -> bytes:
-        """Gives every instance the bytes of the first, of any size.
+        """Give every instance the bytes of the first, of any size.
 
         Args:
             topic: see ``barrier``.
@@ -110,7 +110,7 @@ class Instances:
         return wire.numpy().tobytes()
 
     def tensors_from_first(self, topic: str, values: Any = None) -> Any:
-        """Gives every instance tensors of the first, in dictionaries and lists with plain values.
+        """Give every instance tensors of the first, in dictionaries and lists with plain values.
 
         Args:
             topic: see ``barrier``.
@@ -131,7 +131,7 @@ class Instances:
         return values if self.is_first else received[_ALL]
 
     def agree(self, topic: str, facts: Mapping[str, object]) -> None:
-        """Compares what all instances must have in common; all raise where they differ.
+        """Compare what all instances must have in common; all raise where they differ.
 
         Args:
             topic: what the facts are about, in words.
@@ -175,7 +175,7 @@ class Instances:
         self.check(topic, problem)
 
     def check(self, topic: str, problem: CosmicTaggerError | OSError | None) -> None:
-        """Raises on all instances if one of them has a problem; what ``together`` ends with.
+        """Raise on all instances if one of them has a problem; what ``together`` ends with.
 
         Args:
             topic: see ``barrier``.
@@ -196,7 +196,7 @@ class Instances:
     # -- numbers, in every step --------------------------------------------------------------
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Adds numbers up over all instances, in float64; some ten microseconds on one host.
+        """Add numbers up over all instances, in float64; some ten microseconds on one host.
 
         Args:
             values: as many on every instance.
@@ -212,7 +212,7 @@ class Instances:
         return wire.tolist()
 
     def add_up(self, values: torch.Tensor) -> None:
-        """Replaces a contiguous tensor by its sum over all instances, added in their order.
+        """Replace a contiguous tensor by its sum over all instances, added in their order.
 
         Args:
             values: of one shape on every instance, which all end with the same bits.
@@ -225,7 +225,7 @@ class Instances:
                 self._connection.all_reduce(values)
 
     def rows(self, values: torch.Tensor) -> torch.Tensor:
-        """Joins tensors of all instances along their first dimension, in order of the instances.
+        """Join tensors of all instances along their first dimension, in order of the instances.
 
         Args:
             values: on the host; of one shape and dtype on every instance.
@@ -244,7 +244,7 @@ class Instances:
         return joined.flatten(0, 1)
 
     def mean(self, values: Mapping[str, float], images: int) -> dict[str, float]:
-        """Averages metrics over the images of all instances.
+        """Average metrics over the images of all instances.
 
         Args:
             values: means over this instance's images, by name; the same names on every instance.
@@ -266,7 +266,7 @@ class Instances:
     # -- the end -------------------------------------------------------------------------------
 
     def fail(self, problem: str) -> None:
-        """Tells instances that wait for this one, now or later, that it ends and why.
+        """Tell instances that wait for this one, now or later, that it ends and why.
 
         For errors outside of ``together``; nothing may be exchanged afterwards.
         """
@@ -275,12 +275,12 @@ class Instances:
 
 
 def alone() -> Instances:
-    """The only process of a run."""
+    """Return the only process of a run."""
     return Instances()
 
 
 def of_popdist() -> Instances:
-    """The instances that poprun, mpirun or torchrun started, connected by ``popdist.init()``.
+    """Return the instances of poprun, mpirun or torchrun, connected by ``popdist.init()``.
 
     Raises:
         InstanceError: the environment contradicts itself, or an instance does not come.
@@ -295,7 +295,7 @@ def of_popdist() -> Instances:
 
 
 def of_torch() -> Instances:
-    """The processes that torchrun, mpirun, Slurm or poprun started, in one process group.
+    """Return the processes that torchrun, mpirun, Slurm or poprun started, in one process group.
 
     Gloo connects processors, NCCL processes that have a GPU each. The current CUDA device is
     afterwards that of this process.
@@ -316,7 +316,7 @@ def of_torch() -> Instances:
 
 
 def processes() -> int:
-    """How many processes the launcher has started for this run, as far as it tells; else 1.
+    """Return how many processes the launcher has started for this run, as far as it tells; else 1.
 
     Raises:
         ConfigError: the environment contradicts itself.
@@ -326,7 +326,7 @@ def processes() -> int:
 
 
 def _place() -> tuple[int, int] | None:
-    """Number of this process and of all; sets where they meet, where only the launcher says it."""
+    """Return this process's number and their count; sets the meeting place of the launcher."""
     import popdist
     from popdist._run import problems
     from popdist._run.placement import adopt

@@ -15,7 +15,7 @@ from cosmictagger.stopping import Stop
 
 
 def measure(launch: Launch) -> int | None:
-    """Reads ``run.iterations`` batches, or as many as there are, and logs the speed.
+    """Read ``run.iterations`` batches, or as many as there are, and log the speed.
 
     Args:
         launch: a settled configuration with folder and record.

@@ -73,7 +73,7 @@ class Launch:
         return minibatch(self.config, self.instances.count)
 
     def backend(self, image_size: tuple[int, int], *, training: bool) -> Backend:
-        """Builds the network and hands it to the backend of the run's compute mode.
+        """Build the network and hand it to the backend of the run's compute mode.
 
         Args:
             image_size: rows and columns of the images.
@@ -111,7 +111,7 @@ class Launch:
         return backend
 
     def prove(self, backend: Backend) -> Proof:
-        """Writes to the record where the backend runs, and to the log what of that is new."""
+        """Write to the record where the backend runs, and to the log what of that is new."""
         proof = backend.proof()
         if proof.line() != self._last_line:
             self._last_line = proof.line()
@@ -122,7 +122,7 @@ class Launch:
     def prove_end(
         self, backend: Backend, when: str, values: dict[str, Any], proof: Proof | None = None
     ) -> None:
-        """Writes to record and log what the run has come to, its weights and where it was.
+        """Write to record and log what the run has come to, its weights and where it was.
 
         Args:
             backend: at the end of its steps.
@@ -139,7 +139,7 @@ class Launch:
         logger.info(f"Proof: {proof.line()}; {proof.counts()}")
 
     def weights(self) -> dict[str, Any] | None:
-        """The checkpoint to start from: the one that was named, or the run's own; None if none.
+        """Return the checkpoint to start from: the named one, or the run's; None if there is none.
 
         The first instance reads it and gives it to the others.
 
@@ -165,7 +165,7 @@ class Launch:
         return content
 
     def load_for_inference(self, backend: Backend) -> None:
-        """Gives the network its weights.
+        """Give the network its weights.
 
         Raises:
             CheckpointError: there are none, or those of another network. Scores of untrained
@@ -192,7 +192,7 @@ class Launch:
 
 @contextlib.contextmanager
 def launched(config: Config) -> Iterator[Launch]:
-    """Checks a configuration, opens folder, log and record, and closes them however it ends.
+    """Check a configuration, open folder, log and record, and close them however it ends.
 
     Args:
         config: changed in place by ``settle``.
@@ -237,7 +237,7 @@ def _joined(config: Config) -> Iterator[Instances]:
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A configuration with names such as ``run.minibatch_size``."""
+    """Return a configuration with names such as ``run.minibatch_size``."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         nested = isinstance(value, dict)
@@ -266,7 +266,7 @@ def _writable(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _ending(record: RunRecord) -> Iterator[None]:
-    """Notes in log and record how a launch ends, and turns the machine's errors into sentences."""
+    """Note in log and record how a launch ends, and turn the machine's errors into sentences."""
     try:
         yield
     except CosmicTaggerError as error:

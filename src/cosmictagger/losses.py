@@ -66,7 +66,7 @@ class Loss(nn.Module):
         return (weights * entropy).sum() / total
 
     def extra_repr(self) -> str:
-        """The scheme, for the printed network."""
+        """Return the scheme, for the printed network."""
         return self.scheme.name
 
 

@@ -30,7 +30,7 @@ Counts = NDArray[np.int64]
 
 
 def compute(scores: Scores, label: Tensor, loss: Tensor | float | None = None) -> dict[str, float]:
-    """The metrics of a batch: per plane the mean over images, then the mean over planes.
+    """Return the metrics of a batch: per plane the mean over images, then the mean over planes.
 
     Args:
         scores: for each plane logits ``[B, 3, H, W]``, or int64 labels ``[B, 3, H, W]`` of all.
@@ -48,22 +48,22 @@ def compute(scores: Scores, label: Tensor, loss: Tensor | float | None = None) -
 
 
 def of_batch(table: Counts) -> dict[str, float]:
-    """The metrics of a batch from its ``counts``, which several instances may have brought."""
+    """Return the metrics of a batch from its ``counts``, perhaps of several instances."""
     return _named(_mean(_values(table), axis=0))
 
 
 def per_event(scores: Scores, label: Tensor) -> list[dict[str, float]]:
-    """The metrics of each image by itself; arguments, keys and errors as in ``compute``."""
+    """Return the metrics of each image by itself; arguments, keys and errors as in ``compute``."""
     return from_counts(counts(scores, label))
 
 
 def from_counts(table: Counts) -> list[dict[str, float]]:
-    """The metrics of each image of ``counts``."""
+    """Return the metrics of each image of ``counts``."""
     return [_named(values) for values in _values(table)]
 
 
 def average(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the rows that have it as a number.
+    """Return the mean of each metric over the rows that have it as a number.
 
     So a pass over many events is not spoilt by one without labelled pixels. NaN where none has it.
     """
@@ -75,7 +75,7 @@ def average(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def predictions(logits: Sequence[Tensor]) -> Tensor:
-    """The class with the highest score of every pixel, int64 ``[B, 3, H, W]``."""
+    """Return the class with the highest score of every pixel, int64 ``[B, 3, H, W]``."""
     return _highest_of_all(logits).long()
 
 
@@ -92,7 +92,7 @@ def _highest(scores: Tensor) -> Tensor:
 
 
 def counts(scores: Scores, label: Tensor) -> Counts:
-    """How many pixels of each true class got each label.
+    """Return how many pixels of each true class got each label.
 
     Args:
         scores: for each plane logits ``[B, 3, H, W]``, or int64 labels ``[B, 3, H, W]`` of all.
@@ -159,7 +159,7 @@ def _ratio(part: Counts, whole: Counts, empty: float) -> NDArray[np.float64]:
 
 
 def _mean(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-    """The mean of what is there; NaN where nothing is."""
+    """Return the mean of what is there; NaN where nothing is."""
     defined = ~np.isnan(values)
     total = np.where(defined, values, 0.0).sum(axis)
     return np.where(defined.any(axis), total / np.maximum(defined.sum(axis), 1), np.nan)

@@ -92,7 +92,7 @@ class Records:
         self._summaries = Summaries(launch.folder / "ana", 0, writes)
 
     def add(self, step: Step) -> None:
-        """Records a step where that is due.
+        """Record a step where that is due.
 
         Raises:
             OSError: the disk is full.
@@ -110,7 +110,7 @@ class Records:
 
 
 def end(launch: Launch, backend: Backend, passed: Passed, report: Path | None) -> None:
-    """Writes to record and log what the whole pass has come to.
+    """Write to record and log what the whole pass has come to.
 
     Args:
         launch: of the pass.
@@ -141,7 +141,7 @@ def end(launch: Launch, backend: Backend, passed: Passed, report: Path | None) -
 
 
 def _images(launch: Launch, passed: Passed) -> float:
-    """Images of an iteration of all instances together."""
+    """Return images of an iteration of all instances together."""
     if launch.instances.count == 1:
         return launch.config.run.minibatch_size
     return passed.events / max(1, len(passed.seconds))

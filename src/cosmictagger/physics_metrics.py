@@ -55,7 +55,7 @@ Valued = Iterable[tuple[Neutrino | None, float]]
 
 
 def neutrino_of(particles: NDArray[np.void] | None) -> Neutrino | None:
-    """The first neutrino of an event's true particles; None if there is none, or no table.
+    """Return the first neutrino of an event's true particles; None if there is none, or no table.
 
     Args:
         particles: structured, with fields ``pdg`` and ``energy_init`` (GeV), and ``current_type``
@@ -77,7 +77,7 @@ def neutrino_of(particles: NDArray[np.void] | None) -> Neutrino | None:
 
 
 def by_energy(events: Valued, edges: Sequence[float] = ENERGIES) -> list[Bin]:
-    """A metric by the neutrino's energy; each bin has its lower edge. Empty bins are left out."""
+    """Return a metric by the neutrino's energy, by lower bin edge, without empty bins."""
     events = list(events)
     bins = []
     for low, high in itertools.pairwise(edges):
@@ -87,7 +87,7 @@ def by_energy(events: Valued, edges: Sequence[float] = ENERGIES) -> list[Bin]:
 
 
 def by_interaction(events: Valued) -> list[Bin]:
-    """A metric by flavour and current, in alphabetical order."""
+    """Return a metric by flavour and current, in alphabetical order."""
     events = list(events)
     kinds = sorted({_kind(neutrino) for neutrino, _ in events if neutrino is not None})
     return [row for kind in kinds for row in _bin(kind, events, lambda nu, k=kind: _kind(nu) == k)]

@@ -54,7 +54,7 @@ class _OfAnother(_Terminal):
 
 @contextlib.contextmanager
 def logging_to(folder: Path, instance: int = 0) -> Iterator[None]:
-    """Sends the application's log to ``process.log`` in a folder and to the terminal.
+    """Send the application's log to ``process.log`` in a folder and to the terminal.
 
     Args:
         folder: made if it is not there.
@@ -86,22 +86,22 @@ def _handlers(folder: Path, instance: int) -> list[logging.Handler]:
 
 
 def warn_once(text: str) -> None:
-    """Warns of what is the same on all instances: the first one says it."""
+    """Warn of what is the same on all instances: the first one says it."""
     logger.warning(text, extra={"kind": "common"})
 
 
 def log_step(saver: str, step: int, metrics: Mapping[str, float]) -> None:
-    """Logs the line of a step."""
+    """Log the line of a step."""
     logger.info(step_line(saver, step, metrics), extra={"kind": "step"})
 
 
 def log_to_file(level: int, text: str, *, exc_info: bool = False) -> None:
-    """Logs what the terminal gets in another way, with a traceback if there is one to tell."""
+    """Log what the terminal gets in another way, with a traceback if there is one to tell."""
     logger.log(level, text, extra={"kind": "file"}, exc_info=exc_info)
 
 
 def step_line(saver: str, step: int, metrics: Mapping[str, float]) -> str:
-    """The line of a step.
+    """Return the line of a step.
 
     Args:
         saver: ``train``, ``test`` or ``ana``.
@@ -131,7 +131,7 @@ class Table:
         self._columns: list[str] | None = None
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds a row; metrics that the table has no column for are left out.
+        """Add a row; metrics that the table has no column for are left out.
 
         Raises:
             OSError: the disk is full, or the folder is gone.
@@ -188,16 +188,16 @@ class RunRecord:
         self.write()
 
     def update(self, values: Mapping[str, Any]) -> None:
-        """Adds entries and writes the file, at once or not at all."""
+        """Add entries and write the file, at once or not at all."""
         self.values.update(values)
         self.write()
 
     def end(self, how: str) -> None:
-        """Notes how the run ended, and when."""
+        """Note how the run ended, and when."""
         self.update({"ended": how, "finished": _now()})
 
     def write(self) -> None:
-        """Writes the file."""
+        """Write the file."""
         if self._path is None:
             return
         atomic.write_text(self._path, json.dumps(self.values, indent=1, default=str) + "\n")

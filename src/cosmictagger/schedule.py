@@ -32,15 +32,15 @@ class Schedule:
     surplus: int = 0
 
     def images(self, step: int) -> int:
-        """How many images were seen before a step."""
+        """Return how many images were seen before a step."""
         return step * self.images_per_step + self.surplus
 
     def epoch(self, step: int) -> float:
-        """How often the training set has been seen before a step."""
+        """Return how often the training set has been seen before a step."""
         return self.images(step) / self.events
 
     def __call__(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         x = self.epoch(step)
         if x < _RISE:
             return LOWEST + x * (self.peak - LOWEST)

@@ -25,7 +25,7 @@ _RESTARTS, _OF_TORCHRUN = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"
 def open_events(
     launch: Launch, stack: contextlib.ExitStack
 ) -> tuple[BatchStream, BatchStream | None]:
-    """The events to train on and those to validate on, the same on all instances.
+    """Return the events to train on and those to validate on, the same on all instances.
 
     Raises:
         DataError: they cannot be opened here, or there are too few.
@@ -66,7 +66,7 @@ def steps_to_make(launch: Launch, step: int) -> int:
 
 
 def _launcher() -> str:
-    """Tells runs of poprun and torchrun apart, without giving away how."""
+    """Tell runs of poprun and torchrun apart, without giving away how."""
     secret = os.environ.get(SECRET) or os.environ.get(_OF_TORCHRUN, "")
     return hashlib.sha256(secret.encode()).hexdigest()[:16]
 
@@ -74,7 +74,7 @@ def _launcher() -> str:
 def mean_loss(
     instances: Instances, result: StepResult, signal: int | None
 ) -> tuple[float, int | None]:
-    """The loss over the images of all instances, of which each has as many.
+    """Return the loss over the images of all instances, of which each has as many.
 
     Args:
         instances: the instances.
@@ -96,7 +96,7 @@ def mean_loss(
 def all_metrics(
     instances: Instances, logits: Sequence[torch.Tensor], label: torch.Tensor, size: int
 ) -> dict[str, float]:
-    """Metrics over the images of all instances, equal to those of one with all these images.
+    """Return metrics over the images of all instances, equal to those of one with all these images.
 
     Args:
         instances: the instances.
@@ -114,13 +114,13 @@ def all_metrics(
 
 
 def of_nothing(batch: Batch) -> StepResult:
-    """What comes of a batch without images: other instances have the last ones of an epoch."""
+    """Return the step of an instance that has no images left; others have the last ones."""
     empty = torch.zeros(0, 3, *batch.image.shape[2:])
     return StepResult(torch.tensor(torch.nan), (empty, empty, empty))
 
 
 def compare_weights(instances: Instances, backend: Backend, step: int) -> None:
-    """Proves that all instances have trained one network: they end with the same bits.
+    """Prove that all instances have trained one network: they end with the same bits.
 
     Raises:
         InstanceError: they do not.

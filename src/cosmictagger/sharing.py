@@ -40,7 +40,7 @@ _FORMAT = 1
 
 
 def run(one_pass: Pass) -> int | None:
-    """Makes this instance's part of a pass; the first instance joins all of them.
+    """Make this instance's part of a pass; the first instance joins all of them.
 
     Args:
         one_pass: with this instance's events.
@@ -74,7 +74,7 @@ def _folder(output: Path, index: int, count: int) -> Path:
 
 
 def _identity(one_pass: Pass) -> dict[str, str]:
-    """What two parts of one pass have in common, as text."""
+    """Return what two parts of one pass have in common, as text."""
     launch, events = one_pass.launch, one_pass.events
     files = events.files if isinstance(events, EventLoader) else []
     return {
@@ -89,7 +89,7 @@ def _identity(one_pass: Pass) -> dict[str, str]:
 
 
 def _make(one_pass: Pass, stop: Stop, folder: Path, identity: dict[str, str]) -> None:
-    """Makes the steps of this instance and writes its part, ``pass.json`` last."""
+    """Make the steps of this instance and write its part, ``pass.json`` last."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -118,7 +118,7 @@ def _collector(one_pass: Pass, folder: Path) -> Any:
 
 
 def _read(folder: Path, identity: dict[str, str], *, stopped: bool = False) -> Passed | None:
-    """The part in a folder; None if it is of another pass, or none, or ended early."""
+    """Return the part in a folder; None if it is of another pass, or none, or ended early."""
     try:
         content = json.loads((folder / _PASS).read_text("utf-8"))
     except (OSError, ValueError):
@@ -132,7 +132,7 @@ def _read(folder: Path, identity: dict[str, str], *, stopped: bool = False) -> P
 
 
 def _join(one_pass: Pass, folders: Sequence[Path], identity: dict[str, str]) -> int | None:
-    """Writes the files of the whole pass, and deletes the parts when all are there."""
+    """Write the files of the whole pass, and delete the parts when all are there."""
     launch, parts = one_pass.launch, []
     for index, folder in enumerate(folders):
         part = _read(folder, identity, stopped=True)
@@ -154,7 +154,7 @@ def _join(one_pass: Pass, folders: Sequence[Path], identity: dict[str, str]) -> 
 
 
 def _joined(parts: Sequence[Passed]) -> Passed:
-    """The whole pass; its steps are in order, whoever made them."""
+    """Return the whole pass; its steps are in order, whoever made them."""
     steps = sorted((step for part in parts for step in part.steps), key=lambda step: step.index)
     rounds = max(len(part.seconds) for part in parts)
     slowest = [
@@ -169,7 +169,7 @@ def _joined(parts: Sequence[Passed]) -> Passed:
 
 
 def _proof(parts: Sequence[Passed]) -> Proof:
-    """Where the steps of all instances ran; those that made none do not count."""
+    """Return where the steps of all instances ran; those that made none do not count."""
     proofs = [part.proof for part in parts if part.steps] or [parts[0].proof]
     compile_seconds = [
         proof.compile_seconds for proof in proofs if proof.compile_seconds is not None

@@ -46,7 +46,7 @@ def training(config: Config, seed: int, instances: Instances | None = None) -> B
 
 
 def validation(config: Config, instances: Instances | None = None) -> BatchStream | None:
-    """Batches of other events than those trained on, in order; None where there are none.
+    """Return batches of other events than those trained on, in order; None where there are none.
 
     A file that is missing is said in the log. The last batch of an epoch may be smaller, and of
     some of several instances empty.
@@ -77,7 +77,7 @@ def validation(config: Config, instances: Instances | None = None) -> BatchStrea
 
 
 def prepare(config: Config) -> None:
-    """Makes the events that the built-in generator has to make, so that all instances find them.
+    """Make the events that the built-in generator has to make, so that all instances find them.
 
     Raises:
         ConfigError: fewer than one event was asked for.
@@ -92,7 +92,7 @@ def prepare(config: Config) -> None:
 
 
 def in_order(config: Config, seed: int, instances: Instances | None = None) -> BatchStream:
-    """Every event once, in the order of the file; the last batch may be smaller.
+    """Return every event once, in the order of the file; the last batch may be smaller.
 
     Of generated events those that nothing is trained on.
 
@@ -114,13 +114,13 @@ def in_order(config: Config, seed: int, instances: Instances | None = None) -> B
 
 
 def endless(loader: BatchStream) -> Iterator[Batch]:
-    """One epoch after another."""
+    """Yield one epoch after another."""
     while True:
         yield from loader
 
 
 def beginning_at(loader: BatchStream, start: int) -> Iterator[Batch]:
-    """The batches of one epoch from an event on; the first one may be smaller.
+    """Yield the batches of one epoch from an event on; the first one may be smaller.
 
     Where instances share the events these are this instance's batches, see ``turns``.
 
@@ -145,7 +145,7 @@ def beginning_at(loader: BatchStream, start: int) -> Iterator[Batch]:
 
 
 def turns(loader: BatchStream, start: int, total: int) -> range:
-    """Which of the first ``total`` batches from an event on are this instance's, from 0."""
+    """Return which of the first ``total`` batches from an event on are this instance's, from 0."""
     index, count = loader.order.shard
     return range((index - start // loader.batch_size) % count, total, count)
 
@@ -157,7 +157,7 @@ def stored_size(loader: BatchStream) -> tuple[int, int]:
 
 
 def described(config: Config) -> str:
-    """Which events ``in_order`` gives, in words."""
+    """Return which events ``in_order`` gives, in words."""
     data = config.data
     if data.name is DataKind.synthetic:
         return "random numbers"
@@ -188,13 +188,13 @@ def _opened(config: Config, path: Path) -> EventFile:
 
 
 def cache_folder(config: Config) -> Path:
-    """Where generated events are kept."""
+    """Return where generated events are kept."""
     chosen = config.data.folder or os.environ.get(_CACHE)
     return Path(chosen) if chosen else Path.home() / ".cache" / "cosmictagger"
 
 
 def _generated(config: Config, *, held_out: bool) -> Path:
-    """The file of generated events, made now if it is not there."""
+    """Return the file of generated events, made now if it is not there."""
     from cosmictagger.data import generator
 
     data = config.data

@@ -47,7 +47,7 @@ class _Handlers:
 
 
 def interruptible() -> _Handlers:
-    """A block in which each signal raises ``Stopped``."""
+    """Return a block in which each signal raises ``Stopped``."""
     return _Handlers(_raise)
 
 

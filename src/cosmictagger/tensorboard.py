@@ -51,6 +51,6 @@ class Summaries:
                 self._writer.add_image(f"{name}/plane_{plane}", grey, step)
 
     def close(self) -> None:
-        """Writes what is held back."""
+        """Write what is held back."""
         if self._writer is not None:
             self._writer.close()

@@ -64,11 +64,11 @@ class Timings:
         self.add(name, time.perf_counter() - started)
 
     def add(self, name: str, seconds: float) -> None:
-        """Adds to a part of the present iteration what was measured elsewhere."""
+        """Add to a part of the present iteration what was measured elsewhere."""
         self._row[name] += _microseconds(seconds)
 
     def seconds(self, name: str) -> float:
-        """How long a part of the present iteration took so far."""
+        """Return how long a part of the present iteration took so far."""
         return float(self._row[name] / np.timedelta64(1, "s"))
 
     @property
@@ -77,7 +77,7 @@ class Timings:
         return [float(row["iteration"] / np.timedelta64(1, "s")) for row in self._rows]
 
     def split(self) -> dict[str, float]:
-        """Mean seconds of an iteration and of its parts, without the first one if there are others.
+        """Return mean seconds of an iteration and its parts, if possible without the first one.
 
         Returns:
             ``iteration`` and those of ``PARTS`` that took any time.
@@ -89,7 +89,7 @@ class Timings:
         return {name: seconds for name, seconds in means.items() if seconds > 0}
 
     def save(self, folder: Path, instance: int = 0) -> Path:
-        """Writes ``profiling_info_rank_0.npy``: a structured array, one row per iteration."""
+        """Write ``profiling_info_rank_0.npy``: a structured array, one row per iteration."""
         path = folder / f"profiling_info_rank_{instance}.npy"
         rows = np.array(self._rows, _RECORD)
         with atomic.replacing(path) as file:
@@ -102,7 +102,7 @@ def _microseconds(seconds: float) -> np.timedelta64:
 
 
 def throughput(iterations: list[float], images: float) -> dict[str, float]:
-    """Images per second without the first iterations, which compile and warm up.
+    """Return images per second without the first iterations, which compile and warm up.
 
     Args:
         iterations: seconds of each.
@@ -118,7 +118,7 @@ def throughput(iterations: list[float], images: float) -> dict[str, float]:
 
 
 def split_line(split: Mapping[str, float]) -> str:
-    """Where the time of an iteration went, in one line; ``split`` is that of ``Timings``."""
+    """Return where the time of an iteration went, in one line; ``split`` is that of ``Timings``."""
     others = [name for name in PARTS if name not in ("io", "train", *_OF_A_STEP)]
 
     def said(*names: str) -> str:
@@ -132,7 +132,7 @@ def split_line(split: Mapping[str, float]) -> str:
 
 
 def closing_lines(iterations: list[float], images: float) -> list[str]:
-    """The lines at the end of a run, in the words that CosmicTagger's analysis looks for."""
+    """Return the lines at the end of a run, in the words that CosmicTagger's analysis looks for."""
     rates = throughput(iterations, images)
     lines = [f"Total time to batch_process: {sum(iterations):.4f}"]
     for name, words, times in (

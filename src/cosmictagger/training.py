@@ -37,7 +37,7 @@ _FORMAT = 1  # of checkpoints
 
 
 def train(launch: Launch) -> int | None:
-    """Trains for ``run.iterations`` steps more.
+    """Train for ``run.iterations`` steps more.
 
     Args:
         launch: a settled configuration with folder and record.
@@ -132,7 +132,7 @@ class Training:
                 warn_once(f"{name} starts at its first batch. {error}")
 
     def content(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """Return what a checkpoint holds."""
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         return {
             "format": _FORMAT,
@@ -158,7 +158,7 @@ class Training:
     # -- the loop ----------------------------------------------------------------------------
 
     def run(self) -> int | None:
-        """Makes ``run.iterations`` steps and everything that belongs to them."""
+        """Make ``run.iterations`` steps and everything that belongs to them."""
         total = shared_training.steps_to_make(self.launch, self.step)
         self._open_summaries()
         try:
@@ -176,7 +176,7 @@ class Training:
                 summaries.close()
 
     def _is_stopped(self, stop: Stop) -> bool:
-        """Whether a signal has come to this instance, or before the last step to another one."""
+        """Return whether a signal has come to this instance, or to another before the last step."""
         if self.instances.count == 1:
             self._signal = stop.signal
         return self._signal is not None
@@ -243,7 +243,7 @@ class Training:
         return "" if self.instances.is_first else f"-{self.instances.index}"
 
     def _checked(self, batch: Batch, result: StepResult, stop: Stop) -> StepResult:
-        """The result with the loss over all instances, which has to be a number."""
+        """Return the result with the loss over all instances, which has to be a number."""
         loss, self._signal = shared_training.mean_loss(self.instances, result, stop.signal)
         if math.isfinite(loss):
             return dataclasses.replace(result, loss=torch.tensor(loss, dtype=torch.float64))
@@ -252,7 +252,7 @@ class Training:
         raise problem or TrainingError(f"The loss of step {self.step} is {loss}.")
 
     def _not_finite(self, batch: Batch, result: StepResult) -> TrainingError | None:
-        """What is wrong with the loss of this instance's events, if something is."""
+        """Return what is wrong with the loss of this instance's events, if something is."""
         assert result.loss is not None
         if torch.isfinite(result.loss):
             return None

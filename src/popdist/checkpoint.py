@@ -101,7 +101,7 @@ class Checkpointer:
         self._restored = False
 
     def epochs(self, number: int) -> Iterator[int]:
-        """The epochs that are left, by number; goes on with the newest checkpoint.
+        """Yield the epochs that are left, by number; goes on with the newest checkpoint.
 
         At the end a last checkpoint is written, so that a run that is complete stays complete.
 
@@ -132,7 +132,7 @@ class Checkpointer:
             self.step()
 
     def step(self) -> None:
-        """Counts a step, and writes a checkpoint when one is due; `batches` calls it.
+        """Count a step, and write a checkpoint when one is due; `batches` calls it.
 
         Raises:
             CheckpointError: See `save`.
@@ -142,7 +142,7 @@ class Checkpointer:
             self.save()
 
     def restore(self) -> bool:
-        """Goes on with the newest checkpoint that is whole; `epochs` calls it.
+        """Go on with the newest checkpoint that is whole; `epochs` calls it.
 
         Only the first call does something. A damaged file is renamed, with a warning, and the one
         before it taken.
@@ -168,7 +168,7 @@ class Checkpointer:
         return content is not None
 
     def save(self) -> None:
-        """Writes a checkpoint of this moment; with several instances, all have to call it.
+        """Write a checkpoint of this moment; with several instances, all have to call it.
 
         Raises:
             CheckpointError: It cannot be written; all instances raise it, and earlier checkpoints

@@ -85,7 +85,7 @@ TRACING = Lock()
 
 
 def static_fakes() -> FakeTensorMode:
-    """The mode of a capture: tensors without data and with fixed shapes.
+    """Return the mode of a capture: tensors without data and with fixed shapes.
 
     Loops and branches ask the mode for its environment of symbolic shapes, so there is one; reading
     a value, or a shape that depends on one, is an error all the same.
@@ -95,7 +95,7 @@ def static_fakes() -> FakeTensorMode:
 
 
 def tracked_fake(node: torch.fx.Node) -> torch.Tensor:
-    """A tensor without data that stands for ``node`` in the trace under way.
+    """Return a tensor without data that stands for ``node`` in the trace under way.
 
     The tensors a tracer has seen cannot be found again from their nodes.
     """
@@ -114,7 +114,7 @@ def tracked_fake(node: torch.fx.Node) -> torch.Tensor:
 
 
 def traced_node(tensor: torch.Tensor) -> torch.fx.Node | None:
-    """The graph node that produced ``tensor`` in the trace under way, if it is part of it."""
+    """Return the node of the trace under way that produced ``tensor``, if there is one."""
     mode = get_proxy_mode()
     if mode is None or not isinstance(tensor, FakeTensor):
         return None
@@ -123,7 +123,7 @@ def traced_node(tensor: torch.Tensor) -> torch.fx.Node | None:
 
 
 def traced_nodes() -> Reversible[torch.fx.Node]:
-    """The nodes of the trace under way, in order; empty when there is none."""
+    """Return the nodes of the trace under way, in order; empty when there is none."""
     mode = get_proxy_mode()
     return () if mode is None else mode.tracer.graph.nodes
 
@@ -139,7 +139,7 @@ class Interception:
         return self
 
     def intercept(self, call: Callable, created: Callable[[torch.fx.Node], None]) -> None:
-        """Hands over operators: ``call`` gets each, its arguments, and what traces any operator.
+        """Hand over operators: ``call`` gets each, its arguments, and what traces any operator.
 
         ``created`` gets each node that is traced; stack traces are its business.
         """
@@ -169,14 +169,14 @@ class Interception:
         self.tracer.record_stack_traces = self._recorded
 
     def node_of(self, tensor: torch.Tensor) -> torch.fx.Node | None:
-        """The node that a tensor stands for; None for constants and tensors of nobody."""
+        """Return the node that a tensor stands for; None for constants and tensors of nobody."""
         slot = self.tracer.tensor_tracker.get(tensor)
         if slot is None or (slot.constant, getattr(tensor, "constant", None)) != (None, None):
             return None
         return slot.proxy.node
 
     def stand_for(self, tensor: torch.Tensor, node: torch.fx.Node) -> None:
-        """Ties a tensor to a node of the trace."""
+        """Tie a tensor to a node of the trace."""
         proxy = torch.fx.Proxy(node, self.tracer)
         self.tracer.tensor_tracker[tensor] = _ProxyTensor(proxy, None)
 
@@ -184,7 +184,7 @@ class Interception:
 def laid_out_like(
     like: torch.Tensor, mode: FakeTensorMode, shared: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """A tensor without data, laid out like another one, in memory of its own or shared."""
+    """Return a tensor without data, laid out like another one, in memory of its own or shared."""
     shape, stride = like.shape, like.stride()
     device = like.fake_device if isinstance(like, FakeTensor) else like.device
     with in_kernel_invocation_manager(mode):
@@ -196,7 +196,7 @@ def laid_out_like(
 
 @functools.cache
 def is_of_the_tracer(path: str) -> bool:
-    """Whether a file's ``forward`` is left out of stacks; torch's list loads half its compiler."""
+    """Return whether stacks leave out a file; torch's own list loads half its compiler."""
     folders = [Path(torch.__file__).parent / name for name in ("fx", "export", "_higher_order_ops")]
     return path == "<string>" or any(map(Path(path).is_relative_to, folders))
 
@@ -207,18 +207,18 @@ def without_torch_function_modes() -> contextlib.AbstractContextManager[None]:
 
 
 def mark_traced(phase: str) -> None:
-    """Marks nodes traced since the last mark, in the one entry that survives re-tracing."""
+    """Mark nodes traced since the last mark, in the one entry that survives re-tracing."""
     for node in traced_nodes():
         node.meta.setdefault("custom", {}).setdefault("phase", phase)
 
 
 def forward_pre_hooks(module: torch.nn.Module) -> dict[int, Callable]:
-    """What runs before a module's forward; torch only offers to add hooks, not to look at them."""
+    """Return a module's pre-forward hooks; torch has a function to add them, none to list them."""
     return module._forward_pre_hooks
 
 
 def children_by_name(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
-    """The direct children; ``named_children`` leaves out those that are None or there twice."""
+    """Return the direct children; ``named_children`` leaves out None and repeated modules."""
     return module._modules
 
 
@@ -306,7 +306,7 @@ _OPERATOR_NAME = re.compile(r"(?P<space>\w+)::(?P<name>\w+)(\.(?P<overload>\w+))
 
 
 def operator_name(operator: OpOverload | HigherOrderOperator) -> str:
-    """An operator's qualified name, overload included, as ``find_operator`` takes it."""
+    """Return an operator's qualified name, overload included, as ``find_operator`` takes it."""
     if isinstance(operator, HigherOrderOperator):
         return f"{_HIGHER_ORDER}::{operator.name()}"
     # The schema's own name: ``aten::add``, with an empty overload for the default one.
@@ -314,7 +314,7 @@ def operator_name(operator: OpOverload | HigherOrderOperator) -> str:
 
 
 def find_operator(qualified: str) -> OpOverload | HigherOrderOperator | None:
-    """The operator of this name if torch knows one; never anything else that torch.ops holds."""
+    """Return the operator of this name, None if torch has none; no other member of torch.ops."""
     match = _OPERATOR_NAME.fullmatch(qualified)
     if match is None:
         return None
@@ -331,7 +331,7 @@ def find_operator(qualified: str) -> OpOverload | HigherOrderOperator | None:
 
 @functools.cache
 def is_composite(operator: OpOverload) -> bool:
-    """Whether an operator is made of others, so that tracing it may take it apart."""
+    """Return whether an operator is made of others, so that tracing it may take it apart."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     return key in operator.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(
         operator.name(), key
@@ -351,7 +351,7 @@ def code_when_run() -> Iterator[None]:
 
 
 def graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
-    """A graph with the constants of ``root``, which generates its code when it first runs."""
+    """Return a graph with the constants of ``root`` that generates its code when it first runs."""
     from torch.fx._lazy_graph_module import _LazyGraphModule
 
     return _LazyGraphModule(root, graph)
@@ -372,7 +372,7 @@ def aoti_compile(
     path: str,
     options: dict[str, Any],
 ) -> None:
-    """Compiles ``module`` ahead of time into the package file ``path``.
+    """Compile ``module`` ahead of time into the package file ``path``.
 
     AOTInductor is documented for inference; its entry point lives in a private package.
 
@@ -396,7 +396,7 @@ class CompileFailure(Exception):
 
 
 def aoti_load(path: str, device_index: int = -1) -> Callable[[list[torch.Tensor]], list[Any]]:
-    """Loads a compiled package and returns its call: flat inputs in, flat outputs out.
+    """Load a compiled package and return its call: flat inputs in, flat outputs out.
 
     The documented loader starts by probing the vector instruction set with the C++ compiler,
     which costs 10 to 20 s; the object behind it needs no compiler and takes milliseconds.
@@ -408,7 +408,7 @@ def aoti_load(path: str, device_index: int = -1) -> Callable[[list[torch.Tensor]
 
 
 def aoti_handles() -> Any:
-    """Turns tensors into handles of compiled code's C interface, and handles into tensors."""
+    """Turn tensors into handles of compiled code's C interface, and handles into tensors."""
     return torch._C._aoti  # type: ignore[reportAttributeAccessIssue]
 
 
@@ -431,7 +431,7 @@ def default_options_for_cpu() -> dict[str, Any]:
 
 
 def option_for_compiler(path: str) -> dict[str, Any]:
-    """Makes Inductor use this C++ compiler; it reads ``CXX`` once, when it is imported."""
+    """Make Inductor use this C++ compiler; it reads ``CXX`` once, when it is imported."""
     return {"cpp.cxx": (None, path)}
 
 
@@ -450,7 +450,7 @@ def options_for_kernels(library: Path, declarations: Mapping[OpOverload, str]) -
 
 
 def convolution_with_activation() -> OpOverload | None:
-    """A convolution that applies an activation while it writes; ``None`` without oneDNN."""
+    """Return a convolution that applies an activation while it writes; ``None`` without oneDNN."""
     if not torch.backends.mkldnn.is_available():
         return None
     return torch.ops.mkldnn._convolution_pointwise.default
@@ -477,7 +477,7 @@ def without_log_of_fakes() -> Iterator[None]:
 
 
 def preload() -> None:
-    """Imports what torch's optimizers and tracer import at their first use anyway.
+    """Import what torch's optimizers and tracer import at their first use anyway.
 
     That second belongs to the imports, not to the first step. Workers of data loaders never trace.
     """

@@ -16,29 +16,29 @@ Hooks = MutableMapping[int, Callable]
 
 
 def of_gradient(tensor: torch.Tensor) -> list[Callable]:
-    """What ``register_hook`` of a leaf has added."""
+    """Return what ``register_hook`` of a leaf has added."""
     return list((tensor._backward_hooks or {}).values())
 
 
 def after_accumulation(tensor: torch.Tensor) -> list[Callable]:
-    """What ``register_post_accumulate_grad_hook`` has added."""
+    """Return what ``register_post_accumulate_grad_hook`` has added."""
     hooks: Any = tensor._post_accumulate_grad_hooks  # type: ignore[reportAttributeAccessIssue]
     return list((hooks or {}).values())
 
 
 def of_backward(module: torch.nn.Module) -> tuple[Hooks, Hooks]:
-    """What runs before and after the backward of a module, to be read and exchanged."""
+    """Return what runs before and after the backward of a module, to be read and exchanged."""
     return module._backward_pre_hooks, module._backward_hooks
 
 
 def of_every_backward() -> list[Callable]:
-    """What runs around the backward of every module there is."""
+    """Return what runs around the backward of every module there is."""
     hooks = (_modules._global_backward_pre_hooks, _modules._global_backward_hooks)
     return [hook for each in hooks for hook in each.values()]
 
 
 def around_step(optimizer: torch.optim.Optimizer) -> list[Callable]:
-    """What runs before and after the steps of an optimizer, or of every optimizer."""
+    """Return what runs before and after the steps of an optimizer, or of every optimizer."""
     untyped: Any = optimizer
     hooks = (
         untyped._optimizer_step_pre_hooks,
@@ -50,5 +50,5 @@ def around_step(optimizer: torch.optim.Optimizer) -> list[Callable]:
 
 
 def writes(tensor: torch.Tensor) -> int:
-    """How often a tensor has been written in place."""
+    """Return how often a tensor has been written in place."""
     return tensor._version

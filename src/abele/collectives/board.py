@@ -67,12 +67,12 @@ class Board:
     # -- notes -----------------------------------------------------------------------------
 
     def tell(self, topic: str, text: str) -> None:
-        """Leaves a note under this process's number."""
+        """Leave a note under this process's number."""
         with self._store_lost():
             self._store.set(f"note/{topic}/{self.rank}", text)
 
     def notes(self, topic: str) -> dict[int, str]:
-        """Notes of all processes that have left one."""
+        """Return the notes of all processes that have left one."""
         notes = {}
         with self._store_lost():
             for other in range(self.size):
@@ -82,7 +82,7 @@ class Board:
         return notes
 
     def gather(self, topic: str, text: str, *, arriving: bool = False) -> list[str]:
-        """Every process's text by rank, as soon as the last one has brought it.
+        """Return every process's text by rank, as soon as the last one has brought it.
 
         Args:
             topic: may be used again.
@@ -117,7 +117,7 @@ class Board:
             return [value.decode() for value in self._store.multi_get(keys)]
 
     def agree(self, topic: str, facts: Mapping[str, str], *, arriving: bool = False) -> None:
-        """Compares facts by name; see ``Collective.agree``."""
+        """Compare facts by name; see ``Collective.agree``."""
         texts = self.gather(topic, json.dumps(dict(facts)), arriving=arriving)
         lines = _differences([json.loads(text) for text in texts])
         if lines:
@@ -130,12 +130,12 @@ class Board:
     # -- waiting at different places ----------------------------------------------------------
 
     def begin(self, topic: str) -> int:
-        """Counts that this process has come to a place where all meet, such as ``EXCHANGE``."""
+        """Count that this process has come to a place where all meet, such as ``EXCHANGE``."""
         self._rounds[topic] = self._rounds.get(topic, 0) + 1
         return self._rounds[topic]
 
     def waits(self, topic: str) -> None:
-        """Tells where this process has been waiting for a while."""
+        """Tell where this process has been waiting for a while."""
         note = json.dumps([topic, self._rounds[topic]])
         if note != self._noted_place:
             self._noted_place = note
@@ -143,7 +143,7 @@ class Board:
                 self._store.set(f"at/{self.rank}", note)
 
     def mismatched_wait(self, ranks: Iterable[int]) -> str | None:
-        """Which process waits at a place that this one, which waits too, has not come to.
+        """Return which process waits at a place that this one, which waits too, has not come to.
 
         A place that both have passed says nothing, so that notes need not be taken back.
         """
@@ -162,7 +162,7 @@ class Board:
     # -- who is there ----------------------------------------------------------------------
 
     def lost(self, silence_s: float, topic: str = "", ranks: Iterable[int] = ()) -> str | None:
-        """Which process others wait for in vain, and why; None if all may still come.
+        """Return which process others wait for in vain, and why; None if all may still come.
 
         Args:
             silence_s: without a sign of life for so long, a process counts as gone.
@@ -197,14 +197,14 @@ class Board:
         return reasons[order[0]] if order else None
 
     def stop(self, last_words: str) -> None:
-        """Puts last words in place of the signs of life."""
+        """Put last words in place of the signs of life."""
         self._closing.set()
         self._thread.join(timeout=5.0)
         with contextlib.suppress(RuntimeError):  # the store may be gone, and nobody left to tell
             self._store.set(self._beats[self.rank], last_words)
 
     def close(self, last_words: str, linger_s: float = 0.0) -> None:
-        """Ends the signs of life, with a last one that says why.
+        """End the signs of life, with a last one that says why.
 
         Args:
             last_words: begins with ``ENDED`` or ``STOPPED``.

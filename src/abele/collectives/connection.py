@@ -14,7 +14,7 @@ _connected: TorchCollective | None = None
 
 
 def connect(rank: int, size: int) -> TorchCollective:
-    """Connects with the other processes, once; later calls return the same.
+    """Connect with the other processes, once; later calls return the same.
 
     Args:
         rank: number of this process.
@@ -39,12 +39,12 @@ def connect(rank: int, size: int) -> TorchCollective:
 
 
 def connected() -> TorchCollective | None:
-    """The connection, if there is one."""
+    """Return the connection, if there is one."""
     return _connected
 
 
 def disconnect() -> None:
-    """Says goodbye to the others; the interpreter's exit does it by itself."""
+    """Say goodbye to the others; the interpreter's exit does it by itself."""
     global _connected
     with _lock:
         connection, _connected = _connected, None

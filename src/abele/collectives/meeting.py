@@ -24,7 +24,7 @@ _BACKLOG = 2048  # connections that wait to be taken, as torch's own store
 def keep_store(
     address: str, port: int, timeout: datetime.timedelta = datetime.timedelta(minutes=5)
 ) -> distributed.TCPStore:
-    """Opens a store in this process, reachable at one address only.
+    """Open a store in this process, reachable at one address only.
 
     torch itself listens on every interface. The store asks nobody who they are, so for processes
     of one host it listens on the loopback.
@@ -52,7 +52,7 @@ def keep_store(
 
 
 def meet(place: Place) -> distributed.Store:
-    """Opens the store, or connects to it.
+    """Open the store, or connect to it.
 
     Raises:
         PlaceError: another program has the port.
@@ -80,7 +80,7 @@ def meet(place: Place) -> distributed.Store:
 
 
 def _connected_store(place: Place, endpoint: str) -> distributed.Store:
-    """Connects to the store, if what listens there is one.
+    """Connect to the store, if what listens there is one.
 
     Torch's client waits for ever for the first answer, so it is waited for from outside; a thread
     that waits in vain ends with the process.
@@ -129,11 +129,11 @@ class SignedStore:
         self._store, self._secret, self._scope = store, secret, scope
 
     def set(self, key: str, value: str) -> None:
-        """Writes a value."""
+        """Write a value."""
         self._store.set(key, f"{self._code(key, value)} {value}")
 
     def get(self, key: str) -> bytes:
-        """Reads a value.
+        """Read a value.
 
         Raises:
             PlaceError: no process of this run has written it.
@@ -141,16 +141,16 @@ class SignedStore:
         return self._checked(key, self._store.get(key))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Reads several values; see ``get``."""
+        """Read several values; see ``get``."""
         values = self._store.multi_get(list(keys))
         return [self._checked(key, value) for key, value in zip(keys, values, strict=True)]
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all of these have been written."""
+        """Return whether all of these have been written."""
         return self._store.check(list(keys))
 
     def clone(self) -> SignedStore:
-        """One with a connection of its own."""
+        """Return one with a connection of its own."""
         copy = self._store.clone()  # pyright: ignore[reportAttributeAccessIssue] - not in the stub
         return SignedStore(copy, self._secret, self._scope)
 
@@ -173,7 +173,7 @@ def _code(secret: str, text: str) -> str:
 
 
 def _listen(address: str, port: int) -> socket.socket:
-    """A socket on one address of this machine, or on all where there is no such address."""
+    """Return a socket on one address of this machine, or on all where there is no such address."""
     family, target = socket.AF_INET, ("", port)
     with contextlib.suppress(socket.gaierror):
         addresses = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
@@ -202,7 +202,7 @@ def _bound(family: int, target: tuple) -> socket.socket:
 
 
 def _number(address: str) -> str:
-    """The loopback's own number: its name may stand for two, and the store listens on one."""
+    """Return the loopback's number: its name may stand for two, and the store listens on one."""
     return "127.0.0.1" if address == "localhost" else address
 
 
@@ -214,7 +214,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _wait_for_port(place: Place, endpoint: str) -> None:
-    """Waits until somebody listens; the store's own client tries for twice as long, and loudly."""
+    """Wait until somebody listens; the store's own client tries for twice as long, and loudly."""
     until = time.monotonic() + place.timeout_s
     while True:
         try:

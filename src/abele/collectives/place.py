@@ -48,7 +48,7 @@ class Place:
 
     @classmethod
     def of_environment(cls, rank: int, size: int) -> Self:
-        """The place of a process that knows its number from elsewhere.
+        """Return the place of a process that knows its number from elsewhere.
 
         Args:
             rank: as the front-end was told.
@@ -88,7 +88,7 @@ class Place:
 
 
 def timeout_s() -> float:
-    """Seconds until a process counts as lost.
+    """Return seconds until a process counts as lost.
 
     Raises:
         PlaceError: the variable holds no positive number.

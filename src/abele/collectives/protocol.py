@@ -38,7 +38,7 @@ class Collective(Protocol):
     counts: Counts
 
     def all_reduce(self, values: torch.Tensor, topic: str = "") -> None:
-        """Replaces a contiguous tensor by its sum over all processes.
+        """Replace a contiguous tensor by its sum over all processes.
 
         Args:
             values: of one shape everywhere; every process ends with the same bits.
@@ -50,7 +50,7 @@ class Collective(Protocol):
         ...
 
     def broadcast(self, values: torch.Tensor) -> None:
-        """Replaces a contiguous tensor by that of rank 0.
+        """Replace a contiguous tensor by that of rank 0.
 
         Raises:
             RankLostError: a process is gone.
@@ -58,7 +58,7 @@ class Collective(Protocol):
         ...
 
     def gather(self, topic: str, text: str) -> list[str]:
-        """Every process's text by rank; for short ones, and not in every step.
+        """Return every process's text by rank; for short ones, and not in every step.
 
         Raises:
             RankLostError: a process is gone or does not come.
@@ -66,7 +66,7 @@ class Collective(Protocol):
         ...
 
     def agree(self, topic: str, facts: Mapping[str, str]) -> None:
-        """Compares what all processes must have in common.
+        """Compare what all processes must have in common.
 
         Args:
             topic: what the facts are about, for messages.
@@ -79,13 +79,13 @@ class Collective(Protocol):
         ...
 
     def tell(self, topic: str, text: str) -> None:
-        """Leaves a note for the others, who may look for it."""
+        """Leave a note for the others, who may look for it."""
         ...
 
     def notes(self, topic: str) -> dict[int, str]:
-        """The notes of this topic by rank."""
+        """Return the notes of this topic by rank."""
         ...
 
     def leave(self, topic: str, why: str) -> None:
-        """Says that this process takes part in no exchange of a topic any more."""
+        """Say that this process takes part in no exchange of a topic any more."""
         ...

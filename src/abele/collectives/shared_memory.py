@@ -74,7 +74,7 @@ class SharedSums:
 
     @classmethod
     def of(cls, board: Board) -> SharedSums | None:
-        """The memory, if all processes can share it; the same answer in all of them."""
+        """Return the memory, if all processes can share it; the same answer in all of them."""
         text = f"{_host()} {os.getpid()}" if _usable() else "no"
         hosts = [host.rpartition(" ") for host in board.gather("hosts", text)]
         if len({host for host, _, _ in hosts}) > 1 or not hosts[0][0]:
@@ -87,7 +87,7 @@ class SharedSums:
         return sums if set(board.gather("memory is shared", answer)) == {"yes"} else None
 
     def all_reduce(self, values: torch.Tensor, check: Callable[[], None]) -> None:
-        """Replaces a contiguous tensor on the host by its sum over all processes.
+        """Replace a contiguous tensor on the host by its sum over all processes.
 
         Args:
             values: of one size everywhere.
@@ -123,25 +123,25 @@ class SharedSums:
         return views
 
     def dead(self) -> int | None:
-        """A process that has ended, if there is one."""
+        """Return a process that has ended, if there is one."""
         ready = self._alive.poll(0)
         return self._ends[ready[0][0]] if ready else None
 
     def close(self) -> None:
-        """Forgets the other processes; the memory goes with the last reference."""
+        """Forget the other processes; the memory goes with the last reference."""
         for end in self._ends:
             os.close(end)
         self._ends = {}
         self._alive = select.poll()
 
     def _part(self, piece: torch.Tensor) -> slice:
-        """What this process adds for all; whole cache lines, so that two never write to one."""
+        """Return the part that this process adds for all: whole cache lines, each of one writer."""
         step = _ALIGNMENT // piece.element_size()
         share = -(-piece.numel() // (self._size * step)) * step
         return slice(self._rank * share, (self._rank + 1) * share)
 
     def _reach(self, check: Callable[[], None]) -> None:
-        """Says that this process is one stage further, and waits until all are."""
+        """Say that this process is one stage further, and wait until all are."""
         self._count += 1
         count, flags = self._count, self._flags
         flags[self._rank * _LINE] = count
@@ -168,7 +168,7 @@ class SharedSums:
                 check()
 
     def _map(self) -> bool:
-        """Maps the memory, as all processes do now; the same answer in all of them."""
+        """Map the memory, as all processes do now; the same answer in all of them."""
         head = -(-self._size * _LINE * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
         total = head + 2 * (self._size + 1) * SLOT_BYTES  # pages that are not used take no memory
         file, answer = -1, "-1"
@@ -195,7 +195,7 @@ class SharedSums:
 
 
 def _open_of(pid: int, number: int, size: int) -> int:
-    """Opens the memory that another process has made, and nothing else of that number.
+    """Open the memory that another process has made, and nothing else of that number.
 
     Raises:
         OSError: it is something else, or of another user.
@@ -212,7 +212,7 @@ def _open_of(pid: int, number: int, size: int) -> int:
 
 
 def _sum(values: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    """Adds two or more tensors in order; ``out`` is none of them."""
+    """Add two or more tensors in order; ``out`` is none of them."""
     torch.add(values[0], values[1], out=out)
     for other in values[2:]:
         out.add_(other)
@@ -225,6 +225,6 @@ def _usable() -> bool:
 
 
 def _host() -> str:
-    """Tells hosts apart, and containers that do not see each other's processes."""
+    """Tell hosts apart, and containers that do not see each other's processes."""
     boot, namespace = temporary.boot(), temporary.namespace()
     return f"{boot} {namespace}" if boot and namespace else ""

@@ -99,13 +99,13 @@ class TorchCollective:
             self.board.tell(f"left/{topic}", why)
 
     def fail(self, problem: str) -> None:
-        """Tells those that wait for this process that it ends, and why; the end of exchanges."""
+        """Tell those that wait for this process that it ends, and why; the end of exchanges."""
         if self._broken is None:
             self._broken = problem
             self.board.stop(self._last_words())
 
     def close(self) -> None:
-        """Says goodbye and closes the connections; nothing can be exchanged afterwards."""
+        """Say goodbye and close the connections; nothing can be exchanged afterwards."""
         self.board.close(self._last_words(), _LINGER_S if self.place.hosts_store else 0.0)
         if self._shared is not None:
             self._shared.close()
@@ -117,7 +117,7 @@ class TorchCollective:
 
     @contextlib.contextmanager
     def _breaking_on_loss(self) -> Iterator[None]:
-        """Lets the loss of another process be the end of all exchanges."""
+        """Let the loss of another process be the end of all exchanges."""
         self._check_whole()
         try:
             yield
@@ -127,7 +127,7 @@ class TorchCollective:
 
     @contextlib.contextmanager
     def _exchange(self, values: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Counts an exchange, and lets one that fails be the last.
+        """Count an exchange, and let one that fails be the last.
 
         The others may still come to it, and would meet this process in the next one instead.
 
@@ -159,7 +159,7 @@ class TorchCollective:
         self.board.stop(self._last_words())
 
     def _wait(self, start: Callable[[], distributed.Work | None], topic: str, cuda: bool) -> None:
-        """Waits for an exchange, looking now and then whether the others can still come."""
+        """Wait for an exchange, looking now and then whether the others can still come."""
         done = _done_on_gpu if cuda else _done
         try:
             work = start()
@@ -170,7 +170,7 @@ class TorchCollective:
             raise self._lost(self._who_broke(str(problem))) from problem
 
     def _look(self, topic: str) -> None:
-        """Raises if a process that is waited for does not come."""
+        """Raise if a process that is waited for does not come."""
         dead = None if self._shared is None else self._shared.dead()
         now = time.monotonic()
         if dead is None and now - self._looked < _LOOK_S:
@@ -210,7 +210,7 @@ class TorchCollective:
         )
 
     def _who_broke(self, problem: str) -> str:
-        """A connection broke, so somebody has gone; waits until it is seen who."""
+        """Return which process broke a connection, as soon as that is known."""
         limit = min(5.0, self.place.timeout_s / 6)
         until = time.monotonic() + 3 * limit
         while time.monotonic() < until:
@@ -223,7 +223,7 @@ class TorchCollective:
     # -- connecting ------------------------------------------------------------------------
 
     def _has_own_gpus(self) -> bool:
-        """Whether every process has a GPU of its own, which NCCL needs."""
+        """Return whether every process has a GPU of its own, which NCCL needs."""
         gpu = "none"
         if torch.cuda.is_available():
             torch.cuda.set_device(self.place.local_rank % torch.cuda.device_count())
@@ -260,7 +260,7 @@ class TorchCollective:
 
 
 def _done(work: distributed.Work) -> bool:
-    """Waits a moment for an exchange; says whether it is complete."""
+    """Wait a moment for an exchange and return whether it is complete."""
     try:
         work.wait(datetime.timedelta(seconds=_LOOK_S))
     except RuntimeError:
@@ -272,7 +272,7 @@ def _done(work: distributed.Work) -> bool:
 
 
 def _done_on_gpu(work: distributed.Work) -> bool:
-    """The same; NCCL's own ``wait`` returns at once and leaves a hang for the next look."""
+    """Return the same; NCCL's own ``wait`` returns at once and leaves a hang for the next look."""
     until = time.monotonic() + _LOOK_S
     while not work.is_completed():
         if time.monotonic() > until:

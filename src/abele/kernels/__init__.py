@@ -70,7 +70,7 @@ _SHIMS = {
 
 
 def shims() -> dict[OpOverload, str]:
-    """The C function behind each operator, as a declaration."""
+    """Return the C function behind each operator, as a declaration."""
     return {
         _operator(name): f"AOTITorchError aoti_torch_cpu_{name}({', '.join(arguments)})"
         for name, arguments in _SHIMS.items()
@@ -78,7 +78,7 @@ def shims() -> dict[OpOverload, str]:
 
 
 def used_by(program: Program) -> bool:
-    """Whether ``program`` calls any of the operators."""
+    """Return whether ``program`` calls any of the operators."""
     operators = {_operator(name) for name in _SHIMS}
     return any(node.target in operators for node in program.graph.graph.nodes)
 
@@ -89,7 +89,7 @@ def _operator(name: str) -> OpOverload:
 
 @functools.cache
 def fingerprint() -> str:
-    """A hash of the sources and flags; needs no compiler."""
+    """Return a hash of the sources and flags; needs no compiler."""
     digest = hashlib.sha256(" ".join(FLAGS).encode())
     for source in sorted((*FOLDER.glob("*.cpp"), *FOLDER.glob("*.h"))):
         digest.update(source.name.encode())
@@ -98,7 +98,7 @@ def fingerprint() -> str:
 
 
 def static_library(compiler: str, instruction_set: str) -> Path:
-    """The library for compiled programs to link, compiled unless it is there already.
+    """Return the library for compiled programs to link, compiled unless it is there already.
 
     Args:
         compiler: path of the C++ compiler.
@@ -119,7 +119,7 @@ def static_library(compiler: str, instruction_set: str) -> Path:
 
 
 def scheduled_library(compiler: str, instruction_set: str) -> bytes:
-    """The kernels of schedules as a shared library, compiled unless it is there already.
+    """Return the kernels of schedules as a shared library, compiled unless it is there already.
 
     Takes and raises what ``static_library`` does.
     """
@@ -135,14 +135,14 @@ def scheduled_library(compiler: str, instruction_set: str) -> bytes:
 
 
 def _name(compiler: str, instruction_set: str) -> str:
-    """A hash of everything that decides the code of a library."""
+    """Return a hash of everything that decides the code of a library."""
     version = _output([compiler, "--version"])
     parts = (fingerprint(), version, instruction_set, platform.machine(), torch.__version__)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def shared_library(compiler: str, path: Path) -> Path:
-    """The kernels alone as a shared library, for calling them without a program around them."""
+    """Return the kernels alone as a shared library, to call them without a program."""
     with temporary.folder() as folder:
         # Nobody links this one, so its functions have to be visible.
         objects = _compile(compiler, folder, KERNELS, "-fvisibility=default")
@@ -176,7 +176,7 @@ def _output(command: list[str]) -> str:
 
 @functools.cache
 def cache_folder() -> Path:
-    """The user's cache, or a folder of this process alone where that cannot be written."""
+    """Return the user's cache, or a folder of this process alone where that cannot be written."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(base) / "abele"
     with contextlib.suppress(OSError):

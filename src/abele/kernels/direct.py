@@ -51,7 +51,7 @@ class Kernels:
         padding: Sequence[int],
         threads: int = 1,
     ) -> torch.Tensor:
-        """What ``abele::few_channel_conv`` computes."""
+        """Return what ``abele::few_channel_conv`` computes."""
         conv = _describe(x, weight, stride, padding)
         y = x.new_empty(conv.batch, conv.out_channels, conv.out_height, conv.out_width)
         arguments = [_pointer(each) for each in (x, weight, bias, y)]
@@ -68,7 +68,7 @@ class Kernels:
         output_mask: Sequence[bool],
         threads: int = 1,
     ) -> list[torch.Tensor | None]:
-        """What ``abele::few_channel_conv_backward`` computes."""
+        """Return what ``abele::few_channel_conv_backward`` computes."""
         conv = _describe(x, weight, stride, padding)
         shapes = (x.shape, weight.shape, weight.shape[:1])
         results = [
@@ -82,7 +82,7 @@ class Kernels:
     def max_pool(
         self, x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], threads: int = 1
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What ``abele::max_pool`` computes."""
+        """Return what ``abele::max_pool`` computes."""
         batch, channels, *sizes = x.shape
         out = [(sizes[i] - kernel[i]) // stride[i] + 1 for i in (0, 1)]
         pool = _Pool(batch * channels, *sizes, *kernel, *stride, *out)

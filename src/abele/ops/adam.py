@@ -19,7 +19,7 @@ torch.library.define(
 
 @torch.library.impl(_NAME, "CompositeExplicitAutograd")
 def _adam(params, grads, first, second, steps, rate, beta1, beta2, eps, decay):
-    """Returns the new parameters, first moments, second moments and steps, one after another."""
+    """Return the new parameters, first moments, second moments and steps, one after another."""
     first = [torch.lerp(old, grad, 1 - beta1) for old, grad in zip(first, grads, strict=True)]
     second = [
         (old * beta2).addcmul(grad * (1 - beta2), grad)

@@ -139,6 +139,6 @@ class _Search:
 
 
 def _largest(values: Any, count: int) -> Any:
-    """Positions of the largest possible values, in falling order; equal ones in theirs."""
+    """Return positions of the largest possible values, in falling order; equal ones in theirs."""
     order = np.argsort(-values, kind="stable")[:count]
     return order[values[order] > -np.inf]

@@ -99,7 +99,7 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """What ``torch.nn.functional.ctc_loss`` computes, in a form that can be captured.
+    """Return what ``torch.nn.functional.ctc_loss`` computes, in a form that can be captured.
 
     Args:
         log_probs: [time, batch, classes], or [time, classes].

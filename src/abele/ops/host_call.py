@@ -53,7 +53,7 @@ class HostCalls:
             _in_use.reset(token)
 
     def call(self, name: str, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Runs one function, and remembers what it raises.
+        """Run one function, and remember what it raises.
 
         Raises:
             HostCallError: the program names a function that is not here.
@@ -109,7 +109,7 @@ def _shapes(inputs, after, name, results):
 
 
 def described(values: Sequence[torch.Tensor]) -> str:
-    """``float32[2, 3] int64[]``: types and shapes of tensors."""
+    """Return ``float32[2, 3] int64[]``: types and shapes of tensors."""
     kinds = [str(value.dtype).removeprefix("torch.") for value in values]
     return " ".join(f"{kind}{list(v.shape)}" for kind, v in zip(kinds, values, strict=True))
 
@@ -118,7 +118,7 @@ operator = declare_effect(torch.ops.abele.host_call.default)
 
 
 def host_call(inputs: list[torch.Tensor], name: str, results: str) -> list[torch.Tensor]:
-    """Runs the function called ``name`` on the host and returns its results; no gradients.
+    """Run the function called ``name`` on the host and return its results; no gradients.
 
     Args:
         inputs: what the function receives, as host tensors.

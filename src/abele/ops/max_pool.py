@@ -43,7 +43,7 @@ def is_two_by_two(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> bool:
-    """Whether ``aten.max_pool2d_with_indices`` is one that our kernels compute.
+    """Return whether ``aten.max_pool2d_with_indices`` is one that our kernels compute.
 
     They do it for batches of float32 images, in windows of 2x2 that overlap neither each other nor
     a border.

@@ -39,7 +39,7 @@ class Layout:
 
 
 def tensor_text(tensor: torch.Tensor, layout: Layout) -> str:
-    """The values of ``tensor``, nested brackets by dimension, columns aligned."""
+    """Return the values of ``tensor``, nested brackets by dimension, columns aligned."""
     values = tensor.detach().cpu()
     if layout.float_format == "none":
         return f"{str(values.dtype).removeprefix('torch.')}{list(values.shape)}"
@@ -74,7 +74,7 @@ def _nested(
     layout: Layout,
     depth: int,
 ) -> str:
-    """The next entries in the form of ``shape``; at a gap stand dots for what was left out."""
+    """Return the next entries in the form of ``shape``, with dots where entries were left out."""
     if not shape:
         return next(entries)
     parts = [_nested(entries, shape[1:], gaps[1:], layout, depth + 1) for _ in range(shape[0])]

@@ -70,7 +70,7 @@ def raising_failures(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _line() -> str:
-    """The user's line under way, without folders: programs with it are the same everywhere."""
+    """Return the user's line under way, without folders: programs with it are equal everywhere."""
     frame = sys._getframe(1)
     while frame.f_back is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back

@@ -31,7 +31,7 @@ PIPELINE: tuple[Pass, ...] = (
 
 
 def run(program: Program, extra: Sequence[Pass] = ()) -> Program:
-    """Applies ``PIPELINE`` and then ``extra``.
+    """Apply ``PIPELINE`` and then ``extra``.
 
     Raises:
         ProgramError: a pass broke the program; names it and those that ran before.

@@ -35,7 +35,7 @@ def one_after_the_other() -> Iterator[None]:
 
 
 def editable(program: Program) -> torch.fx.GraphModule:
-    """A copy of the program's graph that shares constants but no nodes."""
+    """Return a copy of the program's graph that shares constants but no nodes."""
     if program.graph is _private.get():
         return program.graph
     graph = _torch.graph_module(program.graph, copy.deepcopy(program.graph.graph))
@@ -44,7 +44,7 @@ def editable(program: Program) -> torch.fx.GraphModule:
 
 
 def finished(program: Program, graph: torch.fx.GraphModule) -> Program:
-    """The program with ``graph`` in place of its own."""
+    """Return the program with ``graph`` in place of its own."""
     graph.graph.lint()
     graph.recompile()  # marks its code, which was not generated yet, as old
     if _passing.get():
@@ -53,7 +53,7 @@ def finished(program: Program, graph: torch.fx.GraphModule) -> Program:
 
 
 def substitute(node: torch.fx.Node, target: OpOverload, arguments: tuple) -> None:
-    """Puts ``target(*arguments)`` in the place of ``node``, with all that is known about it."""
+    """Put ``target(*arguments)`` in the place of ``node``, with all that is known about it."""
     with node.graph.inserting_before(node):
         new = node.graph.call_function(target, arguments)
     new.meta = dict(node.meta)

@@ -50,7 +50,7 @@ _FOLLOWERS = {
 
 
 def channels_last(program: Program) -> Program:
-    """Puts conversions where images change their order."""
+    """Put conversions where images change their order."""
     graph = editable(program)
     layouts = _Layouts(graph)
     for node in list(graph.graph.nodes):
@@ -69,7 +69,7 @@ def _joins_channels(node: _Node) -> bool:
 
 
 def prefers_channels_last(node: _Node) -> bool:
-    """Whether a convolution, or the backward of one, moves more image than weight."""
+    """Return whether a convolution, or the backward of one, moves more image than weight."""
     backward = node.target is aten.convolution_backward.default
     value, weight = (node.args[1], node.args[2]) if backward else node.args[:2]
     result = node.args[0] if backward else node
@@ -86,7 +86,7 @@ class _Layouts:
         self._converted: dict[tuple[_Node, bool], _Node] = {}
 
     def visit(self, node: _Node) -> None:
-        """Converts what a node reads and notes how its results lie."""
+        """Convert what a node reads and note how its results lie."""
         if node.target in _CONVOLUTIONS and _is_image(node.args[1]):
             self._lay(node, prefers_channels_last(node))
         elif node.target in _NORMS:

@@ -17,7 +17,7 @@ from abele.program import Program, has_effect, is_getitem, returned_nodes, write
 
 
 def common_subexpressions(program: Program) -> Program:
-    """Merges nodes with the same target and arguments."""
+    """Merge nodes with the same target and arguments."""
     graph = editable(program)
     returned = set(returned_nodes(graph))
     seen: dict[Any, torch.fx.Node] = {}

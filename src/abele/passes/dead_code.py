@@ -14,7 +14,7 @@ from abele.program import Program, writes
 
 
 def dead_code(program: Program) -> Program:
-    """Keeps inputs, outputs, writes and what they need."""
+    """Keep inputs, outputs, writes and what they need."""
     if all(node.users or _stays(node) for node in program.graph.graph.nodes):
         return program
     graph = editable(program)

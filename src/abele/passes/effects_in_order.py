@@ -17,7 +17,7 @@ from abele.program import Program, has_effect, is_getitem
 
 
 def effects_in_order(program: Program) -> Program:
-    """Chains the nodes with effects."""
+    """Chain the nodes with effects."""
     if not any(has_effect(node) for node in program.graph.graph.nodes):
         return program
     graph = editable(program)
@@ -32,7 +32,7 @@ def effects_in_order(program: Program) -> Program:
 
 
 def _tensor(node: torch.fx.Node) -> torch.fx.Node:
-    """The node's result, or the first of several."""
+    """Return the node's result, or the first of several."""
     if isinstance(node.meta["val"], torch.Tensor):
         return node
     for user in node.users:

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 def explicit_alpha(program: Program) -> Program:
-    """Replaces additions with a factor; subtractions are not fused and stay."""
+    """Replace additions with a factor; subtractions are not fused and stay."""
     graph = editable(program)
     _rewrite(graph)
     return finished(program, graph)

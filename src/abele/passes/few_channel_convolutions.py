@@ -31,7 +31,7 @@ _MOST_PIXELS_PER_SAMPLE = 65536
 
 
 def few_channel_convolutions(program: Program) -> Program:
-    """Replaces the convolutions that our kernels compute faster."""
+    """Replace the convolutions that our kernels compute faster."""
     graph = editable(program)
     for node in graph.graph.nodes:
         if node.target is aten.convolution.default and _is_supported(node):
@@ -42,7 +42,7 @@ def few_channel_convolutions(program: Program) -> Program:
 
 
 def _is_supported(node: torch.fx.Node) -> bool:
-    """Whether our kernels support this forward or backward, and are faster at it."""
+    """Return whether our kernels support this forward or backward, and are faster at it."""
     arguments: tuple[Any, ...] = node.args
     if node.target is aten.convolution.default:
         x, weight, _, _, _, dilation, transposed, _, groups = arguments

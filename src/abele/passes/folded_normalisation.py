@@ -26,7 +26,7 @@ _Node = torch.fx.Node
 
 
 def folded_normalisation(program: Program) -> Program:
-    """Replaces batch norms with running statistics and the activations behind them."""
+    """Replace batch norms with running statistics and the activations behind them."""
     graph = editable(program)
     folds = _Folds()
     for node in list(graph.graph.nodes):
@@ -45,7 +45,7 @@ class _Folds:
         self._created: dict[Any, _Node] = {}
 
     def replace(self, norm: _Node) -> None:
-        """Replaces one batch norm, unless it is of an unusual kind."""
+        """Replace one batch norm, unless it is of an unusual kind."""
         arguments: tuple[Any, ...] = norm.args
         x, weight, bias, mean, var, _, eps = arguments
         value = x.meta["val"]
@@ -96,7 +96,7 @@ class _Folds:
 
 
 def _activation(y: _Node) -> tuple[_Node, float]:
-    """The node whose value counts in the end, and the slope of its activation."""
+    """Return the node whose value counts in the end, and the slope of its activation."""
     users = list(y.users)
     if len(users) == 1 and users[0].target in ACTIVATIONS:
         return users[0], ACTIVATIONS[users[0].target](users[0])

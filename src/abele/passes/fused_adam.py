@@ -48,7 +48,7 @@ class _Update:
 
 
 def fused_adam(program: Program) -> Program:
-    """Replaces the updates by Adam of float32 parameters that share their hyper-parameters."""
+    """Replace the updates by Adam of float32 parameters that share their hyper-parameters."""
     graph = editable(program)
     writes = [node for node in graph.graph.nodes if node.target is aten.copy_.default]
     by_rule: dict[_Rule, list[_Update]] = {}
@@ -67,7 +67,7 @@ def fused_adam(program: Program) -> Program:
 
 
 def _take(node: Any, target: Any, *constants: Any) -> tuple[Any, ...]:
-    """The arguments of a node that must call ``target``; ``...`` matches any argument."""
+    """Return the arguments of a node that must call ``target``; ``...`` matches any argument."""
     if not isinstance(node, _Node) or node.target is not target or node.kwargs:
         raise _Mismatch
     arguments = node.args

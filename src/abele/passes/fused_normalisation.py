@@ -41,7 +41,7 @@ class _Norm:
 
 
 def fused_normalisation(program: Program) -> Program:
-    """Replaces every training batch norm of float32 images and its activation."""
+    """Replace every training batch norm of float32 images and its activation."""
     graph, results = editable(program), Results()
     for node in list(graph.graph.nodes):
         if node.target is aten._native_batch_norm_legit_functional.default and _plain(node):
@@ -73,7 +73,7 @@ def _plain(node: _Node) -> bool:
 
 
 def _results(node: _Node) -> dict[int, _Node]:
-    """The nodes that pick each result of a node with several."""
+    """Return the nodes that pick each result of a node with several."""
     return {int(user.args[1]): user for user in node.users if is_getitem(user)}  # type: ignore[arg-type]
 
 
@@ -97,7 +97,7 @@ def _match(node: _Node) -> _Norm | None:
 
 
 def _with_activation(norm: _Norm, y: _Node) -> _Norm | None:
-    """Adds the activation if nothing else reads what it is applied to."""
+    """Add the activation if nothing else reads what it is applied to."""
     forward = [user for user in y.users if user.target in ACTIVATIONS]
     if len(forward) != 1:
         return None
@@ -123,7 +123,7 @@ ACTIVATIONS: dict[Any, Any] = {
 
 
 def _undoes(grad: _Node, activation: _Node, y: _Node, slope: float) -> bool:
-    """Whether a node is the backward of an activation."""
+    """Return whether a node is the backward of an activation."""
     arguments: tuple[Any, ...] = grad.args
     if grad.target is aten.leaky_relu_backward.default:
         return arguments[1:] == (y, slope, False)

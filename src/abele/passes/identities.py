@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def identities(program: Program) -> Program:
-    """Replaces each identity by its argument."""
+    """Replace each identity by its argument."""
     graph = editable(program)
     for node in graph.graph.nodes:
         same = _same_as(node)

@@ -17,7 +17,7 @@ from abele.program import Program, subgraphs
 
 
 def on_device(program: Program, device: torch.device) -> Program:
-    """The same program with every value on ``device``."""
+    """Return the same program with every value on ``device``."""
     graph = editable(program)
     _move(graph, device)
     return finished(program, graph)

@@ -39,7 +39,7 @@ class _Pair:
 
 
 def pointwise_before_upsampling(program: Program) -> Program:
-    """Exchanges upsamplings and the 1x1 convolutions that alone read them."""
+    """Exchange upsamplings and the 1x1 convolutions that alone read them."""
     graph = editable(program)
     for node in list(graph.graph.nodes):
         pair = _match(node) if node.target in _BACKWARD else None
@@ -74,7 +74,7 @@ def _match(upsample: _Node) -> _Pair | None:
 
 
 def _pays(upsample: _Node, convolution: _Node) -> bool:
-    """Whether the convolution is pointwise, and mixing first moves fewer numbers."""
+    """Return whether the convolution is pointwise, and mixing first moves fewer numbers."""
     arguments: tuple[Any, ...] = convolution.args
     _, weight, _, stride, padding, dilation, transposed, _, groups = arguments
     outputs, inputs, *kernel = weight.meta["val"].shape
@@ -114,7 +114,7 @@ def _exchange_backward(pair: _Pair, backward: _Node, small: _Node) -> None:
 
 
 def _call(like: _Node, arguments: tuple[Any, ...]) -> _Node:
-    """The same operation on other arguments."""
+    """Return the same operation on other arguments."""
     node = like.graph.call_function(like.target, arguments)  # type: ignore[arg-type]
     node.meta = dict(like.meta)
     values = [each.meta["val"] if isinstance(each, _Node) else each for each in arguments]

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def unpadded_max_pools(program: Program) -> Program:
-    """Replaces max pools of 2x2 windows that overlap neither each other nor a border."""
+    """Replace max pools of 2x2 windows that overlap neither each other nor a border."""
     graph = editable(program)
     for node in graph.graph.nodes:
         arguments: tuple[Any, ...] = node.args

@@ -35,13 +35,13 @@ class MicroStep:
 
 
 def micro_batches(config: StepConfig) -> int:
-    """Micro-batches that one call consumes: device iterations x accumulation x input groups."""
+    """Return the micro-batches of one call: device iterations x accumulation x input groups."""
     groups = config.replicas // config.input_group_size
     return config.device_iterations * config.gradient_accumulation * groups
 
 
 def micro_batch_size(rows: int, config: StepConfig, name: str = "input") -> int:
-    """Rows of one micro-batch, given the rows of a whole call.
+    """Return rows of one micro-batch, given the rows of a whole call.
 
     Raises:
         BatchError: ``rows`` is not a multiple of ``micro_batches(config)``.
@@ -65,7 +65,7 @@ def _replicas(config: StepConfig) -> str:
 
 
 def check_output_period(config: StepConfig) -> None:
-    """Refuses an ``EVERY_N`` period that does not divide the device iterations.
+    """Refuse an ``EVERY_N`` period that does not divide the device iterations.
 
     Raises:
         BatchError: the last outputs would silently be lost.
@@ -80,7 +80,7 @@ def check_output_period(config: StepConfig) -> None:
 
 
 def schedule(config: StepConfig) -> Iterator[MicroStep]:
-    """Every micro-step of one call, in the order in which it runs."""
+    """Yield every micro-step of one call, in the order in which it runs."""
     index = 0
     groups = config.input_groups
     last_iteration = config.device_iterations - 1
@@ -101,14 +101,14 @@ def schedule(config: StepConfig) -> Iterator[MicroStep]:
 
 
 def parts_out(config: StepConfig) -> int:
-    """How many micro-batches' worth of rows each output has."""
+    """Return how many micro-batches' worth of rows each output has."""
     if config.output_mode in (OutputMode.FINAL, OutputMode.SUM):
         return config.replicas
     return sum(step.keeps for step in schedule(config))
 
 
 def output_shape(shape: Sequence[int], config: StepConfig) -> tuple[int, ...]:
-    """Shape of an output of one call whose micro-batch has ``shape``.
+    """Return the shape of an output of one call whose micro-batch has ``shape``.
 
     A 0-d output (a loss) stays 0-d when one value leaves the call, else becomes 1-d.
     """

@@ -101,7 +101,7 @@ class StepConfig:
         return self.gradient_accumulation * self.replicas > 1
 
     def compile_fields(self) -> dict[str, Any]:
-        """The fields that decide which executable is needed."""
+        """Return the fields that decide which executable is needed."""
         return {
             f.name: getattr(self, f.name)
             for f in dataclasses.fields(self)

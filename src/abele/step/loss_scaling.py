@@ -45,7 +45,7 @@ class AutomaticScaling:
 def count_saturated(
     grads: Iterable[torch.Tensor], saturated: torch.Tensor, settings: AutomaticScaling
 ) -> None:
-    """Adds the saturated elements of the half gradients among ``grads`` to a counter.
+    """Add the saturated elements of the half gradients among ``grads`` to a counter.
 
     Args:
         grads: gradients of one micro-batch, scaled.
@@ -61,12 +61,12 @@ def count_saturated(
 
 
 def elements(grads: Iterable[torch.Tensor]) -> int:
-    """How many elements of one micro-batch ``count_saturated`` looks at."""
+    """Return how many elements of one micro-batch ``count_saturated`` looks at."""
     return sum(grad.numel() for grad in grads if grad.dtype is torch.float16)
 
 
 def limit(loss: torch.Tensor) -> float:
-    """The largest scale: the scaled loss gradient has the loss's type and must be finite."""
+    """Return the largest scale: the scaled loss gradient has the loss's type and must be finite."""
     return 2.0**15 if loss.dtype is torch.float16 else 2.0**24
 
 
@@ -77,7 +77,7 @@ def follow(
     elements_per_update: int,
     largest: float,
 ) -> None:
-    """Halves or doubles the scale where a period ends, in place.
+    """Halve or double the scale where a period ends, in place.
 
     Args:
         scale: 0-d float64.
@@ -99,7 +99,7 @@ def follow(
 
 @contextlib.contextmanager
 def only_if_finite(grads: Iterable[torch.Tensor], state: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Takes back what is written to ``state`` meanwhile, unless all of ``grads`` are finite."""
+    """Take back what is written to ``state`` meanwhile, unless all of ``grads`` are finite."""
     # Not isfinite: compiled code may see the value before it is rounded to an infinite half.
     within = [(grad.abs() <= torch.finfo(grad.dtype).max).all() for grad in grads]
     sound = torch.stack(within).all()

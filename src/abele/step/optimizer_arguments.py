@@ -70,7 +70,7 @@ _SWITCHES = {"sgd": ("nesterov",), "rmsprop": ("centered",), "adam": (), "lamb":
 
 
 def refused(group: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The first argument of a parameter group that no program can follow, and why; else None."""
+    """Return the first argument of a group that no program can follow, and why; else None."""
     for name, row in ARGUMENTS.items():
         if row.treatment is Treatment.REFUSED and group.get(name):
             return name, row.reason
@@ -78,7 +78,7 @@ def refused(group: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def switches(optimizer: Any, rule: str, group: Mapping[str, Any]) -> dict[str, bool]:
-    """The arguments of a parameter group that are on or off, as values of an update rule.
+    """Return the arguments of a parameter group that are on or off, as values of an update rule.
 
     Args:
         optimizer: the group is one of its groups.

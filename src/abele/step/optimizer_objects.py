@@ -25,7 +25,7 @@ _MAY_BE_MISSING = frozenset({"momentum_buffer"})
 def host_state(
     optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
 ) -> dict[str, torch.Tensor]:
-    """The state that optimizers have on the host, by slot; empty before their first step.
+    """Return the state that optimizers have on the host, by slot; empty before their first step.
 
     Args:
         optimizers: of ``torch.optim``, or derived from its classes.
@@ -44,7 +44,7 @@ def to_host(
     names: Mapping[int, str],
     values: Mapping[str, torch.Tensor],
 ) -> None:
-    """Writes a program's optimizer state into the objects, in the form that torch keeps it.
+    """Write a program's optimizer state into the objects, in the form that torch keeps it.
 
     Args:
         optimizers: as for ``host_state``.
@@ -69,7 +69,7 @@ def to_host(
 def problem(
     optimizer: torch.optim.Optimizer, rule: UpdateRule, names: Mapping[int, str]
 ) -> str | None:
-    """Why a program cannot go on from the state that an optimizer has on the host; else None.
+    """Return why a program cannot continue from an optimizer's state on the host; else None.
 
     Args:
         optimizer: with or without state.
@@ -109,7 +109,7 @@ def _parameters(
 def _states(
     optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
 ) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
-    """Name, parameter and state of everything that has some."""
+    """Yield name, parameter and state of everything that has some."""
     for optimizer in optimizers:
         for name, param in _parameters(optimizer, names):
             state = optimizer.state.get(param)

@@ -22,12 +22,12 @@ COUNTED = "micro_batches"
 
 
 def runs_as_mean(config: StepConfig) -> bool:
-    """Whether accumulators hold the mean so far, which takes a counter."""
+    """Return whether accumulators hold the mean so far, which takes a counter."""
     return _mean_by(config, MeanStrategy.RUNNING) and config.micro_batches_per_update > 1
 
 
 def loss_divisor(config: StepConfig) -> int:
-    """What the loss is divided by before backward."""
+    """Return what the loss is divided by before backward."""
     by_loss = _mean_by(config, MeanStrategy.POST_AND_LOSS)
     return config.replicas * config.processes if by_loss else 1
 
@@ -35,7 +35,7 @@ def loss_divisor(config: StepConfig) -> int:
 def accumulate(
     total: torch.Tensor, grad: torch.Tensor, counted: torch.Tensor | None, write: Write
 ) -> None:
-    """Adds one micro-batch's gradient to its accumulator.
+    """Add one micro-batch's gradient to its accumulator.
 
     Args:
         total: the accumulator, written in place.
@@ -56,7 +56,7 @@ def accumulate(
 
 
 def replace(total: torch.Tensor, grad: torch.Tensor, write: Write) -> None:
-    """Puts the only gradient that a process has for an update where sums would be.
+    """Put the only gradient that a process has for an update where sums would be.
 
     Args:
         total: the accumulator, written in place.
@@ -72,7 +72,7 @@ def replace(total: torch.Tensor, grad: torch.Tensor, write: Write) -> None:
 def accumulate_share(
     total: torch.Tensor, grad: torch.Tensor, config: StepConfig, write: Write
 ) -> None:
-    """Adds one gradient's share of the mean, for accumulators that do not see every micro-batch.
+    """Add one gradient's share of the mean, for accumulators that do not see every micro-batch.
 
     Parameters with one value per group of replicas get gradients of their group only, so that no
     running mean over all micro-batches could be kept; dividing first overflows as little.
@@ -88,7 +88,7 @@ def accumulate_share(
 
 
 def reduced(total: torch.Tensor, config: StepConfig) -> torch.Tensor:
-    """The gradient to apply, in the accumulator's type; never the accumulator itself."""
+    """Return the gradient to apply, in the accumulator's type; never the accumulator itself."""
     divisor = 1
     if config.reduction is Reduction.MEAN and not runs_as_mean(config):
         divisor = config.micro_batches_per_update // loss_divisor(config)

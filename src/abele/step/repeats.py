@@ -33,7 +33,7 @@ class Repeats:
     def run(
         self, key: Hashable, function: Callable[[], None], tensors: Sequence[torch.Tensor]
     ) -> None:
-        """Calls ``function``, or copies what an earlier call with the same key has traced.
+        """Call ``function``, or copy what an earlier call with the same key has traced.
 
         Args:
             key: of everything but ``tensors`` that decides what ``function`` does.
@@ -78,7 +78,7 @@ class _Pattern:
     layout: _Layout | None
 
     def copy(self, tensors: Nodes, layout: _Layout | None) -> None:
-        """Adds the nodes once more, for other tensors."""
+        """Add the nodes once more, for other tensors."""
         # A tensor goes on to stand for the node it had: reading that after the writes of the copied
         # nodes is reading what they wrote.
         copies = dict(zip(self.tensors, tensors, strict=True))
@@ -91,7 +91,7 @@ class _Pattern:
 
 
 def _plain_layout(tensors: Sequence[torch.Tensor]) -> _Layout | None:
-    """The shape and strides of all tensors that are not single numbers, if these say everything.
+    """Return the shape and strides that all tensors but single numbers share, if they are plain.
 
     They do if every stride is what the shape makes it, those of dimensions of one included.
     """
@@ -104,7 +104,7 @@ def _plain_layout(tensors: Sequence[torch.Tensor]) -> _Layout | None:
 
 
 def _is_of_elements(node: torch.fx.Node, layout: _Layout) -> bool:
-    """Whether a node does the same to tensors of any plain layout."""
+    """Return whether a node does the same to tensors of any plain layout."""
     tags = getattr(node.target, "tags", ())
     value = node.meta.get("val")
     if node.target not in _COPIES and torch.Tag.pointwise not in tags:
@@ -115,7 +115,7 @@ def _is_of_elements(node: torch.fx.Node, layout: _Layout) -> bool:
 
 
 def _lay_out(node: torch.fx.Node, layout: _Layout, values: dict) -> None:
-    """Gives a copied node's value another layout; ``values`` keeps one tensor of each type."""
+    """Give a copied node's value another layout; ``values`` keeps one tensor of each type."""
     shape, stride = layout
     before = node.meta["val"]
     if before.dtype not in values:

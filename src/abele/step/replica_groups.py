@@ -58,13 +58,13 @@ class Grouping:
         return self.replicas // self.size
 
     def group_of(self, replica: int) -> int:
-        """The group of a replica."""
+        """Return the group of a replica."""
         if self.type is GroupType.ORTHOGONAL:
             return replica % self.count
         return replica // self.size
 
     def firsts(self) -> list[int]:
-        """The lowest replica of each group."""
+        """Return the lowest replica of each group."""
         step = 1 if self.type is GroupType.ORTHOGONAL else self.size
         return [group * step for group in range(self.count)]
 
@@ -73,12 +73,12 @@ Groupings = Mapping[str, Grouping]
 
 
 def name_in(name: str, group: int) -> str:
-    """What a group's own tensor is called."""
+    """Return what a group's own tensor is called."""
     return f"{name}[{group}]"
 
 
 def names_in(names: Sequence[str], groups: Groupings) -> list[str]:
-    """Names with each per-replica parameter's replaced by one per group."""
+    """Return names with each per-replica parameter's replaced by one per group."""
     stored_names = []
     for name in names:
         grouping = groups.get(name)
@@ -88,7 +88,7 @@ def names_in(names: Sequence[str], groups: Groupings) -> list[str]:
 
 
 def split(values: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
-    """Parameters by name -> one tensor per group for those that have groups.
+    """Return parameters by name -> one tensor per group for those that have groups.
 
     Args:
         values: shape ``[groups, ...]``, or ``[replicas, ...]`` of which each group's first replica
@@ -115,7 +115,7 @@ def _parts(
 
 
 def joined_params(stored: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
-    """The inverse of ``split``, with ``[groups, ...]`` for parameters in ``groups``."""
+    """Return the inverse of ``split``, with ``[groups, ...]`` for parameters in ``groups``."""
     owners = {part: name for name in groups for part in names_in([name], groups)}
     params = {}
     for part, value in stored.items():
@@ -143,21 +143,21 @@ def split_state(state: Mapping[str, torch.Tensor], groups: Groupings) -> dict[st
 def joined(
     stored: Mapping[str, torch.Tensor], name: str, grouping: Grouping, *, per_replica: bool = False
 ) -> torch.Tensor:
-    """The groups' own tensors of one parameter as ``[groups, ...]`` or ``[replicas, ...]``."""
+    """Return the tensors of one parameter's groups as ``[groups, ...]`` or ``[replicas, ...]``."""
     members = range(grouping.replicas if per_replica else grouping.count)
     chosen = [grouping.group_of(index) if per_replica else index for index in members]
     return torch.stack([stored[name_in(name, group)] for group in chosen])
 
 
 def joined_all(stored: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
-    """The inverse of ``split``: parameters by name, ``[groups, ...]`` for those in ``groups``."""
+    """Return the inverse of ``split``: parameters by name, ``[groups, ...]`` where grouped."""
     inside = set(names_in(list(groups), groups))
     params = {name: value for name, value in stored.items() if name not in inside}
     return params | {name: joined(stored, name, groups[name]) for name in groups}
 
 
 def joined_state(stored: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
-    """The inverse of ``split_state``: one tensor ``[groups, ...]`` per slot name."""
+    """Return the inverse of ``split_state``: one tensor ``[groups, ...]`` per slot name."""
     grouped = set()
     slots = {}
     for name in groups:
@@ -170,19 +170,19 @@ def joined_state(stored: Mapping[str, torch.Tensor], groups: Groupings) -> dict[
 
 
 def stored_names(slot: Slot, groups: Groupings) -> list[str]:
-    """All names under which a session keeps a slot's tensor; the slot's own without groups."""
+    """Return all names of a slot's tensor in a session: one per group, or the slot's name."""
     prefix, owner, suffix = _taken_apart(slot)
     return [f"{prefix}{name}{suffix}" for name in names_in([owner], groups)]
 
 
 def replica_name(slot: Slot, groups: Groupings, replica: int) -> str:
-    """The name of the tensor that one replica's program takes for a slot."""
+    """Return the name of the tensor that one replica's program takes for a slot."""
     grouping = groups.get(_taken_apart(slot)[1])
     return slot.name if grouping is None else stored_names(slot, groups)[grouping.group_of(replica)]
 
 
 def _taken_apart(slot: Slot) -> tuple[str, str, str]:
-    """The parameter that a slot belongs to, and what stands before and after its name."""
+    """Return the parameter that a slot belongs to, and what stands before and after its name."""
     if slot.role is Role.ACCUMULATOR:
         return ACCUMULATOR, slot.name.removeprefix(ACCUMULATOR), ""
     if slot.role is Role.OPTIMIZER_STATE:

@@ -23,7 +23,7 @@ _TEN_BINADES = 10 << 23
 
 
 def stochastic_half(value: torch.Tensor) -> torch.Tensor:
-    """Rounds float32 values to float16 so that the expected result equals the value.
+    """Round float32 values to float16 so that the expected result equals the value.
 
     Halves stay what they are. Beyond the largest half, where only one neighbour is finite, values
     round to nearest; infinities and NaN pass. Draws one random number per element from the stream
@@ -51,12 +51,12 @@ def write_nearest(target: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def write_stochastic(target: torch.Tensor, value: torch.Tensor) -> None:
-    """Writes ``value`` into ``target``, at random where that narrows to float16."""
+    """Write ``value`` into ``target``, at random where that narrows to float16."""
     if target.dtype is torch.float16 and value.dtype is not torch.float16:
         value = stochastic_half(value.float())
     target.copy_(value)
 
 
 def writer(*, stochastic: bool) -> Write:
-    """How an update writes its results."""
+    """Return how an update writes its results."""
     return write_stochastic if stochastic else write_nearest

@@ -63,7 +63,7 @@ class UpdateRule:
     state_dtypes: Mapping[str, torch.dtype] = dataclasses.field(default_factory=dict)
 
     def hyper(self) -> dict[str, float]:
-        """Names and present values of everything that may change between calls."""
+        """Return names and present values of everything that may change between calls."""
         values = {
             f"group{index}.{name}": float(group.values[name])
             for index, group in enumerate(self.groups)
@@ -76,7 +76,7 @@ class UpdateRule:
     def initial_state(
         self, params: Mapping[str, torch.Tensor]
     ) -> dict[str, dict[str, torch.Tensor]]:
-        """Fresh state tensors by parameter and name, for every parameter of the groups."""
+        """Return fresh state tensors by parameter and name, for every parameter of the groups."""
         state = {}
         for group in self.groups:
             for name in group.params:
@@ -238,7 +238,7 @@ RULES: dict[str, Rule] = {
 
 
 def clip_by_global_norm(grads: Sequence[torch.Tensor], max_norm: float) -> list[torch.Tensor]:
-    """Scales gradients so that their joint L2 norm is at most ``max_norm``.
+    """Scale gradients so that their joint L2 norm is at most ``max_norm``.
 
     The same arithmetic as ``torch.nn.utils.clip_grad_norm_``.
     """
@@ -255,7 +255,7 @@ def apply(
     hyper: Mapping[str, torch.Tensor],
     write: Write = write_nearest,
 ) -> None:
-    """Updates ``params`` and ``state`` in place from ``grads``; all maps are by name.
+    """Update ``params`` and ``state`` in place from ``grads``; all maps are by name.
 
     A group whose values have ``maximize`` climbs instead. ``write`` rounds what was computed wider
     than its tensor.
@@ -289,7 +289,7 @@ def _update(
     numbers: Mapping[str, Number],
     write: Write,
 ) -> None:
-    """Applies ``update`` in float32 at least; half tensors are rounded once, at the end."""
+    """Apply ``update`` in float32 at least; half tensors are rounded once, at the end."""
     wide = {name: _widened(value) for name, value in state.items()}
     wide |= {name: _row(value) for name, value in wide.items() if name != "step"}
     wide_param = _row(_widened(param))
@@ -303,7 +303,7 @@ def _update(
 
 
 def _row(value: torch.Tensor) -> torch.Tensor:
-    """A tensor without dimensions as a copy with one, of one element.
+    """Return a tensor without dimensions as a copy with one, of one element.
 
     A hyper-parameter is a float64 tensor without dimensions. It leaves the type of a tensor that
     has some as it is, but would make float64 of one that has none.

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yields a file to write to; when the block ends well it becomes ``path``, at once.
+    """Yield a file to write to; when the block ends well it becomes ``path``, at once.
 
     Args:
         path: what to make or to replace; its folder is made if it is not there. What killed
@@ -37,7 +37,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes UTF-8 text, at once or not at all.
+    """Write UTF-8 text, at once or not at all.
 
     Raises:
         OSError: as for ``replacing``.
@@ -47,7 +47,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sweep(folder: Path, name: str | None = None) -> None:
-    """Deletes what dead processes of this machine left half written; others may still be writing.
+    """Delete what dead processes of this machine left half written; others may still be writing.
 
     Args:
         folder: where to look.

@@ -28,7 +28,7 @@ _MANIFEST = "manifest.json"
 
 
 def write(path: Path, kind: str, content: Mapping[str, Any], members: Mapping[str, Any]) -> None:
-    """Writes a container at once or not at all.
+    """Write a container at once or not at all.
 
     Args:
         path: the file; folders are made, an older file is replaced.
@@ -125,7 +125,7 @@ class Container:
         return tuple(self._members)
 
     def read(self, name: str) -> bytes:
-        """The bytes of a member.
+        """Return the bytes of a member.
 
         Raises:
             CorruptExecutable: it is missing or altered.
@@ -139,11 +139,11 @@ class Container:
         return data
 
     def text(self, name: str) -> str:
-        """A member that is text."""
+        """Return a member that is text."""
         return self.read(name).decode()
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A member that is a tensor, on the host.
+        """Return a member that is a tensor, on the host.
 
         Raises:
             CorruptExecutable: it is missing, altered or of another size than it says.
@@ -159,7 +159,7 @@ class Container:
             raise self._corrupt(error) from error
 
     def tensors(self, prefix: str) -> dict[str, torch.Tensor]:
-        """All tensors whose name starts with ``prefix``, by the rest of their name."""
+        """Return all tensors whose name starts with ``prefix``, by the rest of their name."""
         return {
             name.removeprefix(prefix): self.tensor(name)
             for name in self._members

@@ -16,7 +16,7 @@ _REST = "everything else"
 
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a dense tensor in row-major order; no copy where it lies so on the host.
+    """Return the bytes of a dense tensor in row-major order; no copy where it lies so on the host.
 
     Args:
         tensor: of any shape, dtype and device.
@@ -27,7 +27,7 @@ def raw_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def of_content(content: Any) -> dict[str, str]:
-    """A SHA-256 of each tensor in plain state by where it stands, and one of everything else.
+    """Return a SHA-256 of each tensor in plain state, by its place, and one of everything else.
 
     Args:
         content: tensors, numbers, strings and None in dictionaries, lists, tuples and sets. Values
@@ -44,7 +44,7 @@ def of_content(content: Any) -> dict[str, str]:
 
 
 def first_difference(stored: Mapping[str, str], content: Any) -> str | None:
-    """Where content is not what digests were made of; None where it is.
+    """Return where content is not what digests were made of; None where it is.
 
     Args:
         stored: what ``of_content`` returned.

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Opens a file to read; a pipe or a device under its name would keep the reader waiting.
+    """Open a file to read; a pipe or a device under its name would keep the reader waiting.
 
     Raises:
         OSError: there is no such file, it may not be read, or it is no ordinary file.
@@ -25,7 +25,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def make_private(path: Path, mode: int = 0o700) -> None:
-    """Makes a folder of this user, or sees that the one that is there is one.
+    """Make a folder of this user, or see that the one that is there is one.
 
     Among temporary files somebody else may have made one of that name.
 

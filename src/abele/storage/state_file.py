@@ -31,7 +31,7 @@ _DIRECTORY, _SIZES_FOLLOW, _TEXT_IN_UTF8 = 0x10, 0x8, 0x800
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a file at once or not at all.
+    """Write a file at once or not at all.
 
     Args:
         path: the file; folders are made, an older file is replaced.
@@ -48,14 +48,14 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def to_bytes(content: Mapping[str, Any]) -> bytes:
-    """The same as bytes."""
+    """Return the same as bytes."""
     stream = io.BytesIO()
     torch.save(_sealed(content), stream)
     return stream.getvalue()
 
 
 def from_bytes(data: bytes) -> Any:
-    """What ``to_bytes`` or a file's bytes hold, on the host.
+    """Return what ``to_bytes`` or a file's bytes hold, on the host.
 
     Raises:
         ValueError: damaged, or something else.
@@ -64,7 +64,7 @@ def from_bytes(data: bytes) -> Any:
 
 
 def read(path: Path) -> Any:
-    """What a file holds, on the host.
+    """Return what a file holds, on the host.
 
     Raises:
         ValueError: damaged, or something else.
@@ -95,7 +95,7 @@ def _sealed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(content: Any) -> Any:
-    """Content without its digests; as it is where it has none."""
+    """Return the content without its digests; as it is where it has none."""
     if not isinstance(content, dict) or not isinstance(content.get(DIGESTS), dict):
         return content
     stored = content.pop(DIGESTS)
@@ -109,7 +109,7 @@ def _checked(content: Any) -> Any:
 
 
 def damage(file: Path | BinaryIO, size: int | None = None) -> str | None:
-    """What is wrong with a file, as far as its structure and checksums tell; None for nothing.
+    """Return what is wrong with a file, judged by structure and checksums; None for nothing.
 
     Args:
         file: a path or an open file.
@@ -131,7 +131,7 @@ def damage(file: Path | BinaryIO, size: int | None = None) -> str | None:
 
 
 def _is_strange(member: zipfile.ZipInfo) -> bool:
-    """Whether torch has not written this entry so; its reader takes folders for empty parts."""
+    """Return whether torch never writes such an entry; its reader takes folders for empty parts."""
     return bool(
         member.is_dir()
         or member.external_attr & _DIRECTORY
@@ -145,7 +145,7 @@ def _first_line(error: Exception) -> str:
 
 
 def plain(value: Any, name: str = "state") -> Any:
-    """A value made of what such a file can hold; numpy's numbers become Python's.
+    """Return a value made of what such a file can hold; numpy's numbers become Python's.
 
     Args:
         value: tensors, numbers, strings, None and torch's dtypes and devices, in dictionaries,

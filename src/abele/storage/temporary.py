@@ -42,12 +42,12 @@ def folder(parent: str | os.PathLike[str] | None = None) -> Iterator[str]:
 
 
 def prefix() -> str:
-    """What names of this process's temporary files begin with."""
+    """Return what names of this process's temporary files begin with."""
     return f"abele-{_machine()}-{os.getpid()}-{started() or 0}-"
 
 
 def sweep(parent: str | os.PathLike[str] | None = None) -> None:
-    """Deletes this user's temporary files whose process is gone; never fails."""
+    """Delete this user's temporary files whose process is gone; never fails."""
     with contextlib.suppress(OSError), os.scandir(parent or tempfile.gettempdir()) as entries:
         for entry in entries:
             match = _PATTERN.fullmatch(entry.name)
@@ -81,7 +81,7 @@ def started(process: int | str = "self") -> int | None:
 
 
 def runs(process: int, since: int) -> bool:
-    """Whether a process of this machine still runs, and is the one that started then."""
+    """Return whether a process of this machine still runs, and is the one that started then."""
     start = started(process)
     if start is not None:
         return since in (0, start)
@@ -98,7 +98,7 @@ def runs(process: int, since: int) -> bool:
 
 
 def boot() -> str | None:
-    """What tells this run of the machine's system from all others; None where nothing does."""
+    """Return the identifier of this boot of the machine; None where there is none."""
     try:
         return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -75,7 +75,7 @@ def _container(value: Any, other: Callable[[Any], Any] | None) -> Any:
 
 
 def decode(data: Any, others: Mapping[str, Callable[[Any], Any]] | None = None) -> Any:
-    """The value that ``encode`` wrote.
+    """Return the value that ``encode`` wrote.
 
     Args:
         data: what ``json.loads`` returned.

@@ -15,7 +15,7 @@ from abele.trace.plain_tensors import written_stand_in
 
 
 def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The value of a tensor of the trace under way if it is computed from constants, else None."""
+    """Return the value of a traced tensor that is computed from constants, else None."""
     mode = _torch.get_proxy_mode()
     if not isinstance(tensor, _torch.FakeTensor):
         changed = written_stand_in(tensor)
@@ -27,7 +27,7 @@ def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def computed(node: torch.fx.Node, tracer: torch.fx.Tracer) -> torch.Tensor | None:
-    """The value that a node of a trace has by now if it is computed from constants, else None.
+    """Return the present value of a node if it is computed from constants, else None.
 
     What was written into its memory, or into that of anything it is computed from, counts, through
     whichever view it was written.
@@ -45,7 +45,7 @@ def computed(node: torch.fx.Node, tracer: torch.fx.Tracer) -> torch.Tensor | Non
 
 
 def _dependencies(node: torch.fx.Node, graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """All nodes that a value of now depends on: those of its operands, and writes seen by it."""
+    """Return all nodes that a node's present value depends on: operands, and writes they see."""
     order = {each: index for index, each in enumerate(graph.nodes)}
     writers: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     for each in graph.nodes:
@@ -69,7 +69,7 @@ def _dependencies(node: torch.fx.Node, graph: torch.fx.Graph) -> set[torch.fx.No
 def _constants(
     nodes: set[torch.fx.Node], root: torch.nn.Module
 ) -> dict[torch.fx.Node, torch.Tensor]:
-    """The constants among nodes; those that other nodes write into are copies."""
+    """Return the constants among nodes; those that other nodes write into are copies."""
     named = {node: getattr(root, str(node.target)) for node in nodes if node.op == "get_attr"}
     changed = {base(target) for node in nodes for target in written(node)}
     memories: dict[torch.fx.Node, torch.UntypedStorage] = {}
@@ -91,7 +91,7 @@ def results(
     kwargs: Mapping[str, Any],
     value_of: Callable[[torch.Tensor], torch.Tensor | None],
 ) -> Any:
-    """What an operator returns if ``value_of`` knows each of its tensors, else None."""
+    """Return what an operator returns if ``value_of`` knows each of its tensors, else None."""
     missing = False
 
     def value(each: Any) -> Any:
@@ -113,7 +113,7 @@ def results(
 
 
 def _computes_the_same_now(node: torch.fx.Node) -> bool:
-    """Whether it is a constant or an operation that draws no numbers."""
+    """Return whether it is a constant or an operation that draws no numbers."""
     tags = getattr(node.target, "tags", ())
     of_graph = node.op == "get_attr" or is_getitem(node) or _is_of_torch(node)
     return of_graph and torch.Tag.nondeterministic_seeded not in tags

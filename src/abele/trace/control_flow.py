@@ -45,7 +45,7 @@ class _Outlined:
     root: torch.nn.Module
 
     def graph(self, read: Sequence[torch.fx.Node], *, counted: bool) -> torch.fx.GraphModule:
-        """The body as a function of its arguments and ``read``; its results alias neither.
+        """Return the body as a function of its arguments and ``read``; its results alias neither.
 
         Args:
             read: what else it is called with; at least what it reads.
@@ -70,7 +70,7 @@ class _Outlined:
 def loop(
     count: int, body: Body, inputs: Sequence[torch.Tensor], check: Callable
 ) -> list[torch.Tensor]:
-    """Applies ``body`` ``count`` times to its own results, starting from copies of ``inputs``.
+    """Apply ``body`` ``count`` times to its own results, starting from copies of ``inputs``.
 
     Args:
         count: how often; known while capturing.
@@ -104,7 +104,7 @@ def choose(
     inputs: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
     check: Callable,
 ) -> list[torch.Tensor]:
-    """Runs one of two bodies, whichever the condition's value asks for at run time.
+    """Run one of two bodies, whichever the condition's value asks for at run time.
 
     Args:
         condition: 0-d bool; true takes the first.
@@ -132,7 +132,7 @@ def choose(
 
 
 def restore_views(graph: torch.fx.GraphModule) -> None:
-    """Takes back that views became copies in the bodies of loops and branches.
+    """Take back that views became copies in the bodies of loops and branches.
 
     Removing in-place writes does that inside bodies, not in the program around them. Bodies write
     nothing any more and clone their results, so that views are safe, and compilers know them.
@@ -198,7 +198,7 @@ def _node(tensor: torch.Tensor) -> torch.fx.Node:
 
 
 def _is_constant(node: torch.fx.Node, root: torch.nn.Module) -> bool:
-    """Whether it names a tensor, not the graph of an inner loop or branch."""
+    """Return whether it names a tensor, not the graph of an inner loop or branch."""
     return node.op == "get_attr" and not isinstance(
         getattr(root, str(node.target), None), torch.nn.Module
     )

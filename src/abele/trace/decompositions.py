@@ -58,7 +58,7 @@ PORTABLE_OPERATORS: dict[Any, Callable] = {
 
 
 def conjugate_numbers(graph: torch.fx.GraphModule) -> None:
-    """Puts the conjugate of a number in the place of an operator that takes tensors only.
+    """Put the conjugate of a number in the place of an operator that takes tensors only.
 
     Autograd conjugates the factor in ``x * 2j``, a tensor that the tracer writes as a number.
     """
@@ -75,7 +75,7 @@ def conjugate_numbers(graph: torch.fx.GraphModule) -> None:
 
 @contextlib.contextmanager
 def portable_kernels() -> Iterator[None]:
-    """Keeps vendor kernels out of the program where the portable operator says more.
+    """Keep vendor kernels out of the program where the portable operator says more.
 
     Their batch norms hide writes like the native one, and their LSTM cannot be traced without
     data. Convolutions are not concerned: which library runs them is decided when they run.

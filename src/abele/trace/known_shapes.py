@@ -35,7 +35,7 @@ def _computed_now(operator: _torch.OpOverload) -> Callable:
 
 
 def _with_values(value: Any) -> Any:
-    """An argument with its values; NotImplemented if it has values that are not there yet."""
+    """Return an argument with its values; NotImplemented if they are not known yet."""
     if not isinstance(value, torch.Tensor):
         return value
     constant = constant_value(value)
@@ -43,7 +43,7 @@ def _with_values(value: Any) -> Any:
 
 
 def _traced(value: Any) -> Any:
-    """A result as a constant of the program."""
+    """Return a result as a constant of the program."""
     return aten.lift_fresh_copy.default(value) if isinstance(value, torch.Tensor) else value
 
 

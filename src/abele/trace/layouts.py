@@ -30,7 +30,7 @@ class Results:
     def of(
         self, target: Callable, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """What an operator returns, perhaps to an earlier call with arguments laid out alike.
+        """Return an operator's results, perhaps from an earlier call with arguments laid out alike.
 
         Args:
             target: the operator; computes on tensors without data, and writes to none.
@@ -48,7 +48,7 @@ class Results:
 
 
 def _key(value: Any) -> Hashable:
-    """All that results can depend on."""
+    """Return all that results can depend on."""
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or value.is_complex():
             raise _UnknownError

@@ -35,7 +35,7 @@ class Lifted:
 
 
 def lift(graph: torch.fx.GraphModule) -> list[Lifted]:
-    """Turns the tensors that a graph names into further inputs, behind all others."""
+    """Turn the tensors that a graph names into further inputs, behind all others."""
     named = [node for node in graph.graph.nodes if node.op == "get_attr"]
     named = [node for node in named if isinstance(_value(graph, node), torch.Tensor)]
     memories: dict[torch.fx.Node, list[torch.fx.Node]] = {}
@@ -52,7 +52,7 @@ def lift(graph: torch.fx.GraphModule) -> list[Lifted]:
 
 
 def lower(graph: torch.fx.GraphModule, lifted: Sequence[Lifted]) -> None:
-    """Turns the last inputs of a graph into constants again; what it writes into them is lost."""
+    """Turn the last inputs of a graph into constants again; what it writes into them is lost."""
     inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
     for node, constant in zip(inputs[len(inputs) - len(lifted) :], lifted, strict=True):
         for user in list(node.users):
@@ -82,7 +82,7 @@ def _as_input(graph: torch.fx.GraphModule, node: torch.fx.Node) -> Lifted:
 
 
 def _as_views(graph: torch.fx.GraphModule, nodes: Sequence[torch.fx.Node]) -> Lifted:
-    """One input for the memory of several constants, each of which becomes a view of it."""
+    """Return one input for the memory of several constants, each of which becomes a view of it."""
     first = _value(graph, nodes[0])
     assert isinstance(first, torch.Tensor)
     storage = first.untyped_storage()

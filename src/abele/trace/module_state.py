@@ -38,7 +38,7 @@ class ModuleState:
 
     @classmethod
     def of(cls, module: torch.nn.Module) -> ModuleState:
-        """Collects the state of ``module`` and its children; tied tensors appear once."""
+        """Collect the state of ``module`` and its children; tied tensors appear once."""
         refuse_without_shapes(module)
         params = dict(_named(module, "_parameters"))
         buffers = dict(_named(module, "_buffers"))
@@ -66,7 +66,7 @@ def _refuse_other_kinds(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def refuse_without_shapes(module: torch.nn.Module) -> None:
-    """Refuses modules that are not there yet, or no modules of Python.
+    """Refuse modules that are not there yet, or no modules of Python.
 
     Raises:
         CaptureError: a part is a TorchScript module or a lazy one that has not been called.
@@ -99,7 +99,7 @@ def _refuse_overlaps(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The same data as a ``torch.Tensor`` without subclass, hooks or autograd history."""
+    """Return the same data as a ``torch.Tensor`` without subclass, hooks or autograd history."""
     return torch.Tensor.as_subclass(torch.Tensor.detach(tensor), torch.Tensor)
 
 
@@ -182,7 +182,7 @@ def _refuse_new_modules(module: torch.nn.Module, known: Set[int]) -> None:
 def in_place_of(
     state: ModuleState, params: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
 ) -> dict[int, torch.Tensor]:
-    """What stands for each parameter and buffer, by the ``id`` of the module's own object."""
+    """Return the stand-in of each parameter and buffer, by the ``id`` of the module's object."""
     return {
         id(original): values[name]
         for kind, values in (("_parameters", params), ("_buffers", buffers))
@@ -196,5 +196,5 @@ def parameter_names(module: torch.nn.Module) -> dict[int, str]:
 
 
 def tensor_ids(module: torch.nn.Module) -> frozenset[int]:
-    """The ``id`` of the object of every parameter and buffer."""
+    """Return the ``id`` of the object of every parameter and buffer."""
     return frozenset(id(v) for kind in ("_parameters", "_buffers") for _, v in _named(module, kind))

@@ -114,14 +114,14 @@ class _Memo:
     # -- the user's lines --------------------------------------------------------------
 
     def created(self, node: torch.fx.Node) -> None:
-        """Writes the calls of ``forward`` under way on a node that was just created."""
+        """Write the calls of ``forward`` under way on a node that was just created."""
         if node.op in ("call_function", "get_attr"):
             stack = self._stack()
             if stack:
                 node.stack_trace = stack
 
     def _stack(self) -> str:
-        """The frames of all functions named ``forward``, outermost first."""
+        """Return the frames of all functions named ``forward``, outermost first."""
         frame, frames = sys._getframe(1), []
         while frame is not None:
             if frame.f_code.co_name == "forward":
@@ -142,7 +142,7 @@ class _Memo:
     # -- operators ---------------------------------------------------------------------
 
     def call(self, function: OpOverload, args: Sequence, kwargs: dict, trace: Trace) -> Any:
-        """An operator's results, traced by ``trace`` or from memory."""
+        """Return an operator's results, traced by ``trace`` or from memory."""
         if function is _LIFT and not isinstance(args[0], _torch.FakeTensor):
             return self._plain.lifted(args[0])
         originals: dict[int, torch.Tensor] = {}
@@ -205,13 +205,13 @@ class _Memo:
         return None if node is None else computed(node, self._trace.tracer)
 
     def _as_constants(self, value: Any) -> Any:
-        """What follows from constants, whatever the input is, as values of the trace."""
+        """Return what follows from constants, whatever the input is, as values of the trace."""
         if isinstance(value, list | tuple):
             return type(value)(map(self._as_constants, value))
         return self._plain.lifted(value) if isinstance(value, torch.Tensor) else value
 
     def _become(self, tensor: torch.Tensor, other: torch.Tensor) -> bool:
-        """Makes a tensor without elements another one, if it has no memory to keep."""
+        """Make a tensor without elements another one, if it has no memory to keep."""
         node = self._trace.node_of(other) if isinstance(tensor, _torch.FakeTensor) else None
         if node is None or tensor.untyped_storage().nbytes():
             return False
@@ -221,7 +221,7 @@ class _Memo:
         return True
 
     def _key(self, value: Any, tensors: list[_torch.FakeTensor], nodes: list[torch.fx.Node]) -> Any:
-        """All that the nodes of an operator depend on; collects its tensors and their nodes."""
+        """Return what an operator's nodes depend on; collects its tensors and their nodes."""
         if value is None:
             return None
         kind = type(value)
@@ -274,7 +274,7 @@ class _Memo:
     def _template(
         self, result: Any, tensors: list[_torch.FakeTensor], copies: dict, new: set[int]
     ) -> Any:
-        """Results as ``_Made`` and ``_Given``; ``new`` collects memory that no argument has."""
+        """Return results as ``_Made`` and ``_Given``; ``new`` collects memory no argument has."""
         if result is None:
             return None
         if isinstance(result, list | tuple):
@@ -322,13 +322,13 @@ class _Memo:
 
 
 def _with_originals(value: Any, originals: dict[int, torch.Tensor]) -> Any:
-    """Results with the user's own tensors where their stand-ins are returned."""
+    """Return results with the user's own tensors where their stand-ins are returned."""
     if isinstance(value, list | tuple):
         return type(value)(_with_originals(each, originals) for each in value)
     return originals.get(id(value), value)
 
 
 def _state() -> tuple:
-    """What else an operator may look at."""
+    """Return what else an operator may look at."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     return torch.get_default_dtype(), torch.is_grad_enabled(), deterministic

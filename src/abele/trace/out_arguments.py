@@ -38,7 +38,7 @@ Call = Callable[[OpOverload, Sequence, dict[str, Any]], Any]
 
 
 def has_out(function: OpOverload) -> bool:
-    """Whether an operator writes its results into arguments given for that."""
+    """Return whether an operator writes its results into arguments given for that."""
     return function._schema.is_mutable and any(each.is_out for each in function._schema.arguments)
 
 
@@ -49,7 +49,7 @@ def write_results(
     call: Call,
     become: Callable[[torch.Tensor, torch.Tensor], bool],
 ) -> Any:
-    """Computes what an operator writes into its ``out`` arguments, and copies it there.
+    """Compute what an operator writes into its ``out`` arguments, and copy it there.
 
     Args:
         function: the operator; ``has_out`` of it.
@@ -111,7 +111,7 @@ def returning(function: OpOverload) -> OpOverload | None:
 
 
 def _adds_dtype(function: OpOverload, target: OpOverload) -> bool:
-    """Whether the operator that returns its result has to be told what ``out`` tells."""
+    """Return whether the operator that returns its result has to be told what ``out`` tells."""
     names = ["dtype" in [each.name for each in f._schema.arguments] for f in (function, target)]
     return names == [False, True]
 

@@ -22,7 +22,7 @@ _SETS_ALL = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default}
 def each_once(
     function: OpOverload, tensor: torch.Tensor, call: Callable[..., torch.Tensor]
 ) -> torch.Tensor:
-    """A view of what an operator is about to set to one value, with each element in it once.
+    """Return a view of what an operator is about to set to one value, with each element in it once.
 
     Args:
         function: the operator; for all but those that set every element, nothing changes.

@@ -51,7 +51,7 @@ class PlainMemory:
     written: bool = False
 
     def leave(self, value: torch.Tensor | None) -> None:
-        """Writes into the memory what the forward of a trace left in it, if that is known.
+        """Write into the memory what the forward of a trace left in it, if that is known.
 
         The trace's history, which autograd wrote on the tensors, is taken from them.
         """
@@ -92,7 +92,7 @@ class PlainTensors:
             _active.reset(token)
 
     def exchanged(self, value: Any, originals: dict[int, torch.Tensor]) -> Any:
-        """An argument with a stand-in for each plain tensor in it.
+        """Return an argument with a stand-in for each plain tensor in it.
 
         Args:
             value: an argument of an operator, or a structure of them.
@@ -109,7 +109,7 @@ class PlainTensors:
         return value
 
     def stand_in(self, value: torch.Tensor) -> _torch.FakeTensor:
-        """What stands for a plain tensor in the trace: the same for each tensor in its place."""
+        """Return a plain tensor's stand-in in the trace, the same for all tensors in its place."""
         with _torch.outside_the_trace(), _torch.without_torch_function_modes():
             kind = other_kind(value)
             if kind is not None:
@@ -128,7 +128,7 @@ class PlainTensors:
         return self._stand_ins[key]
 
     def lifted(self, value: torch.Tensor) -> torch.Tensor:
-        """A tensor of the trace that starts as a copy of one that nobody else has."""
+        """Return a tensor of the trace that starts as a copy of one that nobody else has."""
         with _torch.outside_the_trace(), _torch.without_torch_function_modes():
             constant, fake = self._constant(value), _torch.laid_out_like(value, self._mode)
         constant.node.meta["val"] = fake
@@ -138,7 +138,7 @@ class PlainTensors:
         return _torch.track_tensor_tree(fake, copied, constant=None, tracer=self._trace.tracer)
 
     def note_writes(self, function: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> None:
-        """Notes which plain tensors an operator is about to change, and warns once for each."""
+        """Note which plain tensors an operator is about to change, and warn once for each."""
         if not self._memories or not function._schema.is_mutable:
             return
         for index, argument in enumerate(function._schema.arguments):
@@ -149,7 +149,7 @@ class PlainTensors:
                 self._note_write(tensor)
 
     def refuse_new_shape(self, function: OpOverload, tensor: torch.Tensor) -> None:
-        """Refuses an operator that gives an input, state or a plain tensor another shape."""
+        """Refuse an operator that gives an input, state or a plain tensor another shape."""
         node = self._trace.node_of(tensor)
         while node is not None and writes(node):
             node = node_argument(node, 0)
@@ -176,14 +176,14 @@ class PlainTensors:
         )
 
     def written_stand_in(self, value: torch.Tensor) -> _torch.FakeTensor | None:
-        """What stands for a plain tensor that forward has changed; None for any other."""
+        """Return what stands for a plain tensor that forward has changed; None for any other."""
         with _torch.without_torch_function_modes():
             dense = not isinstance(value, _torch.FakeTensor) and other_kind(value) is None
             memory = self._memories.get(value.untyped_storage()._cdata) if dense else None
         return self.stand_in(value) if memory is not None and memory.written else None
 
     def written(self) -> list[PlainMemory]:
-        """The memory of plain tensors that forward has changed."""
+        """Return the memory of plain tensors that forward has changed."""
         return [memory for memory in self._memories.values() if memory.written]
 
     def _new(self, storage: int, value: torch.Tensor) -> _torch.FakeTensor:
@@ -215,6 +215,6 @@ class PlainTensors:
 
 
 def written_stand_in(value: torch.Tensor) -> torch.Tensor | None:
-    """What stands for a plain tensor that the forward under way has changed; else None."""
+    """Return what stands for a plain tensor that the forward under way has changed; else None."""
     active = _active.get()
     return None if active is None else active.written_stand_in(value)

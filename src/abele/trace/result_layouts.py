@@ -57,7 +57,7 @@ _LIKE: dict[Callable, tuple[Like, ...]] = {
 
 
 def actual(function: Callable, args: Sequence[Any], result: Any) -> Any:
-    """The results of an operator on tensors without data, laid out as its kernel does it.
+    """Return the results of an operator on tensors without data, laid out as its kernel does it.
 
     Args:
         function: the operator.
@@ -90,7 +90,7 @@ def correcting() -> Iterator[None]:
 def corrected(
     trace: _torch.Interception, function: OpOverload, args: Sequence[Any], result: Any
 ) -> Any:
-    """The same as ``actual`` for results that were just traced."""
+    """Return the same as ``actual`` for results that were just traced."""
     if function not in _LIKE:
         return result
     with _torch.without_torch_function_modes(), torch.no_grad():

@@ -32,7 +32,7 @@ class _Recorder:
         self._last: torch.fx.Node | None = None
 
     def flush(self) -> None:
-        """Gives every node traced since the last call what is open now."""
+        """Give every node traced since the last call what is open now."""
         entry = {"scope": "/".join(self.path), **self.marks}
         newest = None
         for node in reversed(_torch.traced_nodes()):
@@ -45,7 +45,7 @@ class _Recorder:
         self._last = newest
 
     def forget_erased(self) -> None:
-        """Goes on behind the newest node that is still there."""
+        """Go on behind the newest node that is still there."""
         self._last = next(reversed(_torch.traced_nodes()), None)
 
 
@@ -71,7 +71,7 @@ def _module_scopes(recorder: _Recorder, names: Mapping[torch.nn.Module, str]) ->
     outer: list[list[str]] = []
 
     def here() -> bool:
-        """Whether this is the thread that captures: the hooks are those of the whole process."""
+        """Return whether this thread captures: the hooks are those of the whole process."""
         return _active.get() is recorder
 
     def enter(module: torch.nn.Module, args: Any) -> None:
@@ -97,7 +97,7 @@ def _module_scopes(recorder: _Recorder, names: Mapping[torch.nn.Module, str]) ->
 
 
 def push(name: str) -> None:
-    """Opens a scope inside the present one."""
+    """Open a scope inside the present one."""
     recorder = _active.get()
     if recorder is not None:
         recorder.flush()
@@ -105,7 +105,7 @@ def push(name: str) -> None:
 
 
 def pop() -> None:
-    """Closes the innermost scope."""
+    """Close the innermost scope."""
     recorder = _active.get()
     if recorder is not None:
         recorder.flush()
@@ -152,7 +152,7 @@ def nodes_to_be_moved() -> Iterator[None]:
 
 
 def mark(key: str, value: Any) -> Any:
-    """Sets a mark for the nodes to come (None removes it) and returns the one before."""
+    """Set a mark for the nodes to come (None removes it) and return the one before."""
     recorder = _active.get()
     if recorder is None:
         return None
@@ -164,6 +164,6 @@ def mark(key: str, value: Any) -> Any:
 
 
 def current(key: str) -> Any:
-    """The mark now in force, or None."""
+    """Return the mark now in force, or None."""
     recorder = _active.get()
     return None if recorder is None else recorder.marks.get(key)

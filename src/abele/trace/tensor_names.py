@@ -79,11 +79,11 @@ class Lookup:
         return tuple(self._names)
 
     def start(self) -> None:
-        """Forgets the gradients of the program before."""
+        """Forget the gradients of the program before."""
         self._gradients = {}
 
     def note_gradients(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Keeps traced gradients by the names of their parameters."""
+        """Keep traced gradients by the names of their parameters."""
         self._gradients = dict(gradients)
 
     @property
@@ -94,7 +94,7 @@ class Lookup:
     def choose(
         self, graph: torch.fx.GraphModule, slots: Sequence[tuple[str, Role]]
     ) -> tuple[str, ...]:
-        """Replaces the gradients that a graph returns by the tensors that are wanted of it.
+        """Replace the gradients that a graph returns by the tensors that are wanted of it.
 
         Args:
             graph: returns its outputs and then ``gradients``; changed in place.
@@ -117,7 +117,7 @@ class Lookup:
         return tuple(chosen)
 
     def check(self) -> None:
-        """Refuses wanted names that no program has.
+        """Refuse wanted names that no program has.
 
         Raises:
             CaptureError: naming them and the nearest names that exist.
@@ -144,7 +144,7 @@ def _named(
     outputs: Sequence[torch.fx.Node],
     gradients: Mapping[str, torch.fx.Node],
 ) -> Iterator[tuple[str, torch.fx.Node]]:
-    """Names and nodes, each name once."""
+    """Yield names and nodes, each name once."""
     used: set[str] = set()
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
     for name, node in (

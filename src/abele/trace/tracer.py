@@ -62,7 +62,7 @@ class Values:
             self._by_role[item.role][item.name] = tensor
 
     def of(self, role: Role) -> dict[str, torch.Tensor]:
-        """The tensors of a role by name."""
+        """Return the tensors of a role by name."""
         return self._by_role[role]
 
 
@@ -73,7 +73,7 @@ def trace(
     mode: _torch.FakeTensorMode,
     lookup: Lookup,
 ) -> Program:
-    """Runs ``body`` once, on tensors without data.
+    """Run ``body`` once, on tensors without data.
 
     Args:
         name: of the program.
@@ -115,12 +115,12 @@ def trace(
 
 
 def _address(value: torch.Tensor) -> int:
-    """Which memory a tensor lives in."""
+    """Return which memory a tensor lives in."""
     return value.untyped_storage()._cdata
 
 
 def fake_of(item: Named, mode: _torch.FakeTensorMode) -> torch.Tensor:
-    """A tensor without data that stands for a slot."""
+    """Return a tensor without data that stands for a slot."""
     value = item.value
     if value.layout is torch.strided and (item.role in _OURS or _is_whole(value)):
         # The general way looks into all that a tensor can be, and takes ten times as long.
@@ -129,7 +129,7 @@ def fake_of(item: Named, mode: _torch.FakeTensorMode) -> torch.Tensor:
 
 
 def _is_whole(value: torch.Tensor) -> bool:
-    """Whether a tensor is exactly what its storage holds, in order, and of no special type."""
+    """Return whether a tensor is exactly its storage, in order, and of no special type."""
     size = value.numel() * value.element_size()
     whole = value.is_contiguous() and value.untyped_storage().nbytes() == size
     return whole and type(value) is torch.Tensor and not (value.is_complex() or value.is_quantized)

@@ -15,7 +15,7 @@ __all__ = ["Backend", "Proof", "Settings", "StepResult", "create"]
 
 
 def create(network: nn.Module, loss: nn.Module, settings: Settings) -> Backend:
-    """The backend of a compute mode.
+    """Return the backend of a compute mode.
 
     Args:
         network: float32, on the host.

@@ -68,7 +68,7 @@ class Proof:
     evaluation_steps: int
 
     def line(self) -> str:
-        """One line for the banner and the log."""
+        """Return one line for the banner and the log."""
         if self.executable is not None:
             executable = (
                 f"executable {self.executable[:16]}, made in {self.compile_seconds or 0:.1f} s"
@@ -85,7 +85,7 @@ class Proof:
         )
 
     def counts(self) -> str:
-        """How many steps went through the device, for the end of the log."""
+        """Return how many steps went through the device, for the end of the log."""
         return (
             f"{self.training_steps} training and {self.evaluation_steps} evaluation steps went "
             "through it"
@@ -149,7 +149,7 @@ class Backend(abc.ABC):
         self.training_steps = self.evaluation_steps = 0
 
     def train_step(self, batch: Batch, rate: float) -> StepResult:
-        """One update from ``settings.images`` images, and as many of every other instance.
+        """Return one update from ``settings.images`` images, and as many of every other instance.
 
         Args:
             batch: with labels.
@@ -170,7 +170,7 @@ class Backend(abc.ABC):
         return self._train(batch.image, batch.label, rate)
 
     def evaluate_step(self, batch: Batch) -> StepResult:
-        """Scores, and the loss where there are labels; weights and statistics stay.
+        """Return scores, and the loss where there are labels; weights and statistics stay.
 
         Args:
             batch: of any size up to ``micro_batch``; programs of fixed size are fed the last event
@@ -193,7 +193,7 @@ class Backend(abc.ABC):
         return StepResult(loss, logits)
 
     def share_statistics(self) -> None:
-        """Gives all instances the first one's statistics of batches, to evaluate with.
+        """Give all instances the first one's statistics of batches, to evaluate with.
 
         An update needs none of them, so this changes no weights.
         """
@@ -218,10 +218,10 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def proof(self) -> Proof:
-        """Where the steps ran, as far as is known by now."""
+        """Return where the steps ran, as far as is known by now."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights and optimizer state on the host, the same for every backend.
+        """Return weights and optimizer state on the host, the same for every backend.
 
         Returns:
             ``state_dict``: the network's tensors by name. ``optimizer``: kind, and per parameter
@@ -232,7 +232,7 @@ class Backend(abc.ABC):
         return {"state_dict": weights, "optimizer": self._optimizer_state()}
 
     def load_state_dict(self, content: Mapping[str, Any]) -> None:
-        """Takes what ``state_dict`` of any backend gave; without ``optimizer`` only weights.
+        """Take what ``state_dict`` of any backend gave; without ``optimizer`` only weights.
 
         Raises:
             BackendError: the optimizer's state is of another kind of optimizer.
@@ -254,7 +254,7 @@ class Backend(abc.ABC):
             self._load_scaling(state.get("scaling"))
 
     def _weights_loaded(self) -> None:  # noqa: B027  not every device has a copy
-        """Sends weights that were loaded to where they are used."""
+        """Send weights that were loaded to where they are used."""
 
     @abc.abstractmethod
     def _optimizer_state(self) -> dict[str, Any]: ...
@@ -263,14 +263,14 @@ class Backend(abc.ABC):
     def _load_optimizer_state(self, state: Mapping[str, Mapping[str, torch.Tensor]]) -> None: ...
 
     def _load_scaling(self, scaling: Any) -> None:  # noqa: B027  not every backend scales
-        """Goes on with the factor on the loss that was saved, where there is one."""
+        """Go on with the factor on the loss that was saved, where there is one."""
 
     def close(self) -> None:  # noqa: B027  not every device has to be given back
-        """Gives back the device."""
+        """Give back the device."""
 
 
 def _by_name(state: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
-    """The state of an optimizer of ``torch.optim``, as the original saves it, by name."""
+    """Return the state of an optimizer of ``torch.optim``, as the original saves it, by name."""
     names = [name for name, _ in network.named_parameters()]
     by_name = {names[int(index)]: value for index, value in state["state"].items()}
     kinds = [
@@ -299,7 +299,7 @@ def load_torch_state(
     optimizer: torch.optim.Optimizer,
     state: Mapping[str, Mapping[str, torch.Tensor]],
 ) -> None:
-    """Gives an optimizer of torch state by name."""
+    """Give an optimizer of torch state by name."""
     # Clones, because torch would go on with the very tensors that are given.
     indexed = {
         index: {k: v.float().clone() if k == "step" else v.clone() for k, v in state[name].items()}
@@ -311,7 +311,7 @@ def load_torch_state(
 
 
 def padded(rows: torch.Tensor, size: int) -> torch.Tensor:
-    """The tensor with its last row repeated up to ``size`` rows."""
+    """Return the tensor with its last row repeated up to ``size`` rows."""
     missing = size - len(rows)
     return rows if not missing else torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])
 
@@ -322,12 +322,12 @@ def micro_batches(settings: Settings, *tensors: torch.Tensor) -> Iterator[Sequen
 
 
 def joined(parts: Sequence[Logits]) -> Logits:
-    """Logits of micro-batches as those of one batch, on the host."""
+    """Return logits of micro-batches as those of one batch, on the host."""
     return tuple(torch.cat(planes).detach().cpu() for planes in zip(*parts, strict=True))
 
 
 def processor() -> str:
-    """What the processor of this machine is called."""
+    """Return what the processor of this machine is called."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:

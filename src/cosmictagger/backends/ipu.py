@@ -97,7 +97,7 @@ class IpuBackend(Backend):
         return options
 
     def _placed(self) -> poptorch.Options:
-        """Options that know the replicas of this instance, and which instance it is."""
+        """Return options that know the replicas of this instance, and which instance it is."""
         if popdist.isPopdistEnvSet():
             options: poptorch.Options = popdist.poptorch.Options()
         else:
@@ -250,17 +250,17 @@ class IpuBackend(Backend):
         self._updates_before -= self.training_steps
 
     def _names(self) -> dict[str, str]:
-        """Names of parameters in the network, and what the module with the loss calls them."""
+        """Return parameter names in the network, and those in the module with the loss."""
         plain = {id(value): name for name, value in self.network.named_parameters()}
         return {plain[id(value)]: name for name, value in self.module.named_parameters()}
 
     def close(self) -> None:
-        """Brings the weights home and frees the executors."""
+        """Bring the weights home and free the executors."""
         for executor in (self.trainer, self.evaluator):
             if isinstance(executor, poptorch.PoplarExecutor):
                 executor.destroy()
 
 
 def _mark(loss: torch.Tensor) -> torch.Tensor:
-    """Tells poptorch which of the results training makes small."""
+    """Tell poptorch which of the results training makes small."""
     return poptorch.identity_loss(loss, reduction="mean")

@@ -79,7 +79,7 @@ class RduBackend(Backend):
         return samba.optim.Adam(self.network.parameters(), lr=1.0, betas=BETAS, eps=ADAM_EPS)
 
     def compile(self, image_size: tuple[int, int]) -> Path:
-        """Compiles the program of training without running it.
+        """Compile the program of training without running it.
 
         Args:
             image_size: rows and columns.
@@ -114,7 +114,7 @@ class RduBackend(Backend):
         return Path(self.settings.folder or ".") / "pef"
 
     def _ready(self, image: torch.Tensor, *, training: bool) -> samba.SambaSession:
-        """The session with its program loaded and the network's present weights."""
+        """Return the session with its program loaded and the network's present weights."""
         session = self.trainer if training else self.evaluator
         if not isinstance(session, samba.SambaSession):
             raise BackendError(

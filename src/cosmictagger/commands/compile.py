@@ -10,7 +10,7 @@ from cosmictagger.records import logger
 
 
 def run(config: Config) -> None:
-    """Compiles the training program of a configuration into its output folder.
+    """Compile the training program of a configuration into its output folder.
 
     Raises:
         ConfigError: the mode is another one; those compile at their first step.

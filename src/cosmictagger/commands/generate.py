@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def main(argv: Sequence[str]) -> int:
-    """Makes the file.
+    """Make the file.
 
     Args:
         argv: without the name of the command.

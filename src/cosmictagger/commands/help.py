@@ -46,7 +46,7 @@ Choose
 
 
 def text() -> str:
-    """The whole help."""
+    """Return the whole help."""
     groups = _GROUPS.format(
         modes=", ".join(MODES),
         data=", ".join(DATA),
@@ -89,7 +89,7 @@ def _default(field: Any) -> str:
 
 
 def attributes(kind: type) -> dict[str, str]:
-    """The ``Attributes:`` of a docstring, each as one line."""
+    """Return the ``Attributes:`` of a docstring, each as one line."""
     doc = inspect.getdoc(kind) or ""
     _, _, block = doc.partition("Attributes:\n")
     joined = re.sub(r"\n {8,}", " ", block)

@@ -23,7 +23,7 @@ _LARGEST = 2**63 - 1
 
 
 def settle(config: Config) -> list[str]:
-    """Fills in what depends on the machine and checks the rest.
+    """Fill in what depends on the machine and check the rest.
 
     Args:
         config: changed in place: ``run.compute_mode`` and ``run.iterations`` get values.
@@ -134,7 +134,7 @@ def _without_effect(config: Config) -> list[str]:
 
 
 def look_up(config: Config, name: str) -> Any:
-    """The value of a key such as ``run.minibatch_size``."""
+    """Return the value of a key such as ``run.minibatch_size``."""
     value: Any = config
     for part in name.split("."):
         value = getattr(value, part)
@@ -142,7 +142,7 @@ def look_up(config: Config, name: str) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A configuration as JSON values; enumerations by name."""
+    """Return a configuration as JSON values; enumerations by name."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
@@ -151,7 +151,7 @@ def plain(value: Any) -> Any:
 
 
 def dump(config: Config) -> str:
-    """The configuration as text: keys in alphabetical order, two spaces per level, dotted."""
+    """Return the configuration as text: sorted keys, two spaces per level, dotted."""
     return "\n".join(["", "", "-- CONFIG --", *_lines(plain(config), 0)])
 
 

@@ -24,7 +24,7 @@ _FREE = "framework.environment_variables"  # the one place for names of one's ow
 
 
 def composed(preset: str, overrides: Sequence[str]) -> Config:
-    """The configuration of a preset with changes.
+    """Return the configuration of a preset with changes.
 
     Args:
         preset: one of ``PRESETS``.
@@ -50,7 +50,7 @@ def composed(preset: str, overrides: Sequence[str]) -> Config:
 
 
 def check_preset(name: str) -> None:
-    """Refuses an unknown ``--config-name``.
+    """Refuse an unknown ``--config-name``.
 
     Raises:
         ConfigError: names those that there are.
@@ -74,7 +74,7 @@ def _compose(preset: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def _explained(preset: str, overrides: Sequence[str], error: Exception) -> str:
-    """What is wrong with the first override that is wrong."""
+    """Return what is wrong with the first override that is wrong."""
     for sentence in _keys(preset, overrides):
         return sentence
     message = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
@@ -122,7 +122,7 @@ def _choices(overrides: Sequence[str]) -> Iterator[str]:
 
 
 def _keys(preset: str, overrides: Sequence[str]) -> Iterator[str]:
-    """Overrides whose key does not exist, or whose value does not fit, one after another."""
+    """Yield overrides whose key does not exist, or whose value does not fit, one after another."""
     groups, parsed = _groups(), _parsed(overrides)
     chosen = [text for text, override in parsed if override.key_or_group in groups]
     config = _compose(preset, chosen)

@@ -62,7 +62,7 @@ Member = TypeVar("Member", bound=enum.Enum)
 
 
 def member(kind: type[Member], value: Any, key: str) -> Member:
-    """The member of an enumeration that a name, a number or a member stands for.
+    """Return the member of an enumeration that a name, a number or a member stands for.
 
     Args:
         kind: the enumeration.
@@ -177,7 +177,7 @@ class Network:
             )
 
     def filters(self, level: int) -> int:
-        """Filters at a level; 0 is full size, ``depth`` the smallest."""
+        """Return filters at a level; 0 is full size, ``depth`` the smallest."""
         if self.growth_rate is GrowthRate.multiplicative:
             return self.n_initial_filters * 2**level
         return self.n_initial_filters * (level + 1)
@@ -210,7 +210,7 @@ NETWORKS: Mapping[str, Mapping[str, Any]] = {
 
 
 def named(name: str, **changes: Any) -> Network:
-    """A network by its name in ``NETWORKS``, with further changes.
+    """Return a network by its name in ``NETWORKS``, with further changes.
 
     Raises:
         ConfigError: no network has that name, or a value is out of range.

@@ -21,7 +21,7 @@ _WORLD_SIZES = ("OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "PMI_SIZE", "WORL
 
 
 def settle_processes(config: Config) -> list[str]:
-    """Checks that this many processes can share the run; no process is waited for.
+    """Check that this many processes can share the run; no process is waited for.
 
     Args:
         config: ``run.compute_mode`` is settled; ``run.num_replicas`` becomes what poprun was told.
@@ -45,7 +45,7 @@ def settle_processes(config: Config) -> list[str]:
 
 
 def minibatch(config: Config, count: int) -> int:
-    """Images of one pass forward of one of ``count`` processes, of each of its replicas.
+    """Return images of one pass forward of one of ``count`` processes, of each of its replicas.
 
     Raises:
         ConfigError: the images cannot be shared out.

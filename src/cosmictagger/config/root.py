@@ -76,13 +76,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def network_choices() -> dict[str, Mapping[str, Any]]:
-    """Every choice of ``network=``, and what it has different from ``Network()``."""
+    """Return every choice of ``network=``, and what it has different from ``Network()``."""
     return {"small": SMALL, **NETWORKS}
 
 
 @functools.cache
 def register() -> None:
-    """Makes schema, groups and presets known to Hydra; may be called again."""
+    """Make schema, groups and presets known to Hydra; may be called again."""
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     for group, choices in (("mode", MODES), ("data", DATA), ("framework", FRAMEWORKS)):
@@ -97,7 +97,7 @@ def register() -> None:
 
 
 def typed(composed: DictConfig) -> Config:
-    """The dataclasses of a configuration that Hydra has composed.
+    """Return the dataclasses of a configuration that Hydra has composed.
 
     Raises:
         ConfigError: ``run.id`` is missing, or a value is out of range.

@@ -57,7 +57,7 @@ def densify(
     log: bool = False,
     out: npt.NDArray | None = None,
 ) -> npt.NDArray:
-    """Makes images out of the stored pixels of one event.
+    """Make images out of the stored pixels of one event.
 
     Equal to larcv3 3.5 bit for bit. It walks the voxels in stored order (ascending ids: column by
     column, time upwards inside a column), adds each in float32 to its cell, and divides by the
@@ -98,7 +98,7 @@ def densify(
 def _cells(
     ids: npt.NDArray[np.uint64], size: tuple[int, int], downsample: int
 ) -> npt.NDArray[np.int64]:
-    """Flat index of each pixel's cell in a downsampled image."""
+    """Return the flat index of each pixel's cell in a downsampled image."""
     # 32-bit division is several times faster than 64-bit, and ids fit: checked by the reader.
     kind = np.uint32 if size[0] * size[1] <= 1 << 32 else np.uint64
     column, row = np.divmod(ids.astype(kind), kind(size[0]))

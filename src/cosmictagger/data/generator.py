@@ -40,7 +40,7 @@ def generate(
     size: tuple[int, int] = FULL_SIZE,
     progress: bool = True,
 ) -> None:
-    """Writes a file of simulated events.
+    """Write a file of simulated events.
 
     The file appears when it is complete; an interrupted run leaves nothing.
 
@@ -65,7 +65,7 @@ def generate(
 
 
 def simulate(number: int, seed: int = 0, size: tuple[int, int] = FULL_SIZE) -> Event:
-    """Makes one event, the one that ``generate`` writes at this place.
+    """Make one event, the one that ``generate`` writes at this place.
 
     Args:
         number: place of the event in its file, from 0.
@@ -116,7 +116,7 @@ def _simulated(number: int, seed: int, detector: Detector) -> Event:
 
 
 def _followed(rng: np.random.Generator, primaries: Sequence[Primary]) -> physics.Deposits:
-    """The charge that all particles of an event leave."""
+    """Return the charge that all particles of an event leave."""
     deposits: list[physics.Deposits] = []
     electrons: list[physics.Flying] = []
     photons: list[physics.Flying] = []
@@ -140,7 +140,7 @@ def _followed(rng: np.random.Generator, primaries: Sequence[Primary]) -> physics
 
 
 def _heavy(rng: np.random.Generator, primary: Primary, origin: int) -> Track:
-    """A muon, pion or proton, up to the surface or to its interaction with a nucleus."""
+    """Return a muon, pion or proton, up to the surface or to its interaction with a nucleus."""
     longest = _DIAGONAL
     if primary.pdg in (211, 2212):
         free = _PION_INTERACTION if primary.pdg == 211 else _PROTON_INTERACTION

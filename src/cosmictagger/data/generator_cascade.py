@@ -34,7 +34,7 @@ _PHOTONS = np.array(
 def cascade(
     rng: np.random.Generator, electrons: Flying, photons: Flying, inside: Array
 ) -> Deposits:
-    """Follows electrons and photons, and all that they make, until their energy is used up.
+    """Follow electrons and photons, and all that they make, until their energy is used up.
 
     All electrons of an event take each step together. Those emitted as photons come back as
     electrons where the photon converts or scatters.
@@ -68,7 +68,7 @@ def cascade(
 def _radiated(
     rng: np.random.Generator, electrons: Flying, step: float, energy_loss: Array
 ) -> tuple[Array, Flying]:
-    """Energy left to the electrons after a step, and the photons that they radiated."""
+    """Return the energy left to the electrons after a step, and the photons that they radiated."""
     softest = 1.0
     energy = electrons.energy - energy_loss
     logarithm = np.log(np.maximum(energy, softest) / softest)
@@ -82,7 +82,7 @@ def _radiated(
 
 
 def _converted(rng: np.random.Generator, photons: Flying, inside: Array) -> Flying:
-    """The electrons that photons make, after their flight and any Compton scattering."""
+    """Return the electrons that photons make, after their flight and any Compton scattering."""
     electrons = []
     while len(photons.energy):
         energy = photons.energy

@@ -70,7 +70,7 @@ class Detector:
     def respond(
         self, rng: np.random.Generator, deposits: Deposits, late: Array, neutrino: npt.NDArray
     ) -> list[Response]:
-        """Images and labels of the three planes.
+        """Return images and labels of the three planes.
 
         Args:
             rng: source of random numbers.
@@ -132,7 +132,7 @@ class Detector:
     def _pulses(
         self, columns: npt.NDArray, row: Array, amount: Array, lower: npt.NDArray
     ) -> tuple[npt.NDArray, Array, npt.NDArray]:
-        """Spreads each deposit over 7 pixels in time: [n, 7] ids, amounts, whether it is near."""
+        """Spread each deposit over 7 pixels in time: [n, 7] ids, amounts, whether it is near."""
         height, width = self.size
         centre = np.floor(row)
         rows = centre[:, None] + np.arange(-3, 4)
@@ -152,7 +152,7 @@ class Detector:
         return np.clip(ids, 0, height * width - 1), amounts, near
 
     def _noise(self, rng: np.random.Generator, plane: int) -> tuple[npt.NDArray, Array]:
-        """Pixels of noise alone: short runs in time whose values fall off from the threshold."""
+        """Return pixels of noise: short runs in time whose values fall off from the threshold."""
         height, width = self.size
         half = height // 2
         ids = []
@@ -180,7 +180,7 @@ class Detector:
         charge: tuple[npt.NDArray, Array, npt.NDArray],
         noise: tuple[npt.NDArray, Array],
     ) -> Response:
-        """Charge and noise as pixels above threshold on live wires, ids ascending."""
+        """Return charge and noise as pixels above threshold on live wires, ids ascending."""
         hit, values, classes = charge
         # Noise on a pixel with charge adds nothing to see; below threshold it stands alone.
         above = values >= THRESHOLD

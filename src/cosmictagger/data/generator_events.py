@@ -79,7 +79,7 @@ def cosmics(rng: np.random.Generator) -> list[Primary]:
 
 
 def _muon_path(rng: np.random.Generator) -> tuple[Array, Array]:
-    """Where a muon enters the volume and its direction: cos^2 of the zenith angle.
+    """Return where a muon enters the volume and its direction: cos^2 of the zenith angle.
 
     A random point inside, followed back to the surface, counts long paths as often as they occur.
     """
@@ -92,7 +92,7 @@ def _muon_path(rng: np.random.Generator) -> tuple[Array, Array]:
 
 
 def interaction(rng: np.random.Generator) -> Interaction:
-    """A neutrino interaction somewhere inside: lepton, nucleons, pions, in time with the beam."""
+    """Return a neutrino interaction inside, in time with the beam: lepton, nucleons, pions."""
     while True:
         candidate = _any_interaction(rng)
         if sum(primary.kinetic for primary in candidate.primaries) >= _LEAST_VISIBLE:
@@ -123,7 +123,7 @@ def _any_interaction(rng: np.random.Generator) -> Interaction:
 def _shared(
     rng: np.random.Generator, flavour: int, current: int, energy: float
 ) -> tuple[tuple[int, Array], Array]:
-    """The outgoing lepton (code, momentum in GeV) and the momentum left to the hadrons."""
+    """Return the outgoing lepton (code, momentum in GeV) and the momentum left to the hadrons."""
     pdg = flavour if current else flavour - 1
     mass = MASSES[pdg] / 1000
     share = rng.beta(2.0, 2.0) if current else rng.beta(3.5, 1.6)
@@ -156,7 +156,7 @@ def _hadrons(rng: np.random.Generator, total: Array, resonant: bool) -> list[tup
 def _followed(
     rng: np.random.Generator, pdg: int, vertex: Array, heading: Array, kinetic: float, late: float
 ) -> list[Primary]:
-    """What is to be followed of a product: itself, or what it decays or scatters into."""
+    """Return what is to be followed of a product: itself, or what it decays or scatters into."""
     if pdg == 111:
         return _two_photons(rng, vertex, heading, kinetic, late)
     if pdg == 2112:
@@ -173,7 +173,7 @@ def _followed(
 def _two_photons(
     rng: np.random.Generator, vertex: Array, heading: Array, kinetic: float, late: float
 ) -> list[Primary]:
-    """The decay of a neutral pion: back to back in its rest frame, boosted along its flight."""
+    """Return a neutral pion's decay: back to back in its rest frame, boosted along its flight."""
     mass = MASSES[111]
     gamma = 1 + kinetic / mass
     boost = np.sqrt(gamma**2 - 1)
@@ -190,7 +190,7 @@ def _two_photons(
 def _row(
     number: int, pdg: int, momentum: Array, energy: float, vertex: Array, late: float
 ) -> npt.NDArray[np.void]:
-    """One row of the table of particles, filled as in the sample: GeV, cm, ns."""
+    """Return one row of the table of particles, filled as in the sample: GeV, cm, ns."""
     row = np.zeros(1, layout.PARTICLE)
     row["id"], row["trackid"], row["pdg"] = number, number, pdg
     row["mcst_index"] = row["mct_index"] = 2**16 - 1

@@ -57,7 +57,7 @@ def hardest_delta(kinetic: Array, mass: float) -> Array:
 
 @functools.lru_cache(maxsize=8)
 def _range_table(mass: float) -> tuple[Array, Array]:
-    """Kinetic energies and the ranges that belong to them."""
+    """Return kinetic energies and the ranges that belong to them."""
     kinetic = np.geomspace(0.05, 1e6, 2000)
     loss = stopping_power(kinetic, mass)
     between = np.diff(kinetic) * 0.5 * (1 / loss[1:] + 1 / loss[:-1])
@@ -65,13 +65,13 @@ def _range_table(mass: float) -> tuple[Array, Array]:
 
 
 def range_of(kinetic: float, mass: float) -> float:
-    """How far a particle gets before it stops, cm."""
+    """Return how far a particle gets before it stops, cm."""
     energies, ranges = _range_table(mass)
     return float(np.interp(kinetic, energies, ranges))
 
 
 def kinetic_at(remaining: Array, mass: float) -> Array:
-    """Kinetic energy of a particle that has this far to go."""
+    """Return the kinetic energy of a particle that has this far to go."""
     energies, ranges = _range_table(mass)
     return np.interp(remaining, ranges, energies)
 
@@ -102,7 +102,7 @@ class Deposits(NamedTuple):
 
     @classmethod
     def joined(cls, parts: "list[Deposits]") -> "Deposits":
-        """All parts as one."""
+        """Return all parts as one."""
         return cls(
             np.concatenate([np.zeros((0, 3)), *(part.position for part in parts)]),
             np.concatenate([np.zeros(0), *(part.amount for part in parts)]),
@@ -119,14 +119,14 @@ class Flying(NamedTuple):
     origin: npt.NDArray[np.int64]
 
     def chosen(self, which: npt.NDArray) -> "Flying":
-        """Some of them."""
+        """Return some of them."""
         return Flying(
             self.position[which], self.direction[which], self.energy[which], self.origin[which]
         )
 
     @classmethod
     def joined(cls, parts: "list[Flying]") -> "Flying":
-        """All parts as one."""
+        """Return all parts as one."""
         return cls(
             np.concatenate([np.zeros((0, 3)), *(part.position for part in parts)]),
             np.concatenate([np.zeros((0, 3)), *(part.direction for part in parts)]),
@@ -136,12 +136,12 @@ class Flying(NamedTuple):
 
 
 def unit(vectors: Array) -> Array:
-    """Vectors of length one, along the last axis."""
+    """Return vectors of length one, along the last axis."""
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
 
 def tilted(rng: np.random.Generator, direction: Array, cosine: Array) -> Array:
-    """Directions [n, 3] at the given angles to others, at a random azimuth."""
+    """Return directions [n, 3] at the given angles to others, at a random azimuth."""
     axis = unit(direction)
     # Any vector that is not parallel spans the plane across.
     helper = np.where(np.abs(axis[..., :1]) < 0.7, [1.0, 0.0, 0.0], [0.0, 1.0, 0.0])

@@ -42,7 +42,7 @@ def track(
     origin: int,
     longest: float,
 ) -> Track:
-    """Follows a muon, pion or proton until it stops or has gone ``longest`` cm."""
+    """Follow a muon, pion or proton until it stops or has gone ``longest`` cm."""
     total = range_of(kinetic, mass)
     steps = max(1, int(np.ceil(min(total, longest) / _STEP)))
     length = min(total, longest) / steps
@@ -68,7 +68,7 @@ def track(
 def _scattered(
     rng: np.random.Generator, start: Array, direction: Array, length: float, p_beta: Array
 ) -> Array:
-    """Points along a path that multiple scattering bends (Highland's formula)."""
+    """Return points along a path that multiple scattering bends (Highland's formula)."""
     angle = 13.6 / p_beta * np.sqrt(length / RADIATION_LENGTH)
     angle *= 1 + 0.038 * np.log(length / RADIATION_LENGTH)
     kicks = rng.standard_normal((len(p_beta), 3)) * np.clip(angle, 0, 0.3)[:, None]
@@ -84,7 +84,7 @@ def _deltas(
     hardest: Array,
     origin: int,
 ) -> Flying:
-    """Electrons above the cut that a track knocks out; their number falls as 1 / T^2."""
+    """Return electrons above the cut that a track knocks out; their number falls as 1 / T^2."""
     steps = np.repeat(np.arange(len(path)), rng.poisson(scale * (1 / DELTA_CUT - 1 / hardest)))
     most = hardest[steps]
     energy = 1 / (1 / DELTA_CUT - rng.random(len(steps)) * (1 / DELTA_CUT - 1 / most))

@@ -96,7 +96,7 @@ class EventFile:
         self.close()
 
     def digest(self) -> str:
-        """What tells this file's events from others: a hash of their ids and of their extents."""
+        """Return an identifier of this file's events: a hash of their ids and extents."""
         digest = hashlib.sha256(self.event_ids.tobytes())
         for producer in filter(None, (self.image, self.label)):
             digest.update(self._tables[producer].first.tobytes())
@@ -104,7 +104,7 @@ class EventFile:
         return digest.hexdigest()
 
     def close(self) -> None:
-        """Closes the HDF5 handle; the next read opens it again."""
+        """Close the HDF5 handle; the next read opens it again."""
         handle, self._handle = self._handle, None
         if handle is not None and self._process == os.getpid():
             handle.close()
@@ -113,14 +113,14 @@ class EventFile:
         return {**self.__dict__, "_handle": None}
 
     def producers(self) -> list[str]:
-        """Names of the producers of sparse images that the file holds, sorted."""
+        """Return names of the producers of sparse images that the file holds, sorted."""
         data = self._node(layout.DATA)
         names = list(data) if isinstance(data, h5py.Group) else []
         matches = (re.fullmatch(r"sparse2d_(.+)_group", name) for name in names)
         return sorted(match[1] for match in matches if match)
 
     def sparse(self, producer: str, event: int) -> list[Plane]:
-        """Reads the stored pixels of one event.
+        """Read the stored pixels of one event.
 
         Labels (the producer given as ``label``) are checked to be 0, 1 or 2; other values are
         handed out as they are, so that a NaN is found by whoever knows what it means.
@@ -157,7 +157,7 @@ class EventFile:
     def particles(
         self, event: int, producer: str = layout.PARTICLES
     ) -> npt.NDArray[np.void] | None:
-        """Reads the true particles of one event, the neutrino first.
+        """Read the true particles of one event, the neutrino first.
 
         Args:
             event: index of the event.
@@ -190,13 +190,13 @@ class EventFile:
         return self._handle
 
     def _node(self, name: str) -> Any:
-        """What a path leads to, also through links; None where nothing has that name."""
+        """Return what a path leads to, also through links; None where nothing has that name."""
         with self._reading(name):
             file = self._file()
             return None if file.get(name, getlink=True) is None else file[name]
 
     def _dataset(self, name: str, kind: np.dtype) -> h5py.Dataset:
-        """A table with the fields of ``kind``, of types that become those of ``kind``.
+        """Return a table with the fields of ``kind``, of types that become those of ``kind``.
 
         True particles may lack fields: what reads them asks which there are.
         """
@@ -223,7 +223,7 @@ class EventFile:
         return node
 
     def _table(self, name: str, kind: np.dtype) -> npt.NDArray[np.void]:
-        """A whole table, with the fields that ``kind`` names."""
+        """Return a whole table, with the fields that ``kind`` names."""
         dataset = self._dataset(name, kind)
         with self._reading(name):
             return dataset[()]
@@ -237,7 +237,7 @@ class EventFile:
 
     @contextlib.contextmanager
     def _reading(self, place: str) -> Iterator[None]:
-        """Gives what HDF5 says about damaged chunks, types and links a file and a place."""
+        """Give what HDF5 says about damaged chunks, types and links a file and a place."""
         try:
             yield
         except DataError:
@@ -248,7 +248,7 @@ class EventFile:
             ) from problem
 
     def _producer(self, producer: str) -> _Tables:
-        """Reads and checks the tables of one producer."""
+        """Read and check the tables of one producer."""
         group = layout.sparse_group(producer)
         if self._node(group) is None:
             raise self._fault(
@@ -332,13 +332,13 @@ class EventFile:
 
 
 def _outside(extents: npt.NDArray[np.void], total: int) -> npt.NDArray[np.bool_]:
-    """Which row ranges reach beyond a table; written so that no unsigned sum can wrap."""
+    """Return which row ranges reach beyond a table; written so that no unsigned sum can wrap."""
     first, count = extents["first"], extents["N"].astype(np.uint64)
     return (count > total) | (first > np.uint64(total) - np.minimum(count, np.uint64(total)))
 
 
 def _becomes(stored: np.dtype, target: np.dtype) -> bool:
-    """Whether a field can be read as another type without another meaning."""
+    """Return whether a field can be read as another type without another meaning."""
     kinds = (part.subdtype or (part, ()) for part in (stored, target))
     (stored_part, shape), (target_part, target_shape) = kinds
     if target_part.names is not None:

@@ -96,10 +96,10 @@ class Plane(NamedTuple):
 
 
 def sparse_group(producer: str) -> str:
-    """Path of the group that holds a producer's sparse images."""
+    """Return the path of the group that holds a producer's sparse images."""
     return f"{DATA}/sparse2d_{producer}_group"
 
 
 def particle_group(producer: str = PARTICLES) -> str:
-    """Path of the group that holds a producer's true particles."""
+    """Return the path of the group that holds a producer's true particles."""
     return f"{DATA}/particle_{producer}_group"

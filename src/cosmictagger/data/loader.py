@@ -81,29 +81,29 @@ class BatchStream:
         return self.order.step_size
 
     def load(self, entries: Sequence[int]) -> Batch:
-        """Makes one batch of the given events, here and now."""
+        """Make one batch of the given events, here and now."""
         raise NotImplementedError
 
     def __len__(self) -> int:
-        """Batches of the current epoch, those already handed out included."""
+        """Return batches of the current epoch, those already handed out included."""
         return self.order.batches(self.epoch)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of the current epoch; ends an iteration that was under way."""
+        """Return the rest of the current epoch; ends an iteration that was under way."""
         self.stop()
         running = self._rest_of_epoch()
         self._running = weakref.ref(running)
         return running
 
     def stop(self) -> None:
-        """Ends an iteration that is under way and its background thread."""
+        """End an iteration that is under way and its background thread."""
         running = self._running() if self._running is not None else None
         self._running = None
         if running is not None:
             running.close()
 
     def close(self) -> None:
-        """Ends the background thread and closes what is open."""
+        """End the background thread and close what is open."""
         self.stop()
 
     def __enter__(self) -> Self:
@@ -113,12 +113,12 @@ class BatchStream:
         self.close()
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the start of an epoch; ends an iteration that is under way."""
+        """Go to the start of an epoch; end an iteration that is under way."""
         self.stop()
         self.epoch, self.position = epoch, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the next batch comes from, as plain values that any format can store."""
+        """Return where the next batch comes from, as plain values that any format can store."""
         return {
             "epoch": self.epoch,
             "position": self.position,
@@ -129,7 +129,7 @@ class BatchStream:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where ``state_dict`` was taken: the very same events follow.
+        """Go on where ``state_dict`` was taken: the very same events follow.
 
         In the same batches, if these are of the same size, of all instances together.
 
@@ -243,7 +243,7 @@ class EventLoader(BatchStream):
         super().__init__(order, prefetch)
 
     def locate(self, entry: int) -> tuple[EventFile, int]:
-        """The file of an event, counted through all files, and its number there."""
+        """Return the file of an event, counted through all files, and its number there."""
         if not 0 <= entry < self.events:
             raise DataError(f"Event {entry} was asked for, the files have {self.events}.")
         index = int(np.searchsorted(self._ends, entry, side="right"))
@@ -251,7 +251,7 @@ class EventLoader(BatchStream):
         return file, entry - int(self._ends[index]) + len(file)
 
     def load(self, entries: Sequence[int]) -> Batch:
-        """Reads the given events and makes one batch of them, here and now.
+        """Read the given events and make one batch of them, here and now.
 
         Raises:
             DataError: an event cannot be read, has a wrong label or an image value that is no
@@ -279,7 +279,7 @@ class EventLoader(BatchStream):
         )
 
     def close(self) -> None:
-        """Ends the background thread and closes the files."""
+        """End the background thread and close the files."""
         super().close()
         for file in self.files:
             file.close()

@@ -68,7 +68,7 @@ class Order:
         return self.batch_size * self.shard[1]
 
     def batches(self, epoch: int) -> int:
-        """How many batches this instance gets in an epoch."""
+        """Return how many batches this instance gets in an epoch."""
         if self.across_epochs:
             return self._first_step(epoch + 1) - self._first_step(epoch)
         full, rest = divmod(self.events, self.step_size)
@@ -76,7 +76,7 @@ class Order:
         return full + (not self.drop_last and rest > least)
 
     def entries(self, epoch: int, position: int) -> npt.NDArray[np.int64]:
-        """The events of one batch.
+        """Return the events of one batch.
 
         Args:
             epoch: counts from 0.
@@ -97,7 +97,7 @@ class Order:
         )
 
     def moved(self, epoch: int, position: int, step_size: int) -> tuple["Order", int, int]:
-        """Goes on behind the steps of another size that were made so far.
+        """Go on behind the steps of another size that were made so far.
 
         Args:
             epoch: of the next one of these steps.
@@ -119,15 +119,15 @@ class Order:
         return new, epoch, -new._first_step(epoch)
 
     def _begins(self, epoch: int, position: int) -> int:
-        """The first event of a step of all instances, counted in events of all epochs."""
+        """Return the first event of a step of all instances, counted in events of all epochs."""
         return self.origin + (self._first_step(epoch) + position) * self.step_size
 
     def epoch_order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """All events in the order of an epoch, int64 [events]."""
+        """Return all events in the order of an epoch, int64 [events]."""
         return _order(self.events, self.seed, epoch if self.shuffle else None)
 
     def _first_step(self, epoch: int) -> int:
-        """Number of the first step, over all epochs, that starts in this epoch."""
+        """Return the number of the first step, over all epochs, that starts in this epoch."""
         return -((self.origin - epoch * self.events) // self.step_size)
 
 

@@ -49,7 +49,7 @@ class SyntheticLoader(BatchStream):
         super().__init__(Order(events, batch_size, False, seed, shard, drop_last=True), prefetch)
 
     def load(self, entries: Sequence[int]) -> Batch:
-        """Draws the given events."""
+        """Draw the given events."""
         shape = (len(entries), PLANES, *self.image_size)
         image, label = np.empty(shape, np.float32), np.empty(shape, np.int64)
         for row, entry in enumerate(entries):

@@ -92,7 +92,7 @@ class EventWriter:
             self.discard()
 
     def write(self, event: Event) -> None:
-        """Adds one event.
+        """Add one event.
 
         Raises:
             DataError: a producer or a plane is missing, ids and values differ in number, a pixel
@@ -112,7 +112,7 @@ class EventWriter:
                 self._flush()
 
     def close(self) -> None:
-        """Completes the file and gives it its name."""
+        """Complete the file and give it its name."""
         if self._file is None:
             return
         with self._writing():
@@ -124,7 +124,7 @@ class EventWriter:
             self._partial.__exit__(None, None, None)
 
     def discard(self) -> None:
-        """Gives up; what was under the name before stays."""
+        """Give up; what was under the name before stays."""
         file, self._file = self._file, None
         if file is not None:
             # A full disk fails once more while the handle closes; the first error is the story.
@@ -197,7 +197,7 @@ class EventWriter:
         self._buffered_bytes += rows.nbytes
 
     def _count(self, name: str) -> int:
-        """Rows of a table so far, in the file or held back."""
+        """Return rows of a table so far, in the file or held back."""
         return self._rows_written[name]
 
     def _create_tables(self) -> None:
@@ -220,7 +220,7 @@ class EventWriter:
             self._rows[name], self._rows_written[name] = [], 0
 
     def _reserve(self, more: int) -> None:
-        """Takes the space for so many more bytes from the disk, or fails while nothing is lost.
+        """Take the space for so many more bytes from the disk, or fail while nothing is lost.
 
         HDF5 writes when it sees fit. When a write fails then, it tells nobody or ends the process
         (seen with HDF5 2.0), so it must not be the one that finds the disk full.
@@ -251,7 +251,7 @@ def write_events(
     producers: Sequence[str] = (IMAGE, LABEL),
     particles: bool = False,
 ) -> int:
-    """Writes a whole file of events.
+    """Write a whole file of events.
 
     Args:
         path: the file to make or to replace; it appears only when it is complete.

@@ -27,7 +27,7 @@ __all__ = [
 
 
 def build(network: Network, image_size: tuple[int, int]) -> nn.Module:
-    """The network a configuration describes, with fresh weights from torch's random numbers.
+    """Return the network a configuration describes, with fresh weights from torch's random numbers.
 
     Args:
         network: its shape.
@@ -47,7 +47,7 @@ def build(network: Network, image_size: tuple[int, int]) -> nn.Module:
 
 
 def load_weights(network: nn.Module, path: str | os.PathLike[str]) -> int | None:
-    """Gives a network the weights of a checkpoint, one of ours or of the original.
+    """Give a network the weights of a checkpoint, one of ours or of the original.
 
     Args:
         network: changed in place, only if everything fits.

@@ -40,7 +40,7 @@ class Dimensions:
 
 
 def leaky() -> nn.Module:
-    """The activation of every ordinary block."""
+    """Return the activation of every ordinary block."""
     return nn.LeakyReLU(negative_slope=SLOPE)
 
 
@@ -205,21 +205,21 @@ class ConcatConnection(nn.Module):
 
 
 def down(network: Network, dimensions: Dimensions, inputs: int, outputs: int) -> nn.Module:
-    """What halves an image."""
+    """Return what halves an image."""
     if network.downsampling is DownSampling.convolutional:
         return Resampling(network, dimensions, inputs, outputs, up=False)
     return PoolingDown(network, dimensions, inputs, outputs)
 
 
 def up(network: Network, dimensions: Dimensions, inputs: int, outputs: int) -> nn.Module:
-    """What doubles an image."""
+    """Return what doubles an image."""
     if network.upsampling is UpSampling.convolutional:
         return Resampling(network, dimensions, inputs, outputs, up=True)
     return InterpolationUp(network, dimensions, inputs, outputs)
 
 
 def connection(network: Network, dimensions: Dimensions, channels: int) -> nn.Module:
-    """What brings the way down and the way up together."""
+    """Return what brings the way down and the way up together."""
     if network.connections is Connection.concat:
         return ConcatConnection(network, dimensions, channels)
     return SumConnection() if network.connections is Connection.sum else NoConnection()

@@ -11,7 +11,7 @@ FULL_SIZE = (1280, 2048)  # rows (time) and columns (wires) of an SBND image
 def check_image_size(
     network: Network, image_size: tuple[int, int], stored: tuple[int, int] = FULL_SIZE
 ) -> None:
-    """Sees to it that every halving of the network meets an even size.
+    """See to it that every halving of the network meets an even size.
 
     Args:
         network: its depth counts.
@@ -33,7 +33,7 @@ def check_image_size(
 
 
 def check_not_sparse(sparse: bool) -> None:
-    """Refuses ``framework.sparse=True``: no library computes it here.
+    """Refuse ``framework.sparse=True``: no library computes it here.
 
     What was tried with torch 2.13 on a CPU: spconv 2.3.8 installs and runs forward, and its
     backward asks for CUDA. The package index has no torchsparse. The metadata of MinkowskiEngine's
@@ -52,7 +52,7 @@ def check_not_sparse(sparse: bool) -> None:
 
 
 def fitting_downsamples(depth: int, size: tuple[int, int] = FULL_SIZE) -> list[int]:
-    """The values of ``data.downsample`` with which images of a size fit a network's depth."""
+    """Return the values of ``data.downsample`` that make images fit a network's depth."""
     return [k for k in range(16) if all(edge % 2 ** (depth + k) == 0 for edge in size)]
 
 

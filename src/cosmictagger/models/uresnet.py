@@ -128,7 +128,7 @@ class UResNet(nn.Module):
 
 
 def _below(network: Network, level: int) -> nn.Module:
-    """What a level has inside: the next one, or the smallest size."""
+    """Return what a level has inside: the next one, or the smallest size."""
     if level < network.depth:
         return Level(network, level)
     return Bottom(network, network.filters(level))

@@ -16,7 +16,7 @@ from cosmictagger.models.uresnet import CLASSES, PLANES
 
 
 def series(network: Network, count: int, channels: int, edge: int = 3) -> nn.Sequential:
-    """A number of blocks, one after the other, under the names the original gives them."""
+    """Return a number of blocks, one after the other, under the names the original gives them."""
     blocks = repeated(network, VOLUMES, count, channels, edge)
     return nn.Sequential(OrderedDict((f"block_{i}", block) for i, block in enumerate(blocks)))
 
@@ -97,7 +97,7 @@ class UResNet3D(nn.Module):
 
 
 def _below(network: Network, level: int) -> nn.Module:
-    """What a level has inside: the next one, or the smallest size."""
+    """Return what a level has inside: the next one, or the smallest size."""
     if level < network.depth:
         return Level3D(network, level)
     return Bottom3D(network, network.filters(level))

@@ -29,11 +29,11 @@ class Candidates:
         return len(self._events)
 
     def wants(self, labelled: bool) -> bool:
-        """Whether the next event may be drawn."""
+        """Return whether the next event may be drawn."""
         return labelled or len(self) < self.most
 
     def add(self, event: EventRecord) -> None:
-        """Takes an event, and forgets one where there are too many."""
+        """Take an event, and forget one where there are too many."""
         self.seen += event.has_label
         self._events.append(event)
         if len(self._events) > self.most:
@@ -48,7 +48,7 @@ class Candidates:
 
 
 def joined(parts: Sequence[Candidates]) -> Candidates:
-    """The candidates of one pass over the events of all parts.
+    """Return the candidates of one pass over the events of all parts.
 
     An event that is among the worst or the best of all is so in its part, too.
 

@@ -38,7 +38,7 @@ _SMOOTHING = 0.05  # of the steps: the width of the running mean
 
 
 def read(path: Path) -> Curves:
-    """Columns of a metrics file by name, float64 ``[steps]`` in the order of their steps.
+    """Return columns of a metrics file by name, float64 ``[steps]`` in the order of their steps.
 
     A resumed run may have repeated steps after its last checkpoint: the last line of a step counts.
 
@@ -96,7 +96,7 @@ def draw(runs: Mapping[str, Curves]) -> Figure | None:
 
 
 def save(runs: Mapping[str, Curves], path: Path) -> Path | None:
-    """Draws the curves into a PNG file; None, and no file, if there is nothing to draw."""
+    """Draw the curves into a PNG file; None, and no file, if there is nothing to draw."""
     figure = draw(runs)
     if figure is None:
         return None
@@ -154,7 +154,7 @@ def _draw_train(
 
 
 def _running_mean(values: NDArray) -> NDArray:
-    """Mean over a centred window that gets narrower at the ends; NaN does not spread."""
+    """Return the mean over a centred window that gets narrower at the ends; NaN does not spread."""
     reach = round(len(values) * _SMOOTHING / 2)
     finite = np.isfinite(values)
     sums = np.concatenate([[0.0], np.where(finite, values, 0).cumsum()])

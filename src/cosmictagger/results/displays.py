@@ -36,7 +36,7 @@ _PANEL_PIXELS = 400  # across; finer images are thinned, keeping what matters mo
 
 
 def save(event: EventRecord, path: Path) -> Path:
-    """Draws an event into ``path``, at once or not at all; folders are made.
+    """Draw an event into ``path``, at once or not at all; folders are made.
 
     Args:
         event: with or without labels; without, the column of the truth shows the charge.
@@ -51,7 +51,7 @@ def save(event: EventRecord, path: Path) -> Path:
 
 
 def draw(event: EventRecord) -> Figure:
-    """An event as a figure of three rows (planes) by three columns."""
+    """Return an event as a figure of three rows (planes) by three columns."""
     figure = Figure(figsize=(15, 10.6), facecolor="white")
     axes = figure.subplots(PLANES, 3, sharex=True, sharey=True, gridspec_kw=_GRID)
     views = [event.plane(index) for index in range(PLANES)]
@@ -163,7 +163,7 @@ def _log_charge(image: NDArray) -> NDArray[np.float32]:
 
 
 def _thin(picture: NDArray) -> NDArray:
-    """Fewer pixels for a panel: of each cell the one with the highest rank, so no track is lost."""
+    """Return of each cell of a panel the pixel with the highest rank, so no track is lost."""
     height, width, _ = picture.shape
     cell = max(1, round(width / _PANEL_PIXELS))
     height, width = height // cell, width // cell
@@ -181,7 +181,7 @@ def _show(panel: Axes, picture: NDArray, size: tuple[int, int], factor: int) -> 
 
 
 def _neutrino_box(view: PlaneView) -> tuple[int, int, int, int] | None:
-    """Row and column bounds around the neutrino; None if there is none or it fills the frame.
+    """Return row and column bounds around the neutrino; None without one or if it fills all.
 
     The truth decides, where there is one: a network early in training predicts neutrinos all over
     the frame. The box is the smallest that holds most of it, not all: neutrons leave specks far
@@ -214,7 +214,7 @@ def _fullest_window(mask: NDArray, scale: float) -> tuple[int, tuple[int, int, i
 
 
 def _empty_place(view: PlaneView, box: tuple[int, int, int, int]) -> tuple[float, float]:
-    """The inset's lower left corner, in fractions of the panel: where it hides least."""
+    """Return the inset's lower left corner, in fractions of the panel: where it hides least."""
     height, width = view.image.shape
     weight = (view.image != 0).astype(np.float32)
     if view.label is not None:

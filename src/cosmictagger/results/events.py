@@ -52,7 +52,7 @@ class EventRecord:
         return bool(self.planes) and self.planes[0][2] is not None
 
     def plane(self, index: int) -> PlaneView:
-        """Plane ``index`` as dense arrays, made anew by each call."""
+        """Return plane ``index`` as dense arrays, made anew by each call."""
         pixel, image, label, prediction, score = self.planes[index]
 
         def dense(values: NDArray) -> NDArray:
@@ -68,7 +68,7 @@ class EventRecord:
 def sparse_plane(
     image: NDArray, label: NDArray | None, prediction: NDArray, score: NDArray
 ) -> tuple[NDArray, NDArray, NDArray | None, NDArray, NDArray]:
-    """Keeps the pixels of dense arrays ``[H, W]`` with charge, label or a predicted class."""
+    """Keep the pixels of dense arrays ``[H, W]`` with charge, label or a predicted class."""
     seen = (image != 0) | (prediction != 0)
     if label is not None:
         seen |= label != 0

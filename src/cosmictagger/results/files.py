@@ -43,7 +43,7 @@ def write_files(
     settings: Mapping[str, object],
     progress: bool = True,
 ) -> WrittenFiles:
-    """Writes the table of events, the displays and the report.
+    """Write the table of events, the displays and the report.
 
     Args:
         folder: the run's; its ``predictions.h5`` and its tables of the training are there.
@@ -78,14 +78,14 @@ def write_files(
 def with_image_size(
     settings: Mapping[str, object] | None, size: tuple[int, int], downsample: int
 ) -> dict[str, object]:
-    """The settings of a report, and the size of the images in the file and in the pass."""
+    """Return the settings of a report, and the size of the images in the file and in the pass."""
     height, width = (edge >> downsample for edge in size)
     size_text = f"{size[0]} x {size[1]}, downsample {downsample} ({height} x {width})"
     return {**(settings or {}), "image size": size_text}
 
 
 def fields(proof: Any) -> dict[str, object]:
-    """What proves where the pass ran, by names for people."""
+    """Return what proves where the pass ran, by names for people."""
     if dataclasses.is_dataclass(proof) and not isinstance(proof, type):
         values: Mapping[str, object] = {
             field.name: getattr(proof, field.name) for field in dataclasses.fields(proof)

@@ -49,7 +49,7 @@ class Part(NamedTuple):
 
 
 def save(part: Part) -> None:
-    """Writes a part beside its predictions; each file at once or not at all.
+    """Write a part beside its predictions; each file at once or not at all.
 
     Raises:
         OSError: the disk is full.
@@ -76,7 +76,7 @@ def save(part: Part) -> None:
 
 
 def load(folder: Path) -> Part:
-    """Reads what ``save`` wrote.
+    """Read what ``save`` wrote.
 
     Raises:
         DataError: a file is not there, or damaged.
@@ -103,7 +103,7 @@ def _loaded(folder: Path) -> Part:
 
 
 def join(parts: Sequence[Part]) -> tuple[Tally, Candidates]:
-    """The tally and the candidates of the whole pass.
+    """Return the tally and the candidates of the whole pass.
 
     Args:
         parts: of all instances, also of those that had no event.
@@ -125,7 +125,7 @@ def join(parts: Sequence[Part]) -> tuple[Tally, Candidates]:
 
 
 def join_predictions(parts: Sequence[Part], path: Path) -> None:
-    """Writes one file of predictions; an older one stays until the new one is complete.
+    """Write one file of predictions; an older one stays until the new one is complete.
 
     Args:
         parts: of all instances; at least one has an event.

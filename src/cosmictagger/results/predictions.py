@@ -82,7 +82,7 @@ class PredictionWriter:
         self._writer = EventWriter(path, size, PRODUCERS)
 
     def add(self, image: NDArray, scores: Sequence[Scores], event_id: Sequence[int]) -> None:
-        """Adds an event.
+        """Add an event.
 
         Args:
             image: float32 ``[3, H, W]``; its non-zero pixels get scores.
@@ -103,11 +103,11 @@ class PredictionWriter:
         self._writer.write(Event(planes, tuple(int(number) for number in event_id)))
 
     def close(self) -> None:
-        """Completes the file and gives it its name."""
+        """Complete the file and give it its name."""
         self._writer.close()
 
     def discard(self) -> None:
-        """Gives up; what was under the name before stays."""
+        """Give up; what was under the name before stays."""
         self._writer.discard()
 
     def __enter__(self) -> Self:
@@ -121,7 +121,7 @@ class PredictionWriter:
 
 
 def open_predictions(path: str | Path) -> EventFile:
-    """Opens a file of predictions; ``sparse(NEUTRINO_PRODUCER, event)`` gives the scores.
+    """Open a file of predictions; ``sparse(NEUTRINO_PRODUCER, event)`` gives the scores.
 
     Raises:
         DataError: the file is missing, damaged, or holds no predictions.
@@ -130,7 +130,7 @@ def open_predictions(path: str | Path) -> EventFile:
 
 
 def read_scores(file: EventFile, event: int) -> NDArray[np.float32]:
-    """Scores of one event as images, float32 ``[plane, class, H, W]``; zero where no charge is.
+    """Return one event's scores, float32 ``[plane, class, H, W]``; zero where no charge is.
 
     Args:
         file: from `open_predictions`.

@@ -50,7 +50,7 @@ class Content:
 
 
 def save(content: Content, path: Path) -> Path:
-    """Writes the page at once or not at all.
+    """Write the page at once or not at all.
 
     Raises:
         OSError: a picture is not readable, the folder not writable, or the disk full.
@@ -60,7 +60,7 @@ def save(content: Content, path: Path) -> Path:
 
 
 def page(content: Content) -> str:
-    """The page as HTML; pictures are inside, and every text from elsewhere is escaped."""
+    """Return the page as HTML; pictures are inside, and every text from elsewhere is escaped."""
     sections = [
         _section("Where it ran", _facts({**content.proof, **content.settings})),
         *_metric_sections(content.tally),
@@ -260,7 +260,7 @@ def _table(
     head: bool = True,
     last: str = "",
 ) -> str:
-    """A table of HTML cells; ``heads`` are text, ``numbers`` the columns to align right."""
+    """Return a table of HTML cells; ``heads`` are text, ``numbers`` the columns to align right."""
 
     def cell(tag: str, index: int, content: str) -> str:
         names = ["number"] if index in numbers else []

@@ -40,7 +40,7 @@ class Tally:
     )
 
     def count(self, prediction: Tensor, label: Tensor) -> None:
-        """Adds the pixels of one event; both are int64 ``[plane, H, W]``."""
+        """Add the pixels of one event; both are int64 ``[plane, H, W]``."""
         self.confusion += metrics.counts(prediction[None], label[None])[0]
 
     def mean(self, key: str) -> tuple[float, int]:
@@ -50,15 +50,15 @@ class Tally:
         return (float(values.mean()), len(values)) if len(values) else (float("nan"), 0)
 
     def keys(self) -> list[str]:
-        """Names of all metrics, in the order in which they came."""
+        """Return names of all metrics, in the order in which they came."""
         return list(dict.fromkeys(key for row in self.rows for key in row.metrics))
 
     def by_energy(self, metric: str = "Average/Neutrino_IoU") -> list[Bin]:
-        """A metric by the neutrino's energy; empty bins are left out."""
+        """Return a metric by the neutrino's energy; empty bins are left out."""
         return physics_metrics.by_energy(self._valued(metric))
 
     def by_interaction(self, metric: str = "Average/Neutrino_IoU") -> list[Bin]:
-        """A metric by flavour and current of the neutrino."""
+        """Return a metric by flavour and current of the neutrino."""
         return physics_metrics.by_interaction(self._valued(metric))
 
     def _valued(self, metric: str) -> list[tuple[Neutrino | None, float]]:
@@ -66,7 +66,7 @@ class Tally:
 
 
 def as_csv(rows: Sequence[Row], keys: Iterable[str]) -> str:
-    """The rows as CSV: entry, run, subrun, event, metrics with five decimals, neutrino."""
+    """Return the rows as CSV: entry, run, subrun, event, metrics with five decimals, neutrino."""
     keys = list(keys)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -67,7 +67,7 @@ class Collector:
         per_event_metrics: Sequence[Mapping[str, float]] | None = None,
         particles: Sequence[NDArray | None] | None = None,
     ) -> None:
-        """Adds a batch.
+        """Add a batch.
 
         Args:
             batch: its ``label`` may be None. Events beyond ``len(batch.entries)`` are padding of a
@@ -98,7 +98,7 @@ class Collector:
             self._record(int(entry), ids, metrics, image, label, scores)
 
     def close(self) -> Any:
-        """Completes the predictions.
+        """Complete the predictions.
 
         Raises:
             DataError: the disk is full.
@@ -106,7 +106,7 @@ class Collector:
         self._predictions.close()
 
     def discard(self) -> None:
-        """Forgets the pass: no file with a final name appears."""
+        """Forget the pass: no file with a final name appears."""
         self._predictions.discard()
 
     def __enter__(self) -> Self:
@@ -147,7 +147,7 @@ class Collector:
         label: NDArray | None,
         scores: Sequence[Scores],
     ) -> None:
-        """Counts an event, and keeps its pixels if it may be drawn."""
+        """Count an event, and keep its pixels if it may be drawn."""
         if label is not None:
             predicted = np.stack([each.prediction for each in scores]).astype(np.int64)
             self.tally.count(torch.from_numpy(predicted), torch.from_numpy(label))
@@ -208,7 +208,7 @@ class ResultsWriter(Collector):
         super().__init__(output_dir, size, downsample, displays)
 
     def close(self) -> WrittenFiles:
-        """Completes the predictions, then draws the displays and writes the page.
+        """Complete the predictions, then draw the displays and write the page.
 
         Raises:
             DataError: a metrics file of the training is damaged, or the disk is full.
@@ -227,7 +227,7 @@ class ResultsWriter(Collector):
 
 
 def write(output_dir: str | Path, passes: Iterable[Sequence[Any]], **settings: Any) -> WrittenFiles:
-    """Writes the results of a whole pass.
+    """Write the results of a whole pass.
 
     Args:
         output_dir: the run's folder.

@@ -180,7 +180,7 @@ class _Worker:
         self._elements = elements_of(self._dataset)
 
     def _leave_out(self, batches: int) -> None:
-        """Lets the loader begin behind its first batches; part of an element may remain to drop."""
+        """Let the loader begin behind its first batches; part of an element may remain to drop."""
         loader, size = self._dataset, self._job.rebatched_size
         if self._epoch == 0:
             loader.terminate()  # processes that are kept began together with this epoch

@@ -153,7 +153,7 @@ class DataLoader(torch.utils.data.DataLoader):
         return _never_empty(iterator, self) if checked else iterator
 
     def state_dict(self) -> dict[str, Any]:
-        """The position in the data: the epoch, and how many of its batches were given.
+        """Return the position in the data: the epoch, and how many of its batches were given.
 
         An addition of this project.
 
@@ -192,7 +192,7 @@ class DataLoader(torch.utils.data.DataLoader):
             self._accessor._begin_at(self._position.begun, state["seed"])
 
     def _description(self) -> dict[str, Any]:
-        """What decides which batches there are."""
+        """Return what decides which batches there are."""
         dataset: Any = self.dataset
         return {
             "combined batch": self.combinedBatchSize,

@@ -5,7 +5,7 @@ import importlib.util
 
 
 def registerGeometricCustomArgParsers() -> None:
-    """Lets ``poptorch_geometric`` register the parsers of its batch types, if it is installed.
+    """Let ``poptorch_geometric`` register the parsers of its batch types, if it is installed.
 
     Importing this package does so; nothing happens without that one.
     """

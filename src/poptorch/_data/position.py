@@ -38,7 +38,7 @@ class Position:
         make: Callable[[int, bool], Iterator[Any]],
         generator: torch.Generator | None,
     ) -> "Counted":
-        """Starts an epoch, or goes on with the one that was loaded.
+        """Start an epoch, or go on with the one that was loaded.
 
         Args:
             make: gives an iterator that leaves out so many batches, by reading them if asked.
@@ -66,7 +66,7 @@ class Position:
         generator: torch.Generator | None,
         loaded: dict[str, Any],
     ) -> Iterator[Any]:
-        """An iterator in the middle of an epoch, which leaves the random state as it is now."""
+        """Return an iterator in the middle of an epoch; the random state stays as it is now."""
         now, start = self.start, loaded["start"]
         self.batches_out = loaded["given"]
         self.order.resume(loaded["order"])
@@ -80,7 +80,7 @@ class Position:
         return iterator
 
     def state(self, has_workers: bool) -> dict[str, Any]:
-        """What ``load`` needs, as tensors and plain values."""
+        """Return what ``load`` needs, as tensors and plain values."""
         return {
             "begun": self.begun,
             "given": self.batches_out if self.running else 0,
@@ -91,7 +91,7 @@ class Position:
         }
 
     def load(self, state: dict[str, Any], replay: bool) -> None:
-        """Makes the next iterator go on from a state."""
+        """Make the next iterator go on from a state."""
         self.begun = state["begun"] - state["running"]
         self.batches_out, self.running = 0, False
         self._loaded = {**state, "replay": replay}
@@ -124,7 +124,7 @@ class Order:
         self._skip = count
 
     def of(self, sampler: Any, generator: torch.Generator | None) -> Iterator[Any]:
-        """One epoch of a sampler; draws when its first item is asked for, as torch's do."""
+        """Return one epoch of a sampler; draws when its first item is asked for, as torch's do."""
         return self._items(sampler, generator, self._resumed, self._skip)
 
     def _items(
@@ -200,7 +200,7 @@ class Counted:
 
 
 def check_fits(loader: dict[str, Any], state: dict[str, Any]) -> None:
-    """Refuses the state of a loader that gives other batches.
+    """Refuse the state of a loader that gives other batches.
 
     Args:
         loader: what describes the batches of this loader.

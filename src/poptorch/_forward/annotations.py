@@ -60,7 +60,7 @@ class Attribute:
 
 
 def nop(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy.
+    """Return a copy.
 
     Args:
         tensor: any shape and dtype.
@@ -72,7 +72,7 @@ def nop(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
-    """Notes how much scratch memory the operator that made a tensor may use.
+    """Note how much scratch memory the operator that made a tensor may use.
 
     Differs from the original: the note can be read from the program and has no effect.
 
@@ -100,7 +100,7 @@ def _tensor(name: str, value: Any) -> torch.Tensor:
 
 
 def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
-    """Reads attributes that were passed along as text.
+    """Read attributes that were passed along as text.
 
     Differs from the original: attributes travel as the text of a JSON object; there are no numbers
     of attributes kept elsewhere.
@@ -125,7 +125,7 @@ def accessAttributes(attribute_id_str: str) -> dict[str, Any]:
 
 
 def getIpuTensorId(x: torch.Tensor) -> int:
-    """A number for a value of the program being captured.
+    """Return a number for a value of the program being captured.
 
     Args:
         x: a tensor of a forward under way.

@@ -38,14 +38,14 @@ class Block(torch.nn.Module):
 
     @staticmethod
     def useAutoId() -> None:
-        """Starts the names of blocks without one at ``0`` again."""
+        """Start the names of blocks without one at ``0`` again."""
         tracing = current()
         if tracing is not None:
             tracing.restart_names()
 
     @staticmethod
     def start(user_id: str | None = None, ipu_id: int | None = None) -> None:
-        """Begins a block that lasts until the next one.
+        """Begin a block that lasts until the next one.
 
         Args:
             user_id: as for the class.
@@ -123,19 +123,19 @@ class LegacyBeginBlockFn(torch.nn.Module):
         return self._beginning._ipu_id
 
     def __call__(self, *input: Any, **kwargs: Any) -> Any:
-        """Calls the callable inside the block."""
+        """Call the callable inside the block."""
         self._beginning.begin()
         return self._layer_to_call(*input, **kwargs)
 
     def extra_repr(self) -> str:
-        """The block and what is called, for the module's text form."""
+        """Return the block and what is called, for the module's text form."""
         return f"{self._beginning!r} {self._layer_to_call!r}"
 
 
 def BeginBlock(
     layer_to_call: torch.nn.Module, user_id: str | None = None, ipu_id: int | None = None
 ) -> torch.nn.Module:
-    """Has a block begin whenever a module is called; it lasts until the next one.
+    """Have a block begin whenever a module is called; it lasts until the next one.
 
     Args:
         layer_to_call: the module, which keeps its class and the names of its parameters.
@@ -167,7 +167,7 @@ def BeginBlock(
 
 
 def BlockFunction(user_id: str | None = None, ipu_id: int | None = None) -> Callable:
-    """Decorates a function or method so that each call of it is a ``Block``.
+    """Decorate a function or method so that each call of it is a ``Block``.
 
     Args:
         user_id: as for ``Block``.
@@ -185,7 +185,7 @@ def BlockFunction(user_id: str | None = None, ipu_id: int | None = None) -> Call
 
 
 def removeBlocks(module: torch.nn.Module) -> None:
-    """Undoes ``BeginBlock`` for a module and everything in it.
+    """Undo ``BeginBlock`` for a module and everything in it.
 
     Args:
         module: the module; changed in place.

@@ -17,7 +17,7 @@ _INPUT, _OUTPUT = "set_overlap_for_input", "set_overlap_for_output"
 
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
-    """Asks for inputs to arrive while earlier ones are computed with.
+    """Ask for inputs to arrive while earlier ones are computed with.
 
     Differs from the original: transfers are not part of a program here, so nothing overlaps. The
     requirements are checked all the same.
@@ -38,7 +38,7 @@ def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
 
 
 def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
-    """Asks for outputs to leave while later ones are computed.
+    """Ask for outputs to leave while later ones are computed.
 
     Differs from the original: as for ``set_overlap_for_input``; and that nothing is computed from
     an output afterwards is not checked.

@@ -54,7 +54,7 @@ class PlacementTable:
     ipus: int
 
     def located(self, program: Program) -> dict[torch.fx.Node, tuple[str, int]]:
-        """The block and the stage of forward of each operator of the program it was read off."""
+        """Return the block and the stage of each operator of forward in a program."""
         locations = {}
         stage, ipu = -1, None
         for node in _operators(program):
@@ -81,7 +81,7 @@ class PlacementTable:
 
 
 def placed(programs: Sequence[Program], options: Options, *, training: bool) -> PlacementTable:
-    """Reads off where forward was placed, and checks it.
+    """Read off where forward was placed, and check it.
 
     Args:
         programs: as captured; the first one holds forward.

@@ -10,7 +10,7 @@ from abele import _torch
 
 
 def module_repr(m: torch.nn.Module) -> str:
-    """The text form of a module, in which hooks that run before forward precede the names.
+    """Return the text form of a module, in which hooks that run before forward precede the names.
 
     Args:
         m: a module, such as one annotated by ``BeginBlock``.
@@ -40,7 +40,7 @@ def _indented(text: str) -> str:
 
 
 def print(m: Any) -> None:
-    """Prints a module with its annotations, and then once more as Python prints it.
+    """Print a module with its annotations, and then once more as Python prints it.
 
     Args:
         m: a module; anything else is printed once.

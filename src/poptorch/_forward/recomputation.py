@@ -20,7 +20,7 @@ _marking: contextvars.ContextVar[bool] = contextvars.ContextVar("marking", defau
 
 
 def recomputationCheckpoint(*tensors: Any) -> Any:
-    """Keeps activations; a training program computes again what lies between two of them.
+    """Keep activations; a training program computes again what lies between two of them.
 
     Results stay the same to the bit; memory shrinks, time grows. What comes after the last
     checkpoint is kept, and so are the results of random operations, prints and host calls, so that
@@ -59,7 +59,7 @@ def _marked(tensor: Any) -> torch.Tensor:
 
 
 def is_on(options: Options, *, training: bool) -> bool:
-    """Whether checkpoints have an effect under these options.
+    """Return whether checkpoints have an effect under these options.
 
     Raises:
         poptorch.Error: the mode has no meaning.

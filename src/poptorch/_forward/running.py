@@ -17,7 +17,7 @@ _REDUCTIONS = ("sum", "mean", "none")
 
 
 def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
-    """Marks a value as the loss that training minimises.
+    """Mark a value as the loss that training minimises.
 
     Args:
         x: any shape; its gradient starts the backward pass.
@@ -50,7 +50,7 @@ def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
 
 
 def isRunningOnIpu() -> bool:
-    """Whether forward is being captured for the device; False on plain host runs."""
+    """Return whether forward is being captured for the device; False on plain host runs."""
     return capturing() is not None
 
 
@@ -63,7 +63,7 @@ def capturing() -> bool | None:
 
 
 def is_captured() -> bool:
-    """Whether forward is being captured, asked by this package itself."""
+    """Return whether forward is being captured, asked by this package itself."""
     return _capturing.get() is not None
 
 

@@ -56,20 +56,20 @@ class Tracing:
             _active.reset(token)
 
     def restart_names(self) -> None:
-        """Has the next block without a name be called ``0``."""
+        """Have the next block without a name be called ``0``."""
         self._next_name = 0
 
     def next_name(self) -> str:
-        """A name for a block without one: ``0``, ``1``, ..."""
+        """Return a name for a block without one: ``0``, ``1``, ..."""
         self._next_name += 1
         return str(self._next_name - 1)
 
     def keep_name(self, name: str) -> None:
-        """Takes a name that was given by ``next_name`` in an earlier capture out of the count."""
+        """Take a name that was given by ``next_name`` in an earlier capture out of the count."""
         self._next_name = max(self._next_name, int(name) + 1)
 
     def begin(self, name: str, ipu_id: int | None) -> Placement:
-        """Places the operators to come.
+        """Place the operators to come.
 
         Raises:
             AssertionError: the strategy does not know the block, or where to put it.
@@ -88,7 +88,7 @@ class Tracing:
         return placed
 
     def placed(self, name: str, ipu_id: int | None) -> tuple[Placement, dict[str, Any]]:
-        """Where the strategy puts a block, and the marks of its operators.
+        """Return where the strategy puts a block, and the marks of its operators.
 
         Raises:
             AssertionError, poptorch.Error: as for ``begin``.
@@ -101,11 +101,11 @@ class Tracing:
         return placed, marks
 
     def enter(self, name: str, ipu_id: int | None) -> None:
-        """Begins a block that ends with ``leave``."""
+        """Begin a block that ends with ``leave``."""
         self._scopes.append(self.begin(name, ipu_id))
 
     def leave(self) -> None:
-        """Ends the innermost entered block; operators then belong to the one around it, if any."""
+        """End the innermost entered block; operators then belong to the one around it, if any."""
         left = self._scopes.pop()
         logger.debug("Leaving block id=%s", left.block)
         around = self._scopes[-1] if self._scopes else None
@@ -117,12 +117,12 @@ _waited_for: contextvars.ContextVar[bool] = contextvars.ContextVar("waited_for",
 
 
 def refuse_compiling_from_now_on() -> None:
-    """Has every compilation in this thread refused, because a capture waits for the thread."""
+    """Have every compilation in this thread refused, because a capture waits for the thread."""
     _waited_for.set(True)
 
 
 def refuse_compiling_inside_capture() -> None:
-    """Raises poptorch.Error in a thread for which a capture waits."""
+    """Raise poptorch.Error in a thread for which a capture waits."""
     if _waited_for.get():
         raise error(
             "A poptorch.CPU called a wrapped model that is not compiled, while the model around it "
@@ -131,12 +131,12 @@ def refuse_compiling_inside_capture() -> None:
 
 
 def current() -> Tracing | None:
-    """The capture under way, or None outside of one."""
+    """Return the capture under way, or None outside of one."""
     return _active.get()
 
 
 def refuse_nested_call() -> None:
-    """Raises poptorch.Error if a forward is being captured."""
+    """Raise poptorch.Error if a forward is being captured."""
     if current() is not None:
         raise error(
             "A wrapped model was called inside the forward of another one. Call the plain module "

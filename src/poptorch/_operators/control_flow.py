@@ -14,7 +14,7 @@ def for_loop(
     body: Callable[..., Sequence[torch.Tensor]],
     inputs: list[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Applies a function to its own results a fixed number of times.
+    """Apply a function to its own results a fixed number of times.
 
     In a wrapped model the body is traced once and runs in a loop of the program, which therefore
     does not grow with ``count``. Prints and host calls of a body happen each time if its results
@@ -61,7 +61,7 @@ def cond(
     else_body: Callable[..., Sequence[torch.Tensor]],
     else_inps: list[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Runs one of two functions, as a tensor's value says when the program runs.
+    """Run one of two functions, as a tensor's value says when the program runs.
 
     In a wrapped model both functions are traced and one runs. Outside only one is called.
 

@@ -59,7 +59,7 @@ class CPU:
         self._rebuild: Callable[[Sequence[torch.Tensor]], tuple[list, dict]] | None = None
 
     def __call__(self, *input: Any, **kwargs: Any) -> Any:
-        """Calls the layer: now on the host, or each time the program under capture runs.
+        """Call the layer: now on the host, or each time the program under capture runs.
 
         Args:
             input: tensors; other values are constants.
@@ -87,7 +87,7 @@ class CPU:
             raise error(f"poptorch.CPU {self._id!r} returned no tensor. Return at least one.")
 
     def execute(self) -> None:
-        """Runs the layer on ``inputs`` and keeps its results in ``outputs``.
+        """Run the layer on ``inputs`` and keep its results in ``outputs``.
 
         Raises:
             poptorch.Error: the layer returned something else than tensors.
@@ -107,7 +107,7 @@ class CPU:
         self.out_shapes = [each.shape for each in outputs]
 
     def registerPersistentData(self) -> str:
-        """Makes the latest call known to the program under capture and returns its name there."""
+        """Make the latest call known to the program under capture and return its name there."""
         calls = _calls.get()
         if calls is None:
             raise error("registerPersistentData() has no meaning outside of a wrapped forward.")
@@ -135,7 +135,7 @@ class CapturedCalls(HostCalls):
         self._originals: list[tuple[dict, dict]] = []
 
     def add(self, owner: CPU, identity: str, function: Callable) -> str:
-        """Registers one call; a second one of the same object gets a number.
+        """Register one call; a second one of the same object gets a number.
 
         Raises:
             poptorch.Error: another object of the model has the same ID.
@@ -182,7 +182,7 @@ class CapturedCalls(HostCalls):
 
 
 def _separated(positional: Sequence, keywords: dict) -> tuple[list[torch.Tensor], Callable]:
-    """The tensors among some arguments, and how to put others in their place."""
+    """Return the tensors among some arguments, and how to put others in their place."""
     values = [*positional, *keywords.values()]
     places = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
     constants = [None if isinstance(value, torch.Tensor) else value for value in values]
@@ -198,7 +198,7 @@ def _separated(positional: Sequence, keywords: dict) -> tuple[list[torch.Tensor]
 
 
 def _on_the_host(function: Callable[[], None]) -> None:
-    """Runs a function in a thread of its own, where no trace is under way."""
+    """Run a function in a thread of its own, where no trace is under way."""
     raised: list[BaseException] = []
 
     def run() -> None:

@@ -13,7 +13,7 @@ def ctc_beam_search_decoder(
     beam_width: int = 100,
     top_paths: int = 1,
 ) -> list[torch.Tensor]:
-    """The most probable label sequences, by prefix beam search.
+    """Return the most probable label sequences, by prefix beam search.
 
     Args:
         probs: [time, batch, classes] log probabilities.

@@ -26,7 +26,7 @@ _registered: dict[tuple[str, str], _Implementation] = {}
 def register_custom_op(
     name: str, domain: str, domain_version: int | None = None, *, backward: Callable | None = None
 ) -> Callable[[Callable], Callable]:
-    """Decorates the function that computes what ``custom_op`` calls by this name and domain.
+    """Decorate the function that computes what ``custom_op`` calls by this name and domain.
 
     The function takes the list of inputs and the dictionary of attributes, and returns a tensor or
     a sequence of tensors. It is written with torch operations, which become part of the program::
@@ -65,7 +65,7 @@ def custom_op(
     example_outputs: Sequence[torch.Tensor],
     attributes: dict[str, float | int | str | list | tuple] | None = None,
 ) -> list[torch.Tensor]:
-    """Puts an operator of the program's own in its place in forward.
+    """Put an operator of the program's own in its place in forward.
 
     It is looked up under ``register_custom_op``, then as ``torch.ops.DOMAIN.NAME`` with every dot
     of the domain replaced by an underscore; that one is called with the inputs, and with the

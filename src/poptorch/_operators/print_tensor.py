@@ -22,7 +22,7 @@ def ipu_print_tensor(
     open_bracket: str = "(",
     close_bracket: str = ")",
 ) -> torch.Tensor:
-    """Returns ``tensor`` and has the program write it to stderr whenever it is computed.
+    """Return ``tensor`` and have the program write it to stderr whenever it is computed.
 
     That is once per micro-batch and replica, not once per call. Use the result: a print whose
     result nothing reads is left out. Outside of a wrapper nothing is printed.

@@ -15,7 +15,7 @@ _INDEX_TYPES = (torch.int16, torch.int32, torch.int64)
 def dynamic_slice(
     tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int, step: int
 ) -> torch.Tensor:
-    """The elements from ``start`` to ``start + size`` along a dimension, every ``step``-th.
+    """Return the elements from ``start`` to ``start + size`` along a dimension, every ``step``-th.
 
     A start from which the slice would leave the tensor is moved to the nearest one from which it
     does not, so that negative starts mean 0. Gradients reach ``tensor``.
@@ -124,7 +124,7 @@ class TensorSlices(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
-        """Calls ``func``, with positions instead of numbers and slices that depend on a tensor."""
+        """Call ``func``, with positions instead of numbers and slices that depend on a tensor."""
         if func is torch.Tensor.__getitem__ or func is torch.Tensor.__setitem__:
             positions = _positions(args[0], args[1])
             if positions is not None:
@@ -145,7 +145,7 @@ def _at(
 
 
 def _positions(tensor: torch.Tensor, index: Any) -> tuple[tuple, int | None] | None:
-    """The index with a vector of positions in the one place that depends on a tensor.
+    """Return the index with a vector of positions in the one place that depends on a tensor.
 
     Returns:
         The new index and, for a single position, the dimension of the result that it left; None
@@ -174,7 +174,7 @@ def _is_number(item: object) -> bool:
 
 
 def _place(before: tuple, after: tuple) -> int:
-    """The dimension of a result that the index between two others makes."""
+    """Return the dimension of a result that the index between two others makes."""
     if Ellipsis in before:
         return -1 - sum(not isinstance(item, int) for item in after)
     return sum(not isinstance(item, int) for item in before)
@@ -187,7 +187,7 @@ def _is_dynamic(item: object) -> bool:
 
 
 def _dimension(tensor: torch.Tensor, items: tuple, position: int) -> int:
-    """Which dimension the index at ``position`` is about."""
+    """Return which dimension the index at ``position`` is about."""
     taking = [item is not None and item is not Ellipsis for item in items]
     if Ellipsis in items[:position]:
         return tensor.dim() - sum(taking[position:])

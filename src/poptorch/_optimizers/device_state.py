@@ -75,7 +75,7 @@ class DeviceState:
         return self._torchs
 
     def use(self, optimizer: Any, rule: UpdateRule, names: Mapping[int, str]) -> None:
-        """Takes an optimizer and the rule it has become; another one is let go with its state.
+        """Take an optimizer and the rule it has become; another one is let go with its state.
 
         Args:
             optimizer: of this package or of torch.
@@ -104,7 +104,7 @@ class DeviceState:
         self.pending = self.pending or (another and bool(self._host_state()))
 
     def _follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Notices from now on that a state dictionary is loaded into it."""
+        """Notice from now on that a state dictionary is loaded into it."""
         self._torchs = optimizer
         if self._hook is not None:
             self._hook.remove()
@@ -129,7 +129,7 @@ class DeviceState:
         self.stale = self._session is not None  # this optimizer has not seen its state yet
 
     def release(self) -> None:
-        """Leaves the device's state with the optimizer and lets go of it."""
+        """Leave the device's state with the optimizer and let go of it."""
         if self._optimizer is None:
             return
         self.fetch()
@@ -143,7 +143,7 @@ class DeviceState:
         self.pending = has_values or bool(self._host_state())
 
     def stop(self) -> None:
-        """Brings the state home, because the session ends."""
+        """Bring the state home, because the session ends."""
         self.fetch()
         if self._session is not None and self._torchs is not None and self._optimizer is None:
             self._bring_home(self._torchs, self._session)
@@ -152,7 +152,7 @@ class DeviceState:
     # -- as torch keeps it -----------------------------------------------------------------
 
     def _host_state(self) -> dict[str, torch.Tensor]:
-        """What the optimizer has on the host, by slot, if it has nothing newer of a device."""
+        """Return the optimizer's state on the host by slot, unless a device has newer state."""
         if self._torchs is None or (self._optimizer is not None and self._optimizer.has_state()):
             return {}
         return optimizer_objects.host_state([self._torchs], self._names)
@@ -169,7 +169,7 @@ class DeviceState:
     # -- device to host --------------------------------------------------------------------
 
     def fetch(self) -> None:
-        """Brings the optimizer's dictionary up to date; copies only if the device has changed."""
+        """Bring the optimizer's dictionary up to date; copy only if the device has changed."""
         optimizer, session, rule = self._optimizer, self._session, self._rule
         if optimizer is None or session is None or rule is None:
             return
@@ -188,7 +188,7 @@ class DeviceState:
     # -- host to device --------------------------------------------------------------------
 
     def write(self) -> None:
-        """Sends the optimizer's dictionary, or what it has on the host, to the device.
+        """Send the optimizer's dictionary, or what it has on the host, to the device.
 
         Entries that are missing keep what the device has; unknown ones are announced.
 
@@ -243,7 +243,7 @@ class DeviceState:
 
 
 def _named(session: Session) -> dict[str, torch.Tensor]:
-    """The device's state tensors by the names of a state dictionary."""
+    """Return the device's state tensors by the names of a state dictionary."""
     device_state = session.read_optimizer_state()
     named = {state_name(slot, device_state): value for slot, value in device_state.items()}
     sums = session.read_accumulators()
@@ -259,7 +259,7 @@ def _check_shape(name: str, value: torch.Tensor, slot: torch.Tensor) -> None:
 
 
 def values_of(rule: UpdateRule) -> dict[str, torch.Tensor]:
-    """The numbers a rule computes with, as 0-d float32 tensors under their public names.
+    """Return the numbers a rule computes with, as 0-d float32 tensors under their public names.
 
     Each exists once per parameter (``learningRate___specific___fc.weight``); those of the first
     group are the default of all (``learningRate___default___FLOAT``).

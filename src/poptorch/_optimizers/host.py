@@ -26,7 +26,7 @@ class HostState:
     _device: "weakref.ref[Any] | None" = None
 
     def _connection(self) -> Any | None:
-        """The ``DeviceState`` of the live wrapper that runs this optimizer."""
+        """Return the ``DeviceState`` of the live wrapper that runs this optimizer."""
         return None if self._device is None else self._device()
 
     @property
@@ -42,11 +42,11 @@ class HostState:
         return connection is not None and connection.stale
 
     def has_state(self) -> bool:
-        """Whether device state is known here: read from the device or loaded."""
+        """Return whether device state is known here: read from the device or loaded."""
         return self._ipu_state is not None
 
     def state_dict(self) -> dict[str, Any]:
-        """The device's state and values, and groups and host state as in torch.
+        """Return the device's state and values, and groups and host state as in torch.
 
         Copies from the device only if it has run since the last time.
 
@@ -67,7 +67,7 @@ class HostState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads groups, host state and, at the next run, the device's state.
+        """Load groups, host state and, at the next run, the device's state.
 
         Entries that ``ipu_state`` lacks keep the device's value. A dictionary that was saved
         before compiling brings its groups only.
@@ -88,7 +88,7 @@ class HostState:
         self.set_state_dict(state)
 
     def set_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes ``ipu_state`` and ``ipu_param`` for the device; groups stay as they are.
+        """Take ``ipu_state`` and ``ipu_param`` for the device; groups stay as they are.
 
         Args:
             state: a dictionary with both keys, as ``get_state_dict`` returns it.
@@ -151,7 +151,7 @@ def _check_is_ipu_state(state: dict[str, Any]) -> None:
 
 
 def _extras(optimizer: Any) -> list[str]:
-    """Names of the attributes that poptorch.optim adds to torch's."""
+    """Return names of the attributes that poptorch.optim adds to torch's."""
     return [
         name
         for name, value in vars(optimizer).items()

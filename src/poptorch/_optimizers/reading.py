@@ -63,7 +63,7 @@ _ALWAYS_CONSTANT = ("betas", "alpha")
 
 
 def to_update_rule(optimizer: Any, names: Mapping[int, str], *, warn: bool = False) -> UpdateRule:
-    """Reduces an optimizer to what a program needs of it.
+    """Reduce an optimizer to what a program needs of it.
 
     Args:
         optimizer: one of torch's or this package's SGD, Adam, AdamW, RMSprop, LAMB.
@@ -231,7 +231,7 @@ def _as_before(old: Group, new: Group) -> Group:
 
 
 def _difference(old: UpdateRule, new: UpdateRule) -> str | None:
-    """The constant in which two rules differ."""
+    """Return the constant in which two rules differ."""
     if (old.kind, len(old.groups)) != (new.kind, len(new.groups)):
         return (
             f"the optimizer's type or number of groups: {old.kind} with {len(old.groups)} to "
@@ -298,7 +298,7 @@ class AttributeWatch:
         self._known: set[tuple[str, str]] = set()
 
     def look(self, optimizer: Any) -> None:
-        """Logs each new attribute once."""
+        """Log each new attribute once."""
         attributes = {("optimizer", n) for n, v in vars(optimizer).items() if _is_setting(n, v)}
         for index, group in enumerate(optimizer.param_groups):
             attributes |= {(f"optimizer group {index}", name) for name in group}

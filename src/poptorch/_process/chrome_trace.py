@@ -15,7 +15,7 @@ Event = dict[str, Any]
 def span(
     name: str, category: str, begin: int, end: int, *, thread: int, pid: int = 0, **details: Any
 ) -> Event:
-    """A bar.
+    """Return a bar.
 
     Args:
         name: written on it.
@@ -31,12 +31,12 @@ def span(
 
 
 def process(name: str, pid: int = 0) -> Event:
-    """The name of a process."""
+    """Return the name of a process."""
     return {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
 
 
 def thread(number: int, name: str, pid: int = 0) -> Event:
-    """The name of a row."""
+    """Return the name of a row."""
     return {"ph": "M", "name": "thread_name", "pid": pid, "tid": number, "args": {"name": name}}
 
 
@@ -55,13 +55,13 @@ class TraceFile:
         self._file.write(f"[\n{json.dumps(first)}")
 
     def add(self, event: Event) -> None:
-        """Writes an event."""
+        """Write an event."""
         with self._lock:
             if self._file is not None:
                 self._file.write(f",\n{json.dumps(event)}")
 
     def close(self) -> None:
-        """Ends the list; later events are dropped."""
+        """End the list; later events are dropped."""
         with self._lock:
             if self._file is not None:
                 self._file.write("\n]\n")

@@ -14,7 +14,7 @@ _GENERATION = 2  # the one that compiles offline by default, too
 
 
 def count_ipus(required: int, options: Options) -> int:
-    """The number of devices the original would take for a process.
+    """Return the number of devices the original would take for a process.
 
     Args:
         required: over all stages and replicas of this process.
@@ -42,7 +42,7 @@ def count_ipus(required: int, options: Options) -> int:
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """Whether wrapped models run on what stands for that many devices.
+    """Return whether wrapped models run on what stands for that many devices.
 
     Differs from the original: there is no IPU, and the answer is about the device that stands in
     for it. Programs ask before they wrap a model, and leave or use plain PyTorch when they hear
@@ -60,7 +60,7 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
 
 
 def ipuHardwareVersion() -> int:
-    """The generation of the device that wrapped models run on.
+    """Return the generation of the device that wrapped models run on.
 
     Differs from the original: there is no IPU, and the answer is 2, the generation that the
     original compiles for when nothing is said.

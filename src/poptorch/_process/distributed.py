@@ -22,18 +22,18 @@ _epoch_of: Any = None
 
 
 def raise_as(kind: type[Error]) -> None:
-    """Has errors between processes raised as this class, which a higher layer knows."""
+    """Have errors between processes raised as this class, which a higher layer knows."""
     global _error_kind
     _error_kind = kind
 
 
 def error_of(text: str) -> Error:
-    """The error for what went wrong between processes."""
+    """Return the error for what went wrong between processes."""
     return _error_kind(text)
 
 
 def connect(options: Options) -> None:
-    """Connects with the other processes that the options name; the only one has none.
+    """Connect with the other processes that the options name; the only one has none.
 
     Raises:
         poptorch.Error: it is not known where they meet, or one does not come.
@@ -44,7 +44,7 @@ def connect(options: Options) -> None:
 
 
 def join(rank: int, size: int) -> None:
-    """Connects as one of several processes, once.
+    """Connect as one of several processes, once.
 
     Raises:
         poptorch.Error: it is not known where they meet, or one does not come.
@@ -56,12 +56,12 @@ def join(rank: int, size: int) -> None:
 
 
 def collective_of(config: StepConfig) -> Collective | None:
-    """What connects the processes of a training program; None for the only one."""
+    """Return what connects the processes of a training program; None for the only one."""
     return collectives.connected() if config.training and config.processes > 1 else None
 
 
 def note_epoch(loader: Any) -> None:
-    """Remembers the loader that was begun last: its batches are those of the next step."""
+    """Remember the loader that was begun last: its batches are those of the next step."""
     global _epoch_of
     _epoch_of = weakref.ref(loader)
 
@@ -69,7 +69,7 @@ def note_epoch(loader: Any) -> None:
 def facts(
     captured: Captured, config: StepConfig, rule: UpdateRule | None, examples: Sequence[Any]
 ) -> dict[str, str]:
-    """What must be the same in all processes, by the name under which it is told apart."""
+    """Return what must be the same in all processes, by the name under which it is told apart."""
     values = {
         name: str(value)
         for name, value in vars(config).items()

@@ -55,12 +55,12 @@ _reported: set[str] = set()
 
 
 def is_set(name: str) -> bool:
-    """Whether a switch is on: set, and neither empty nor ``0``."""
+    """Return whether a switch is on: set, and neither empty nor ``0``."""
     return os.environ.get(name, "") not in ("", "0")
 
 
 def json_object(name: str) -> Mapping[str, object]:
-    """The JSON object a variable holds; empty, with one warning, if it cannot be read."""
+    """Return the JSON object a variable holds; empty, with one warning, if it cannot be read."""
     text = os.environ.get(name, "")
     if not text:
         return {}
@@ -76,7 +76,7 @@ def json_object(name: str) -> Mapping[str, object]:
 
 
 def check() -> None:
-    """Reports variables that are set without effect or cannot be read, each once."""
+    """Report variables that are set without effect or cannot be read, each once."""
     for variable in VARIABLES:
         if not os.environ.get(variable.name):
             continue

@@ -18,7 +18,7 @@ from poptorch._logging import logger
 
 
 def prepare() -> None:
-    """Applies all of it; harmless when repeated."""
+    """Apply all of it; harmless when repeated."""
     os.environ.setdefault("RDMAV_FORK_SAFE", "1")
     _report_crashes()
     # Somebody else's hook (a debugger, a notebook) is worth more than ours.
@@ -39,7 +39,7 @@ def _report_crashes() -> None:
 def log_uncaught(
     kind: type[BaseException], value: BaseException, trace: TracebackType | None
 ) -> None:
-    """Writes an exception that nobody caught to the log, at critical level.
+    """Write an exception that nobody caught to the log, at critical level.
 
     Args:
         kind: its class.
@@ -62,5 +62,5 @@ def log_uncaught(
 
 
 def poptorchAtExit() -> None:
-    """Ends what is left of the package's work in this process; runs by itself at exit."""
+    """End what is left of the package's work in this process; run by itself at exit."""
     logger.debug("poptorch ends")

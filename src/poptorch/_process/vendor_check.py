@@ -4,7 +4,7 @@ import importlib.metadata
 
 
 def refuse_second_distribution() -> None:
-    """Raises ImportError if a distribution that is itself called ``poptorch`` is installed."""
+    """Raise ImportError if a distribution that is itself called ``poptorch`` is installed."""
     try:
         distribution = importlib.metadata.distribution("poptorch")
     except importlib.metadata.PackageNotFoundError:

@@ -47,7 +47,7 @@ class Binder:
         self._keyword_only = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Bound:
-        """Orders the arguments of one call.
+        """Order the arguments of one call.
 
         Keywords that have a position are moved there; defaults fill what is not given.
 
@@ -124,7 +124,7 @@ class Recorded:
         self.plain = leaves if plain else None
 
     def check(self, bound: Bound) -> None:
-        """Compares the arguments of a call.
+        """Compare the arguments of a call.
 
         Raises:
             poptorch.Error: naming the first one that differs and how.
@@ -141,25 +141,25 @@ class Recorded:
                 contents.check(value, exempt)
 
     def _constants(self, bound: Bound) -> Iterator[tuple[str, Any, Structure]]:
-        """The arguments' parts that may change although they are part of the program."""
+        """Yield the arguments' parts that may change although they are part of the program."""
         positional = zip(self.names, bound.positional, self.positional, strict=True)
         named = ((name, bound.keywords[name], spec) for name, spec in self.keywords.items())
         for name, value, spec in (*positional, *named):
             yield from structure.constants(value, spec, name)
 
     def _exempt(self, bound: Bound) -> Set[int]:
-        """What need not be constant: the tensors of a call, and the model's own."""
+        """Return what need not be constant: the tensors of a call, and the model's own."""
         return self._state | {id(tensor) for tensor in self.tensors(bound)}
 
     def tensors(self, bound: Bound) -> Iterator[torch.Tensor]:
-        """The tensors of a call, in the order in which programs take them."""
+        """Yield the tensors of a call, in the order in which programs take them."""
         for spec, value in zip(self.positional, bound.positional, strict=True):
             yield from structure.tensors(value, spec)
         for name, spec in self.keywords.items():
             yield from structure.tensors(bound.keywords[name], spec)
 
     def rebuild(self, flat: Sequence[torch.Tensor]) -> tuple[list[Any], dict[str, Any]]:
-        """Arguments and keyword arguments with other tensors in them."""
+        """Return arguments and keyword arguments with other tensors in them."""
         values = iter(flat)
         positional = [structure.rebuild(spec, values) for spec in self.positional]
         return positional, {k: structure.rebuild(s, values) for k, s in self.keywords.items()}

@@ -24,7 +24,7 @@ _NOTHING = object()
 
 
 def cannot_change(value: Any) -> bool:
-    """Whether a constant is a number, a text or the like, which no call can find changed."""
+    """Return whether a constant is a number, a text or the like, which no call can find changed."""
     return isinstance(value, _FIXED)
 
 
@@ -55,7 +55,7 @@ class Contents:
             self._contents[path] = _copied(part)
 
     def check(self, value: Any, exempt: Set[int]) -> None:
-        """Compares the argument of a later call.
+        """Compare the argument of a later call.
 
         Raises:
             poptorch.Error: naming the part that differs.
@@ -79,7 +79,7 @@ class Contents:
 
 
 def _copied(value: Any) -> Any:
-    """What a part is compared with later; that of containers are their own parts."""
+    """Return what a part is compared with later; that of containers are their own parts."""
     if isinstance(value, torch.Tensor):
         return plain(value).clone()
     if isinstance(value, numpy.ndarray):
@@ -109,7 +109,7 @@ def _same(before: Any, now: Any) -> bool:
 
 
 def _equal(left: Any, right: Any) -> bool:
-    """Whether two objects of one class are equal, apart from the parts that both have."""
+    """Return whether two objects of one class are equal, apart from the parts that both have."""
     has_parts = next(reachable.parts(right), None) is not None
     if has_parts and type(right).__eq__ in (object.__eq__, list.__eq__, tuple.__eq__, dict.__eq__):
         return True

@@ -10,7 +10,7 @@ _TYPES = {torch.float64: torch.float32, torch.int64: torch.int32}
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A device's result as a tensor of the host, of the types that devices have."""
+    """Return a device's result as a tensor of the host, of the types that devices have."""
     dtype = tensor.dtype
     if dtype in _TYPES or not tensor.is_cpu:
         tensor = tensor.to("cpu", _TYPES.get(dtype, dtype))

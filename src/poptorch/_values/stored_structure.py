@@ -46,7 +46,7 @@ _FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (list, dict, int,
 
 
 def structure_data(structure: Structure, name: str) -> Any:
-    """A structure as JSON values.
+    """Return a structure as JSON values.
 
     Raises:
         poptorch.Error: naming the part that cannot be stored.
@@ -76,7 +76,7 @@ def structure_data(structure: Structure, name: str) -> Any:
 
 
 def constant_data(value: Any, name: str) -> Any:
-    """A Python constant of a call as JSON.
+    """Return a Python constant of a call as JSON.
 
     Raises:
         poptorch.Error: it is not of a kind that a file can hold.
@@ -97,7 +97,7 @@ def _kind_data(kind: type, known: dict[str, type]) -> Any:
 
 
 def structure_from(data: Any) -> Structure:
-    """The structure that ``structure_data`` wrote.
+    """Return the structure that ``structure_data`` wrote.
 
     Raises:
         poptorch.Error: it needs a class that is not imported here.
@@ -147,7 +147,7 @@ def _is_like(kind: type, bases: tuple[type, ...], fields: list[str]) -> bool:
 
 
 def recorded_data(recorded: Recorded) -> dict[str, Any]:
-    """The arguments of the first call as JSON values.
+    """Return the arguments of the first call as JSON values.
 
     Raises:
         poptorch.Error: naming the argument that cannot be stored.
@@ -164,7 +164,7 @@ def recorded_data(recorded: Recorded) -> dict[str, Any]:
 
 
 def bound_from(data: dict[str, Any], rows: float = 1) -> Bound:
-    """A call like the recorded one, with zeros in its tensors.
+    """Return a call like the recorded one, with zeros in its tensors.
 
     Args:
         data: what ``recorded_data`` wrote.
@@ -194,7 +194,7 @@ def _zeros(structure: Structure, rows: float) -> Iterator[torch.Tensor]:
 
 
 def signature_data(signature: inspect.Signature) -> list[list[Any]]:
-    """The parameters of ``forward``: name, kind, and the default in a list, if there is one.
+    """Return the parameters of ``forward``: name, kind, and the default in a list, if there is one.
 
     A default that cannot be stored is left out: after loading, that argument has to be passed.
     """
@@ -211,7 +211,7 @@ def signature_data(signature: inspect.Signature) -> list[list[Any]]:
 
 
 def signature_from(data: list[list[Any]]) -> inspect.Signature:
-    """The signature that ``signature_data`` wrote."""
+    """Return the signature that ``signature_data`` wrote."""
     parameters, mandatory = [], False
     for name, kind_name, default in reversed(data):
         kind = _KINDS[kind_name]

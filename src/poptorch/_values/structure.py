@@ -72,7 +72,7 @@ Structure = Leaf | Constant | Items | Table | Custom
 
 
 def record(value: Any) -> Structure:
-    """Describes a structure of tensors and constants."""
+    """Describe a structure of tensors and constants."""
     if isinstance(value, torch.Tensor):
         require_dense(value)
         return Leaf(value.shape, value.dtype)
@@ -87,7 +87,7 @@ def record(value: Any) -> Structure:
 
 
 def require_dense(tensor: torch.Tensor) -> None:
-    """Refuses a tensor that no program can take.
+    """Refuse a tensor that no program can take.
 
     Raises:
         poptorch.Error: it is sparse, nested or quantized.
@@ -113,7 +113,7 @@ def _emptied(value: dict) -> Any:
 
 
 def tensors(value: Any, like: Structure) -> Iterator[torch.Tensor]:
-    """The tensors of a structure, in the order of the recorded one."""
+    """Yield the tensors of a structure, in the order of the recorded one."""
     if isinstance(like, Leaf):
         yield value
     elif isinstance(like, Custom):
@@ -131,7 +131,7 @@ def tensors(value: Any, like: Structure) -> Iterator[torch.Tensor]:
 def constants(
     value: Any, like: Structure, name: str
 ) -> Iterator[tuple[str, Any, Constant | Custom]]:
-    """The parts of an argument that are part of the program and can change, with their names.
+    """Yield the parts of an argument that are part of the program and can change, with their names.
 
     Objects with a parser are among them: all in them that is not a tensor is.
     """
@@ -146,7 +146,7 @@ def constants(
 
 
 def taken_apart(result: Any) -> tuple[Structure, list[torch.Tensor]]:
-    """What forward returned: its structure, and its tensors.
+    """Return what forward returned: its structure, and its tensors.
 
     Raises:
         poptorch.Error: it hides tensors where nothing can be put back.
@@ -157,7 +157,7 @@ def taken_apart(result: Any) -> tuple[Structure, list[torch.Tensor]]:
 
 
 def leaves(structure: Structure) -> Iterator[Leaf]:
-    """What is recorded of each tensor of a structure, in order."""
+    """Yield what is recorded of each tensor of a structure, in order."""
     if isinstance(structure, Leaf):
         yield structure
     elif not isinstance(structure, Constant):
@@ -166,7 +166,7 @@ def leaves(structure: Structure) -> Iterator[Leaf]:
 
 
 def rebuild(like: Structure, values: Iterator[Any]) -> Any:
-    """The recorded structure with other tensors in it."""
+    """Return the recorded structure with other tensors in it."""
     if isinstance(like, Leaf):
         return next(values)
     if isinstance(like, Constant):
@@ -193,7 +193,7 @@ def _filled(like: Table, items: dict) -> Any:
 
 
 def check_same(recorded: Structure, actual: Structure, name: str) -> None:
-    """Compares one argument with the recorded one.
+    """Compare one argument with the recorded one.
 
     Raises:
         poptorch.Error: naming the part that differs and how.
@@ -248,7 +248,7 @@ def _check_items(recorded: Items | Custom, actual: Structure, name: str) -> None
 
 
 def check_keys(expected: Sequence[Any], actual: Sequence[Any], name: str) -> None:
-    """Compares the keys of two dictionaries, in any order.
+    """Compare the keys of two dictionaries, in any order.
 
     Raises:
         poptorch.Error: naming missing and unexpected keys.
@@ -263,7 +263,7 @@ def check_keys(expected: Sequence[Any], actual: Sequence[Any], name: str) -> Non
 
 
 def check_count(expected: int, actual: int) -> None:
-    """Compares the numbers of positional arguments.
+    """Compare the numbers of positional arguments.
 
     Raises:
         poptorch.Error: they differ.
@@ -283,7 +283,7 @@ def _kind(recorded: Structure) -> str:
 
 
 def refuse_hidden_tensors(structure: Structure) -> None:
-    """Refuses results that hide tensors inside what nothing can be put back into.
+    """Refuse results that hide tensors inside what nothing can be put back into.
 
     Raises:
         poptorch.Error: naming the type that needs a parser.

@@ -13,7 +13,7 @@ _OFF, _ZEROS, _NORMAL, _UNIFORM = range(4)
 def synthetic_inputs(
     options: Options, like: Sequence[torch.Tensor], device: torch.device
 ) -> list[torch.Tensor] | None:
-    """Tensors to use instead of a caller's, or None if the caller's are to be used.
+    """Return tensors to use instead of a caller's, or None if the caller's are to be used.
 
     Args:
         options: ``syntheticDataMode`` 0 off, 1 zeros, 2 random normal, 3 random uniform in 0..1.

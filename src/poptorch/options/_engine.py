@@ -35,7 +35,7 @@ class Report:
 
 
 def engine_options(options: Options) -> dict[str, str]:
-    """All settings by name; the environment's win.
+    """Return all settings by name; the environment's win.
 
     Raises:
         poptorch.Error: POPLAR_ENGINE_OPTIONS is not a JSON object.
@@ -61,7 +61,7 @@ def _unreadable(text: str, why: str) -> str:
 
 
 def report_wanted(options: Options, training: bool) -> Report | None:
-    """What is to be written about a model, or None.
+    """Return what is to be written about a model, or None.
 
     Raises:
         poptorch.Error: POPLAR_ENGINE_OPTIONS cannot be read.

@@ -83,7 +83,7 @@ class Row:
     neutral: tuple = ()
 
     def call(self, value: Any) -> str:
-        """The call of a program that leads to this value; of `_Popart.set` with the key."""
+        """Return the call of a program that leads to this value; of `_Popart.set` with the key."""
         if self.setter == "set":
             return f"{self.namespace}.set({self.name!r}, {value!r})"
         if self.name == "convolutionOptions" and "partialsType" in value:

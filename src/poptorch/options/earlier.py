@@ -13,7 +13,7 @@ _logged: set[str] = set()
 
 
 def say_once(old: str, instead: str) -> None:
-    """Logs the first use of a name from an earlier release.
+    """Log the first use of a name from an earlier release.
 
     Args:
         old: the name.

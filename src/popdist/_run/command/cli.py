@@ -116,7 +116,7 @@ def _say_what_has_no_effect(explicit: Mapping[str, Any]) -> None:
 def _become(
     place: adopt.Place, options: dict[str, Any], explicit: Mapping[str, Any], program: list[str]
 ) -> NoReturn:
-    """Runs the program in the place of this process, as one of the ranks that there are."""
+    """Run the program in the place of this process, as one of the ranks that there are."""
     count = options["num_instances"] or place.size
     if count != place.size:
         raise Problem(

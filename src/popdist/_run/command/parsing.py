@@ -125,7 +125,7 @@ def _next(option: Option, rest: list[str]) -> str:
 
 
 def _is_no_program(rest: Sequence[str]) -> bool:
-    """Whether the word before a program can only be a value that an option does not take.
+    """Return whether the word before a program can only be a value that an option does not take.
 
     Without a value the program itself follows, which other hosts may have and this one not.
     """

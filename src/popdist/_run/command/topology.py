@@ -20,7 +20,7 @@ def table(plan: Plan) -> str:
 
 
 def _columns(plan: Plan, folded: bool) -> str:
-    """One column per instance, as wide as its replicas need."""
+    """Return one column per instance, as wide as its replicas need."""
     replicas = [_replicas(instance, folded) for instance in plan.instances]
     keys: tuple[Callable[[Instance], Hashable], ...] = (
         lambda i: i.host,
@@ -49,13 +49,13 @@ def _replicas(instance: Instance, folded: bool) -> list[str]:
 
 
 def _spans(plan: Plan, key: Callable[[Instance], Hashable]) -> list[tuple[str, int]]:
-    """Labels, and how many columns each covers."""
+    """Return labels, and how many columns each covers."""
     spans = [(value, len(list(group))) for value, group in groupby(plan.instances, key)]
     return [(str(v[1] if isinstance(v, tuple) else v), count) for v, count in spans]
 
 
 def _widen(widths: list[int], hosts: Sequence[tuple[str, int]]) -> None:
-    """Gives the columns of a host, evenly, what its name lacks."""
+    """Give the columns of a host, evenly, what its name lacks."""
     start = 0
     for name, count in hosts:
         inner = sum(widths[start : start + count]) + count - 1

@@ -166,7 +166,7 @@ def _allow_files(count: int) -> None:
 
 
 def _stop() -> None:
-    """Ends the run when nobody reads what it prints."""
+    """End the run when nobody reads what it prints."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 

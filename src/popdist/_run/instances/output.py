@@ -35,7 +35,7 @@ class _Lines:
             self.end()
 
     def end(self) -> None:
-        """Shows what has no end of line."""
+        """Show what has no end of line."""
         partial, self._partial = self._partial, b""
         if partial:
             self._complete(partial)

@@ -32,7 +32,7 @@ _SSH_FAILED = 255
 
 
 def main() -> int:
-    """Starts what the orders say; returns the exit status."""
+    """Start what the orders say; return the exit status."""
     if sys.argv[1:] == [REMOTE]:
         lines = _input()
         received = json.loads(next(lines, b"null"))
@@ -117,7 +117,7 @@ class _Instance(_Process):
         return 128 - code if code < 0 else code
 
     def _follow(self, lines: Iterator[bytes]) -> None:
-        """Passes on signals that arrive as lines; the end of input means that poprun is gone."""
+        """Pass on signals that arrive as lines; the end of input means that poprun is gone."""
         for line in lines:
             os.kill(os.getpid(), int(line))
         os.kill(os.getpid(), signal.SIGTERM)
@@ -164,7 +164,7 @@ class _Connection(_Process):
 
 
 def _input() -> Iterator[bytes]:
-    """Lines of standard input; not through sys.stdin, which no thread may hold at the end."""
+    """Yield lines of standard input; not through sys.stdin, which no thread may hold at the end."""
     partial = b""
     while data := os.read(0, 1 << 16):
         *lines, partial = (partial + data).split(b"\n")
@@ -194,7 +194,7 @@ def _report(orders: dict[str, Any], kind: str, value: int) -> None:
 
 
 def _place(orders: dict[str, Any]) -> None:
-    """Chooses cores, threads and the network interface of this instance."""
+    """Choose cores, threads and the network interface of this instance."""
     if orders["bind"]:
         cores = share(orders["local_rank"], orders["local_size"], cores_by_node())
         os.sched_setaffinity(0, cores)

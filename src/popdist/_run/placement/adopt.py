@@ -80,7 +80,7 @@ def _of_slurm(environment: Mapping[str, str]) -> Place | None:
 
 
 def _tasks_here(environment: Mapping[str, str], size: int, hosts: int) -> int:
-    """Reads 2(x3),1: three hosts with two tasks, then one with one."""
+    """Read 2(x3),1: three hosts with two tasks, then one with one."""
     text = environment.get("SLURM_STEP_TASKS_PER_NODE", environment.get("SLURM_TASKS_PER_NODE"))
     counts: list[int] = []
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text or ""):
