@@ -8,10 +8,10 @@
     |- BatchError            the rows of a batch do not divide as the configuration asks
     |- ValueCheckError       an operation cannot take a value that a tensor holds
     |  `- IndexCheckError    an index lies outside; also an IndexError, as in plain PyTorch
-    |- TrappedError          an operation made an infinity or NaN, and that was to stop the run
+    |- TrappedError          an operation made an infinity or NaN, and exceptions are trapped
     |- ProgramError          a program breaks its own rules (our bug, or a pass's)
     |- CollectiveError       processes that train together cannot go on
-    |  |- PlaceError              nobody told where the others are, or which one this is
+    |  |- PlaceError              the addresses of the processes, or this one's rank, are unknown
     |  |- RankLostError           one has ended, died, or never came
     |  |- DisagreementError       they were given different programs, options or values
     |  `- StoppedError            one stopped this update and said why; all others drop it too

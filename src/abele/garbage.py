@@ -1,8 +1,8 @@
-"""Python's garbage collector, held back while much is made and little is left behind.
+"""Pausing Python's garbage collector during capture.
 
-A graph is some hundred thousand objects that stay. Each search for garbage among them looks at all
-of them, and at everything that was imported, in vain: a seventh of the time to the first step. And
-what a finalizer computes while a program is traced would become part of that program.
+A graph consists of about a hundred thousand live objects. Collections during capture visit all of
+them and all imported modules without result, which took a seventh of the time to the first step.
+Besides, computations of a finalizer would be traced into the program.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """While open, unless somebody turns it on, no garbage is searched for; it waits."""
+    """While open, the garbage collector does not run, unless other code enables it."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Locks that a process made by fork finds open, whichever thread held them at that moment."""
+"""Locks that are free in a forked child, whichever thread held them at the fork."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Lock:
 
     def __init__(self):
         self._lock = threading.RLock()
-        self._latest = 0  # the thread that took it last, so the one that has it
+        self._latest = 0  # the thread that acquired it last, so its owner
         _all.add(self)
 
     def __enter__(self) -> None:
@@ -24,7 +24,7 @@ class Lock:
         self._lock.release()
 
     def renew(self) -> None:
-        """In a new process: takes the lock from a thread that is not there any more."""
+        """Free the lock in a forked child if the thread that held it does not exist there."""
         if self._latest != threading.get_ident():
             self._lock = threading.RLock()
 

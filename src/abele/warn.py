@@ -24,7 +24,7 @@ def user_line() -> str:
 
 
 def _innermost() -> tuple[int, FrameType]:
-    """Return the user's innermost frame, and how many frames it is away from who asked."""
+    """Return the user's innermost frame, and its distance in frames from the caller."""
     level, frame = 0, sys._getframe(1)
     # The tracer calls what it traces from generated code.
     while frame.f_back is not None and (

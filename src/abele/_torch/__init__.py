@@ -78,7 +78,7 @@ __all__ = [
     "unchecked_distributions",
 ]
 
-#: Held while anything is traced or compiled: torch's tracer, and what is changed below, exist once.
+#: Held while anything is traced or compiled: the tracer and the settings below are global.
 TRACING = Lock()
 
 # make_fx is the only nearly public way to see forward, backward and update as one graph.
@@ -87,8 +87,8 @@ TRACING = Lock()
 def static_fakes() -> FakeTensorMode:
     """Return the mode of a capture: tensors without data and with fixed shapes.
 
-    Loops and branches ask the mode for its environment of symbolic shapes, so there is one; reading
-    a value, or a shape that depends on one, is an error all the same.
+    torch's loops and branches need a ``ShapeEnv``, so the mode has one. Reading a value, or a shape
+    that depends on a value, is still an error.
     """
     environment = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=environment, static_shapes=True)
@@ -97,7 +97,7 @@ def static_fakes() -> FakeTensorMode:
 def tracked_fake(node: torch.fx.Node) -> torch.Tensor:
     """Return a tensor without data that stands for ``node`` in the trace under way.
 
-    The tensors a tracer has seen cannot be found again from their nodes.
+    A tracer maps tensors to nodes, not nodes to tensors.
     """
     mode = get_proxy_mode()
     assert mode is not None, "no trace under way"
@@ -129,7 +129,7 @@ def traced_nodes() -> Reversible[torch.fx.Node]:
 
 
 class Interception:
-    """The trace under way, for somebody who traces operators himself while this is open."""
+    """The trace under way, with its operators handed to another tracing function while open."""
 
     def __enter__(self) -> Interception:
         mode = get_proxy_mode()
@@ -141,7 +141,7 @@ class Interception:
     def intercept(self, call: Callable, created: Callable[[torch.fx.Node], None]) -> None:
         """Hand over operators: ``call`` gets each, its arguments, and what traces any operator.
 
-        ``created`` gets each node that is traced; stack traces are its business.
+        ``created`` gets each node that is traced, and writes its stack trace.
         """
         trace, create = type(self._mode).__torch_dispatch__, self.tracer.create_node
 
@@ -150,7 +150,7 @@ class Interception:
             if not isinstance(function, OpOverload):
                 return trace(mode, function, types, args, kwargs)
             if function is torch.ops.prim.device.default and type(args[0]) is FakeTensor:
-                return args[0].fake_device  # autograd asks at every operation
+                return args[0].fake_device  # autograd calls this at every operation
             return call(function, args, kwargs, lambda f, a, k: trace(mode, f, types, tuple(a), k))
 
         def create_node(*args: Any, **kwargs: Any) -> torch.fx.Node:
@@ -158,7 +158,7 @@ class Interception:
             created(node)
             return node
 
-        # Not a class of its own: loops and branches know the mode by its class.
+        # Patched on the instance: loops and branches look the mode up by its class.
         self._mode.__torch_dispatch__ = types.MethodType(dispatch, self._mode)
         self.tracer.create_node = create_node
         self.tracer.record_stack_traces = False
@@ -169,7 +169,7 @@ class Interception:
         self.tracer.record_stack_traces = self._recorded
 
     def node_of(self, tensor: torch.Tensor) -> torch.fx.Node | None:
-        """Return the node that a tensor stands for; None for constants and tensors of nobody."""
+        """Return a tensor's node; None for constants and tensors outside the trace."""
         slot = self.tracer.tensor_tracker.get(tensor)
         if slot is None or (slot.constant, getattr(tensor, "constant", None)) != (None, None):
             return None
@@ -228,7 +228,7 @@ def devices_shown(
 ) -> Iterator[None]:
     """While open, the ``device`` of a tensor without data is what ``show`` makes of it.
 
-    Their class has a property of its own, which no function mode gets to see.
+    ``FakeTensor.device`` is a property of the class, which function modes do not intercept.
     """
     original: Any = vars(FakeTensor)["device"]
     thread = threading.get_ident()
@@ -249,7 +249,7 @@ def devices_shown(
 def unchecked_distributions() -> Iterator[None]:
     """While open, distributions do not look at the values of their arguments.
 
-    The setting can be made in public, but not read to be put back.
+    torch has a public function to set this, but none to read the old value.
     """
     distribution = torch.distributions.Distribution
     before = distribution._validate_args
@@ -266,8 +266,8 @@ def causal_masks_from(
 ) -> Iterator[None]:
     """While open, transformers do not read an attention mask to see whether it is causal.
 
-    They compare its values with the causal mask's to choose a faster kernel. Where ``value_of``
-    knows the mask they still do; elsewhere it is used as it is, which computes the same.
+    torch compares the mask's values with a causal mask to choose a faster kernel. Where
+    ``value_of`` returns the values it still does; else the mask is applied, with equal results.
     """
     from torch.nn.modules import transformer
 
@@ -342,7 +342,7 @@ def is_composite(operator: OpOverload) -> bool:
 def code_when_run() -> Iterator[None]:
     """While open, tracing makes graphs that generate their code when they first run.
 
-    The others do at every change, which took a fifth of the time that a large model compiles.
+    By default torch generates code at every change: a fifth of a large model's compile time.
     """
     from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
@@ -392,7 +392,7 @@ def aoti_compile(
 
 
 class CompileFailure(Exception):
-    """The native compiler's own words, to be put in a log file."""
+    """The native compiler's output, for a log file."""
 
 
 def aoti_load(path: str, device_index: int = -1) -> Callable[[list[torch.Tensor]], list[Any]]:
@@ -463,7 +463,7 @@ def without_torch_function() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def without_log_of_fakes() -> Iterator[None]:
-    """While open, torch does not log the traceback of exceptions, which say the same."""
+    """While open, torch does not log the traceback of exceptions that are raised anyway."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
 
     def is_no_exception(record: logging.LogRecord) -> bool:
@@ -479,7 +479,7 @@ def without_log_of_fakes() -> Iterator[None]:
 def preload() -> None:
     """Import what torch's optimizers and tracer import at their first use anyway.
 
-    That second belongs to the imports, not to the first step. Workers of data loaders never trace.
+    Their second belongs to the import, not to the first step. Loader workers never trace.
     """
     if multiprocessing.parent_process() is None:
         importlib.import_module("torch._dynamo")

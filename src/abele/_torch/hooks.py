@@ -1,4 +1,4 @@
-"""Hooks that torch keeps: it offers to add and remove them, not to look at them.
+"""Hooks registered in torch, which has public functions to add and remove them, none to list them.
 
 These names are private, like all of this folder; ``tests/unit/test_torch_hooks.py`` tests them.
 """

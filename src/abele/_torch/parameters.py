@@ -12,8 +12,8 @@ import torch
 def counted_as_parameters(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
     """While open, ``isinstance(tensor, torch.nn.Parameter)`` is true of these tensors.
 
-    Making parameters of them would make other tensors. ``Module.get_parameter`` asks, and so do
-    forwards of users.
+    Turning them into parameters would create new tensors. ``Module.get_parameter`` and users'
+    forwards test for the class.
     """
     marked = list(tensors)
     for tensor in marked:

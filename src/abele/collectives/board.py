@@ -1,8 +1,8 @@
 """Notes that processes leave for each other in a store, and signs of life.
 
-Everything that is not numbers goes through here: who has come, what was agreed, who has ended and
-why. It works before the first exchange of tensors, and while one hangs. Every process writes a
-sign of life about once a second from a thread of its own; whoever waits looks at them.
+All coordination except the exchange of tensors: arrivals, agreed values, and why a process ended.
+It works before the first exchange of tensors and while one hangs. A thread of every process writes
+a heartbeat about once a second; processes that wait read them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Board:
         self._noted_place = ""
         self._closing = threading.Event()
         self._beat(store, "0")
-        # A client of its own: a call that waits for an answer keeps its client to itself.
+        # A separate client: a call that waits for an answer blocks its client.
         self._thread = threading.Thread(
             target=self._keep_beating,
             args=(store.clone(),),  # pyright: ignore[reportAttributeAccessIssue] - not in the stub
@@ -130,12 +130,12 @@ class Board:
     # -- waiting at different places ----------------------------------------------------------
 
     def begin(self, topic: str) -> int:
-        """Count that this process has come to a place where all meet, such as ``EXCHANGE``."""
+        """Count this process's arrival at a barrier of all processes, such as ``EXCHANGE``."""
         self._rounds[topic] = self._rounds.get(topic, 0) + 1
         return self._rounds[topic]
 
     def waits(self, topic: str) -> None:
-        """Tell where this process has been waiting for a while."""
+        """Publish the barrier at which this process has been waiting for a while."""
         note = json.dumps([topic, self._rounds[topic]])
         if note != self._noted_place:
             self._noted_place = note
@@ -143,9 +143,9 @@ class Board:
                 self._store.set(f"at/{self.rank}", note)
 
     def mismatched_wait(self, ranks: Iterable[int]) -> str | None:
-        """Return which process waits at a place that this one, which waits too, has not come to.
+        """Return which process waits at a barrier that this process has not reached.
 
-        A place that both have passed says nothing, so that notes need not be taken back.
+        A barrier that both have passed is no mismatch, so old notes may stay.
         """
         for rank in ranks:
             key = f"at/{rank}"
@@ -162,12 +162,12 @@ class Board:
     # -- who is there ----------------------------------------------------------------------
 
     def lost(self, silence_s: float, topic: str = "", ranks: Iterable[int] = ()) -> str | None:
-        """Return which process others wait for in vain, and why; None if all may still come.
+        """Return which process will not arrive, and why; None if all may still arrive.
 
         Args:
-            silence_s: without a sign of life for so long, a process counts as gone.
-            topic: processes that have left it never come.
-            ranks: the processes that are waited for; without any, all others.
+            silence_s: seconds without a heartbeat after which a process counts as lost.
+            topic: processes that have left this topic will not arrive.
+            ranks: the processes to check; all others if it is empty.
         """
         with self._store_lost():
             keys = self._beats if self._store.check(self._beats) else []
@@ -197,14 +197,14 @@ class Board:
         return reasons[order[0]] if order else None
 
     def stop(self, last_words: str) -> None:
-        """Put last words in place of the signs of life."""
+        """Replace the heartbeat by last words and stop it."""
         self._closing.set()
         self._thread.join(timeout=5.0)
         with contextlib.suppress(RuntimeError):  # the store may be gone, and nobody left to tell
             self._store.set(self._beats[self.rank], last_words)
 
     def close(self, last_words: str, linger_s: float = 0.0) -> None:
-        """End the signs of life, with a last one that says why.
+        """End the heartbeat with last words that say why.
 
         Args:
             last_words: begins with ``ENDED`` or ``STOPPED``.

@@ -1,4 +1,4 @@
-"""The one connection of this process with those it trains with."""
+"""The connection of this process to the processes it trains with, of which there is one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store that processes meet in: who keeps it, who may reach it, whose notes count."""
+"""The store in which processes meet: opening it, reaching it, and signing its values."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def meet(place: Place) -> distributed.Store:
 def _connected_store(place: Place, endpoint: str) -> distributed.Store:
     """Connect to the store, if what listens there is one.
 
-    Torch's client waits for ever for the first answer, so it is waited for from outside; a thread
-    that waits in vain ends with the process.
+    torch's client waits for the first answer without a limit, so it runs in a thread; one that
+    never returns ends with the process.
 
     Raises:
         PlaceError: another program has the port.
@@ -150,7 +150,7 @@ class SignedStore:
         return self._store.check(list(keys))
 
     def clone(self) -> SignedStore:
-        """Return one with a connection of its own."""
+        """Return a store with a separate connection."""
         copy = self._store.clone()  # pyright: ignore[reportAttributeAccessIssue] - not in the stub
         return SignedStore(copy, self._secret, self._scope)
 

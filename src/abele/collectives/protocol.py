@@ -1,4 +1,4 @@
-"""What a session needs of the processes that train with it, whatever connects them."""
+"""The interface of a session to the processes that train with it, for any transport."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @dataclasses.dataclass
 class Counts:
-    """What has been exchanged, counted where it is handed over.
+    """Counts of what this process has exchanged.
 
     Attributes:
         calls: all-reduces and broadcasts.
@@ -87,5 +87,5 @@ class Collective(Protocol):
         ...
 
     def leave(self, topic: str, why: str) -> None:
-        """Say that this process takes part in no exchange of a topic any more."""
+        """Announce that this process takes no further part in exchanges of a topic."""
         ...

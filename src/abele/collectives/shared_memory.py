@@ -1,13 +1,13 @@
 """Sums between processes of one host through memory that they share.
 
 A step of a small model takes a millisecond, and gloo's loopback connection a good part of that.
-Here every process copies its values to a slot of its own and adds everybody's to its own tensor;
-who is how far stands in one number per process. All add in the order of ranks, so that all end
-with the same bits. Two sets of slots take turns: who writes to one again has seen everybody come to
-the other, so nobody still reads, and processes meet once per sum instead of twice.
+Here every process copies its values to its slot and adds the slots of all processes; one counter
+per process shows its progress. All add in the order of ranks, so all end with the same bits. Two
+sets of slots alternate: a process that writes to a set again has seen all others reach the other
+set, so there is one synchronisation per sum instead of two.
 
-A tensor that is larger than a slot goes through it piece by piece. Many processes would read many
-slots each; there everybody adds one part of all slots, and copies what the others have added.
+A tensor larger than a slot is exchanged in pieces. With many processes, each adds one part of all
+slots and copies the parts that the others have added.
 
 The memory has no name: it is gone with the last process that uses it, however that ends.
 """
@@ -112,7 +112,7 @@ class SharedSums:
         piece.copy_(result)
 
     def _rows(self, piece: torch.Tensor) -> list[list[torch.Tensor]]:
-        """For both turns: as much as needed of every process's slot, and of that for results."""
+        """Return, for both sets, the needed part of every process's slot and the results'."""
         key = piece.numel(), piece.dtype
         views = self._views.get(key)
         if views is None:
@@ -141,7 +141,7 @@ class SharedSums:
         return slice(self._rank * share, (self._rank + 1) * share)
 
     def _reach(self, check: Callable[[], None]) -> None:
-        """Say that this process is one stage further, and wait until all are."""
+        """Announce the next stage and wait until all processes have reached it."""
         self._count += 1
         count, flags = self._count, self._flags
         flags[self._rank * _LINE] = count
@@ -225,6 +225,6 @@ def _usable() -> bool:
 
 
 def _host() -> str:
-    """Tell hosts apart, and containers that do not see each other's processes."""
+    """Return an identifier of the host, or of a container that does not see other processes."""
     boot, namespace = temporary.boot(), temporary.namespace()
     return f"{boot} {namespace}" if boot and namespace else ""

@@ -19,7 +19,7 @@ from abele.collectives.shared_memory import SharedSums
 from abele.errors import PlaceError, RankLostError
 from abele.version import __version__
 
-_LOOK_S = 1.0  # how often a process that waits looks whether the others live
+_LOOK_S = 1.0  # how often a process that waits checks whether the others live
 _LINGER_S = 3.0
 
 
@@ -117,7 +117,7 @@ class TorchCollective:
 
     @contextlib.contextmanager
     def _breaking_on_loss(self) -> Iterator[None]:
-        """Let the loss of another process be the end of all exchanges."""
+        """End all exchanges if another process is lost."""
         self._check_whole()
         try:
             yield
@@ -127,9 +127,9 @@ class TorchCollective:
 
     @contextlib.contextmanager
     def _exchange(self, values: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Count an exchange, and let one that fails be the last.
+        """Count an exchange; a failed one is the last.
 
-        The others may still come to it, and would meet this process in the next one instead.
+        After a failure the others may still reach it and would meet this process's next one.
 
         Yields:
             The tensor itself, or a copy on the host where several processes share a GPU.
@@ -185,7 +185,7 @@ class TorchCollective:
             raise self._lost(reason)
 
     def _mismatched_wait(self, now: float) -> str | None:
-        """Who waits elsewhere, unless that may be because this exchange is over there."""
+        """Return who waits elsewhere, unless that process may just have finished this exchange."""
         if now - self._began < _LOOK_S:
             return None
         self.board.waits(EXCHANGE)
@@ -272,7 +272,7 @@ def _done(work: distributed.Work) -> bool:
 
 
 def _done_on_gpu(work: distributed.Work) -> bool:
-    """Return the same; NCCL's own ``wait`` returns at once and leaves a hang for the next look."""
+    """Do the same for NCCL, whose ``wait`` returns at once even if the exchange hangs."""
     until = time.monotonic() + _LOOK_S
     while not work.is_completed():
         if time.monotonic() > until:

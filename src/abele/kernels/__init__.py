@@ -30,10 +30,10 @@ FOLDER = Path(__file__).parent
 # The kernels, and what compiled programs call: only the latter knows torch.
 KERNELS = ("few_channel_conv.cpp", "max_pool.cpp")
 SHIMS = ("shims.cpp",)
-# What schedules call; see abele/schedule.
+# What programs that run operator by operator call; see abele/targets/cpu/op_by_op.
 SCHEDULED = ("norm_activation.cpp", "adam.cpp", "image_conv.cpp", "image_pool.cpp")
 
-# No -ffast-math: NaN and infinity mean what they say.
+# No -ffast-math: NaN and infinity must keep their meaning.
 FLAGS = (
     "-std=c++17",
     "-O3",

@@ -1,6 +1,6 @@
-"""The mark that an activation is kept and what led to it may be computed again.
+"""A mark on activations that are kept; those between marks may be recomputed in backward.
 
-It stands in captured programs only: ``passes/recomputation.py`` acts on it and takes it out.
+It occurs in captured programs only: ``passes/recomputation.py`` reads and removes it.
 Importing this module registers it.
 """
 
@@ -25,7 +25,7 @@ operator = torch.ops.abele.checkpoint.default
 
 
 def checkpoint(x: torch.Tensor) -> torch.Tensor:
-    """``x``, marked in the program under capture."""
+    """Return ``x``, marked in the program under capture."""
     return operator(x)
 
 

@@ -64,7 +64,7 @@ def _backward(
         table[:, :, : 2 * longest + 1].contiguous(),
         blank,
         zero_infinity,
-    ).contiguous()  # compiled code relies on the strides that the fake below has
+    ).contiguous()  # compiled code relies on the strides of the shape function below
 
 
 @torch.library.register_fake(_BACKWARD)

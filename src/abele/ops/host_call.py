@@ -1,8 +1,8 @@
 """Calling Python code on the host each time the program runs.
 
-A program names its calls; which code a name means is decided by whoever runs the program, with a
-``HostCalls``. So an executable holds no Python, may be cached, and two of them that use the same
-name do not disturb each other. Importing this module registers the operator.
+A program names its calls, and a ``HostCalls`` maps the names to functions when it runs. So an
+executable contains no Python and may be cached, and two executables may use the same name.
+Importing this module registers the operator.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TEXT = re.compile(r"(?P<dtype>\w+)\[(?P<shape>[\d, ]*)\]")
 
 
 class HostCalls:
-    """The functions that the calls of one program mean.
+    """The functions behind the host calls of one program.
 
     Attributes:
         functions: by the name in the program; takes and returns host tensors.
@@ -70,7 +70,7 @@ class HostCalls:
             raise
 
 
-# Compiled code calls back in the thread that called it, without any argument of ours.
+# Compiled code calls back in its caller's thread and cannot pass an argument of ours.
 _in_use: contextvars.ContextVar[HostCalls] = contextvars.ContextVar("host_calls")
 
 

@@ -63,7 +63,7 @@ operator = declare_effect(torch.ops.abele.print_tensor.default)
 def print_tensor(
     x: torch.Tensor, title: str, gradient_title: str = "", layout: Layout | None = None
 ) -> torch.Tensor:
-    """``x``, which is written to stderr under ``title`` whenever this runs.
+    """Return ``x`` and write it to stderr under ``title`` whenever the program runs.
 
     Args:
         x: any shape and type.

@@ -22,7 +22,7 @@ torch.library.define(
     _NAME, "(Tensor wrong, str message) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
 )
 
-# Compiled code calls back in the thread that called it, and hides what was raised.
+# Compiled code calls back in its caller's thread and replaces the exception.
 _local = threading.local()
 
 
@@ -40,7 +40,7 @@ def _shape(wrong, message):
 
 
 def unless(wrong: torch.Tensor, result: torch.Tensor, message: str) -> torch.Tensor:
-    """Return ``result``, unless one of the marked values is there when the program runs.
+    """Return Return ``result``, unless a marked value occurs when the program runs.
 
     Args:
         wrong: bool, any shape; True stops the step with ``ValueCheckError``.
@@ -55,7 +55,7 @@ def unless(wrong: torch.Tensor, result: torch.Tensor, message: str) -> torch.Ten
 
 
 def raising_failures(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``run`` of compiled code, raising the error of a check rather than the code's own."""
+    """Return ``run`` of compiled code, made to raise the error of a check, not the code's own."""
 
     def checked(arguments: Any) -> Any:
         try:

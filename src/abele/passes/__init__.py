@@ -24,8 +24,8 @@ Pass = Callable[[Program], Program]
 PIPELINE: tuple[Pass, ...] = (
     identities,  # detach, copies of equal layout and double transposes say nothing
     common_subexpressions,  # each hyper-parameter is converted once, not once per parameter
-    dead_code,  # what the two above left without a reader
-    effects_in_order,  # prints and host calls that remain
+    dead_code,  # nodes that the two passes above left without readers
+    effects_in_order,  # orders the prints and host calls that remain
     recomputation,  # last: merging equal nodes would undo it
 )
 

@@ -1,4 +1,4 @@
-"""Editing a program's graph: passes copy, change the copy, and hand back a new program."""
+"""Editing a program's graph: a pass copies it, changes the copy, and returns a new program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from abele import _torch
 from abele._torch import OpOverload
 from abele.program import Program
 
-# The graph that the pass before has made; nobody else has it yet.
+# The graph made by the previous pass, while no other code refers to it.
 _passing = contextvars.ContextVar("passing", default=False)
 _private: contextvars.ContextVar[torch.fx.GraphModule | None]
 _private = contextvars.ContextVar("private", default=None)
@@ -22,9 +22,9 @@ _private = contextvars.ContextVar("private", default=None)
 
 @contextlib.contextmanager
 def one_after_the_other() -> Iterator[None]:
-    """While open, each pass gets what the one before has made, and no program in between is kept.
+    """While open, passes may change the graph of the previous pass in place instead of a copy.
 
-    So a pass may change that instead of a copy of it. One that has changed it must finish it.
+    Intermediate programs are then not kept. A pass that changes the graph must call ``finished``.
     """
     token = _passing.set(True)
     try:
@@ -46,14 +46,14 @@ def editable(program: Program) -> torch.fx.GraphModule:
 def finished(program: Program, graph: torch.fx.GraphModule) -> Program:
     """Return the program with ``graph`` in place of its own."""
     graph.graph.lint()
-    graph.recompile()  # marks its code, which was not generated yet, as old
+    graph.recompile()  # marks the generated code as out of date
     if _passing.get():
         _private.set(graph)
     return program.replace(graph=graph)
 
 
 def substitute(node: torch.fx.Node, target: OpOverload, arguments: tuple) -> None:
-    """Put ``target(*arguments)`` in the place of ``node``, with all that is known about it."""
+    """Replace ``node`` by ``target(*arguments)`` and keep its metadata."""
     with node.graph.inserting_before(node):
         new = node.graph.call_function(target, arguments)
     new.meta = dict(node.meta)

@@ -1,10 +1,11 @@
-"""Chooses for each part of a network how its images lie in memory.
+"""Choice of a memory format, channels last or default, for each part of a network.
 
     y = convolution(x, w)   ->   l = in_layout(x, channels_last=True); y = convolution(l, w)
 
 Convolutions of large images run channels last, small ones with large weights in the default order.
-Normalisation follows in rows of channels. Pools, upsampling, sums and activations take what comes.
-Everything else gets the default order, so images are converted only where two parts meet.
+Normalisation follows in rows of channels. Pools, upsampling, sums and activations keep the order of
+their input. Everything else gets the default order, so images are converted only where two parts
+meet.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _CONVOLUTIONS = (
 )
 _NORMS = (norm_activation.forward, norm_activation.backward, norm_activation.evaluation)
 
-# They keep the order of their images, whatever it is, if all have the same one.
+# Operators that keep the order of their images if all images have the same order.
 _FOLLOWERS = {
     aten.add.Tensor,
     aten.sub.Tensor,

@@ -1,4 +1,4 @@
-"""Computes equal things once.
+"""Merging equal operations, so that each is computed once.
 
     a = to_copy(lr); p = f(p, a); b = to_copy(lr); q = f(q, b)   ->   one to_copy, used twice
 

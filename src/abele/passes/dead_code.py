@@ -1,4 +1,4 @@
-"""Removes operations that nothing reads and that write nothing.
+"""Removal of operations that nothing reads and that write nothing.
 
     a = relu(x); b = tanh(x); return [b]   ->   a is gone
 

@@ -1,9 +1,9 @@
-"""Keeps prints and host calls in the order of forward, whatever a compiler does later.
+"""Data dependencies that keep prints and host calls in the order of forward.
 
     a = print(x, None, ...); b = print(y, None, ...)   ->   b = print(y, a, ...)
 
-Each such node takes a result of the one before it as its ``after``, which it ignores. That is an
-ordinary dependency, which every compiler respects.
+Each such node takes a result of the previous one as its argument ``after`` and ignores the value.
+Every compiler respects such a dependency.
 """
 
 from __future__ import annotations

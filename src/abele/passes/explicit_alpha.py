@@ -1,4 +1,4 @@
-"""Writes the factor of an addition as a multiplication of its own.
+"""The factor ``alpha`` of an addition as a separate multiplication.
 
     c = add(a, b, alpha=2.0)   ->   m = mul(b, 2.0);  c = add(a, m)
 

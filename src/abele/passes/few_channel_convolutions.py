@@ -1,10 +1,10 @@
-"""Gives convolutions with few channels to our own kernels.
+"""Replacement of convolutions with few channels by our own kernels.
 
     a = convolution(x, w, b, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
 ->  a = few_channel_conv(x, w, b, [1, 1], [0, 0])
 
-and likewise their backward. The library's kernels want channels by the 16 to fill their registers;
-ours fill them with samples. Which of the two wins was measured with AVX-512 on 1 and 2 cores; see
+and likewise their backward. The library's kernels fill their registers with 16 channels, ours with
+samples. Which is faster was measured with AVX-512 on 1 and 2 cores; see
 ``benchmarks/few_channel_conv.py``.
 """
 

@@ -1,4 +1,4 @@
-"""Takes the batch norm of a trained network into the convolution before it.
+"""Folding the batch norm of a trained network into the convolution before it.
 
     c = convolution(x, w, b); n = batch_norm(c, mean, var, ...); y = leaky_relu(n)
 ->  y = convolution_with_activation(x, w * scale, b * scale + shift)
@@ -39,7 +39,7 @@ def folded_normalisation(program: Program) -> Program:
 
 
 class _Folds:
-    """What was made already: norms that share statistics share their scales and weights."""
+    """The nodes created so far: norms that share statistics share their scales and weights."""
 
     def __init__(self) -> None:
         self._created: dict[Any, _Node] = {}

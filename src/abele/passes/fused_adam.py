@@ -1,10 +1,10 @@
-"""Joins the Adam updates of all parameters into one operation.
+"""Fusion of the Adam updates of all parameters into one operation.
 
     m1 = lerp(m, g, ...); v1 = addcmul(v * b2, g * ..., g); s1 = s + 1; ...; p1 = p - ...
 ->  [p1, ..., m1, ..., v1, ..., s1, ...] = adam([p, ...], [g, ...], [m, ...], [v, ...], [s, ...])
 
 Seventeen small operations per parameter read and write its memory a dozen times; the joined one
-once. ``update_rules.py`` says what is computed.
+once. ``update_rules.py`` defines the computation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FLOAT = torch.float32
 
 
 class _Mismatch(Exception):
-    """A node is not what Adam's update has at this place."""
+    """A node does not match Adam's update at this place."""
 
 
 @dataclasses.dataclass(frozen=True)

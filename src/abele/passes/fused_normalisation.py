@@ -1,4 +1,4 @@
-"""Joins a training batch norm with its activation, forward and backward.
+"""Fusion of a training batch norm with its activation, forward and backward.
 
     a = batch_norm(x, w, b, ...); y = leaky_relu(a)
     g = leaky_relu_backward(grad, a); d = batch_norm_backward(g, x, w, ...)
@@ -180,7 +180,7 @@ def _pick(node: _Node, index: int) -> _Node:
 
 
 def _drop_zero_gradient(node: _Node) -> None:
-    """The bias of a convolution whose result goes to a batch norm only."""
+    """Replace the gradient of a bias before a batch norm by zero."""
     grad, mask = node.args[0], node.args[10]
     picked = _results(node).get(2)
     if picked is None or not mask[2] or not is_getitem(grad):  # type: ignore[index]
@@ -200,7 +200,7 @@ def _drop_zero_gradient(node: _Node) -> None:
 
 
 def _add_nothing(zero: _Node) -> None:
-    """What ``zero`` is added to stays as it is: layers used several times sum their gradients."""
+    """Replace additions of ``zero`` by the other summand: shared layers sum their gradients."""
     for user in list(zero.users):
         if user.target is not aten.add.Tensor or len(user.args) != 2 or user.kwargs:
             continue

@@ -1,4 +1,4 @@
-"""Removes operations that return their argument.
+"""Removal of operations that return their argument.
 
     b = detach(a); c = t(t(b)); d = copy(old, c)   ->   d = a
 

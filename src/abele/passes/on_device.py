@@ -1,8 +1,8 @@
-"""Moves a program from the host, where it was captured, to a device.
+"""Moving a program from the host, where it was captured, to a device.
 
     a = full([2], 1.0, device=cpu); b = constant(host tensor)   ->   the same on cuda:0
 
-Slots move with the session; what a graph itself creates or holds moves here.
+The session moves the slots; this pass moves constants and the tensors that a graph creates.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _move(graph: torch.fx.GraphModule, device: torch.device) -> None:
         _move(moved, device)
         moved.recompile()
         setattr(graph, name, moved)
-    # Shapes and types stay; where each value lives is told by running on tensors without data.
+    # Shapes and types stay; the device of each value is found by running on tensors without data.
     mode = _torch.FakeTensorMode(allow_non_fake_inputs=True)
     with mode, torch.no_grad():
         for node in graph.graph.nodes:

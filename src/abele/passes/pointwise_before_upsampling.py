@@ -1,4 +1,4 @@
-"""Does a 1x1 convolution before an upsampling that precedes it.
+"""Exchange of an upsampling and the 1x1 convolution after it.
 
     u = upsample(x); y = convolution(u, w)   ->   s = convolution(x, w); y = upsample(s)
 
@@ -30,7 +30,7 @@ _BACKWARD: dict[Any, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class _Pair:
-    """An upsampling with the convolution behind it, and what goes back through both."""
+    """An upsampling, the convolution that reads it, and the backward nodes of both."""
 
     upsample: _Node
     convolution: _Node

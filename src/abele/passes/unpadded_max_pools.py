@@ -1,4 +1,4 @@
-"""Gives max pooling over windows inside the image to our own kernel.
+"""Replacement of max pooling over windows inside the image by our own kernel.
 
     a = max_pool2d_with_indices(x, [2, 2], [2, 2])   ->   a = max_pool(x, [2, 2], [2, 2])
 

@@ -2,8 +2,8 @@
 
 One call consumes a tensor viewed as ``[D, GA, G, m, ...]``: device iteration outermost, then
 accumulation step, then group of replicas, then the ``m`` rows of a micro-batch. Groups share their
-input; without them each replica is one. Outputs have the order ``[D, GA, R]``. Nothing
-here knows tensors.
+input; by default each replica is a group. Outputs have the order ``[D, GA, R]``. This module has no
+tensors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What one call of a program does: the numbers and choices that shape a step.
+"""The configuration of a step: batch arithmetic, gradient reduction, groups of replicas, outputs.
 
-A front-end's options flow in, a frozen ``StepConfig`` flows out. Every field says whether changing
-it needs another executable (``compile``) or only another schedule (``run``); the cache key takes
-the compile-time fields from that mark, so that no list has to be kept by hand.
+Front-ends translate their options into a frozen ``StepConfig``. Each field is marked compile-time
+(another value needs another executable) or run-time (the same executable, called in another order).
+The cache key contains the compile-time fields.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class StepConfig:
     broadcast_buffers: bool = dataclasses.field(default=True, metadata=_RUN)
     input_group_size: int = dataclasses.field(default=1, metadata=_RUN)
     input_group_type: GroupType = dataclasses.field(default=GroupType.CONSECUTIVE, metadata=_RUN)
-    # Their number of groups is seen in the slots of the programs; who is in which is a schedule.
+    # Run-time: the number of groups shows in the programs' slots, the members only order the calls.
     replica_groups: Mapping[str, Grouping] = dataclasses.field(default_factory=dict, metadata=_RUN)
     device_iterations: int = dataclasses.field(default=1, metadata=_RUN)
     output_mode: OutputMode = dataclasses.field(default=OutputMode.FINAL, metadata=_RUN)

@@ -1,7 +1,7 @@
 """A loss scale that follows the gradients: as large as half gradients can bear, no larger.
 
-In every update period the elements of half gradients are counted whose magnitude lies above a
-share of the largest half (infinite and NaN ones included). If their proportion exceeds a
+Every update period counts the elements of half gradients whose magnitude exceeds a share of the
+largest half (infinite and NaN included). If their proportion exceeds a
 threshold, the scale is halved for the next period, otherwise doubled. Scale and counts live on the
 device: nothing waits for the host. An update whose gradients are not all finite is left out.
 """
@@ -99,7 +99,7 @@ def follow(
 
 @contextlib.contextmanager
 def only_if_finite(grads: Iterable[torch.Tensor], state: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Take back what is written to ``state`` meanwhile, unless all of ``grads`` are finite."""
+    """Restore ``state`` at the end of the block unless all of ``grads`` are finite."""
     # Not isfinite: compiled code may see the value before it is rounded to an infinite half.
     within = [(grad.abs() <= torch.finfo(grad.dtype).max).all() for grad in grads]
     sound = torch.stack(within).all()

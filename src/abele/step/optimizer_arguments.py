@@ -1,8 +1,7 @@
-"""What becomes of each constructor argument of torch's optimizers: one table for all front-ends.
+"""The treatment of each constructor argument of torch's optimizers: one table for all front-ends.
 
-An argument is computed with, or it changes how fast torch's own loop runs and not what it computes,
-or it is refused where it is set. There is no fourth way: a test reads torch's constructors and
-fails at an argument that has no row here.
+An argument is part of the computation, or it only changes the speed of torch's own loop, or setting
+it is refused. A test reads torch's constructors and fails at an argument that has no row here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The state of torch's optimizer objects, which is on the host, by the slots of a program."""
+"""Conversion of the state of torch's optimizer objects, on the host, to and from program slots."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from abele.step.update_rules import RULES, Group, UpdateRule
 
 _MOMENTS = frozenset({"step", "exp_avg", "exp_avg_sq"})
-# What torch keeps for one parameter under any settings. Entries that the settings do without, such
-# as a momentum that has become zero, are there and not read, by torch as here.
+# All entries that torch may keep for one parameter. Entries that the settings do not use, such as
+# the buffer of a momentum that has become zero, may exist and are not read, in torch as here.
 _KEYS = {
     "sgd": frozenset({"momentum_buffer"}),
     "rmsprop": frozenset({"step", "square_avg", "momentum_buffer", "grad_avg"}),
     "adam": _MOMENTS | {"max_exp_avg_sq"},
     "lamb": _MOMENTS,
 }
-# Torch begins these again where they are missing.
+# torch starts these anew where they are missing.
 _MAY_BE_MISSING = frozenset({"momentum_buffer"})
 
 
@@ -59,7 +59,7 @@ def to_host(
         counts = isinstance(optimizer, torch.optim.RMSprop)
         for name, param in _parameters(optimizer, names):
             if counts and name in by_parameter:
-                # Torch wants a count here and computes nothing with it; programs keep none.
+                # torch requires a count here but does not use it; programs have none.
                 optimizer.state[param].setdefault("step", torch.zeros(()))
             for key, value in by_parameter.get(name, {}).items():
                 dtype = torch.float32 if key == "step" else param.dtype

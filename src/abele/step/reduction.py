@@ -56,7 +56,7 @@ def accumulate(
 
 
 def replace(total: torch.Tensor, grad: torch.Tensor, write: Write) -> None:
-    """Put the only gradient that a process has for an update where sums would be.
+    """Store a process's only gradient of an update in the accumulator.
 
     Args:
         total: the accumulator, written in place.
@@ -74,8 +74,8 @@ def accumulate_share(
 ) -> None:
     """Add one gradient's share of the mean, for accumulators that do not see every micro-batch.
 
-    Parameters with one value per group of replicas get gradients of their group only, so that no
-    running mean over all micro-batches could be kept; dividing first overflows as little.
+    Parameters with one value per group of replicas get gradients of their group only, so a running
+    mean over all micro-batches is not possible. Dividing first avoids overflow as well.
 
     Args:
         total: the accumulator, written in place.

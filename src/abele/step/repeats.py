@@ -1,10 +1,10 @@
-"""Traces the same function of other tensors once: the nodes are copied for the others.
+"""Tracing an update once per kind of parameter, and copying its nodes for the other parameters.
 
-    update(a); update(b)   ->   traced for a; its nodes, with b's in place of a's, for b
+    update(a); update(b)   ->   trace update(a); copy its nodes with b in place of a
 
-A model has few layouts of parameters and many parameters, and tracing an operation costs some
-twenty times what copying its node does. Where a function works on elements alone, shapes do not
-matter either.
+A model has many parameters but few distinct shapes and dtypes, and tracing an operation takes about
+twenty times as long as copying its node. The nodes of an elementwise function are copied to tensors
+of other shapes as well.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 
 
 class Repeats:
-    """What was traced so far, by key and layouts of the tensors."""
+    """The nodes traced so far, by key and layouts of the tensors."""
 
     def __init__(self):
         self._traced: dict[Hashable, _Pattern] = {}
@@ -43,7 +43,7 @@ class Repeats:
         traced = [_torch.traced_node(tensor) for tensor in tensors]
         arguments = [node for node in traced if node is not None]
         if len(set(arguments)) < len(tensors):
-            function()  # nobody traces; or one tensor came twice, and where it is meant is unknown
+            function()  # no trace is open, or a tensor came twice and its uses cannot be told apart
             return
         key = (key, *((t.dtype, t.device, t.dim() == 0) for t in tensors))
         exactly = (key, *((t.shape, t.stride()) for t in tensors))
@@ -79,8 +79,7 @@ class _Pattern:
 
     def copy(self, tensors: Nodes, layout: _Layout | None) -> None:
         """Add the nodes once more, for other tensors."""
-        # A tensor goes on to stand for the node it had: reading that after the writes of the copied
-        # nodes is reading what they wrote.
+        # The tensors keep their nodes: reading one after the copied writes reads what was written.
         copies = dict(zip(self.tensors, tensors, strict=True))
         values: dict[torch.dtype, torch.Tensor] = {}
         for node in self.nodes:
@@ -93,7 +92,7 @@ class _Pattern:
 def _plain_layout(tensors: Sequence[torch.Tensor]) -> _Layout | None:
     """Return the shape and strides that all tensors but single numbers share, if they are plain.
 
-    They do if every stride is what the shape makes it, those of dimensions of one included.
+    Plain means contiguous, also in the strides of dimensions of size one.
     """
     layouts = {(tuple(t.shape), t.stride()) for t in tensors if t.dim()}
     if len(layouts) != 1:

@@ -1,10 +1,10 @@
 """Groups of replicas, and parameters that differ from group to group.
 
 A per-replica parameter has one value per group. Outside the session it is one tensor with a
-leading dimension for groups. Inside, each group's value is a tensor of its own, called
-``weight[0]``, ``weight[1]``, ...: the program of a micro-batch takes the one of its replica under
-the plain name, the ``apply`` program takes them all. So an update treats each group's value as a
-parameter of its own, which is what a trust ratio or a count of steps needs.
+leading dimension for groups. Inside, each group's value is a separate tensor, called ``weight[0]``,
+``weight[1]``, ... The program of a micro-batch takes its replica's tensor under the plain name; the
+``apply`` program takes them all. An update thus treats each group's value as a separate
+parameter, as trust ratios and step counts require.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Stochastic rounding: a value between two halves becomes either, so that the mean is kept.
+"""Stochastic rounding: a value between two halves becomes either, and the mean is exact.
 
 An update smaller than half the distance to the next half is lost at every step when it is rounded
-to nearest, and the weight never moves. Rounded at random it is taken now and then, as often as it
-has to be for the expected weight to be right (Gupta et al., arXiv 1502.02551, section 3).
+to nearest, and the weight never moves. Rounded at random, it is applied as often as the expected
+weight requires (Gupta et al., arXiv 1502.02551, section 3).
 
 Only float16 is rounded this way; bfloat16 rounds to nearest, as everything in torch does.
 """
@@ -46,12 +46,12 @@ def stochastic_half(value: torch.Tensor) -> torch.Tensor:
 
 
 def write_nearest(target: torch.Tensor, value: torch.Tensor) -> None:
-    """``target.copy_(value)``: rounds to nearest, ties to even."""
+    """Write ``value`` into ``target``, rounding to nearest, ties to even."""
     target.copy_(value)
 
 
 def write_stochastic(target: torch.Tensor, value: torch.Tensor) -> None:
-    """Write ``value`` into ``target``, at random where that narrows to float16."""
+    """Write ``value`` into ``target``; round at random where the type narrows to float16."""
     if target.dtype is torch.float16 and value.dtype is not torch.float16:
         value = stochastic_half(value.float())
     target.copy_(value)

@@ -187,7 +187,7 @@ def _moments(grad: torch.Tensor, state: State, h: Mapping[str, Number]) -> None:
 
 
 def _adam(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str, Number]) -> None:
-    """Adam (arXiv 1412.6980); decoupled decay as AdamW (arXiv 1711.05101) when asked.
+    """Adam (arXiv 1412.6980); optionally with AdamW's decoupled decay (arXiv 1711.05101).
 
     Without ``bias_correction`` in ``h`` the moments are corrected.
     """
@@ -257,8 +257,8 @@ def apply(
 ) -> None:
     """Update ``params`` and ``state`` in place from ``grads``; all maps are by name.
 
-    A group whose values have ``maximize`` climbs instead. ``write`` rounds what was computed wider
-    than its tensor.
+    A group with ``maximize`` among its values ascends. ``write`` rounds results that are wider than
+    their tensor.
     """
     names = [name for group in rule.groups for name in group.params if name in grads]
     scale: Number = hyper["loss_scaling"] if rule.loss_scaling_variable else rule.loss_scaling
@@ -305,8 +305,8 @@ def _update(
 def _row(value: torch.Tensor) -> torch.Tensor:
     """Return a tensor without dimensions as a copy with one, of one element.
 
-    A hyper-parameter is a float64 tensor without dimensions. It leaves the type of a tensor that
-    has some as it is, but would make float64 of one that has none.
+    A hyper-parameter is a 0-d float64 tensor. By torch's type promotion it would turn a 0-d
+    parameter into float64, but not one with dimensions.
     """
     return value.clone().reshape(1) if value.dim() == 0 else value
 

@@ -23,7 +23,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path.parent, path.name)
-    # The last part keeps threads of one process apart.
+    # The last part is unique per thread.
     partial = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
         with open(partial, "xb") as file:
@@ -74,12 +74,12 @@ def _alive(process: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        pass  # somebody else's, and there
+        pass  # of another user, so it exists
     return True
 
 
 def _settle(folder: Path) -> None:
-    """The new name is in the folder only when the folder itself is on the disk."""
+    """Flush the folder: until then the new name may be lost with the power."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,6 +1,6 @@
 """A file that carries a model: a plain zip of named members, checked when read.
 
-``manifest.json`` says what the file is, what its writer wants said about it, and the size and
+``manifest.json`` holds the kind of file, the writer's description, and the size and
 SHA-256 of every other member. Tensors are their raw bytes. Nothing is unpickled, nothing is
 unpacked to disk, nothing is compressed (weights do not shrink, and a small file cannot grow huge).
 The checksums find damage, not malice: a file with compiled code is to be trusted like a program.
@@ -189,7 +189,7 @@ def _check_kind(manifest: Mapping[str, Any], kind: str) -> None:
 
 
 def _check_names(names: Sequence[str], listed: Mapping[str, Any]) -> None:
-    """The zip holds what the manifest lists, once each, and nothing that leads elsewhere."""
+    """Check that the zip holds the manifest's members, each once, and no path out of it."""
     for name in names:
         if name.startswith("/") or "\\" in name or ".." in name.split("/"):
             raise ValueError(f"member {name!r} leads out of the file")

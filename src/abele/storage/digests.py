@@ -1,4 +1,4 @@
-"""Digests of plain state: they tell that values are the ones that were written, bit for bit.
+"""Digests of plain state, to check that the values read are those written, bit for bit.
 
 Checksums of a zip concern what its reader finds. A damaged table of contents can make a reader find
 something else, or nothing, and hand out memory that nobody has written to.
@@ -44,7 +44,7 @@ def of_content(content: Any) -> dict[str, str]:
 
 
 def first_difference(stored: Mapping[str, str], content: Any) -> str | None:
-    """Return where content is not what digests were made of; None where it is.
+    """Return the first place where content differs from its digests, None if it matches.
 
     Args:
         stored: what ``of_content`` returned.
@@ -66,7 +66,7 @@ def _of_tensor(value: torch.Tensor) -> str:
 
 
 def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Tensors, and the text of everything else, with containers' types and lengths."""
+    """Yield tensors, and the text of everything else, with containers' types and lengths."""
     if isinstance(value, torch.Tensor):
         yield place, value
     elif isinstance(value, Mapping):

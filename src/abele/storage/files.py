@@ -1,4 +1,4 @@
-"""Files in folders that others may write to: pipes, devices and folders of somebody else."""
+"""Opening files safely in folders where other users may put pipes, devices or folders."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def make_private(path: Path, mode: int = 0o700) -> None:
-    """Make a folder of this user, or see that the one that is there is one.
+    """Make a folder that belongs to this user, or check that the existing one does.
 
-    Among temporary files somebody else may have made one of that name.
+    Another user may have made a folder of that name among the temporary files.
 
     Args:
         path: the folder; those above are made too.

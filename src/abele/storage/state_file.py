@@ -2,8 +2,8 @@
 
 ``torch.load(path, weights_only=True)`` reads them without this package. torch's format is a zip
 whose members carry checksums, so most damage is found before anything is read. A digest of each
-tensor, under a key of its own, then tells that what was read is what was written: the table of
-contents has no checksum, and torch follows it. Files without digests, of others or of earlier
+tensor, under a separate key, then shows that the values read are those written: the table of
+contents has no checksum, and torch relies on it. Files without digests, of others or of earlier
 versions, are read too.
 """
 
@@ -48,7 +48,7 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def to_bytes(content: Mapping[str, Any]) -> bytes:
-    """Return the same as bytes."""
+    """Return the bytes of such a file."""
     stream = io.BytesIO()
     torch.save(_sealed(content), stream)
     return stream.getvalue()
@@ -83,7 +83,7 @@ def _read(file: BinaryIO, size: int) -> Any:
     file.seek(0)
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # an unpickler fails in every possible way
+    except Exception as error:  # an unpickler can raise any exception
         raise ValueError(f"{type(error).__name__}: {_first_line(error)}") from error
     return _checked(content)
 
@@ -95,7 +95,7 @@ def _sealed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(content: Any) -> Any:
-    """Return the content without its digests; as it is where it has none."""
+    """Return the content without its digests; unchanged if it has none."""
     if not isinstance(content, dict) or not isinstance(content.get(DIGESTS), dict):
         return content
     stored = content.pop(DIGESTS)
@@ -157,7 +157,7 @@ def plain(value: Any, name: str = "state") -> Any:
     """
     if isinstance(value, torch.Tensor):
         tensor = torch.Tensor.as_subclass(value.detach(), torch.Tensor).cpu()
-        # A file holds whole storages: what is a small part of one is taken out of it.
+        # torch stores whole storages, so a part of one is copied out of it.
         return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
     if isinstance(value, np.generic):
         return value.item()

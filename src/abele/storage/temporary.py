@@ -1,8 +1,8 @@
-"""Temporary files whose names say which process they belong to, so that none stays for ever.
+"""Temporary files whose names identify their process, so that leftovers are deleted.
 
-A process that is killed leaves its files. Whoever makes new ones beside them deletes those whose
-process is gone; a process of another machine or container cannot be seen from here, so that its
-files stay for a week.
+A killed process leaves its files behind. The next process that makes files in the same folder
+deletes those whose process has ended. Processes of other machines or containers are not visible, so
+their files are deleted after a week.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ABANDONED_S = 7 * 24 * 3600.0
 
 @contextlib.contextmanager
 def folder(parent: str | os.PathLike[str] | None = None) -> Iterator[str]:
-    """A folder for a moment.
+    """Make a temporary folder and delete it at the end.
 
     Args:
         parent: where to make it; default: that of the system.
@@ -42,7 +42,7 @@ def folder(parent: str | os.PathLike[str] | None = None) -> Iterator[str]:
 
 
 def prefix() -> str:
-    """Return what names of this process's temporary files begin with."""
+    """Return the prefix of this process's temporary file names."""
     return f"abele-{_machine()}-{os.getpid()}-{started() or 0}-"
 
 
@@ -70,7 +70,7 @@ def _delete_if_left(entry: os.DirEntry[str], machine: str, pid: int, since: int)
 
 
 def started(process: int | str = "self") -> int | None:
-    """When the kernel gave out a PID, in its own unit; None where it does not tell."""
+    """Return the start time of a process in clock ticks since boot; None if it is unknown."""
     try:
         text = (_PROC / str(process) / "stat").read_text(errors="replace")
     except OSError:
@@ -85,7 +85,7 @@ def runs(process: int, since: int) -> bool:
     start = started(process)
     if start is not None:
         return since in (0, start)
-    # Where processes of others are hidden, and where there is no /proc, this is all we hear.
+    # Other users' processes may be hidden, and there may be no /proc: a signal still tells.
     if (_PROC / "self/stat").exists() and (_PROC / "1/stat").exists():
         return False
     try:
@@ -106,7 +106,7 @@ def boot() -> str | None:
 
 
 def namespace() -> str | None:
-    """Within which PIDs have their meaning; None where nothing tells."""
+    """Return the identifier of the PID namespace; None if it is unknown."""
     try:
         return os.readlink(_PROC / "self/ns/pid")
     except OSError:

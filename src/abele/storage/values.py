@@ -1,8 +1,8 @@
 """Values as JSON and back: what arguments of operations, options and results are made of.
 
-Plain values stay what they are; anything JSON has no word for becomes an object with one key, its
-tag. Reading makes values of the kinds listed here and nothing else: no class, function or module
-is looked up by a name from the data.
+Plain values stay as they are; anything that JSON cannot express becomes an object with one key, its
+tag. Reading creates only values of the kinds listed here: no class, function or module is looked up
+by a name from the data.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from abele.errors import SerializationError
 
 _PLAIN = (type(None), bool, int, str)
-#: Kinds of torch that are written as the name they have in torch.
+#: Kinds of torch that are written by their name in torch.
 _NAMED = {
     "dtype": torch.dtype,
     "layout": torch.layout,
@@ -25,7 +25,7 @@ _NAMED = {
 
 
 def encode(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
-    """``value`` as something ``json.dumps`` takes without loss.
+    """Return ``value`` in a form that ``json.dumps`` writes without loss.
 
     Args:
         value: numbers, strings, None, torch's dtypes, devices, layouts and memory formats, slices,

@@ -1,4 +1,4 @@
-"""Values that are known while a forward is captured, because no input or state is in them."""
+"""Values that are known during capture because they depend on neither inputs nor state."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ def constant_value(tensor: torch.Tensor) -> torch.Tensor | None:
 def computed(node: torch.fx.Node, tracer: torch.fx.Tracer) -> torch.Tensor | None:
     """Return the present value of a node if it is computed from constants, else None.
 
-    What was written into its memory, or into that of anything it is computed from, counts, through
-    whichever view it was written.
+    Writes into its memory and into that of its operands are taken into account, through any view.
     """
     dependencies = _dependencies(node, tracer.graph)
     if not all(map(_computes_the_same_now, dependencies)):
@@ -120,5 +119,5 @@ def _computes_the_same_now(node: torch.fx.Node) -> bool:
 
 
 def _is_of_torch(node: torch.fx.Node) -> bool:
-    """Others, such as calls of the host and prints, may do anything each time they run."""
+    """Return whether an operator is torch's; host calls and prints may differ from run to run."""
     return isinstance(node.target, OpOverload) and node.target.namespace == "aten"

@@ -2,7 +2,7 @@
 
 A body is traced where it stands, like any other code of forward, so that it may read parameters,
 constants and values of its surroundings. Its nodes then move from the program into a graph of their
-own, whose inputs are what the body was given and whatever else it reads.
+own, whose inputs are the body's arguments and all other values that it reads.
 """
 
 from __future__ import annotations
@@ -132,10 +132,10 @@ def choose(
 
 
 def restore_views(graph: torch.fx.GraphModule) -> None:
-    """Take back that views became copies in the bodies of loops and branches.
+    """Turn copies in the bodies of loops and branches back into views.
 
-    Removing in-place writes does that inside bodies, not in the program around them. Bodies write
-    nothing any more and clone their results, so that views are safe, and compilers know them.
+    Functionalization turns views into copies inside bodies only. Bodies no longer write and clone
+    their results, so views are safe, and compilers handle them better.
     """
     for _, inner in subgraphs(graph):
         restore_views(inner)
@@ -170,7 +170,7 @@ _VIEWS = {
 
 def _outline(body: Body, arguments: Sequence[torch.Tensor]) -> _Outlined:
     before = set(_torch.traced_nodes())
-    # Before the body runs: a tensor changed in place stands for the node that changed it.
+    # Before the body runs: a tensor changed in place then has the node that changed it.
     inputs = [_node(tensor) for tensor in arguments]
     results = list(body(*arguments))
     # A tensor that no node computes becomes one: bodies return values of the program.

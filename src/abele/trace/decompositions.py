@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def _batch_norm(x, weight, bias, mean, var, training, momentum, eps):
-    """``native_batch_norm`` writes its statistics without saying so; these variants say it."""
+    """Trace variants of ``native_batch_norm`` whose schemas declare the writes to statistics."""
     if mean is None or var is None:
         return aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
     if not training:
@@ -31,7 +31,7 @@ def _batch_norm(x, weight, bias, mean, var, training, momentum, eps):
 
 
 def _random_from(x, low, high, generator=None):
-    """The overload's name is a keyword of Python, so a printed program could not be read back."""
+    """Trace another overload: this one's name is a keyword, so programs could not be read back."""
     if high is None or generator is not None:
         return NotImplemented
     numbers = torch.randint(low, high, x.shape, dtype=x.dtype, device=x.device)
@@ -39,7 +39,7 @@ def _random_from(x, low, high, generator=None):
 
 
 def _cross_entropy_of_logits(x, target, weight=None, pos_weight=None, reduction=1):
-    """Retracing would rewrite it with exp and log, whose last bits are not those of the kernel."""
+    """Keep the kernel: retracing would use exp and log, which differ in the last bits."""
     log_sigmoid = torch.nn.functional.logsigmoid(x)
     if pos_weight is not None:
         log_sigmoid = ((pos_weight - 1) * target + 1) * log_sigmoid
@@ -58,7 +58,7 @@ PORTABLE_OPERATORS: dict[Any, Callable] = {
 
 
 def conjugate_numbers(graph: torch.fx.GraphModule) -> None:
-    """Put the conjugate of a number in the place of an operator that takes tensors only.
+    """Trace the conjugate of a number, for an operator that takes tensors only.
 
     Autograd conjugates the factor in ``x * 2j``, a tensor that the tracer writes as a number.
     """
@@ -75,7 +75,7 @@ def conjugate_numbers(graph: torch.fx.GraphModule) -> None:
 
 @contextlib.contextmanager
 def portable_kernels() -> Iterator[None]:
-    """Keep vendor kernels out of the program where the portable operator says more.
+    """Trace portable operators instead of vendor kernels that hide their writes.
 
     Their batch norms hide writes like the native one, and their LSTM cannot be traced without
     data. Convolutions are not concerned: which library runs them is decided when they run.

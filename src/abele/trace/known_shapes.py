@@ -1,7 +1,7 @@
-"""Operators whose results have a shape, or are a number, that depends on values: of constants.
+"""Operators whose result shapes depend on values, computed during capture if those are constant.
 
-Where every value that such an operator reads follows from constants, what it returns is a constant
-too. Everywhere else the operator is left to torch, which says that it cannot be traced.
+If all values that such an operator reads are computed from constants, its result is a constant too.
+Otherwise torch handles the operator and reports that it cannot be traced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def _computed_now(operator: _torch.OpOverload) -> Callable:
-    """``operator``, computed while it is captured, if all of its tensors are constants."""
+    """Return ``operator`` computed during capture if all of its tensors are constants."""
 
     def compute(*args: Any, **kwargs: Any) -> Any:
         values = [_with_values(each) for each in (*args, *kwargs.values())]
@@ -48,7 +48,7 @@ def _traced(value: Any) -> Any:
 
 
 def _index(x: torch.Tensor, indices: list[torch.Tensor | None]) -> Any:
-    """Indexing by constant masks is indexing by the places where they are true."""
+    """Index by the positions at which constant masks are true."""
     places: list[torch.Tensor | None] = []
     for index in indices:
         if index is None or index.dtype not in (torch.bool, torch.uint8):

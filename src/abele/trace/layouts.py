@@ -1,8 +1,8 @@
-"""What operators make of tensors without data, asked once for arguments that are laid out alike.
+"""A cache of operator results on tensors without data, by the layouts of the arguments.
 
     relu(x); relu(y)   ->   one tensor that says how both results lie in memory
 
-Torch answers in a tenth of a millisecond or in fifty; graphs ask the same a thousand times.
+One call of torch takes 0.1 to 50 ms, and a graph repeats the same calls a thousand times.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PLAIN = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, t
 
 
 class _UnknownError(Exception):
-    """An argument that is not understood."""
+    """An argument of a kind that cannot be part of a key."""
 
 
 class Results:
@@ -48,7 +48,7 @@ class Results:
 
 
 def _key(value: Any) -> Hashable:
-    """Return all that results can depend on."""
+    """Return a key of everything that results can depend on."""
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or value.is_complex():
             raise _UnknownError

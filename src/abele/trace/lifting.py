@@ -1,7 +1,7 @@
-"""Constants of a traced graph as inputs of it, while its writes are taken out, and back.
+"""Turning constants of a graph into inputs during functionalization, and back.
 
-Inputs may be written to and viewed, and what removes writes knows how to follow that; of a constant
-it does not. Constants that live in the same memory, one of which is written, become views of one.
+Functionalization follows writes to inputs and views of inputs, but not of constants. Constants that
+share memory, one of which is written, become views of one input.
 """
 
 from __future__ import annotations

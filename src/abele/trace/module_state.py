@@ -66,7 +66,7 @@ def _refuse_other_kinds(tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def refuse_without_shapes(module: torch.nn.Module) -> None:
-    """Refuse modules that are not there yet, or no modules of Python.
+    """Refuse lazy modules and modules that are not Python.
 
     Raises:
         CaptureError: a part is a TorchScript module or a lazy one that has not been called.
@@ -87,7 +87,7 @@ def refuse_without_shapes(module: torch.nn.Module) -> None:
 
 
 def _refuse_overlaps(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Two tensors in the same memory would be two copies on the device, silently untied."""
+    """Refuse two tensors in the same memory: on the device they would be two separate copies."""
     seen: dict[int, str] = {}
     for name, value in tensors.items():
         address = plain(value).data_ptr()

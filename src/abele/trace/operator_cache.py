@@ -1,11 +1,10 @@
-"""Operators are traced once for each layout of their arguments; the next time, nodes are copied.
+"""A cache of traced operators: equal argument layouts reuse the nodes of an earlier call.
 
-    a = relu(x); b = relu(y)   ->   the second costs a tenth if x and y are laid out alike
+    a = relu(x); b = relu(y)   ->   the second costs a tenth if x and y have equal layouts
 
-What an operator does to tensors without data depends on their layouts and on its numbers alone, and
-so do the nodes that it leaves in the trace, decomposed or not. Each call still makes nodes of its
-own, with the user's line of this call. Only operators of torch itself are remembered: others may do
-anything while they are traced.
+The results of an operator on tensors without data, and the nodes that it traces, depend only on the
+layouts of its tensors and on its other arguments. Each call still creates its own nodes, with the
+user's line of that call. Only operators of torch are cached: others may do anything while traced.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ _LIFT = torch.ops.aten.lift_fresh.default
 
 
 class _UnknownError(Exception):
-    """An argument or a result that is not understood; the operator is traced as usual."""
+    """An argument or a result that the cache cannot express; the operator is traced as usual."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Remembered:
-    """What a call of an operator left behind.
+    """The nodes and results of one call of an operator.
 
     Attributes:
         nodes: copies of its nodes, in order.
@@ -84,7 +83,7 @@ class _Given:
 def remembering(
     mode: _torch.FakeTensorMode, state: Mapping[int, str] | None = None
 ) -> Iterator[Callable[[], list[Left]]]:
-    """While open, the trace under way remembers operators, and writes user's lines on nodes.
+    """While open, the trace under way caches operators, and writes user's lines on nodes.
 
     Args:
         mode: makes the tensors.
@@ -205,7 +204,7 @@ class _Memo:
         return None if node is None else computed(node, self._trace.tracer)
 
     def _as_constants(self, value: Any) -> Any:
-        """Return what follows from constants, whatever the input is, as values of the trace."""
+        """Return results computed from constants alone as values of the trace."""
         if isinstance(value, list | tuple):
             return type(value)(map(self._as_constants, value))
         return self._plain.lifted(value) if isinstance(value, torch.Tensor) else value
@@ -236,7 +235,7 @@ class _Memo:
             raise _UnknownError
         tensors.append(value)
         nodes.append(node)
-        # Which arguments are the same one decides what nodes can be told of.
+        # Which arguments are the same tensor decides which nodes can be told apart.
         same = next(index for index, each in enumerate(tensors) if each is value)
         layout = value.dtype, value.fake_device, value.shape, value.stride()
         return *layout, value.storage_offset(), value.requires_grad, same, nodes.index(node)
@@ -267,7 +266,7 @@ class _Memo:
         returned = {id(each) for each in (result if isinstance(result, list | tuple) else [result])}
         for tensor, node in zip(tensors, inputs, strict=True):
             if id(tensor) not in returned and self._trace.node_of(tensor) is not node:
-                return None  # it stands for another node now, and nothing returned says so
+                return None  # an argument has another node now, which no result shows
         nodes = [copies[node] for node in reversed(new_nodes)]
         return _Remembered(nodes, [placeholders[node] for node in inputs], results)
 

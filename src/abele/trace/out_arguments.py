@@ -1,4 +1,4 @@
-"""``out=``: the operator that returns its result, and a copy of that into what was given.
+"""``out=`` arguments: the operator without them, and a copy of its result into each.
 
 torch.mm(x, y, out=o)   ->   r = mm(x, y); o.copy_(r)
 """
@@ -18,7 +18,7 @@ from abele.warn import user_line
 
 aten = torch.ops.aten
 
-# What operators take that make tensors, where nobody gives them one.
+# Default keyword arguments of operators that create tensors.
 _OF_FACTORIES = {"dtype", "layout", "device", "pin_memory"}
 
 # Operators that add up in the dtype of their result, unless told another one.
@@ -69,7 +69,7 @@ def write_results(
     others = {name: value for name, value in kwargs.items() if name not in names}
     target = returning(function)
     if target in _SUMS or (target is not None and _adds_dtype(function, target)):
-        # Here the dtype of what is given decides.
+        # The dtype of ``out`` decides.
         others.setdefault("dtype", outs[0].dtype)
         if target not in _SUMS:
             others.setdefault("device", outs[0].device)
@@ -111,7 +111,7 @@ def returning(function: OpOverload) -> OpOverload | None:
 
 
 def _adds_dtype(function: OpOverload, target: OpOverload) -> bool:
-    """Return whether the operator that returns its result has to be told what ``out`` tells."""
+    """Return whether the operator without ``out`` has to get its dtype as an argument."""
     names = ["dtype" in [each.name for each in f._schema.arguments] for f in (function, target)]
     return names == [False, True]
 

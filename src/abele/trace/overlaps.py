@@ -1,9 +1,9 @@
-"""Writes into tensors whose elements share their memory, such as those that expand makes.
+"""Writes into tensors whose elements share memory, such as those of expand.
 
     x.expand(3, 4).fill_(2)   ->   x.expand(3, 4)[:1, :1].fill_(2)
 
-Setting all elements to one value means the same through one of each; other writes mean nothing, and
-torch refuses them. Where writes are taken out of a graph, each element counts by itself.
+Setting all elements to one value is the same as setting each memory location once; torch refuses
+other writes. Functionalization, by contrast, treats each element as separate.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class PlainTensors:
         return self._stand_ins[key]
 
     def lifted(self, value: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of the trace that starts as a copy of one that nobody else has."""
+        """Return a tensor of the trace that starts as a copy of a tensor without other users."""
         with _torch.outside_the_trace(), _torch.without_torch_function_modes():
             constant, fake = self._constant(value), _torch.laid_out_like(value, self._mode)
         constant.node.meta["val"] = fake

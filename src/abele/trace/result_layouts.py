@@ -1,7 +1,7 @@
-"""How results of some operators lie in memory, where torch says otherwise of tensors without data.
+"""Corrected strides of results that torch lays out differently without data than with.
 
-Without data torch takes these operators apart into others, whose results may lie in memory like
-another argument. A trace goes by that: it makes a view where the kernel's result needs a copy.
+Without data torch decomposes these operators, and the results may get the strides of another
+argument. A trace relies on strides: it would create a view where the kernel's result needs a copy.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def _contiguous(argument: int) -> Like:
 
 
 def _of_both(first: int, second: int) -> Like:
-    """As every kernel does that goes through two arguments element by element."""
+    """Return a tensor laid out as elementwise kernels of two arguments do it."""
     return lambda *args: torch.mul(args[first], args[second])
 
 
 def _of_images(*args: Any) -> torch.Tensor:
-    """Channels last for images that are, else contiguous."""
+    """Return a tensor in channels-last order if the images are, else contiguous."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     chosen = formats.get(args[0].dim(), torch.contiguous_format)
     if not args[0].is_contiguous(memory_format=chosen):

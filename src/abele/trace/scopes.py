@@ -1,9 +1,9 @@
-"""Where in the user's model a node was traced: the path of modules, and other marks that are open.
+"""Scopes: the path of modules and other marks under which each node was traced.
 
 While forward runs, scopes open and close and marks change. Every node traced since the last change
-gets what was in force, as ``node.meta["custom"]``: ``scope`` (names joined by ``/``, empty outside
-all of them) and one entry per mark. That is the one part of a node's meta that survives re-tracing.
-Outside a capture all of this does nothing.
+gets the scopes and marks of that moment as ``node.meta["custom"]``: ``scope`` (names joined by
+``/``, empty outside all of them) and one entry per mark. That is the one part of a node's meta that
+survives re-tracing. Outside a capture all of this does nothing.
 """
 
 from __future__ import annotations
@@ -164,6 +164,6 @@ def mark(key: str, value: Any) -> Any:
 
 
 def current(key: str) -> Any:
-    """Return the mark now in force, or None."""
+    """Return the present value of a mark, or None."""
     recorder = _active.get()
     return None if recorder is None else recorder.marks.get(key)

@@ -1,4 +1,4 @@
-"""Names for the tensors of a program, so that somebody can ask to see one.
+"""Names for the tensors of a program, by which users select those to observe.
 
     fc.weight                a parameter or buffer, as forward used it
     Gradient___fc.weight     its gradient, of one micro-batch, as backward left it
@@ -9,8 +9,8 @@
     finalLossScale           the loss scale that gradients were computed with, if it adapts itself
     input0, output0          what goes in and comes out
 
-The prefixes are those that programs for PopART know. Equal names of forward are told apart by
-``/1``, ``/2`` in the order of the program, so a name is unique and the same in every capture.
+The prefixes are PopART's. Equal names of forward get the suffixes ``/1``, ``/2`` in the order of
+the program, so a name is unique and the same in every capture.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ _KINDS = {
     "t": "Transpose",
     "_to_copy": "Cast",
 }
-_SILENT = {"detach", "alias"}  # they hand on the tensor they get
+_SILENT = {"detach", "alias"}  # they return their argument
 _STATE = {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "square_avg": "Accl1", "grad_avg": "Accl2"}
 _STATE |= {"step": "Step"}
 
 
 class Lookup:
-    """Gives the tensors of a capture their names and finds those that are wanted.
+    """The names of a capture's tensors, and the tensors that were requested.
 
     Args:
         wanted: names of tensors that programs are to return besides their outputs.
@@ -94,7 +94,7 @@ class Lookup:
     def choose(
         self, graph: torch.fx.GraphModule, slots: Sequence[tuple[str, Role]]
     ) -> tuple[str, ...]:
-        """Replace the gradients that a graph returns by the tensors that are wanted of it.
+        """Replace the gradients that a graph returns by the requested tensors.
 
         Args:
             graph: returns its outputs and then ``gradients``; changed in place.
@@ -117,7 +117,7 @@ class Lookup:
         return tuple(chosen)
 
     def check(self) -> None:
-        """Refuse wanted names that no program has.
+        """Refuse requested names that no program has.
 
         Raises:
             CaptureError: naming them and the nearest names that exist.

@@ -95,7 +95,7 @@ def trace(
         return returned
 
     quiet = _torch.without_log_of_fakes()
-    # What finalizers compute would be traced too.
+    # Computations of finalizers would be traced too.
     with garbage.uncollected(), mode, portable_kernels(), quiet, _torch.code_when_run():
         leaves = [
             fake.requires_grad_() if item.requires_grad else fake

@@ -1,4 +1,4 @@
-"""Marking inputs and outputs whose transfer may overlap with computing: checked, never needed."""
+"""Marks on inputs and outputs whose transfer may overlap with computing; without effect."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,7 +17,7 @@ _INPUT, _OUTPUT = "set_overlap_for_input", "set_overlap_for_output"
 
 
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
-    """Ask for inputs to arrive while earlier ones are computed with.
+    """Mark inputs whose transfer may overlap with the computation on earlier ones.
 
     Differs from the original: transfers are not part of a program here, so nothing overlaps. The
     requirements are checked all the same.
@@ -38,7 +38,7 @@ def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
 
 
 def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
-    """Ask for outputs to leave while later ones are computed.
+    """Mark outputs whose transfer may overlap with later computation.
 
     Differs from the original: as for ``set_overlap_for_input``; and that nothing is computed from
     an output afterwards is not checked.
