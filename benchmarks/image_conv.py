@@ -56,7 +56,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     compiler = shutil.which("g++") or shutil.which("clang++") or "c++"
-    kernel_library = library.load(kernels.scheduled_library(compiler, "benchmark"))
+    kernel_library = library.load(kernels.op_by_op_library(compiler, "benchmark"))
     rows = []
     for shape in SHAPES:
         rows.append(measure(kernel_library, shape, options))

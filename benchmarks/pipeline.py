@@ -7,6 +7,7 @@ python benchmarks/pipeline.py --record    and keep the result
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 from collections.abc import Callable
@@ -93,7 +94,10 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], poptorch.Popla
         "width": options.width,
         "micro_batches": options.micro_batches,
         "target": piped.target,
-        "scheduled": dict(piped.build_record.scheduled),
+        "lowerings": {
+            name: dataclasses.asdict(chosen)
+            for name, chosen in piped.build_record.lowerings.items()
+        },
         "update_per_s": rates,
         "ratio": harness.ratios(rates, "one program, 1 thread"),
         "pipeline": piped.pipelineReport().as_data(),

@@ -8,22 +8,17 @@ from typing import Any
 
 from abele.errors import CompilerError, TargetError
 from abele.program import Program
-from abele.targets import Compiled
-from abele.targets.reference import Reference
+from abele.targets import Compiled, Lowering
+from abele.targets.reference import Interpreter, Reference
 
 
-class Keeping(Reference):
-    """Interprets, and keeps a payload that it insists on getting back unchanged."""
+class KeptCode(Interpreter):
+    """Keeps a payload that it insists on getting back unchanged."""
 
-    name = "keeping"
-    cacheable = True
+    name = "kept code"
 
-    def __init__(self, padding: int = 0, **description: Any):
-        self.padding, self.description = padding, description
-        self.compilations = 0
-
-    def describe(self) -> Mapping[str, Any]:
-        return {**super().describe(), **self.description}
+    def __init__(self, padding: int = 0):
+        self.padding, self.compilations = padding, 0
 
     def payload(self, program: Program) -> bytes:
         return f"code of {program.fingerprint()}".encode() + bytes(self.padding)
@@ -38,16 +33,51 @@ class Keeping(Reference):
         return Compiled(super().compile(program).run, payload)
 
 
+class Keeping(Reference):
+    """Interprets, and keeps payloads."""
+
+    name = "keeping"
+    cacheable = True
+    code: type[KeptCode] = KeptCode
+
+    def __init__(self, padding: int = 0, **description: Any):
+        self.description = description
+        self.lowerings: tuple[Lowering, ...] = (self.code(padding),)
+
+    @property
+    def compilations(self) -> int:
+        (lowering,) = self.lowerings
+        assert isinstance(lowering, KeptCode)
+        return lowering.compilations
+
+    def describe(self) -> Mapping[str, Any]:
+        return {**super().describe(), **self.description}
+
+
+class _Unreachable(KeptCode):
+    def compile(self, program: Program) -> Compiled:
+        raise TargetError("unreachable: cannot_compile was not asked")
+
+
 class Refusing(Keeping):
     """Has no compiler."""
 
     name = "refusing"
+    code = _Unreachable
 
     def cannot_compile(self) -> str:
         return "there is no compiler here. Install one."
 
+
+class _FailingCode(KeptCode):
+    def __init__(self, good: int, noise: str):
+        super().__init__()
+        self._count, self._noise = itertools.count(-good), noise
+
     def compile(self, program: Program) -> Compiled:
-        raise TargetError("unreachable: cannot_compile was not asked")
+        if next(self._count) >= 0:
+            raise CompilerError(f"Program {program.name!r} could not be compiled.", log=self._noise)
+        return super().compile(program)
 
 
 class Failing(Keeping):
@@ -58,9 +88,4 @@ class Failing(Keeping):
 
     def __init__(self, good: int = 0):
         super().__init__()
-        self._count = itertools.count(-good)
-
-    def compile(self, program: Program) -> Compiled:
-        if next(self._count) >= 0:
-            raise CompilerError(f"Program {program.name!r} could not be compiled.", log=self.noise)
-        return super().compile(program)
+        self.lowerings = (_FailingCode(good, self.noise),)

@@ -1,4 +1,4 @@
-"""A small network of the kind that runs as a schedule, for its tests."""
+"""A small network of the kind that runs operator by operator, for its tests."""
 
 from __future__ import annotations
 

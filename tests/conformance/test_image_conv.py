@@ -44,7 +44,7 @@ CANARY, WORDS = 12345.0, 64
 
 @pytest.fixture(scope="module")
 def own():
-    return library.load(kernels.scheduled_library(compiler, "here"))
+    return library.load(kernels.op_by_op_library(compiler, "here"))
 
 
 def described(case, slope=1.0):

@@ -1,4 +1,4 @@
-"""Max pooling of channels-last images as schedules do it, against torch."""
+"""Max pooling of channels-last images as programs run operator by operator do it, against torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAPES = [(1, 8, 2, 2), (2, 8, 6, 10), (3, 5, 4, 8), (2, 21, 8, 4), (1, 1, 6, 6)
 
 @pytest.fixture(scope="module")
 def own():
-    return library.load(kernels.scheduled_library(compiler, "here"))
+    return library.load(kernels.op_by_op_library(compiler, "here"))
 
 
 def images(shape, kind="random"):

@@ -329,6 +329,16 @@ class Calling(Network):
         return F.cross_entropy(x.sum((2, 3)), labels % 6)
 
 
+def test_each_part_and_the_update_have_a_lowering():
+    module = Network(2)
+    config = StepConfig(gradient_accumulation=MICRO_BATCHES)
+    piped, _ = sessions(module, micro(batches()[0]), config, rule_for(module), 2)
+    piped.close()
+    parts = [*(program.name for program in piped.cut.programs), "apply"]
+    lowerings = piped.executable.key_parts["lowerings"]
+    assert lowerings == dict.fromkeys(parts, "interpreter")
+
+
 def test_an_error_in_a_stage_ends_the_call_and_the_session_goes_on():
     module = Calling()
     config = StepConfig(gradient_accumulation=MICRO_BATCHES)

@@ -12,7 +12,7 @@ import torch
 from abele import ExecutableCache, build
 from abele.compile import executable
 from abele.step.config import StepConfig
-from fakes import Keeping
+from fakes import Keeping, KeptCode
 from models import MODELS
 from runs import captured
 
@@ -59,11 +59,14 @@ def crashing(programs, folder: Path) -> None:
     """One process dies while it compiles; prints what another one found that waited for it."""
     reader, writer = os.pipe()
 
-    class Dying(Keeping):
+    class DyingCode(KeptCode):
         def compile(self, program):
             os.write(writer, b"x")
             time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
+
+    class Dying(Keeping):
+        code = DyingCode
 
     child = os.fork()
     if child == 0:

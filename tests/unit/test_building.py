@@ -10,9 +10,10 @@ import pytest
 
 from abele import FallbackWarning, StepConfig, build, get_target
 from abele.errors import CompilerError, TargetError
+from abele.passes.dead_code import dead_code
 from abele.targets import ENVIRONMENT
 from conftest import usable
-from fakes import Failing, Keeping, Refusing
+from fakes import Failing, Keeping, KeptCode, Refusing
 from models import MODELS
 from runs import captured, rule_for
 
@@ -37,6 +38,27 @@ def test_the_record_tells_what_happened(programs):
     assert (record.cache, record.why, record.log) == ("off", None, None)
     assert record.executable == made.key
     assert record.seconds.keys() == {"passes", "compile"}
+    (chosen,) = record.lowerings.values()
+    assert (chosen.name, chosen.reason) == ("kept code", "the target interprets every program")
+    assert made.key_parts["lowerings"] == {"forward": "kept code"}
+
+
+def test_the_first_lowering_with_a_reason_is_chosen_once_and_before_its_passes(programs):
+    seen = []
+
+    class Counting(KeptCode):
+        def why(self, program):
+            seen.append((self.name, program.history[-1].by))
+            return "it has an output" if self.name == "second" else None
+
+    target = Keeping()
+    target.lowerings = tuple(Counting() for _ in range(3))
+    for lowering, name in zip(target.lowerings, ("first", "second", "third"), strict=True):
+        lowering.name, lowering.passes = name, (dead_code,)
+    made, record = build(programs, CONFIG, target=target)
+    assert seen == [("first", "recomputation"), ("second", "recomputation")]
+    assert record.lowerings["forward"].name == "second"
+    assert made.programs[0].history[-1].by == "dead_code"
 
 
 def test_progress_goes_up_and_names_the_programs():

@@ -104,9 +104,24 @@ def test_a_flipped_bit_anywhere_never_stops_a_build(programs, isolated_cache):
     assert outcomes == {("hit", ()), ("miss", (CacheWarning,))}
 
 
+def test_a_file_of_the_layout_before_is_rebuilt(programs, isolated_cache, monkeypatch):
+    monkeypatch.setattr(executable, "FORMAT", 1)
+    old, _ = built(programs, isolated_cache)
+    monkeypatch.undo()
+    new, record = built(programs, isolated_cache)
+    assert (record.cache, old.key != new.key) == ("miss", True)
+    assert "format: 1 there, 2 here" in record.why
+    isolated_cache.path(old.key).replace(isolated_cache.path(new.key))
+    with pytest.warns(CacheWarning, match="executables of layout 1 are not read any more, only"):
+        _, record = built(programs, isolated_cache)
+    assert record.cache == "miss"
+
+
 def test_a_file_under_a_foreign_key_is_set_aside(programs, isolated_cache):
     there, _ = built(programs, isolated_cache, Keeping(isa="there"))
-    parts = executable.key_parts(there.programs, CONFIG, Keeping(isa="here"))
+    parts = executable.key_parts(
+        there.programs, CONFIG, Keeping(isa="here"), there.key_parts["lowerings"]
+    )
     path = isolated_cache.path(executable.key_of(parts))
     isolated_cache.path(there.key).rename(path)
     with pytest.warns(CacheWarning, match=r"target\.isa: there there, here here"):

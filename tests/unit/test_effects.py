@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from abele import get_target, passes
+from abele import passes
 from abele.errors import HostCallError
 from abele.ops.host_call import HostCalls, described, host_call
 from abele.ops.print_tensor import print_tensor
 from abele.passes import common_subexpressions, dead_code
 from abele.program import has_effect
+from abele.targets.reference import Interpreter
 from runs import captured
 
 X = torch.ones(2)
@@ -69,7 +70,7 @@ def test_results_of_a_call_nobody_reads_still_make_it_wait():
     calls = HostCalls()
     calls.functions["sum"] = lambda inputs: [inputs[0], inputs[0].sum()]
     with calls.in_use():
-        (found,) = get_target("reference").compile(program).run([X])
+        (found,) = Interpreter().compile(program).run([X])
     assert found.tolist() == [3.0, 3.0]
 
 
@@ -79,7 +80,7 @@ def called(function, results="float32[2]"):
     if function is not None:
         calls.functions["f"] = function
     with calls.in_use():
-        return get_target("reference").compile(program).run([X])
+        return Interpreter().compile(program).run([X])
 
 
 def test_functions_get_and_give_tensors_of_their_own():

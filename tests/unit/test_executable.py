@@ -13,7 +13,7 @@ from abele import build
 from abele.compile import executable
 from abele.errors import CorruptExecutable, ForeignExecutable
 from abele.step.config import StepConfig
-from fakes import Keeping
+from fakes import Keeping, KeptCode
 from models import MODELS
 from runs import captured
 
@@ -138,7 +138,7 @@ def test_code_that_the_target_cannot_load_is_corrupt(file, made, monkeypatch):
     def fail(program, payload):
         raise RuntimeError("undefined symbol: f")
 
-    monkeypatch.setattr(made.target, "load", fail)
+    monkeypatch.setattr(made.target.lowerings[0], "load", fail)
     with pytest.raises(CorruptExecutable, match=r"cannot be loaded \(undefined symbol: f\)"):
         reload(file, made)
 
@@ -161,10 +161,49 @@ def test_a_file_from_elsewhere_is_refused_by_name(programs, tmp_path, here, name
         reload(tmp_path / "x.abele", mine)
 
 
-def test_another_format_is_refused(file, made, monkeypatch):
-    monkeypatch.setattr(executable, "FORMAT", 999)
-    with pytest.raises(ForeignExecutable, match="was made for something else"):
-        reload(file, made)
+def test_another_layout_is_refused_in_one_sentence(programs, made, tmp_path, monkeypatch):
+    monkeypatch.setattr(executable, "FORMAT", 1)
+    old = build(programs, CONFIG, target=Keeping())[0]
+    old.save(tmp_path / "x.abele")
+    monkeypatch.undo()
+    refused = r"else: executables of layout 1 are not read any more, only those of layout 2\. Comp"
+    with pytest.raises(ForeignExecutable, match=refused):
+        reload(tmp_path / "x.abele", made)
+
+
+class Emitted(KeptCode):
+    """Takes programs while it is told to."""
+
+    name, wanted = "emitted", True
+
+    def why(self, program):
+        return "it was told to" if self.wanted else None
+
+
+def test_code_is_loaded_by_the_lowering_that_made_it(programs, tmp_path):
+    target = Keeping()
+    emitted = Emitted(padding=3)  # code of the other one would be refused
+    target.lowerings = (emitted, *target.lowerings)
+    made = build(programs, CONFIG, target=target)[0]
+    made.save(tmp_path / "x.abele")
+    assert executable.read_manifest(tmp_path / "x.abele")["key_parts"]["lowerings"] == {
+        "forward": "emitted"
+    }
+    emitted.wanted = False
+    torch.testing.assert_close(result(reload(tmp_path / "x.abele", made)), result(made))
+    other = build(programs, CONFIG, target=target)[0]
+    with pytest.raises(ForeignExecutable, match=r"lowerings\.forward: emitted there, kept code"):
+        reload(tmp_path / "x.abele", other)
+
+
+def test_code_of_a_lowering_that_the_target_lacks_is_refused(programs, tmp_path):
+    target = Keeping()
+    target.lowerings = (Emitted(), *target.lowerings)
+    made = build(programs, CONFIG, target=target)[0]
+    made.save(tmp_path / "x.abele")
+    refused = r"by 'emitted', which target 'keeping' does not have \(it has kept code\)\. Compile"
+    with pytest.raises(ForeignExecutable, match=refused):
+        executable.load(tmp_path / "x.abele", made.programs, made.key_parts, Keeping())
 
 
 def full_disk(*_):

@@ -9,7 +9,7 @@ from abele import StepConfig, get_target
 from abele.compile.cache import ExecutableCache
 from abele.errors import IndexCheckError
 from abele.targets.cpu.index_checks import checked
-from abele.targets.reference import Reference
+from abele.targets.reference import Interpreter, Reference
 from runs import rule_for, started
 
 ROWS = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
@@ -17,11 +17,15 @@ ONES = torch.ones(3, 4)
 INFER = StepConfig(training=False)
 
 
-class Checking(Reference):
+class CheckedInterpreter(Interpreter):
     """The interpreter, with the checks of a target that compiles."""
 
     def compile(self, program):
         return checked(program, super().compile(program))
+
+
+class Checking(Reference):
+    lowerings = (CheckedInterpreter(),)
 
 
 class Indexed(nn.Module):

@@ -266,7 +266,7 @@ def test_the_runner_names_the_pass_that_breaks_a_program():
     (program,) = captured(Of(lambda m, x: x + 1), (X,)).programs
     with pytest.raises(
         ProgramError,
-        match=r"Pass 'forget_the_outputs' broke program 'forward' after \['identities', "
+        match=r"Pass 'forget_the_outputs' broke program 'forward' after \['capture', 'identities', "
         r"'common_subexpressions', 'dead_code', 'effects_in_order', 'recomputation', 'nothing'\]: "
         r".* returns 0 values for 1 output",
     ):

@@ -64,6 +64,29 @@ def test_code_that_does_not_fit_is_made_again_with_one_warning(tmp_path, here):
     assert torch.equal(result(found)[0], result(made)[0])
 
 
+def test_the_file_says_how_its_code_was_lowered(tmp_path):
+    stored(tmp_path / "x", Keeping())
+    with Container(tmp_path / "x", "test") as file:
+        assert file.content["key_parts"]["lowerings"] == {"forward": "kept code"}
+
+
+def test_code_of_the_layout_before_is_made_again_with_one_sentence(tmp_path):
+    path = tmp_path / "x"
+    found = captured(AFFINE.fresh(), AFFINE.batch())
+    made, _ = build(found.programs, CONFIG, target=Keeping())
+    content, members = pack(found, made)
+    content["key_parts"] = {**content["key_parts"], "format": 1}
+    del content["key_parts"]["lowerings"]
+    write(path, "test", content, members)
+    said = (
+        r"\(executables of layout 1 are not read any more, only those of layout 2\)\. It was made"
+    )
+    with pytest.warns(RecompiledWarning, match=said) as caught:
+        again, _ = restored(path, Keeping())
+    assert len(caught) == 1
+    assert torch.equal(result(again)[0], result(made)[0])
+
+
 def test_what_was_made_again_is_kept_in_the_users_cache(tmp_path, isolated_cache):
     stored(tmp_path / "x", Keeping(isa="avx2"))
     here = Keeping(isa="avx512")
@@ -83,7 +106,7 @@ def test_code_that_cannot_be_loaded_is_made_again(tmp_path, monkeypatch):
     def fail(program, payload):
         raise RuntimeError("undefined symbol: f")
 
-    monkeypatch.setattr(here, "load", fail)
+    monkeypatch.setattr(here.lowerings[0], "load", fail)
     with pytest.warns(RecompiledWarning, match="undefined symbol: f"):
         restored(tmp_path / "x", here)
     assert here.compilations == 1

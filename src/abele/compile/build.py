@@ -1,4 +1,7 @@
-"""From captured programs to an executable: choose the target, run the passes, compile or load.
+"""From captured programs to an executable: choose the target, lower, compile or load.
+
+How a program is lowered is decided once, between the common passes and those of the lowering, and
+stays decided: the choice is part of the executable's key and names what loads its code.
 
 Nothing is silent here. The record says which target was chosen, why it is not another one, where
 the executable came from and how long each part took.
@@ -34,6 +37,19 @@ class FallbackWarning(UserWarning):
     """Programs run on another target than this machine's best one."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChosenLowering:
+    """How a program is lowered.
+
+    Attributes:
+        name: of the lowering.
+        reason: why it was chosen, in words.
+    """
+
+    name: str
+    reason: str
+
+
 @dataclasses.dataclass(kw_only=True)
 class BuildRecord:
     """What happened while an executable was made.
@@ -45,7 +61,7 @@ class BuildRecord:
         executable: hash of the executable.
         cache: ``off``, ``hit`` or ``miss``.
         why: on a miss, in which parts the nearest stored executable differs.
-        scheduled: why programs run operator by operator and were not compiled, by their name.
+        lowerings: how each program is lowered and why, by its name.
         seconds: wall time by part: ``passes``, ``compile``, ``load``, ``store``, and ``wait`` for
             another process that compiled the same.
         log: file with the native compiler's output, if it failed.
@@ -57,7 +73,7 @@ class BuildRecord:
     executable: str = ""
     cache: str = "off"
     why: str | None = None
-    scheduled: dict[str, str] = dataclasses.field(default_factory=dict)
+    lowerings: dict[str, ChosenLowering] = dataclasses.field(default_factory=dict)
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     log: str | None = None
 
@@ -133,13 +149,13 @@ def _build_for(
     record.target = target.name
     progress("passes", 0.1)
     started = time.perf_counter()
-    # Before lowering, so that the user's operations are watched and not what replaces them.
     traps = (trap_exceptions,) if config.trap_exceptions else ()
-    lowered = [passes.run(program, (*traps, *target.lowering(program))) for program in programs]
-    reasons = {program.name: target.why_scheduled(program) for program in lowered}
-    record.scheduled = {name: reason for name, reason in reasons.items() if reason is not None}
+    both = [_lower(program, target, traps) for program in programs]
+    lowered = [program for program, _ in both]
+    record.lowerings = {program.name: chosen for program, chosen in both}
     record.seconds["passes"] = time.perf_counter() - started
-    parts = executable.key_parts(lowered, config, target)
+    names = {name: chosen.name for name, chosen in record.lowerings.items()}
+    parts = executable.key_parts(lowered, config, target, names)
     record.executable = executable.key_of(parts)
     cache = cache if target.cacheable else None
     if cache is None:
@@ -166,6 +182,18 @@ def _build_for(
         cache.store(made)
         record.seconds["store"] = time.perf_counter() - started
     return made
+
+
+def _lower(
+    program: Program, target: Target, traps: Sequence[passes.Pass]
+) -> tuple[Program, ChosenLowering]:
+    """The lowered program, and how it was lowered."""
+    with passes.one_after_the_other():
+        # Traps come before lowering: the user's operations are watched, not what replaces them.
+        program = passes.run(program, traps)
+        lowering, reason = target.choose(program)
+        program = passes.run_only(program, lowering.passes)
+    return program, ChosenLowering(name=lowering.name, reason=reason)
 
 
 def _load(
@@ -197,7 +225,8 @@ def _compile(
     compiled = {}
     for index, program in enumerate(programs):
         progress(f"compile {program.name}", 0.15 + 0.8 * index / len(programs))
-        compiled[program.name] = target.compile(program)
+        lowering = target.lowering(parts["lowerings"][program.name])
+        compiled[program.name] = lowering.compile(program)
     record.seconds["compile"] = time.perf_counter() - started
     return Executable(
         key=executable.key_of(parts),

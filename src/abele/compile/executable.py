@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from abele.step.config import StepConfig
 from abele.storage import files
 from abele.targets import Compiled, Target
 
-FORMAT = 1
+FORMAT = 2  # 1 did not say how its programs were lowered
 SUFFIX = ".abele"
 PARTIAL = ".partial"  # a file that is being written, or that a killed process left
 
@@ -84,13 +84,26 @@ class Executable:
                 archive.writestr(name, data)
 
 
-def key_parts(programs: Sequence[Program], config: StepConfig, target: Target) -> dict[str, Any]:
-    """Everything that decides which executable is needed, as JSON values."""
+def key_parts(
+    programs: Sequence[Program],
+    config: StepConfig,
+    target: Target,
+    lowerings: Mapping[str, str],
+) -> dict[str, Any]:
+    """Everything that decides which executable is needed, as JSON values.
+
+    Args:
+        programs: after all passes.
+        config: the configuration they were captured with.
+        target: what they run on.
+        lowerings: the name of each one's lowering, by its own name.
+    """
     parts = {
         "format": FORMAT,
         "programs": {program.name: program.fingerprint() for program in programs},
         "config": config.compile_fields(),
         "target": target.describe(),
+        "lowerings": dict(lowerings),
     }
     return json.loads(json.dumps(parts, sort_keys=True))
 
@@ -110,6 +123,18 @@ def differences(found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str
         elif old != new:
             lines.append(f"{prefix}{name}: {_short(old)} there, {_short(new)} here")
     return lines
+
+
+def why_other(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Why an executable with the parts ``found`` is not the wanted one; empty if it is."""
+    if found.get("format") != wanted["format"]:  # what else differs follows from that
+        return (
+            f"executables of layout {found.get('format')} are not read any more, "
+            f"only those of layout {wanted['format']}"
+        )
+    if found["target"]["target"] != wanted["target"]["target"]:  # each has lowerings of its own
+        found = {**found, "lowerings": wanted["lowerings"]}
+    return "; ".join(differences(found, wanted))
 
 
 def _short(value: Any) -> str:
@@ -166,34 +191,54 @@ def load(
             program.name: _checked(archive, manifest, f"programs/{program.name}.bin")
             for program in programs
         }
-    return Executable(
-        key=manifest["key"],
-        key_parts=parts,
-        programs=tuple(programs),
-        compiled=_restored(path, payloads, programs, target),
-        target=target,
-    )
-
-
-def _refuse_foreign(path: Path, manifest: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-    different = differences(manifest["key_parts"], parts)
-    if manifest["format"] != FORMAT or different:
-        raise ForeignExecutable(
-            f"{path} was made for something else: {'; '.join(different) or 'another format'}. "
-            "Compile here, or load it where it was made."
-        )
-
-
-def _restored(
-    path: Path, payloads: Mapping[str, bytes], programs: Sequence[Program], target: Target
-) -> dict[str, Compiled]:
     try:
-        return {program.name: target.load(program, payloads[program.name]) for program in programs}
+        return restored(programs, parts, target, payloads.__getitem__)
     except RuntimeError as error:
         raise CorruptExecutable(
             f"{path} is sound but its code cannot be loaded ({error}). "
             "Delete it; it will be rebuilt."
         ) from error
+
+
+def restored(
+    programs: Sequence[Program],
+    parts: Mapping[str, Any],
+    target: Target,
+    payload: Callable[[str], bytes],
+) -> Executable:
+    """The executable with these key parts, each program loaded by the lowering that made its code.
+
+    Args:
+        programs: after all passes.
+        parts: of the executable, as ``key_parts`` gave them where it was made.
+        target: what it was made for.
+        payload: the compiled code of a program, by its name.
+
+    Raises:
+        ForeignExecutable: the target has no lowering of that name, or the code is of another one.
+        RuntimeError: the code cannot be loaded.
+    """
+    lowerings = {name: target.lowering(by) for name, by in parts["lowerings"].items()}
+    return Executable(
+        key=key_of(parts),
+        key_parts=parts,
+        programs=tuple(programs),
+        compiled={
+            program.name: lowerings[program.name].load(program, payload(program.name))
+            for program in programs
+        },
+        target=target,
+    )
+
+
+def _refuse_foreign(path: Path, manifest: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
+    there = {**manifest["key_parts"], "format": manifest["format"]}
+    reason = why_other(there, parts)
+    if reason:
+        raise ForeignExecutable(
+            f"{path} was made for something else: {reason}. "
+            "Compile here, or load it where it was made."
+        )
 
 
 def _checked(archive: zipfile.ZipFile, manifest: Mapping[str, Any], name: str) -> bytes:

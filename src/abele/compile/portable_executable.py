@@ -158,8 +158,7 @@ def restore(
     made, record = build(
         programs, config, target=target, cache=own, log_folder=log_folder, progress=progress
     )
-    different = executable.differences(content["key_parts"], made.key_parts)
-    reason = own.problem or "; ".join(different)
+    reason = own.problem or executable.why_other(content["key_parts"], made.key_parts)
     if reason:
         origin = "taken from the cache" if record.cache == "hit" else "made again"
         warn_user(
@@ -182,27 +181,14 @@ class _FileFirst(ExecutableCache):
         self, programs: Sequence[Program], parts: Mapping[str, Any], target: Target
     ) -> Executable | None:
         """The container's executable if it has these key parts, else that of the cache."""
-        if not executable.differences(self._content["key_parts"], parts):
+        if not executable.why_other(self._content["key_parts"], parts):
             try:
-                return self._restored(programs, parts, target)
+                return executable.restored(
+                    programs, parts, target, lambda name: self._file.read(f"code/{name}")
+                )
             except (ForeignExecutable, RuntimeError) as error:
                 self.problem = str(error)
         return self._behind and self._behind.load(programs, parts, target)
-
-    def _restored(
-        self, programs: Sequence[Program], parts: Mapping[str, Any], target: Target
-    ) -> Executable:
-        compiled = {
-            program.name: target.load(program, self._file.read(f"code/{program.name}"))
-            for program in programs
-        }
-        return Executable(
-            key=executable.key_of(parts),
-            key_parts=parts,
-            programs=tuple(programs),
-            compiled=compiled,
-            target=target,
-        )
 
     def store(self, made: Executable) -> bool:
         """Keeps what had to be compiled in the user's cache, if there is one."""
@@ -210,5 +196,5 @@ class _FileFirst(ExecutableCache):
 
     def why_missing(self, parts: Mapping[str, Any]) -> str:
         """Why the container's code was not used."""
-        different = executable.differences(self._content["key_parts"], parts)
-        return f"{self._file.path} holds other code: {'; '.join(different) or self.problem}"
+        different = executable.why_other(self._content["key_parts"], parts)
+        return f"{self._file.path} holds other code: {different or self.problem}"

@@ -31,7 +31,7 @@ FOLDER = Path(__file__).parent
 KERNELS = ("few_channel_conv.cpp", "max_pool.cpp")
 SHIMS = ("shims.cpp",)
 # What programs that run operator by operator call; see abele/targets/cpu/op_by_op.
-SCHEDULED = ("norm_activation.cpp", "adam.cpp", "image_conv.cpp", "image_pool.cpp")
+OP_BY_OP = ("norm_activation.cpp", "adam.cpp", "image_conv.cpp", "image_pool.cpp")
 
 # No -ffast-math: NaN and infinity must keep their meaning.
 FLAGS = (
@@ -118,15 +118,15 @@ def static_library(compiler: str, instruction_set: str) -> Path:
     return path
 
 
-def scheduled_library(compiler: str, instruction_set: str) -> bytes:
-    """Return the kernels of schedules as a shared library, compiled unless it is there already.
+def op_by_op_library(compiler: str, instruction_set: str) -> bytes:
+    """Return the kernels of ``OP_BY_OP`` as a shared library, compiled unless it is there already.
 
     Takes and raises what ``static_library`` does.
     """
-    path = cache_folder() / f"libabele_schedule_{_name(compiler, instruction_set)}.so"
+    path = cache_folder() / f"libabele_op_by_op_{_name(compiler, instruction_set)}.so"
     if not path.is_file():
         with temporary.folder(path.parent) as folder:
-            objects = _compile(compiler, folder, SCHEDULED, "-fvisibility=default")
+            objects = _compile(compiler, folder, OP_BY_OP, "-fvisibility=default")
             library = os.path.join(folder, path.name)
             _output([compiler, "-shared", "-fopenmp", "-o", library, *objects])
             os.replace(library, path)

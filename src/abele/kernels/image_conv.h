@@ -1,4 +1,4 @@
-// Convolutions of large images with few channels, channels last, as the schedules call them.
+// Convolutions of large images with few channels, channels last.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Max pooling of channels-last images over windows of 2x2, as the schedules call it.
+// Max pooling of channels-last images over windows of 2x2.
 #pragma once
 
 #include <cstdint>

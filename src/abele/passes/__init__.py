@@ -1,8 +1,8 @@
 """The passes every program goes through, in order, whatever its target.
 
 A pass is a function from ``Program`` to ``Program`` that keeps what the program computes, bit for
-bit. ``run`` verifies each result and stamps it with the pass's name and time. Targets append their
-own lowering passes, which may change rounding, to this order.
+bit. ``run`` verifies each result and stamps it with the pass's name and time. The lowering that a
+target chooses of the result then applies passes of its own, which may change rounding.
 """
 
 from __future__ import annotations
@@ -36,12 +36,21 @@ def run(program: Program, extra: Sequence[Pass] = ()) -> Program:
     Raises:
         ProgramError: a pass broke the program; names it and those that ran before.
     """
+    return run_only(program, (*PIPELINE, *extra))
+
+
+def run_only(program: Program, order: Sequence[Pass]) -> Program:
+    """Apply the passes of ``order`` and nothing else.
+
+    Raises:
+        ProgramError: as for ``run``.
+    """
     with one_after_the_other():
-        return _run(program, (*PIPELINE, *extra))
+        return _run(program, order)
 
 
 def _run(program: Program, order: Sequence[Pass]) -> Program:
-    done: list[str] = []
+    done = [stamp.by for stamp in program.history]
     for each in order:
         started = time.perf_counter()
         try:

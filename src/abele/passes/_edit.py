@@ -25,7 +25,11 @@ def one_after_the_other() -> Iterator[None]:
     """While open, passes may change the graph of the previous pass in place instead of a copy.
 
     Intermediate programs are then not kept. A pass that changes the graph must call ``finished``.
+    Opened within itself, it goes on.
     """
+    if _passing.get():
+        yield
+        return
     token = _passing.set(True)
     try:
         yield

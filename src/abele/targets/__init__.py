@@ -2,7 +2,7 @@
 
 reference  interprets with torch's own kernels: the oracle, and the honest fallback
 null       computes nothing: right-shaped zeros, for testing what surrounds a program
-cpu        compiled ahead of time for this processor
+cpu        compiled ahead of time for this processor, or run operator by operator
 cuda       compiled ahead of time for this GPU
 """
 
@@ -12,12 +12,21 @@ import importlib
 import os
 
 from abele.errors import TargetError
-from abele.targets.base import Compiled, Target
+from abele.targets.base import Compiled, Lowering, Target
 
 NAMES = ("reference", "null", "cpu", "cuda")
 ENVIRONMENT = "ABELE_TARGET"
 
-__all__ = ["ENVIRONMENT", "NAMES", "Compiled", "Target", "available", "get_target", "requested"]
+__all__ = [
+    "ENVIRONMENT",
+    "NAMES",
+    "Compiled",
+    "Lowering",
+    "Target",
+    "available",
+    "get_target",
+    "requested",
+]
 
 
 def get_target(name: str) -> Target:

@@ -1,4 +1,4 @@
-"""What a target has to offer."""
+"""What a target has to offer: a machine, and the ways in which programs are lowered for it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from abele.errors import ForeignExecutable
+from abele.passes import Pass
 from abele.program import Program
 
 # Takes the tensors of the program's input slots, updates the mutated ones in place and returns
@@ -32,17 +34,71 @@ class Compiled:
         return self.run
 
 
+def require_code(payload: bytes, target: str) -> None:
+    """Refuse the empty payload that targets without code of their own leave.
+
+    Raises:
+        ForeignExecutable: there is no code.
+    """
+    if not payload:
+        raise ForeignExecutable(f"The executable holds no compiled code for target {target!r}.")
+
+
+class Lowering(abc.ABC):
+    """One way in which a target runs programs.
+
+    Attributes:
+        name: what records, keys and files call it; loading dispatches on it.
+        passes: applied after the common pipeline to the programs that are lowered this way.
+    """
+
+    name: str
+    passes: tuple[Pass, ...] = ()
+
+    @abc.abstractmethod
+    def why(self, program: Program) -> str | None:
+        """Why ``program`` is to be lowered this way, or ``None`` if it is not.
+
+        Args:
+            program: after the common pipeline and before any lowering pass.
+        """
+
+    @abc.abstractmethod
+    def compile(self, program: Program) -> Compiled:
+        """Make ``program`` runnable.
+
+        Args:
+            program: after ``passes``.
+
+        Raises:
+            CompilerError: the compiler behind the target failed.
+        """
+
+    def load(self, program: Program, payload: bytes) -> Compiled:
+        """Restore what ``compile`` returned, without a compiler.
+
+        Args:
+            program: after ``passes``.
+            payload: of what ``compile`` returned.
+
+        Raises:
+            ForeignExecutable: the payload is not one of this lowering.
+        """
+        del payload
+        return self.compile(program)
+
+
 class Target(abc.ABC):
-    """A way to run programs.
+    """A machine that runs programs.
 
     Attributes:
         name: as in ``ABELE_TARGET``.
-        passes: lowering passes that run after the common pipeline.
+        lowerings: the ways to run a program; the first that gives a reason is taken.
         cacheable: its executables are worth keeping on disk.
     """
 
     name: str
-    passes: tuple[Callable[[Program], Program], ...] = ()
+    lowerings: tuple[Lowering, ...]
     cacheable: bool = False
 
     def unavailable(self) -> str | None:
@@ -53,15 +109,32 @@ class Target(abc.ABC):
         """Why programs cannot be compiled here (they may still be loaded), or ``None``."""
         return self.unavailable()
 
-    def lowering(self, program: Program) -> tuple[Callable[[Program], Program], ...]:
-        """The lowering passes for one program."""
-        del program
-        return self.passes
+    def choose(self, program: Program) -> tuple[Lowering, str]:
+        """Decide how ``program`` is lowered, and say why.
 
-    def why_scheduled(self, program: Program) -> str | None:
-        """Why a program is run operator by operator and not compiled, if so."""
-        del program
-        return None
+        Asked once, of the program after the common pipeline: operators that are equal or unused
+        are gone by then, and no lowering pass has changed what is counted.
+        """
+        for lowering in self.lowerings:
+            reason = lowering.why(program)
+            if reason is not None:
+                return lowering, reason
+        raise AssertionError(f"no lowering of target {self.name!r} takes {program.name!r}")
+
+    def lowering(self, name: str) -> Lowering:
+        """The lowering called ``name``.
+
+        Raises:
+            ForeignExecutable: this target has none of that name.
+        """
+        for lowering in self.lowerings:
+            if lowering.name == name:
+                return lowering
+        known = ", ".join(lowering.name for lowering in self.lowerings)
+        raise ForeignExecutable(
+            f"The executable was lowered by {name!r}, which target {self.name!r} does not have "
+            f"(it has {known}). Compile the program again."
+        )
 
     @abc.abstractmethod
     def device(self) -> torch.device:
@@ -70,16 +143,3 @@ class Target(abc.ABC):
     @abc.abstractmethod
     def describe(self) -> Mapping[str, Any]:
         """Everything about this machine that decides whether an executable can run here."""
-
-    @abc.abstractmethod
-    def compile(self, program: Program) -> Compiled:
-        """Makes ``program`` runnable.
-
-        Raises:
-            CompilerError: the compiler behind the target failed.
-        """
-
-    def load(self, program: Program, payload: bytes) -> Compiled:
-        """Restores what ``compile`` returned, without a compiler."""
-        del payload
-        return self.compile(program)

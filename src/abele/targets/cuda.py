@@ -2,34 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from abele.errors import ForeignExecutable
 from abele.passes.explicit_alpha import explicit_alpha
 from abele.passes.on_device import on_device
 from abele.program import Program
 from abele.targets import aoti
-from abele.targets.base import Compiled, Target
+from abele.targets.base import Compiled, Lowering, Target, require_code
 from abele.targets.quiet import quiet_compiler
 
 
-class Cuda(Target):
+def to_gpu(program: Program) -> Program:
+    """Capture runs on the host; the first lowering step is to move to the GPU."""
+    return on_device(program, _device())
+
+
+class Inductor(Lowering):
     """AOTInductor's C++ host code around Triton kernels."""
 
+    name = "inductor"
+    passes = (to_gpu, explicit_alpha)
+
+    def why(self, program: Program) -> str | None:
+        """Take every program."""
+        del program
+        return "the target compiles every program"
+
+    def compile(self, program: Program) -> Compiled:
+        """Compile kernels and host code; tens of seconds."""
+        compiled, _ = aoti.compile_program(program, _device(), _options())
+        return compiled
+
+    def load(self, program: Program, payload: bytes) -> Compiled:
+        """Load kernels and host code; no compiler needed."""
+        del program
+        require_code(payload, "cuda")
+        return aoti.load_program(payload, _device())
+
+
+class Cuda(Target):
+    """The current GPU."""
+
     name = "cuda"
+    lowerings = (Inductor(),)
     cacheable = True
-
-    @property
-    def passes(self) -> tuple[Callable[[Program], Program], ...]:
-        """Capture runs on the host; the first lowering step is to move there."""
-
-        def to_gpu(program: Program) -> Program:
-            return on_device(program, self.device())
-
-        return (to_gpu, explicit_alpha)
 
     def unavailable(self) -> str | None:
         """Needs a CUDA build of torch and a GPU."""
@@ -43,7 +62,7 @@ class Cuda(Target):
 
     def device(self) -> torch.device:
         """The current GPU."""
-        return torch.device("cuda", torch.cuda.current_device())
+        return _device()
 
     def describe(self) -> Mapping[str, Any]:
         """Kernels are built for one compute capability."""
@@ -56,16 +75,9 @@ class Cuda(Target):
             "options": dict(_options()),
         }
 
-    def compile(self, program: Program) -> Compiled:
-        """Compiles kernels and host code; tens of seconds."""
-        compiled, _ = aoti.compile_program(program, self.device(), _options())
-        return compiled
 
-    def load(self, program: Program, payload: bytes) -> Compiled:
-        """Loads kernels and host code; no compiler needed."""
-        if not payload:
-            raise ForeignExecutable("The executable holds no compiled code for target 'cuda'.")
-        return aoti.load_program(payload, self.device())
+def _device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _options() -> dict[str, Any]:

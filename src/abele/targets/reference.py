@@ -9,13 +9,35 @@ import torch
 
 from abele import _torch
 from abele.program import Program
-from abele.targets.base import Compiled, Target
+from abele.targets.base import Compiled, Lowering, Target
+
+
+class Interpreter(Lowering):
+    """Runs the graph as Python, one operator after the other."""
+
+    name = "interpreter"
+
+    def why(self, program: Program) -> str | None:
+        """Take every program."""
+        del program
+        return "the target interprets every program"
+
+    def compile(self, program: Program) -> Compiled:
+        """Wrap the graph's own generated code, which frees each value after its last use."""
+        graph = _with_reshapes(program.graph)
+
+        def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            with torch.no_grad():
+                return list(graph(*inputs))
+
+        return Compiled(run)
 
 
 class Reference(Target):
-    """Runs the graph as Python, one operator after the other."""
+    """Interprets programs on the host."""
 
     name = "reference"
+    lowerings = (Interpreter(),)
 
     def device(self) -> torch.device:
         """Always the host."""
@@ -24,16 +46,6 @@ class Reference(Target):
     def describe(self) -> Mapping[str, Any]:
         """Only torch decides what an interpreted program computes."""
         return {"target": self.name, "torch": torch.__version__}
-
-    def compile(self, program: Program) -> Compiled:
-        """Wraps the graph's own generated code, which frees each value after its last use."""
-        graph = _with_reshapes(program.graph)
-
-        def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-            with torch.no_grad():
-                return list(graph(*inputs))
-
-        return Compiled(run)
 
 
 def _with_reshapes(program: torch.fx.GraphModule) -> torch.fx.GraphModule:

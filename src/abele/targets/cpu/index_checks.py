@@ -18,7 +18,7 @@ from abele.errors import IndexCheckError
 from abele.program import Program, is_getitem, writes
 from abele.program.printing import user_line
 from abele.targets.base import Compiled, Run
-from abele.targets.reference import TARGET as INTERPRETER
+from abele.targets.reference import Interpreter
 
 # Operators that index along an argument, and the names of their tensor and their index.
 _ALONG = dict.fromkeys(
@@ -61,7 +61,7 @@ def checked(program: Program, compiled: Compiled) -> Compiled:
     inputs, graph = _checks(program.graph)
     if graph is not None:
         computed = program.replace(graph=_torch.graph_module(program.graph, graph))
-        compiled = Checked(compiled, INTERPRETER.compile(computed).run)
+        compiled = Checked(compiled, Interpreter().compile(computed).run)
     if not inputs:
         return compiled
 

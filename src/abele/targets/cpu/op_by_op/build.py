@@ -1,4 +1,4 @@
-"""A schedule from a program: the graph itself, each operator replaced by what computes it here."""
+"""The graph of a program, each operator replaced by what computes it here."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.fx.graph import CodeGen
 from abele import _torch
 from abele.ops import adam, norm_activation
 from abele.program import Program, is_getitem
+from abele.targets.base import Run
 from abele.targets.cpu.op_by_op import calls, memory
 from abele.targets.cpu.op_by_op.convolutions import own_convolution
 from abele.targets.cpu.op_by_op.lifetimes import Lifetimes
@@ -37,7 +38,7 @@ _IN_PLACE: dict[Any, tuple[Any, tuple[int, ...]]] = {
 }
 
 
-def schedule(program: Program, library: ctypes.CDLL) -> Callable:
+def with_kernels(program: Program, library: ctypes.CDLL) -> Run:
     """The program as a function of its input tensors; state is updated in place."""
     graph = _torch.graph_module(program.graph, copy.deepcopy(program.graph.graph))
     graph.graph.set_codegen(CodeGen())

@@ -1,7 +1,7 @@
-"""Our kernels as functions of tensors: what a schedule calls in the place of an operator.
+"""Our kernels as functions of tensors: what is called in the place of an operator.
 
-Each function does what the operator of the same name in ``abele/ops`` does, in place where the
-schedule found that nobody else needs the argument.
+Each function does what the operator of the same name in ``abele/ops`` does, in place where
+nobody else needs the argument.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which programs run as schedules, and why."""
+"""Which programs run operator by operator, and why."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import math
 
 import torch
 
-from abele import _torch
 from abele.program import Program, Role
 
 aten = torch.ops.aten
 
-# As captured, and as one of the lowering passes leaves it: both must give the same answer.
-_CONVOLUTIONS = (aten.convolution.default, _torch.convolution_with_activation())
-
 # Images above this many bytes leave a core's cache between operations. Compiling them gains
-# nothing (the convolutions stay the library's) and was seen to lose; schedules keep memory instead.
+# nothing (the convolutions stay the library's) and was seen to lose; this way keeps memory instead.
 LARGE_IMAGE = 2**20
 # An update of this many tensors and bytes waits for memory, whoever does it, and takes minutes to
 # compile, as one kernel for each tensor.
@@ -25,11 +21,15 @@ LARGE_UPDATE, MANY_TENSORS = 2**23, 64
 LEAST_CONVOLUTIONS = 8
 
 
-def why_scheduled(program: Program) -> str | None:
-    """Why a program runs operator by operator, or ``None`` if it is compiled."""
+def why(program: Program) -> str | None:
+    """Why a program runs operator by operator, or ``None`` if it does not.
+
+    Args:
+        program: before any lowering pass; they change what is counted here.
+    """
     large = total = work = 0
     for node in program.graph.graph.nodes:
-        if node.target not in _CONVOLUTIONS:
+        if node.target is not aten.convolution.default:
             continue
         result, weight = node.meta["val"], node.args[1].meta["val"]  # type: ignore[union-attr]
         if result.dim() != 4 or result.dtype is not torch.float32:

@@ -1,4 +1,4 @@
-"""Convolutions of large images with few channels: which are ours, and how a schedule calls them.
+"""Convolutions of large images with few channels: which are ours, and how they are called.
 
 The library is good at many channels. With eight to thirty-two it reaches a third to two thirds of
 the processor's speed, and sums weight gradients with fifty times the error.

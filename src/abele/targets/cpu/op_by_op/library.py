@@ -1,4 +1,4 @@
-"""The kernels of schedules as a shared library: made once per machine, carried by executables."""
+"""The kernels as a shared library: made once per machine, carried by executables."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def load(code: bytes) -> ctypes.CDLL:
     name = hashlib.sha256(code).hexdigest()[:16]
     with _LOADING:
         if name not in _LOADED:
-            path = kernels.cache_folder() / f"abele_schedule_{name}.so"
+            path = kernels.cache_folder() / f"abele_op_by_op_{name}.so"
             if not _holds(path, code):
                 # At once: other processes may be loading the file of this name.
                 with atomic.replacing(path) as file:

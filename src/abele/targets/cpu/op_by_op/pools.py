@@ -1,4 +1,4 @@
-"""Max pools of channels-last images: which are ours, and how a schedule calls them."""
+"""Max pools of channels-last images: which are ours, and how they are called."""
 
 from __future__ import annotations
 

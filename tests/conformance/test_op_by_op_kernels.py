@@ -1,4 +1,4 @@
-"""The kernels of schedules against torch in double precision."""
+"""The kernels of programs that run operator by operator, against torch in double precision."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def same_numbers():
 
 @pytest.fixture(scope="module")
 def code():
-    return kernels.scheduled_library(compiler, "here")
+    return kernels.op_by_op_library(compiler, "here")
 
 
 @pytest.fixture(scope="module")

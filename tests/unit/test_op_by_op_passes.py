@@ -1,4 +1,4 @@
-"""The lowering passes of schedules keep the meaning of a step; plain implementations run them."""
+"""Passes of the lowering ``op_by_op`` keep what a step means; plain implementations run them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from abele.passes.pointwise_before_upsampling import pointwise_before_upsampling
 from abele.step.config import StepConfig
 from abele.targets.cpu import TARGET as CPU
 from abele.targets.cpu.op_by_op import choice
-from abele.targets.reference import Reference
+from abele.targets.reference import Interpreter, Reference
 from planes import WITHOUT_GRADIENT, events, planes
 from runs import assert_close_by_norm, captured, flat, rule_for, run, run_eagerly, started
 
 aten = torch.ops.aten
-ALL = CPU.scheduled_passes
+OP_BY_OP, INDUCTOR = (CPU.lowering(name) for name in ("op_by_op", "inductor"))
 
 
 def lowered_by(*those):
-    class Lowered(Reference):
+    class Lowered(Interpreter):
         passes = those
 
-    return Lowered()
+    class Here(Reference):
+        lowerings = (Lowered(),)
+
+    return Here()
 
 
 def targets(program) -> list:
@@ -190,20 +193,17 @@ def test_images_are_converted_only_where_parts_meet():
 
 
 def test_outputs_lie_in_the_default_order():
-    session, _ = started(planes().eval(), events(1)[0], target=lowered_by(*ALL))
+    session, _ = started(planes().eval(), events(1)[0], target=lowered_by(*OP_BY_OP.passes))
     assert all(value.is_contiguous() for value in session.step(events(1)[0]))
 
 
-def test_only_networks_of_large_convolutions_are_scheduled(monkeypatch):
+def test_only_networks_of_large_convolutions_run_operator_by_operator(monkeypatch):
     program = step_of()
-    assert choice.why_scheduled(program) is None
-    assert CPU.lowering(program) == CPU.passes
+    assert CPU.choose(program) == (INDUCTOR, "compiled code fuses its operators")
     monkeypatch.setattr(choice, "LARGE_IMAGE", 1024)
-    assert "convolutions with images of" in choice.why_scheduled(program)
-    assert CPU.lowering(program) == CPU.scheduled_passes
-    for each in CPU.scheduled_passes:
-        program = each(program)
-    assert choice.why_scheduled(program) is not None
+    lowering, reason = CPU.choose(program)
+    assert lowering is OP_BY_OP
+    assert "convolutions with images of" in reason
 
 
 def test_the_plain_network_agrees_with_itself_in_eager():

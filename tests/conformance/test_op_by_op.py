@@ -1,4 +1,4 @@
-"""A step that runs as a schedule, from capture to a second process's cache."""
+"""A step that runs operator by operator, from capture to a second process's cache."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ def _small_images_are_large(monkeypatch):
     monkeypatch.setattr(choice, "MANY_TENSORS", 8)
 
 
+def names(record):
+    return {name: chosen.name for name, chosen in record.lowerings.items()}
+
+
 def adam(model):
     return rule_for(model, "adam", variable=("lr",))
 
@@ -36,7 +40,7 @@ def adam(model):
 def test_a_step_is_no_less_exact_than_eager():
     model, batches = planes(), events(1, 32)
     session, record = started(model, batches[0], adam(model), target="cpu")
-    assert record.scheduled.keys() == {"step"}
+    assert names(record) == {"step": "op_by_op"}
     found = run(session, batches)
 
     def eager(kind):
@@ -60,7 +64,7 @@ def test_ten_losses_are_those_of_plain_torch():
         assert own[-1].item() == pytest.approx(others[-1].item(), abs=1e-4), step
 
 
-def test_a_cached_schedule_gives_the_same_bits_without_a_compiler(tmp_path, monkeypatch):
+def test_a_cached_executable_gives_the_same_bits_without_a_compiler(tmp_path, monkeypatch):
     model, batches, cache = planes(), events(3), ExecutableCache(tmp_path)
     results = []
     for expected in ("miss", "hit"):
@@ -69,6 +73,19 @@ def test_a_cached_schedule_gives_the_same_bits_without_a_compiler(tmp_path, monk
         results.append(run(session, batches))
         monkeypatch.setenv("CXX", "no-such-compiler")
     assert_same_bits(*results)
+
+
+def test_a_lowering_that_shrinks_what_is_counted_does_not_change_the_choice(tmp_path, monkeypatch):
+    monkeypatch.setattr(choice, "LARGE_IMAGE", 2000)
+    monkeypatch.setattr(choice, "LEAST_CONVOLUTIONS", 8)
+    model, batches, cache = planes(), events(2), ExecutableCache(tmp_path)
+    wanted = run(started(model, batches[0], adam(model), target="cpu")[0], batches)
+    monkeypatch.setattr(choice, "LEAST_CONVOLUTIONS", 10)
+    for expected in ("miss", "hit"):
+        session, record = started(model, batches[0], adam(model), target="cpu", cache=cache)
+        assert (record.cache, names(record)) == (expected, {"step": "op_by_op"})
+        assert choice.why(session.executable.programs[0]) is None
+        assert_same_bits(run(session, batches), wanted)
 
 
 @pytest.mark.parametrize("momentum", [None, 0.9])
@@ -83,7 +100,7 @@ def test_other_optimizers_and_relu_train_too(momentum):
 def test_inference_with_trained_norms():
     model, batches = planes().eval(), events(2)
     session, record = started(model, batches[0], target="cpu")
-    assert record.scheduled.keys() == {"forward"}
+    assert names(record) == {"forward": "op_by_op"}
     found, plain = run(session, batches), run(started(model, batches[0])[0], batches)
     for own, others in zip(found.outputs, plain.outputs, strict=True):
         for value, wanted in zip(own, others, strict=True):
@@ -93,13 +110,7 @@ def test_inference_with_trained_norms():
     assert not torch.equal(session.step(batches[0])[0], found.outputs[0][0])
 
 
-def test_a_small_network_is_compiled(monkeypatch):
-    monkeypatch.setattr(choice, "LARGE_IMAGE", 2**20)
-    model = planes().eval()
-    assert choice.why_scheduled(started(model, events(1)[0])[0].executable.programs[0]) is None
-
-
-def test_memory_is_kept_while_a_schedule_runs_and_not_after(monkeypatch):
+def test_memory_is_kept_while_a_program_runs_and_not_after(monkeypatch):
     settings = []
     monkeypatch.setattr(memory, "_mallopt", lambda: lambda *setting: settings.append(setting))
     with memory.kept(), memory.kept():
@@ -117,6 +128,6 @@ def test_gradients_may_be_accumulated():
     )
     both = [[torch.cat(pair) for pair in zip(*batches, strict=True)]]
     session, record = started(model, batches[0], rule, config, target="cpu")
-    assert record.scheduled.keys() == {"accumulate", "apply"}
+    assert names(record) == {"accumulate": "op_by_op", "apply": "op_by_op"}
     plain = run(started(model, batches[0], rule, config)[0], both)
     assert_close_by_norm(run(session, both), plain, 3e-4, without=WITHOUT_GRADIENT)

@@ -1,0 +1,22 @@
+"""The C++ compiler of this machine, and what its processor has."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+
+import torch
+
+
+def compiler() -> str | None:
+    """Path of the C++ compiler, if there is one."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
+    return next((path for path in map(shutil.which, names) if path), None)
+
+
+@functools.cache
+def instruction_set() -> str:
+    """The vector instructions of this processor, as torch names them."""
+    capabilities = torch.cpu.get_capabilities()
+    return " ".join(sorted(name for name, value in capabilities.items() if value is True))

@@ -1,0 +1,44 @@
+"""Lowering by torch's compiler: a program becomes C++ code, called without Python in between."""
+
+from __future__ import annotations
+
+import torch
+
+from abele import _torch, kernels
+from abele.passes.explicit_alpha import explicit_alpha
+from abele.passes.few_channel_convolutions import few_channel_convolutions
+from abele.passes.unpadded_max_pools import unpadded_max_pools
+from abele.program import Program
+from abele.targets import aoti
+from abele.targets.base import Compiled, Lowering, require_code
+from abele.targets.cpu.compiler import compiler, instruction_set
+from abele.targets.cpu.index_checks import checked
+
+_HOST = torch.device("cpu")
+
+
+class Inductor(Lowering):
+    """AOTInductor's C++ code, which fuses operators."""
+
+    name = "inductor"
+    passes = (explicit_alpha, few_channel_convolutions, unpadded_max_pools)
+
+    def why(self, program: Program) -> str | None:
+        """Take every program."""
+        del program
+        return "compiled code fuses its operators"
+
+    def compile(self, program: Program) -> Compiled:
+        """Compile with the C++ compiler; seconds to minutes."""
+        path = compiler() or "g++"
+        options = _torch.default_options_for_cpu() | _torch.option_for_compiler(path)
+        if kernels.used_by(program):
+            library = kernels.static_library(path, instruction_set())
+            options |= _torch.options_for_kernels(library, kernels.shims())
+        compiled, _ = aoti.compile_program(program, _HOST, options)
+        return checked(program, compiled)
+
+    def load(self, program: Program, payload: bytes) -> Compiled:
+        """Map the compiled code into this process; milliseconds."""
+        require_code(payload, "cpu")
+        return checked(program, aoti.load_program(payload, _HOST))

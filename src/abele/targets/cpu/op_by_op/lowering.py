@@ -1,0 +1,44 @@
+"""Lowering operator by operator: nothing is compiled for the program."""
+
+from __future__ import annotations
+
+from abele import kernels
+from abele.passes.channels_last import channels_last
+from abele.passes.folded_normalisation import folded_normalisation
+from abele.passes.fused_adam import fused_adam
+from abele.passes.fused_normalisation import fused_normalisation
+from abele.passes.pointwise_before_upsampling import pointwise_before_upsampling
+from abele.program import Program
+from abele.targets.base import Compiled, Lowering, require_code
+from abele.targets.cpu.compiler import compiler, instruction_set
+from abele.targets.cpu.index_checks import checked
+from abele.targets.cpu.op_by_op import choice, library
+from abele.targets.cpu.op_by_op.build import with_kernels
+
+
+class OpByOp(Lowering):
+    """The library's kernels and ours, called in the order of the graph."""
+
+    name = "op_by_op"
+    passes = (
+        fused_normalisation,
+        pointwise_before_upsampling,  # after the norms: they tell which gradients are zero
+        folded_normalisation,
+        fused_adam,
+        channels_last,  # last: it asks what each operator has become
+    )
+
+    def why(self, program: Program) -> str | None:
+        """Take networks of large convolutions, and large updates."""
+        return choice.why(program)
+
+    def compile(self, program: Program) -> Compiled:
+        """Compile the kernels, once per machine; seconds, later none."""
+        code = kernels.op_by_op_library(compiler() or "g++", instruction_set())
+        return self.load(program, code)
+
+    def load(self, program: Program, payload: bytes) -> Compiled:
+        """Map the kernels into this process; milliseconds."""
+        require_code(payload, "cpu")
+        run = with_kernels(program, library.load(payload))
+        return checked(program, Compiled(run, payload))
