@@ -46,28 +46,24 @@ def inputs(shape, *, scale=1.0, offset=0.0):
     return x, weight * scale, bias + offset, mean, var
 
 
-def exactly(x, weight, bias, mean, var, slope, residual=None, grad=None):
-    """The same in double: y, new statistics and, with ``grad``, gradients."""
+def exactly(x, weight, bias, mean, var, slope, grad):
+    """The same in double: y, new statistics and gradients."""
     x, weight, bias = (each.double().requires_grad_() for each in (x, weight, bias))
-    other = None if residual is None else residual.double().requires_grad_()
     mean, var = mean.double(), var.double()
     y = F.batch_norm(x, mean, var, weight, bias, True, MOMENTUM, EPS)
-    y = F.leaky_relu(y if other is None else y + other, slope)
-    leaves = [x, weight, bias] if other is None else [x, weight, bias, other]
-    grads = torch.autograd.grad(y, leaves, grad.double())
+    y = F.leaky_relu(y, slope)
+    grads = torch.autograd.grad(y, [x, weight, bias], grad.double())
     return [y.detach(), mean, var, *grads]
 
 
-def ours(own, x, weight, bias, mean, var, slope, residual=None, grad=None, overwrite=False):
+def ours(own, x, weight, bias, mean, var, slope, grad, overwrite=False):
     forward = calls.norm_activation(own, overwrite=overwrite)
     backward = calls.norm_activation_backward(own, overwrite=overwrite)
-    found = forward(x.clone(), residual, weight, bias, mean, var, MOMENTUM, EPS, slope)
+    found = forward(x.clone(), weight, bias, mean, var, MOMENTUM, EPS, slope)
     y, kept, statistics, new_mean, new_var = found
     y = y.clone()
-    grads = backward(grad.clone(), kept, residual, weight, bias, statistics, slope)
-    grad_x, grad_residual, grad_weight, grad_bias = grads
-    last = [] if residual is None else [grad_residual]
-    return [y, new_mean, new_var, grad_x, grad_weight, grad_bias, *last]
+    grads = backward(grad.clone(), kept, weight, bias, statistics, slope)
+    return [y, new_mean, new_var, *grads]
 
 
 def error(found, exact):
@@ -76,14 +72,12 @@ def error(found, exact):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("slope", [0.01, 0.0, 1.0])
-@pytest.mark.parametrize("added", [False, True], ids=["alone", "with-residual"])
-def test_a_layer_is_exact_to_a_millionth(own, shape, slope, added):
+def test_a_layer_is_exact_to_a_millionth(own, shape, slope):
     values, grad = inputs(shape), torch.randn(shape)
     grad = grad.contiguous(memory_format=torch.channels_last)
-    residual = torch.randn(shape).contiguous(memory_format=torch.channels_last) if added else None
-    exact = exactly(*values, slope, residual, grad)
+    exact = exactly(*values, slope, grad)
     for overwrite in (False, True):
-        found = ours(own, *values, slope, residual, grad, overwrite)
+        found = ours(own, *values, slope, grad, overwrite)
         for value, wanted in zip(found, exact, strict=True):
             assert error(value, wanted) < 2e-6
 
@@ -94,8 +88,8 @@ def test_weights_that_lose_the_input_keep_it(own, scale, offset):
     shape = (2, 8, 12, 12)
     values, grad = inputs(shape, scale=scale, offset=offset), torch.randn(shape)
     grad = grad.contiguous(memory_format=torch.channels_last)
-    exact = exactly(*values, 0.01, None, grad)
-    for value, wanted in zip(ours(own, *values, 0.01, None, grad, True), exact, strict=True):
+    exact = exactly(*values, 0.01, grad)
+    for value, wanted in zip(ours(own, *values, 0.01, grad, True), exact, strict=True):
         assert error(value, wanted) < 5e-6
 
 
@@ -104,8 +98,8 @@ def test_a_large_mean_does_not_swallow_the_variance(own):
     x = (x + 1e4).contiguous(memory_format=torch.channels_last)
     grad = torch.randn_like(x)
     # No activation: at its kink the last bit of float32 decides on a whole gradient.
-    exact = exactly(x, weight, bias, mean, var, 1.0, None, grad)
-    found = ours(own, x, weight, bias, mean, var, 1.0, None, grad)
+    exact = exactly(x, weight, bias, mean, var, 1.0, grad)
+    found = ours(own, x, weight, bias, mean, var, 1.0, grad)
     for value, wanted in zip(found, exact, strict=True):
         assert error(value, wanted) < 3e-4  # a mean of 1e4 is known to 5e-4
 
@@ -116,7 +110,7 @@ def test_threads_do_not_change_a_bit(own, monkeypatch):
     results = []
     for threads in (1, 2, 5):
         monkeypatch.setattr(calls, "threads_for", lambda floats, count=threads: count)
-        results.append(ours(own, *values, 0.01, None, grad, True))
+        results.append(ours(own, *values, 0.01, grad, True))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
@@ -125,7 +119,7 @@ def test_threads_do_not_change_a_bit(own, monkeypatch):
 def test_what_is_not_finite_shows(own, bad):
     values, grad = inputs((1, 8, 8, 8)), torch.randn(1, 8, 8, 8)
     values[0][0, 3, 2, 2] = bad
-    y, mean, *_ = ours(own, *values, 0.01, None, grad)
+    y, mean, *_ = ours(own, *values, 0.01, grad)
     assert not y[:, 3].isfinite().any()
     assert not mean[3].isfinite()
     assert y[:, 4].isfinite().all()
@@ -133,11 +127,10 @@ def test_what_is_not_finite_shows(own, bad):
 
 def test_evaluation_scales_shifts_and_activates(own):
     x = torch.randn(2, 5, 9, 7).contiguous(memory_format=torch.channels_last)
-    scale, shift, other = torch.randn(5), torch.randn(5), torch.randn_like(x)
-    for residual in (None, other):
-        plain = norm_activation.evaluation(x, residual, scale, shift, 0.1)
-        run = calls.scale_shift_activation(own, overwrite=False)
-        torch.testing.assert_close(run(x, residual, scale, shift, 0.1), plain, rtol=1e-6, atol=1e-6)
+    scale, shift = torch.randn(5), torch.randn(5)
+    plain = norm_activation.evaluation(x, scale, shift, 0.1)
+    run = calls.scale_shift_activation(own, overwrite=False)
+    torch.testing.assert_close(run(x, scale, shift, 0.1), plain, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])

@@ -79,17 +79,16 @@ void each_part(const Layout& layout, int threads, Body body) {
     layout.each_group(part * PART, std::min(layout.groups, (part + 1) * PART), body);
 }
 
-template <bool RESIDUAL>
-void scale_shift(const Layout& layout, const float* x, const float* residual, const float* centre,
-                 const float* scale, const float* shift, float slope, float* y, int threads) {
+void scale_shift(const Layout& layout, const float* x, const float* centre, const float* scale,
+                 const float* shift, float slope, float* y, int threads) {
   const Repeated centres(layout, centre), scales(layout, scale), shifts(layout, shift);
   const float *c = centres.data(), *a = scales.data(), *b = shifts.data();
   each_part(layout, threads, [=](Index first, Index count) {
-    const float *from = x + first, *other = RESIDUAL ? residual + first : nullptr;
+    const float* from = x + first;
     float* to = y + first;
 #pragma GCC ivdep
     for (Index i = 0; i < count; ++i) {
-      const float z = (from[i] - c[i]) * a[i] + b[i] + (RESIDUAL ? other[i] : 0.0f);
+      const float z = (from[i] - c[i]) * a[i] + b[i];
       to[i] = z > 0.0f ? z : z * slope;
     }
   });
@@ -100,25 +99,24 @@ struct Element {
   float grad, normalised;
 };
 
-// Recovers both from y (less the residual that was added) or from x. `kept`, `residual` and `grad`
-// are of one element; the others of its channel.
-template <bool FROM_Y, bool RESIDUAL>
-inline Element recover(float grad, float kept, float residual, float add, float multiply,
-                       float weight, float bias, float slope, float inverse_slope) {
+// Recovers both from y or from x. `kept` and `grad` are of one element; the others of its channel.
+template <bool FROM_Y>
+inline Element recover(float grad, float kept, float add, float multiply, float weight, float bias,
+                       float slope, float inverse_slope) {
   if (FROM_Y) {
     const float z = kept * (kept > 0.0f ? 1.0f : inverse_slope);
-    const float normalised = ((RESIDUAL ? z - residual : z) - add) * multiply;
+    const float normalised = (z - add) * multiply;
     return {grad * (kept > 0.0f ? 1.0f : slope), normalised};
   }
   const float normalised = (kept - add) * multiply;
-  const float before = normalised * weight + bias + (RESIDUAL ? residual : 0.0f);
+  const float before = normalised * weight + bias;
   return {grad * (before > 0.0f ? 1.0f : slope), normalised};
 }
 
-template <bool FROM_Y, bool RESIDUAL>
-void backward(const AbeleNorm& norm, const float* grad, const float* kept, const float* residual,
-              const float* weight, const float* bias, const float* statistics, float* grad_x,
-              float* grad_residual, float* grad_weight, float* grad_bias, int threads) {
+template <bool FROM_Y>
+void backward(const AbeleNorm& norm, const float* grad, const float* kept, const float* weight,
+              const float* bias, const float* statistics, float* grad_x, float* grad_weight,
+              float* grad_bias, int threads) {
   const Layout layout(norm);
   const Index channels = norm.channels;
   const float *mean = statistics, *inverse_std = statistics + channels;
@@ -132,11 +130,11 @@ void backward(const AbeleNorm& norm, const float* grad, const float* kept, const
   const float *p = add.data(), *q = multiply.data(), *w = weights.data(), *v = biases.data();
   std::vector<double> sums(2 * channels);
   two_sums(layout, threads, sums.data(), [=](Index first, Index count, float* a, float* b) {
-    const float *g = grad + first, *k = kept + first, *r = RESIDUAL ? residual + first : k;
+    const float *g = grad + first, *k = kept + first;
 #pragma GCC ivdep
     for (Index i = 0; i < count; ++i) {
-      const Element e = recover<FROM_Y, RESIDUAL>(g[i], k[i], r[i], p[i], q[i], w[i], v[i], slope,
-                                                  inverse_slope);
+      const Element e =
+          recover<FROM_Y>(g[i], k[i], p[i], q[i], w[i], v[i], slope, inverse_slope);
       a[i] += e.grad;
       b[i] += e.grad * e.normalised;
     }
@@ -152,14 +150,13 @@ void backward(const AbeleNorm& norm, const float* grad, const float* kept, const
   const Repeated second_means(layout, mean_both.data());
   const float *s = scales.data(), *m = first_means.data(), *n = second_means.data();
   each_part(layout, threads, [=](Index first, Index count) {
-    const float *g = grad + first, *k = kept + first, *r = RESIDUAL ? residual + first : k;
-    float *to = grad_x + first, *other = RESIDUAL ? grad_residual + first : to;
+    const float *g = grad + first, *k = kept + first;
+    float* to = grad_x + first;
 #pragma GCC ivdep
     for (Index i = 0; i < count; ++i) {
-      const Element e = recover<FROM_Y, RESIDUAL>(g[i], k[i], r[i], p[i], q[i], w[i], v[i], slope,
-                                                  inverse_slope);
+      const Element e =
+          recover<FROM_Y>(g[i], k[i], p[i], q[i], w[i], v[i], slope, inverse_slope);
       to[i] = s[i] * (e.grad - m[i] - e.normalised * n[i]);
-      if (RESIDUAL) other[i] = e.grad;
     }
   });
 }
@@ -223,42 +220,35 @@ int abele_norm_statistics(const AbeleNorm* norm, const float* x, const float* we
   });
 }
 
-int abele_norm_apply(const AbeleNorm* norm, const float* x, const float* residual,
-                     const float* weight, const float* bias, const float* statistics, float* y,
-                     int threads) {
+int abele_norm_apply(const AbeleNorm* norm, const float* x, const float* weight, const float* bias,
+                     const float* statistics, float* y, int threads) {
   return guarded([&] {
     std::vector<float> scale(norm->channels);
     for (Index c = 0; c < norm->channels; ++c)
       scale[c] = weight[c] * statistics[norm->channels + c];
     // The mean is taken away first: a large one would leave few digits of the rest.
-    const auto run = residual != nullptr ? scale_shift<true> : scale_shift<false>;
-    run(Layout(*norm), x, residual, statistics, scale.data(), bias,
-        static_cast<float>(norm->slope), y, threads);
+    scale_shift(Layout(*norm), x, statistics, scale.data(), bias, static_cast<float>(norm->slope),
+                y, threads);
     return 0;
   });
 }
 
-int abele_scale_shift(const AbeleNorm* norm, const float* x, const float* residual,
-                      const float* scale, const float* shift, float* y, int threads) {
+int abele_scale_shift(const AbeleNorm* norm, const float* x, const float* scale,
+                      const float* shift, float* y, int threads) {
   return guarded([&] {
-    const auto run = residual != nullptr ? scale_shift<true> : scale_shift<false>;
     const std::vector<float> zeros(norm->channels);
-    run(Layout(*norm), x, residual, zeros.data(), scale, shift, static_cast<float>(norm->slope), y,
-        threads);
+    scale_shift(Layout(*norm), x, zeros.data(), scale, shift, static_cast<float>(norm->slope), y,
+                threads);
     return 0;
   });
 }
 
 int abele_norm_backward(const AbeleNorm* norm, const float* grad, const float* kept,
-                        const float* residual, const float* weight, const float* bias,
-                        const float* statistics, float* grad_x, float* grad_residual,
-                        float* grad_weight, float* grad_bias, int threads) {
+                        const float* weight, const float* bias, const float* statistics,
+                        float* grad_x, float* grad_weight, float* grad_bias, int threads) {
   return guarded([&] {
-    const bool from_y = statistics[2 * norm->channels] != 0.0f, added = residual != nullptr;
-    const auto run = from_y ? (added ? backward<true, true> : backward<true, false>)
-                            : (added ? backward<false, true> : backward<false, false>);
-    run(*norm, grad, kept, residual, weight, bias, statistics, grad_x, grad_residual, grad_weight,
-        grad_bias, threads);
+    const auto run = statistics[2 * norm->channels] != 0.0f ? backward<true> : backward<false>;
+    run(*norm, grad, kept, weight, bias, statistics, grad_x, grad_weight, grad_bias, threads);
     return 0;
   });
 }

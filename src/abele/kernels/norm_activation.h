@@ -15,19 +15,16 @@ int abele_norm_statistics(const AbeleNorm* norm, const float* x, const float* we
                           const float* bias, const float* mean, const float* var,
                           float* statistics, float* new_mean, float* new_var, int threads);
 
-// y = leaky(normalised x * weight + bias + residual); y may be x, `residual` may be null.
-int abele_norm_apply(const AbeleNorm* norm, const float* x, const float* residual,
-                     const float* weight, const float* bias, const float* statistics, float* y,
-                     int threads);
+// y = leaky(normalised x * weight + bias); y may be x.
+int abele_norm_apply(const AbeleNorm* norm, const float* x, const float* weight, const float* bias,
+                     const float* statistics, float* y, int threads);
 
-// Gradients from that of y. `kept` is y where `statistics` say so, else x. `grad_x` may be `grad`;
-// `grad_residual` is null without a residual.
+// Gradients from that of y. `kept` is y where `statistics` say so, else x. `grad_x` may be `grad`.
 int abele_norm_backward(const AbeleNorm* norm, const float* grad, const float* kept,
-                        const float* residual, const float* weight, const float* bias,
-                        const float* statistics, float* grad_x, float* grad_residual,
-                        float* grad_weight, float* grad_bias, int threads);
+                        const float* weight, const float* bias, const float* statistics,
+                        float* grad_x, float* grad_weight, float* grad_bias, int threads);
 
-// y = leaky(x * scale + shift + residual), with `scale` and `shift` for each channel.
-int abele_scale_shift(const AbeleNorm* norm, const float* x, const float* residual,
-                      const float* scale, const float* shift, float* y, int threads);
+// y = leaky(x * scale + shift), with `scale` and `shift` for each channel.
+int abele_scale_shift(const AbeleNorm* norm, const float* x, const float* scale,
+                      const float* shift, float* y, int threads);
 }

@@ -1,7 +1,7 @@
 """Batch normalisation over a batch with the activation that follows, forward and backward.
 
     normalised = (x - mean) / sqrt(var + eps)
-    y = leaky(normalised * weight + bias [+ residual])
+    y = leaky(normalised * weight + bias)
 
 Forward returns y, what backward needs of it, statistics and the new running statistics. A kernel
 may keep y alone, from which backward recovers ``normalised``; this implementation keeps x.
@@ -16,26 +16,26 @@ _FORWARD = "abele::norm_activation"
 _BACKWARD = "abele::norm_activation_backward"
 _EVALUATION = "abele::scale_shift_activation"
 
-# Rows of ``statistics``: [3, channels].
-MEAN, INVERSE_STD, FROM_Y = 0, 1, 2
+# Rows of ``statistics``, [3, channels]; in the third, a kernel notes what it kept.
+MEAN, INVERSE_STD = 0, 1
 
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 
 torch.library.define(
     _FORWARD,
-    "(Tensor x, Tensor? residual, Tensor weight, Tensor bias, Tensor mean, Tensor var,"
+    "(Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor var,"
     " float momentum, float eps, float slope) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     tags=_TAGS,
 )
 torch.library.define(
     _BACKWARD,
-    "(Tensor grad, Tensor kept, Tensor? residual, Tensor weight, Tensor bias, Tensor statistics,"
-    " float slope) -> (Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor grad, Tensor kept, Tensor weight, Tensor bias, Tensor statistics, float slope)"
+    " -> (Tensor, Tensor, Tensor)",
     tags=_TAGS,
 )
 torch.library.define(
     _EVALUATION,
-    "(Tensor x, Tensor? residual, Tensor scale, Tensor shift, float slope) -> Tensor",
+    "(Tensor x, Tensor scale, Tensor shift, float slope) -> Tensor",
     tags=_TAGS,
 )
 
@@ -49,55 +49,52 @@ def _leaky(x: torch.Tensor, slope: float) -> torch.Tensor:
 
 
 @torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
-def _forward(x, residual, weight, bias, mean, var, momentum, eps, slope):
+def _forward(x, weight, bias, mean, var, momentum, eps, slope):
     dims = [dim for dim in range(x.dim()) if dim != 1]
     rows = x.numel() // x.shape[1]
     average, variance = x.mean(dims), x.var(dims, correction=0)
     inverse_std = (variance + eps).rsqrt()
     statistics = torch.stack((average, inverse_std, torch.zeros_like(average)))
     y = (x - _along(average, x)) * _along(inverse_std * weight, x) + _along(bias, x)
-    y = _leaky(y if residual is None else y + residual, slope)
+    y = _leaky(y, slope)
     new_mean = mean * (1 - momentum) + average * momentum
     new_var = var * (1 - momentum) + variance * (rows / (rows - 1)) * momentum
     return y, x.clone(), statistics, new_mean, new_var
 
 
 @torch.library.register_fake(_FORWARD)
-def _forward_shapes(x, residual, weight, bias, mean, var, momentum, eps, slope):
+def _forward_shapes(x, weight, bias, mean, var, momentum, eps, slope):
     y, x_copy = torch.empty_like(x), torch.empty_like(x)
     statistics = x.new_empty((3, x.shape[1]))
     return y, x_copy, statistics, torch.empty_like(mean), torch.empty_like(var)
 
 
 @torch.library.impl(_BACKWARD, "CompositeExplicitAutograd")
-def _backward(grad, kept, residual, weight, bias, statistics, slope):
+def _backward(grad, kept, weight, bias, statistics, slope):
     dims = [dim for dim in range(grad.dim()) if dim != 1]
     inverse_std = _along(statistics[INVERSE_STD], grad)
     normalised = (kept - _along(statistics[MEAN], grad)) * inverse_std
     before = normalised * _along(weight, grad) + _along(bias, grad)
-    before = before if residual is None else before + residual
     grad = torch.where(before > 0, grad, grad * slope)
     grad_bias, grad_weight = grad.sum(dims), (grad * normalised).sum(dims)
     rows = grad.numel() // grad.shape[1]
     centred = grad - _along(grad_bias / rows, grad) - normalised * _along(grad_weight / rows, grad)
     grad_x = centred * inverse_std * _along(weight, grad)
-    return grad_x, None if residual is None else grad, grad_weight, grad_bias
+    return grad_x, grad_weight, grad_bias
 
 
 @torch.library.register_fake(_BACKWARD)
-def _backward_shapes(grad, kept, residual, weight, bias, statistics, slope):
-    of_residual = None if residual is None else torch.empty_like(kept)
-    return torch.empty_like(kept), of_residual, torch.empty_like(weight), torch.empty_like(bias)
+def _backward_shapes(grad, kept, weight, bias, statistics, slope):
+    return torch.empty_like(kept), torch.empty_like(weight), torch.empty_like(bias)
 
 
 @torch.library.impl(_EVALUATION, "CompositeExplicitAutograd")
-def _evaluation(x, residual, scale, shift, slope):
-    y = x * _along(scale, x) + _along(shift, x)
-    return _leaky(y if residual is None else y + residual, slope)
+def _evaluation(x, scale, shift, slope):
+    return _leaky(x * _along(scale, x) + _along(shift, x), slope)
 
 
 @torch.library.register_fake(_EVALUATION)
-def _evaluation_shape(x, residual, scale, shift, slope):
+def _evaluation_shape(x, scale, shift, slope):
     return torch.empty_like(x)
 
 

@@ -61,7 +61,7 @@ class _Folds:
             if _may_fold(x):
                 new = self._convolution(x, scale, shift, slope)
             else:
-                new = self._call(norm_activation.evaluation, x, None, scale, shift, slope)
+                new = self._call(norm_activation.evaluation, x, scale, shift, slope)
         new.meta = dict(last.meta)
         last.replace_all_uses_with(new)
 

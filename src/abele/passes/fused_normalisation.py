@@ -33,7 +33,6 @@ class _Norm:
     """One batch norm that can be joined; ``activation`` and ``backward`` may be missing."""
 
     node: _Node
-    residual_sum: _Node | None
     activation: _Node | None
     slope: float
     activation_backward: _Node | None
@@ -92,7 +91,7 @@ def _match(node: _Node) -> _Norm | None:
         return None
     if backward is not None and y in backward.args:
         return None
-    norm = _Norm(node, None, None, 1.0, None, backward)
+    norm = _Norm(node, None, 1.0, None, backward)
     return _with_activation(norm, y) or norm
 
 
@@ -138,7 +137,7 @@ def _replace(norm: _Norm, results: Results) -> None:
     with graph.inserting_before(node):
         joined = _call(
             norm_activation.forward,
-            (x, None, weight, bias, mean, var, momentum, eps, norm.slope),
+            (x, weight, bias, mean, var, momentum, eps, norm.slope),
             node,
             results,
         )
@@ -149,7 +148,7 @@ def _replace(norm: _Norm, results: Results) -> None:
         if index in _results(node):
             _results(node)[index].replace_all_uses_with(new)
     if norm.backward is not None:
-        _replace_backward(norm, (x_copy, None, weight, bias, statistics, norm.slope), results)
+        _replace_backward(norm, (x_copy, weight, bias, statistics, norm.slope), results)
 
 
 def _replace_backward(norm: _Norm, arguments: tuple, results: Results) -> None:
@@ -158,7 +157,7 @@ def _replace_backward(norm: _Norm, arguments: tuple, results: Results) -> None:
     grad = node_argument(norm.activation_backward or backward, 0)
     with backward.graph.inserting_before(backward):
         joined = _call(norm_activation.backward, (grad, *arguments), backward, results)
-        gradients = {old: _pick(joined, new) for old, new in ((0, 0), (1, 2), (2, 3))}
+        gradients = [_pick(joined, index) for index in range(3)]
     for index, old in _results(backward).items():
         old.replace_all_uses_with(gradients[index])
 

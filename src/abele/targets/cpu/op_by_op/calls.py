@@ -38,24 +38,19 @@ def _describe(x: torch.Tensor, slope: float, momentum: float = 0.0, eps: float =
     return Norm(x.numel() // channels, channels, momentum, eps, slope)
 
 
-def _pointer(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
 def norm_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
     """Forward of ``abele::norm_activation``; may write y over x."""
 
-    def norm_activation(x, residual, weight, bias, mean, var, momentum, eps, slope):
+    def norm_activation(x, weight, bias, mean, var, momentum, eps, slope):
         x = _rows(x)
-        other = None if residual is None else _rows(residual)
         norm, threads = _describe(x, slope, momentum, eps), threads_for(x.numel())
         statistics = x.new_empty((3, x.shape[1]))
         new_mean, new_var = torch.empty_like(mean), torch.empty_like(var)
-        inputs = [_pointer(each) for each in (x, weight, bias, mean, var)]
-        outputs = [_pointer(each) for each in (statistics, new_mean, new_var)]
+        inputs = [each.data_ptr() for each in (x, weight, bias, mean, var)]
+        outputs = [each.data_ptr() for each in (statistics, new_mean, new_var)]
         from_y = _check(library.abele_norm_statistics(norm, *inputs, *outputs, threads))
         y = x if overwrite and from_y else torch.empty_like(x)
-        inputs = [_pointer(each) for each in (x, other, weight, bias, statistics)]
+        inputs = [each.data_ptr() for each in (x, weight, bias, statistics)]
         _check(library.abele_norm_apply(norm, *inputs, y.data_ptr(), threads))
         return y, y if from_y else x, statistics, new_mean, new_var
 
@@ -65,16 +60,15 @@ def norm_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., A
 def norm_activation_backward(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
     """``abele::norm_activation_backward``; may write the gradient of x over that of y."""
 
-    def norm_activation_backward(grad, kept, residual, weight, bias, statistics, slope):
-        grad, other = _rows(grad), None if residual is None else _rows(residual)
+    def norm_activation_backward(grad, kept, weight, bias, statistics, slope):
+        grad = _rows(grad)
         norm, threads = _describe(kept, slope), threads_for(kept.numel())
         grad_x = grad if overwrite else torch.empty_like(grad)
-        grad_residual = None if residual is None else torch.empty_like(grad)
         grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(bias)
-        inputs = [_pointer(each) for each in (grad, kept, other, weight, bias, statistics)]
-        outputs = [_pointer(each) for each in (grad_x, grad_residual, grad_weight, grad_bias)]
+        inputs = [each.data_ptr() for each in (grad, kept, weight, bias, statistics)]
+        outputs = [each.data_ptr() for each in (grad_x, grad_weight, grad_bias)]
         _check(library.abele_norm_backward(norm, *inputs, *outputs, threads))
-        return grad_x, grad_residual, grad_weight, grad_bias
+        return grad_x, grad_weight, grad_bias
 
     return norm_activation_backward
 
@@ -82,10 +76,10 @@ def norm_activation_backward(library: ctypes.CDLL, *, overwrite: bool) -> Callab
 def scale_shift_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
     """``abele::scale_shift_activation``; may write y over x."""
 
-    def scale_shift_activation(x, residual, scale, shift, slope):
-        x, other = _rows(x), None if residual is None else _rows(residual)
+    def scale_shift_activation(x, scale, shift, slope):
+        x = _rows(x)
         y = x if overwrite else torch.empty_like(x)
-        pointers = [_pointer(each) for each in (x, other, scale, shift, y)]
+        pointers = [each.data_ptr() for each in (x, scale, shift, y)]
         norm = _describe(x, slope)
         _check(library.abele_scale_shift(norm, *pointers, threads_for(x.numel())))
         return y

@@ -90,9 +90,9 @@ def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, number = ctypes.c_void_p, ctypes.c_int
     norm, adam = ctypes.POINTER(Norm), ctypes.POINTER(Adam)
     library.abele_norm_statistics.argtypes = [norm, *[pointer] * 8, number]
-    library.abele_norm_apply.argtypes = [norm, *[pointer] * 6, number]
-    library.abele_norm_backward.argtypes = [norm, *[pointer] * 10, number]
-    library.abele_scale_shift.argtypes = [norm, *[pointer] * 5, number]
+    library.abele_norm_apply.argtypes = [norm, *[pointer] * 5, number]
+    library.abele_norm_backward.argtypes = [norm, *[pointer] * 8, number]
+    library.abele_scale_shift.argtypes = [norm, *[pointer] * 4, number]
     typed_convolutions(library)
     pool = ctypes.POINTER(ImagePool)
     for name in ("abele_image_pool", "abele_image_pool_backward"):
