@@ -131,8 +131,8 @@ def measure(name: str) -> dict[str, Any]:
         began, began_wall = time.process_time(), time.perf_counter()
         wrapped.compile(*inputs)
         cpu["all"], wall["all"] = time.process_time() - began, time.perf_counter() - began_wall
-    assert wrapped._compiled is not None
-    program = wrapped._compiled.captured.programs[0]
+    assert wrapped._executable is not None
+    program = wrapped._executable.captured.programs[0]
     return {
         "nodes": len(program.graph.graph.nodes),
         "cpu_s": {"import": imported} | {stage: round(took, 4) for stage, took in cpu.items()},

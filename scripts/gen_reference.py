@@ -90,6 +90,26 @@ PAGES: dict[str, tuple[str, dict[str, list[str]]]] = {
             "Earlier releases": ["autocast", "autocasting:Policy"],
         },
     ),
+    "checkpoints": (
+        "State for checkpoints, and processes that train together",
+        {
+            "poptorch.resuming": [
+                "resuming:state_of",
+                "resuming:put_back",
+                "resuming:named_weights",
+                "resuming:optimizer_state",
+                "resuming:put_optimizer",
+                "resuming:is_training_wrapper",
+                "resuming:processes_of",
+            ],
+            "poptorch.processes": [
+                "processes:connect",
+                "processes:join",
+                "processes:raise_as",
+                "processes:problem_between",
+            ],
+        },
+    ),
     "popdist": (
         "Programs for poprun",
         {
@@ -133,7 +153,10 @@ VALUES = {
     "__version__": "The version as text: the interface's, then this package's.",
     "logger": "The logger of this package, called `poptorch::python`.",
 }
-MODULES = ("enums", "ops", "optim", "options", "poptorch_core", "profiling", "testing")
+MODULES = (
+    *("enums", "ops", "optim", "options", "poptorch_core", "processes", "profiling", "resuming"),
+    "testing",
+)
 _FIELD = re.compile(r"^\s*(\*{0,2}[\w, .*]+):\s+(.*)$")
 _SECTION = re.compile(r"^(Args|Returns|Raises|Yields|Attributes):\s*$")
 _OF_FIELDS = ("Args", "Raises", "Attributes")

@@ -153,7 +153,7 @@ def train(case: Case, options: poptorch.Options, first: int, count: int) -> dict
         case.change(optimizer, step)
         wrapped.setOptimizer(optimizer)
         wrapped(*batch(case, step, first, count))
-    session = wrapped._get_compiled().session
+    session = wrapped._executable.session
     found = {
         "weights": {name: value.clone() for name, value in model.state_dict().items()},
         "optimizer": {n: v.clone() for n, v in session.read_optimizer_state().items()},

@@ -2,7 +2,7 @@
 
 import poptorch
 from popdist._error import Error
-from poptorch._process import distributed
+from poptorch import processes
 
 
 class InstanceError(poptorch.Error, Error):
@@ -14,5 +14,5 @@ class InstanceError(poptorch.Error, Error):
 
 def connect(index: int, count: int) -> None:
     """Connect as one of several instances, and have their errors raised as `popdist.Error`."""
-    distributed.raise_as(InstanceError)
-    distributed.join(index, count)
+    processes.raise_as(InstanceError)
+    processes.join(index, count)

@@ -6,3 +6,11 @@ class Error(RuntimeError):
 
     Differs from the original: a class of its own, so that programs can tell it from others.
     """
+
+
+class CheckpointError(Error):
+    """A checkpoint cannot be written, or training cannot go on from it."""
+
+
+class CheckpointWarning(UserWarning):
+    """A damaged checkpoint was left out."""

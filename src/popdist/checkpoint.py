@@ -15,17 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from popdist._error import Error
+from popdist._error import CheckpointError, CheckpointWarning
 
 __all__ = ["CheckpointError", "CheckpointWarning", "Checkpointer"]
-
-
-class CheckpointError(Error):
-    """A checkpoint cannot be written, or training cannot go on from it."""
-
-
-class CheckpointWarning(UserWarning):
-    """A damaged checkpoint was left out."""
 
 
 class _Stateful(Protocol):
@@ -86,12 +78,7 @@ class Checkpointer:
         for name, value in (("every", every), ("keep", keep)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise CheckpointError(f"{name} is a number of 1 or more, not {value!r}")
-        if not getattr(model, "_training", False):
-            inference = getattr(model, "_training", None) is False
-            kind = "wrapper for inference" if inference else type(model).__name__
-            raise CheckpointError(
-                f"model should be what poptorch.trainingModel returned, found a {kind}"
-            )
+        _require_training(model)
         _require_state({**others} | ({} if loader is None else {"loader": loader}))
         self.folder, self.every, self.keep = Path(folder), every, keep
         self.steps = self.epoch = 0
@@ -191,6 +178,18 @@ class Checkpointer:
             "others": self._others,
             "replay": self._replay,
         }
+
+
+def _require_training(model: Any) -> None:
+    # Here, because importing this package loads no torch.
+    import poptorch
+    from poptorch import resuming
+
+    if resuming.is_training_wrapper(model):
+        return
+    inference = isinstance(model, poptorch.PoplarExecutor)
+    kind = "wrapper for inference" if inference else type(model).__name__
+    raise CheckpointError(f"model should be what poptorch.trainingModel returned, found a {kind}")
 
 
 def _require_state(objects: dict[str, Any]) -> None:

@@ -18,7 +18,9 @@ from poptorch import (  # noqa: E402
     optim,
     options,
     poptorch_core,
+    processes,
     profiling,
+    resuming,
     testing,
 )
 from poptorch._compiled.hooks import registerPostCompileHook, registerPreCompileHook  # noqa: E402
@@ -31,7 +33,6 @@ from poptorch._error import (  # noqa: E402
     UnrecoverableError,
     createPoptorchError,
 )
-from poptorch._files.loading import importPoptorchMetadataFromFile, load  # noqa: E402
 from poptorch._files.restored import RestoredModule  # noqa: E402
 from poptorch._forward.printing import module_repr, print  # noqa: E402
 from poptorch._logging import logger, setLogLevel  # noqa: E402
@@ -43,6 +44,7 @@ from poptorch._values.custom_types import ICustomArgParser, registerCustomArgPar
 from poptorch._version import __version__  # noqa: E402
 from poptorch._wrapper import earlier_releases as _earlier_releases  # noqa: E402
 from poptorch._wrapper.executor import PoplarExecutor  # noqa: E402
+from poptorch._wrapper.loading import importPoptorchMetadataFromFile, load  # noqa: E402
 from poptorch._wrapper.wrap import inferenceModel, trainingModel  # noqa: E402
 from poptorch.autocasting import autocast  # noqa: E402
 from poptorch.enums import *  # noqa: E402, F403 - every enumeration is public

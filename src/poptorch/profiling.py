@@ -195,16 +195,20 @@ TRAINING = Channel("poptorch.trainingModel")
 INFERENCE = Channel("poptorch.inferenceModel")
 DATALOADER = Channel("poptorch.DataLoader")
 
-_EXECUTOR_EVENTS = {
-    "_compile": "modelCompilation",
-    "copyWeightsToHost": "copyWeightsToHost",
-    "copyWeightsToDevice": "copyWeightsToDevice",
-    "setOptimizer": "setOptimizer",
-    "compile": "compile",
-    "destroy": "destroy",
-    "loadExecutable": "loadExecutable",
-    "compileAndExport": "compileAndExport",
-    "save": "saveExecutableToFile",
+# Methods of an executor and of its parts, and what the original calls their events.
+_EVENTS = {
+    "executor": {
+        "setOptimizer": "setOptimizer",
+        "compile": "compile",
+        "destroy": "destroy",
+        "compileAndExport": "compileAndExport",
+    },
+    "compiling": {"run": "modelCompilation"},
+    "weights": {
+        "copyWeightsToHost": "copyWeightsToHost",
+        "copyWeightsToDevice": "copyWeightsToDevice",
+    },
+    "files": {"save": "saveExecutableToFile", "loadExecutable": "loadExecutable"},
 }
 
 
@@ -213,7 +217,13 @@ def channel_of(training: bool) -> Channel:
     return TRAINING if training else INFERENCE
 
 
-def trace_executor(executor: Any, training: bool) -> None:
-    """Makes the work of a wrapped model events of its channel."""
-    present = {name: event for name, event in _EXECUTOR_EVENTS.items() if name in dir(executor)}
-    channel_of(training)._instrument_as(executor, present)
+def trace_wrapper(training: bool, **parts: Any) -> None:
+    """Makes the work of a wrapped model events of its channel.
+
+    Args:
+        training: of the wrapper.
+        parts: ``executor``, ``compiling``, ``weights`` and ``files``.
+    """
+    channel = channel_of(training)
+    for name, part in parts.items():
+        channel._instrument_as(part, _EVENTS[name])

@@ -109,7 +109,7 @@ torch.set_num_threads(1)
 popdist.init()
 training, _ = program.trainer(popdist.poptorch.Options(), program.Model())
 training(*program.batch(0, 2 * popdist.getInstanceIndex(), 2))
-record = training._get_compiled().record
+record = training._executable.record
 print(record.target, record.cache)
 """)
     command = ["--executable-cache-path", "cache", sys.executable, file]

@@ -16,7 +16,7 @@ def captured(forward, *inputs):
     """The operators of a captured function with their marks."""
     wrapped = inference(forward)
     wrapped.compile(*(inputs or (FLOATS,)))
-    nodes = wrapped._get_compiled().captured.programs[0].graph.graph.nodes
+    nodes = wrapped._executable.captured.programs[0].graph.graph.nodes
     return {n.target: n.meta["custom"] for n in nodes if n.op == "call_function"}
 
 

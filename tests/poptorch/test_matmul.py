@@ -38,7 +38,7 @@ def test_a_wrapped_model_computes_the_same_slices(mode):
     wrapped = inference(lambda x, y: poptorch.serializedMatMul(x, y, mode, 4))
     made = poptorch.serializedMatMul(lhs, rhs, mode, 4)
     assert torch.equal(wrapped(lhs, rhs), made)
-    nodes = wrapped._get_compiled().captured.programs[0].graph.graph.nodes
+    nodes = wrapped._executable.captured.programs[0].graph.graph.nodes
     products = [node for node in nodes if node.target is torch.ops.aten.mm.default]
     assert len(products) == 4
 

@@ -71,7 +71,7 @@ def test_an_optimizer_that_follows_one_of_torch_sees_its_state():
     wrapped, model, _ = running(lambda m: sgd(m, lr=0.1, momentum=0.5))
     follower = optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     wrapped.setOptimizer(follower)
-    device = wrapped._compiled.session.optimizer_state["fc.bias.momentum_buffer"]
+    device = wrapped._executable.session.optimizer_state["fc.bias.momentum_buffer"]
     assert torch.equal(follower.state_dict()["ipu_state"]["Accl1___fc.bias"], device)
 
 
@@ -79,7 +79,7 @@ def test_destroy_lets_go_of_the_device():
     wrapped, model, _ = running(adam)
     inference = poptorch.inferenceModel(model, options())
     inference(*rows(4))
-    sessions = [weakref.ref(each._compiled.session) for each in (wrapped, inference)]
+    sessions = [weakref.ref(each._executable.session) for each in (wrapped, inference)]
     wrapped.destroy()
     inference.destroy()
     gc.collect()
@@ -100,7 +100,7 @@ def test_torchs_optimizers_lose_their_state_at_destroy():
     wrapped.destroy()
     again = trainer(model, optimizer)
     again.compile(*rows(4))
-    assert not again._compiled.session.optimizer_state["fc.bias.momentum_buffer"].any()
+    assert not again._executable.session.optimizer_state["fc.bias.momentum_buffer"].any()
 
 
 # -- lifetimes -----------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_an_optimizer_made_for_the_call_survives_destroy():
 
 def test_an_optimizer_keeps_no_wrapper_alive():
     wrapped, _, optimizer = running(adam)
-    state = wrapped._optimizer_state
+    state = wrapped._optimizer.state
     assert optimizer._connection() is state
     del wrapped, state
     # Nothing but counting references: no cycle may hold a device's memory.

@@ -234,7 +234,7 @@ def test_state_of_another_shape_is_refused_before_anything_is_written():
     other.load_state_dict(saved)
     with pytest.raises(poptorch.Error, match=r"Accl1___fc.weight with shape \[1\].*\[3, 4\]"):
         wrapped(*rows(4))
-    assert wrapped._compiled.session.optimizer_state["fc.bias.step"] == before["Step___fc.bias"]
+    assert wrapped._executable.session.optimizer_state["fc.bias.step"] == before["Step___fc.bias"]
 
 
 def test_entries_without_a_place_are_announced(caplog):
@@ -256,7 +256,7 @@ def zeros(state):
 
 def test_loaded_state_is_sent_at_the_next_run():
     wrapped, _, optimizer = running(momentum)
-    device = wrapped._compiled.session.optimizer_state["fc.bias.momentum_buffer"]
+    device = wrapped._executable.session.optimizer_state["fc.bias.momentum_buffer"]
     optimizer.load_state_dict(zeros(optimizer.state_dict()))
     assert optimizer.host_state_is_dirty
     assert device.any()
@@ -295,8 +295,8 @@ def test_missing_entries_keep_what_the_device_has():
     optimizer.load_state_dict({**kept, "ipu_state": part})
     expected = {**now, **part}
     assert same(optimizer.state_dict()["ipu_state"], expected)
-    wrapped._send_loaded_state()
-    wrapped._optimizer_state.stale = True
+    wrapped._optimizer.send_loaded_state()
+    wrapped._optimizer.state.stale = True
     assert same(optimizer.state_dict()["ipu_state"], expected)
 
 
@@ -364,7 +364,7 @@ def test_a_variable_loss_scaling_is_loaded():
     other.load_state_dict(optimizer.state_dict())
     assert other.loss_scaling == 8.0
     wrapped(*rows(4))
-    assert wrapped._compiled.session.hyper["loss_scaling"] == 8.0
+    assert wrapped._executable.session.hyper["loss_scaling"] == 8.0
 
 
 def test_a_loss_scaling_that_did_not_change_keeps_its_digits():

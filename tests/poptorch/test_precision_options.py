@@ -46,7 +46,7 @@ def test_strategies_agree_on_float_gradients(strategy):
 def test_half_accumulators_hold_the_running_mean(settings, strategy):
     model = scorer()
     wrapped = trainer(model, sgd(model, **settings), gradientAccumulation=2)
-    assert wrapped._config.mean_strategy is strategy
+    assert wrapped._wrapped.config.mean_strategy is strategy
     wrapped(*rows(4))
 
 
@@ -185,7 +185,7 @@ def scaling(optimizer_of, kind=torch.float16, **keys):
 
 
 def scale(wrapped):
-    return wrapped._compiled.session.hyper["loss_scaling"].item()
+    return wrapped._executable.session.hyper["loss_scaling"].item()
 
 
 def test_the_scale_moves_and_a_constant_one_becomes_variable():

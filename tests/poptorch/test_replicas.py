@@ -154,7 +154,7 @@ def test_the_host_sees_the_first_replica_and_sends_its_own_to_all():
     x = torch.cat([torch.full((2, 4), 1.0), torch.full((2, 4), 3.0)])
     wrapped(x, torch.zeros(4, 3))
     assert torch.equal(model.mean, torch.ones(4))
-    buffers = wrapped._get_compiled().session.buffers
+    buffers = wrapped._executable.session.buffers
     assert [own["mean"][0].item() for own in buffers] == [1.0, 3.0]
     _detach(wrapped)
     wrapped.attachToDevice()

@@ -140,7 +140,7 @@ def test_arguments_may_be_any_number_by_position_and_by_name(data):
 @given(st.lists(STRUCTURES, max_size=4), st.dictionaries(st.sampled_from("xyzw"), STRUCTURES))
 def test_what_a_signature_does_not_take_is_a_named_error(positional, keywords):
     wrapped = inference(lambda *args, **kwargs: None)
-    wrapped._binder = type(wrapped._binder)(lambda x, y=2, *, z: None)
+    wrapped._wrapped.binder = type(wrapped._wrapped.binder)(lambda x, y=2, *, z: None)
     try:
         (lambda x, y=2, *, z: None)(*positional, **keywords)
     except TypeError:

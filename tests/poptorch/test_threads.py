@@ -168,7 +168,7 @@ def test_threads_that_make_the_first_call_of_one_wrapper_take_turns():
         expected = scorer()(x, target)
         results = together([lambda wrapped=wrapped: wrapped(x, target)] * 6)
         assert wrapped.isCompiled()
-        if not wrapped._training:
+        if not wrapped._wrapped.training:
             assert all(torch.equal(scores, expected[1].detach()) for _, scores in results)
             continue
         plain = scorer()

@@ -68,7 +68,7 @@ def test_moments_come_in_order_and_are_new_at_each_call():
 def test_compute_latency_is_the_time_of_the_program(monkeypatch):
     wrapped = inference(lambda x: x + 1, deviceIterations=2)
     wrapped(torch.ones(2))
-    session = wrapped._compiled.session
+    session = wrapped._executable.session
     run, naps = session._model_run, iter((0.02, 0.06))
 
     def slow(arguments):
@@ -102,7 +102,7 @@ def test_cycles_are_nanoseconds_of_the_first_replica(monkeypatch):
     with pytest.raises(poptorch.Error, match="run the model at least once"):
         wrapped.cycleCount()
     wrapped(*rows(4))
-    session = wrapped._compiled.session
+    session = wrapped._executable.session
     run = session._model_run
     naps = iter((0.03, 0.3))
     monkeypatch.setattr(session, "_model_run", lambda a: (time.sleep(next(naps)), run(a))[1])

@@ -180,7 +180,7 @@ def test_a_module_is_whole_after_it_was_captured(make):
         optimizer.step()
         found = wrapped(X)
         torch.testing.assert_close(found[1], y.detach())
-    assert not fakes_in(model, wrapped._module, MEMO, LATEST, vars(ByFunction))
+    assert not fakes_in(model, wrapped._wrapped.module, MEMO, LATEST, vars(ByFunction))
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     again = poptorch.inferenceModel(model, options())

@@ -13,8 +13,8 @@ import torch
 from abele.errors import SerializationError
 from abele.runtime import host_random
 from abele.storage import digests, state_file
-from popdist.checkpoint import CheckpointError
-from poptorch._files import resuming
+from popdist._error import CheckpointError
+from poptorch import resuming
 
 _OWN = "buffers/"
 
@@ -31,7 +31,7 @@ def common(model: Any, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     shared = {name: value for name, value in tensors.items() if not name.startswith(_OWN)}
     own = {name: value for name, value in tensors.items() if name.startswith(_OWN)}
     found = {
-        "state_dict": resuming.weights_of(model, tensors),
+        "state_dict": resuming.named_weights(model, tensors),
         "tensors": shared,
         "told": held["told"],
         "schedule": held["schedule"],

@@ -10,7 +10,7 @@ from typing import Any
 
 from abele.storage import atomic, files, state_file
 from abele.warn import warn_user
-from popdist.checkpoint import CheckpointError, CheckpointWarning
+from popdist._error import CheckpointError, CheckpointWarning
 
 KIND = "popdist.checkpoint"
 FORMAT = 1

@@ -7,7 +7,7 @@ from typing import Any
 from abele.storage import state_file
 from popdist._checkpoint import content, folder
 from popdist._checkpoint.sharing import Instances
-from popdist.checkpoint import CheckpointError
+from popdist._error import CheckpointError
 
 
 def write(where: Path, keep: int, counts: Mapping[str, int], objects: Mapping[str, Any]) -> None:

@@ -12,8 +12,8 @@ import torch
 from abele.collectives import Collective
 from abele.collectives import connected as _connected
 from abele.errors import CollectiveError
-from popdist.checkpoint import CheckpointError
-from poptorch._process import distributed
+from popdist._error import CheckpointError
+from poptorch import processes, resuming
 
 
 class Instances:
@@ -24,9 +24,9 @@ class Instances:
     """
 
     def __init__(self, model: Any) -> None:
-        several = model._config.processes > 1
+        several = resuming.processes_of(model) > 1
         if several:
-            distributed.connect(model.options)
+            processes.connect(model.options)
         self._collective: Collective | None = _connected() if several else None
         self.index = 0 if self._collective is None else self._collective.rank
         self.number = 1 if self._collective is None else self._collective.size
@@ -90,4 +90,4 @@ def _told() -> Iterator[None]:
     try:
         yield
     except CollectiveError as problem:
-        raise distributed.error_of(str(problem)) from problem
+        raise processes.problem_between(str(problem)) from problem

@@ -11,7 +11,7 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,6 +20,8 @@ from abele.capture.forward_graph import ForwardGraph
 from abele.compile.serialization import graph_to_text
 from abele.errors import AbeleError
 from abele.runtime import host_random
+from poptorch._compiled.model import CompiledModel
+from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import Error
 from poptorch._forward import recomputation
 from poptorch._forward.running import Asked
@@ -29,10 +31,6 @@ from poptorch._operators.cpu_op import CapturedCalls
 from poptorch._values.arguments import Bound, Recorded
 from poptorch._values.stored_structure import recorded_data, structure_data
 from poptorch._values.structure import taken_apart
-
-if TYPE_CHECKING:
-    from poptorch._compiled.model import CompiledModel
-    from poptorch._wrapper.executor import PoplarExecutor
 
 #: Where a file has a recorded graph, and where its constants.
 GRAPHS, CONSTANTS = "forward", "forward_constants"
@@ -75,14 +73,14 @@ class Kept:
         return graphs | {f"{CONSTANTS}/{n}": value for n, value in enumerate(self.constants)}
 
 
-def forward_data(executor: "PoplarExecutor") -> tuple[dict[str, Any], dict[str, Any]]:
-    """Forward of a compiled wrapper's model in each of its modes.
+def forward_data(model: WrappedModel) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Forward of a wrapped and compiled model in each of its modes.
 
     Returns:
         JSON values for the manifest of a file, and members.
     """
-    compiled, module = executor._get_compiled(), executor._module
-    if executor.per_replica_params:
+    compiled, module = model.get_compiled(), model.module
+    if model.per_replica_params:
         return {"missing": "the model has parameters that differ between replicas"}, {}
     inputs = compiled.micro_batch()
     kept = Kept()
@@ -172,7 +170,7 @@ def _training(module: torch.nn.Module, flags: Sequence[bool]) -> Iterator[None]:
 
 
 def _mode(
-    compiled: "CompiledModel",
+    compiled: CompiledModel,
     flags: list[bool],
     module: torch.nn.Module | str,
     inputs: list[torch.Tensor],
@@ -188,7 +186,7 @@ def _mode(
 
 
 def _entry(
-    compiled: "CompiledModel",
+    compiled: CompiledModel,
     module: torch.nn.Module,
     inputs: list[torch.Tensor],
     kept: Kept,
@@ -231,7 +229,7 @@ class Recording:
         blocks: devices that were given at blocks, by name.
     """
 
-    def __init__(self, compiled: "CompiledModel", module: torch.nn.Module, wrapped: bool):
+    def __init__(self, compiled: CompiledModel, module: torch.nn.Module, wrapped: bool):
         self._compiled, self._module, self._wrapped = compiled, module, wrapped
         self.outputs: Any = None
         self.asked = False

@@ -7,181 +7,183 @@ weights are in the user's module at once, the rest is written when the session i
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from abele.errors import SerializationError
 from abele.runtime import host_random, state
 from abele.trace.module_state import ModuleState
+from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import error
-from poptorch._files.saving import _present_state
 from poptorch._logging import logger
-from poptorch._optimizers.host import _extras
-from poptorch._state import random_state as _random_state
+from poptorch._optimizers.host import extras
+from poptorch._optimizers.in_use import OptimizerInUse
+from poptorch._state import random_state
+from poptorch._state.weights import Weights
 
-if TYPE_CHECKING:
-    from poptorch._wrapper.executor import PoplarExecutor
 
-
-@dataclasses.dataclass
-class Waiting:
+@dataclasses.dataclass(frozen=True)
+class PendingState:
     """State that waits for a session.
 
     Attributes:
-        held: what ``state_of`` returned.
-        told: whether an optimizer was set since, whose values then win.
+        kept: what ``Resuming.state`` returned.
+        times_set: how often an optimizer had been set then; values of a later one win.
     """
 
-    held: Mapping[str, Any]
-    told: bool = False
+    kept: Mapping[str, Any]
+    times_set: int
 
 
-def state_of(executor: "PoplarExecutor") -> dict[str, Any]:
-    """What a wrapper needs to go on.
-
-    Returns:
-        ``tensors``: parameters, buffers of each replica, optimizer state, values and counters by
-        ``kind/name``; ``random``: its random numbers; ``told``: the optimizer's values as last
-        set; ``schedule``: what has to be equal where it is put back; ``device``: its type.
-
-    Raises:
-        poptorch.Error: not compiled, so that there is no state yet.
-    """
-    session, rule = executor._get_compiled().session, executor._rule
-    told = executor._told
-    if told is None:
-        told = {} if rule is None else rule.hyper()
-    own = session.random_state is not None
-    return {
-        "tensors": _present_state(executor),
-        "random": _random_state.read(session) if own or session.device.type != "cpu" else None,
-        "told": dict(told),
-        "schedule": schedule_of(executor),
-        "device": session.device.type,
-    }
-
-
-def schedule_of(executor: "PoplarExecutor") -> dict[str, str]:
-    """How a call consumes its batch, by option."""
-    config = executor._config
-    fields = {**config.compile_fields(), "device_iterations": config.device_iterations}
-    return {name: str(value) for name, value in fields.items()}
-
-
-def weights_of(executor: "PoplarExecutor", tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The same tensors under the names of the user's module, as its ``load_state_dict`` takes them.
+class Resuming:
+    """Keeps the state of a wrapped model and puts it back.
 
     Args:
-        executor: the wrapper.
-        tensors: of ``state_of``; buffers are those of the first replica.
+        model: the wrapped model.
+        optimizer: what trains it.
+        weights: its weights.
     """
-    module = executor._user_model
-    wanted = module.state_dict(keep_vars=True).keys()
-    found = {}
-    for kind, named in (
-        (state.PARAMS, module.named_parameters(remove_duplicate=False)),
-        (f"{state.BUFFERS}/0", module.named_buffers(remove_duplicate=False)),
-    ):
-        first: dict[int, str] = {}
-        for name, value in named:
-            if name in wanted:
-                found[name] = tensors[f"{kind}/{first.setdefault(id(value), name)}"]
-    return found
 
+    def __init__(self, model: WrappedModel, optimizer: OptimizerInUse, weights: Weights):
+        self._model, self._optimizer, self._weights = model, optimizer, weights
+        self._pending: PendingState | None = None
 
-def put_back(executor: "PoplarExecutor", held: Mapping[str, Any], optimizer: Any) -> None:
-    """Continues from what ``state_of`` returned; before the first call, at that call.
+    def state(self) -> dict[str, Any]:
+        """What a wrapper needs to go on.
 
-    Args:
-        executor: made as the one that was kept.
-        held: its state; buffers and random numbers may be of another process of the same run.
-        optimizer: the one in use, with its groups put back; None if there is no object.
+        Returns:
+            ``tensors``: parameters, buffers of each replica, optimizer state, values and counters
+            by ``kind/name``; ``random``: its random numbers; ``told``: the optimizer's values as
+            last set; ``schedule``: what has to be equal where it is put back; ``device``: its type.
 
-    Raises:
-        poptorch.Error: another model, or other options; the message names what differs.
-    """
-    _check(executor, held)
-    executor._waiting = None  # of an earlier call
-    if optimizer is not None:
-        executor._use(optimizer)
-    executor._waiting = Waiting(held)
-    if executor.isCompiled():
-        _write(executor)
-        return
-    host = ModuleState.of(executor._user_model)
-    with torch.no_grad():
-        for name, value in host.params.items():
-            found = held["tensors"][f"{state.PARAMS}/{name}"]
-            if name not in executor.per_replica_params:
-                value.copy_(found)
-        for name, value in host.buffers.items():
-            value.copy_(held["tensors"][f"{state.BUFFERS}/0/{name}"])
-    executor._shared.version += 1
+        Raises:
+            poptorch.Error: not compiled, so that there is no state yet.
+        """
+        session = self._model.session
+        has_numbers = session.random_state is not None or session.device.type != "cpu"
+        return {
+            "tensors": self._weights.present_state(),
+            "random": random_state.read(session) if has_numbers else None,
+            "told": dict(self._optimizer.values()),
+            "schedule": self._schedule(),
+            "device": session.device.type,
+        }
 
+    def named_weights(self, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """The same tensors under the names of the user's module, as ``load_state_dict`` takes them.
 
-@contextlib.contextmanager
-def around_compiling(executor: "PoplarExecutor") -> Iterator[None]:
-    """Writes what waits once the block has made a session; compiling then draws no numbers."""
-    if executor._waiting is None:
+        Args:
+            tensors: of ``state``; buffers are those of the first replica.
+        """
+        module = self._model.user_module
+        wanted = module.state_dict(keep_vars=True).keys()
+        weights = {}
+        for kind, named in (
+            (state.PARAMS, module.named_parameters(remove_duplicate=False)),
+            (f"{state.BUFFERS}/0", module.named_buffers(remove_duplicate=False)),
+        ):
+            first: dict[int, str] = {}
+            for name, value in named:
+                if name in wanted:
+                    weights[name] = tensors[f"{kind}/{first.setdefault(id(value), name)}"]
+        return weights
+
+    def put_back(self, kept: Mapping[str, Any], optimizer: Any) -> None:
+        """Continues from what ``state`` returned; before the first call, at that call.
+
+        Args:
+            kept: the state of a wrapper made as this one; buffers and random numbers may be of
+                another process of the same run.
+            optimizer: the one in use, with its groups put back; None if there is no object.
+
+        Raises:
+            poptorch.Error: another model, or other options; the message names what differs.
+        """
+        self._check(kept)
+        self._pending = None  # of an earlier call
+        if optimizer is not None:
+            self._optimizer.use(optimizer)
+        self._pending = PendingState(kept, self._optimizer.times_set)
+        if self._model.compiled is not None:
+            self._write()
+            return
+        host = ModuleState.of(self._model.user_module)
+        with torch.no_grad():
+            for name, value in host.params.items():
+                tensor = kept["tensors"][f"{state.PARAMS}/{name}"]
+                if name not in self._model.per_replica_params:
+                    value.copy_(tensor)
+            for name, value in host.buffers.items():
+                value.copy_(kept["tensors"][f"{state.BUFFERS}/0/{name}"])
+        self._weights.shared.version += 1
+
+    @contextlib.contextmanager
+    def around_compiling(self) -> Iterator[None]:
+        """Writes what waits once the block has made a session; compiling then draws no numbers."""
+        if self._pending is None:
+            yield
+            return
+        before = host_random.read()
         yield
-        return
-    before = host_random.read()
-    yield
-    host_random.write(before)
-    _write(executor)
+        host_random.write(before)
+        self._write()
+
+    def _write(self) -> None:
+        session, pending = self._model.session, self._pending
+        assert pending is not None
+        kept = pending.kept
+        try:
+            state.put(session, kept["tensors"])
+        except SerializationError as problem:
+            raise error(f"The state of another model was put back: {problem}") from problem
+        self._pending = None
+        if kept["random"] is not None and kept["device"] == session.device.type:
+            random_state.write(session, kept["random"])
+        elif kept["device"] != session.device.type:
+            logger.warning(
+                "The state is of device type %s: its random numbers do not continue on %s.",
+                kept["device"],
+                session.device.type,
+            )
+        self._weights.mark_changed()
+        was_set = self._optimizer.times_set > pending.times_set
+        self._optimizer.restore_values(kept["told"], was_set=was_set)
+
+    def _schedule(self) -> dict[str, str]:
+        """How a call consumes its batch, by option."""
+        config = self._model.config
+        fields = {**config.compile_fields(), "device_iterations": config.device_iterations}
+        return {name: str(value) for name, value in fields.items()}
+
+    def _check(self, kept: Mapping[str, Any]) -> None:
+        here, there = self._schedule(), kept["schedule"]
+        unlike = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+        if unlike:
+            listed = ", ".join(f"{n} {there.get(n)} there, {here.get(n)} here" for n in unlike)
+            raise error(
+                f"The state was kept with other options: {listed}. Use the same ones to go on, or "
+                "load the weights alone."
+            )
+        _check_tensors(self._model, kept["tensors"])
 
 
-def _write(executor: "PoplarExecutor") -> None:
-    session, waiting = executor._get_compiled().session, executor._waiting
-    assert waiting is not None
-    held = waiting.held
-    try:
-        state.put(session, held["tensors"])
-    except SerializationError as problem:
-        raise error(f"The state of another model was put back: {problem}") from problem
-    executor._waiting, executor._told = None, held["told"]
-    if held["random"] is not None and held["device"] == session.device.type:
-        _random_state.write(session, held["random"])
-    elif held["device"] != session.device.type:
-        logger.warning(
-            "The state is of device type %s: its random numbers do not continue on %s.",
-            held["device"],
-            session.device.type,
-        )
-    executor._optimizer_state.pending = False
-    executor._weights_changed()
-    if waiting.told and executor._rule is not None:
-        executor._told = None
-        for name, value in executor._rule.hyper().items():
-            if value != held["told"].get(name):
-                session.set_hyper(name, value)
-
-
-def _check(executor: "PoplarExecutor", held: Mapping[str, Any]) -> None:
-    here, there = schedule_of(executor), held["schedule"]
-    unlike = [name for name in {**here, **there} if here.get(name) != there.get(name)]
-    if unlike:
-        said = ", ".join(f"{n} {there.get(n)} there, {here.get(n)} here" for n in unlike)
-        raise error(
-            f"The state was kept with other options: {said}. Use the same ones to go on, or load "
-            "the weights alone."
-        )
-    host = ModuleState.of(executor._user_model)
-    own = {f"{state.PARAMS}/{name}": value for name, value in host.params.items()}
-    own |= {f"{state.BUFFERS}/0/{name}": value for name, value in host.buffers.items()}
+def _check_tensors(model: WrappedModel, tensors: Mapping[str, torch.Tensor]) -> None:
+    host = ModuleState.of(model.user_module)
+    here = {f"{state.PARAMS}/{name}": value for name, value in host.params.items()}
+    here |= {f"{state.BUFFERS}/0/{name}": value for name, value in host.buffers.items()}
     kinds = (f"{state.PARAMS}/", f"{state.BUFFERS}/0/")
-    found = {n: value for n, value in held["tensors"].items() if n.startswith(kinds)}
-    groups = {f"{state.PARAMS}/{name}" for name in executor.per_replica_params}
+    there = {name: value for name, value in tensors.items() if name.startswith(kinds)}
+    groups = {f"{state.PARAMS}/{name}" for name in model.per_replica_params}
     different = [
-        f"{name.partition('/')[2].removeprefix('0/')}: {_said(found, name)} there, "
-        f"{_said(own, name)} here"
-        for name in {**own, **found}
-        if _form(own, name, groups) != _form(found, name, groups)
+        f"{name.partition('/')[2].removeprefix('0/')}: {_shown(there, name)} there, "
+        f"{_shown(here, name)} here"
+        for name in {**here, **there}
+        if _form(here, name, groups) != _form(there, name, groups)
     ]
     if different:
         raise error(
-            f"The state is of another model; {len(different)} of {len(own)} tensors differ: "
+            f"The state is of another model; {len(different)} of {len(here)} tensors differ: "
             f"{'; '.join(different[:4])}. Make the model as it was when the state was kept."
         )
 
@@ -193,7 +195,7 @@ def _form(tensors: Mapping[str, torch.Tensor], name: str, groups: set[str]) -> A
     return value.dtype, None if name in groups else value.shape
 
 
-def _said(tensors: Mapping[str, torch.Tensor], name: str) -> str:
+def _shown(tensors: Mapping[str, torch.Tensor], name: str) -> str:
     value = tensors.get(name)
     return "missing" if value is None else f"{list(value.shape)} {value.dtype}"
 
@@ -204,30 +206,37 @@ def _said(tensors: Mapping[str, torch.Tensor], name: str) -> str:
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """What the host knows of an optimizer: its class, groups and further values.
 
-    The device's part, moments and counts, is in ``state_of``.
+    The device's part, moments and counts, is in the state of the wrapper.
+
+    Args:
+        optimizer: of torch or of ``poptorch.optim``.
     """
     torchs = torch.optim.Optimizer.state_dict(optimizer)
     return {"class": type(optimizer).__name__, **torchs, "values": _values(optimizer)}
 
 
-def put_optimizer(optimizer: torch.optim.Optimizer, held: Mapping[str, Any]) -> None:
+def put_optimizer(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> None:
     """Continues from what ``optimizer_state`` returned.
+
+    Args:
+        optimizer: made as the one whose state it is.
+        kept: that state.
 
     Raises:
         poptorch.Error: another class, other groups, or values that cannot change have changed.
     """
     kind = type(optimizer).__name__
-    if kind != held["class"]:
+    if kind != kept["class"]:
         raise error(
-            f"The state is of optimizer {held['class']}, this one is {kind}. Use the same class."
+            f"The state is of optimizer {kept['class']}, this one is {kind}. Use the same class."
         )
-    here, there = _values(optimizer), held["values"]
+    here, there = _values(optimizer), kept["values"]
     variable = here.get("variable attributes", [])
     unlike = [n for n in {**there, **here} if n not in variable and here.get(n) != there.get(n)]
     if unlike:
-        said = ", ".join(f"{n} {there.get(n)} there, {here.get(n)} here" for n in unlike)
+        listed = ", ".join(f"{n} {there.get(n)} there, {here.get(n)} here" for n in unlike)
         raise error(
-            f"The state is of an optimizer with other values: {said}. Make it as it was when the "
+            f"The state is of an optimizer with other values: {listed}. Make it as it was when the "
             "state was kept."
         )
     for name in variable:
@@ -235,7 +244,7 @@ def put_optimizer(optimizer: torch.optim.Optimizer, held: Mapping[str, Any]) -> 
             setattr(optimizer, name, there[name])
     try:
         torch.optim.Optimizer.load_state_dict(
-            optimizer, {"state": held["state"], "param_groups": held["param_groups"]}
+            optimizer, {"state": kept["state"], "param_groups": kept["param_groups"]}
         )
     except ValueError as problem:
         raise error(f"The state is of an optimizer with other groups: {problem}") from problem
@@ -247,6 +256,6 @@ def _values(optimizer: Any) -> dict[str, Any]:
     if attributes is None:
         return {}
     common = {"state", "defaults", "param_groups", "variable_attrs"}
-    names = [name for name in _extras(optimizer) if name not in common]
+    names = [name for name in extras(optimizer) if name not in common]
     found = {name: getattr(optimizer, name) for name in names}
     return {**found, "variable attributes": sorted(attributes._variable_attributes)}

@@ -1,18 +1,18 @@
-"""What an executor does with files: export, save and load its executable."""
+"""The files of one wrapper: its executable, and the model with all its state."""
 
+import contextlib
 import functools
 import inspect
 import os
-from typing import TYPE_CHECKING, Any, cast
-
-import torch
+from collections.abc import Callable
+from typing import Any
 
 from abele.compile import portable_executable
 from abele.runtime import state
-from abele.step import replica_groups
 from abele.storage import container
 from abele.storage.container import Container
-from abele.trace.module_state import ModuleState
+from poptorch._compiled.model import CompiledModel
+from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import error
 from poptorch._files.forward_modes import forward_data
 from poptorch._files.from_file import FromFile, check_config
@@ -28,8 +28,10 @@ from poptorch._files.saved_file import (
 )
 from poptorch._files.stored_options import options_data
 from poptorch._logging import logger
-from poptorch._state import per_replica, random_state
-from poptorch._state.locked import locked
+from poptorch._optimizers.in_use import OptimizerInUse
+from poptorch._state import random_state
+from poptorch._state.weights import Weights
+from poptorch._values.arguments import Bound
 from poptorch._values.stored_structure import (
     bound_from,
     recorded_data,
@@ -38,38 +40,32 @@ from poptorch._values.stored_structure import (
 )
 from poptorch._version import __version__
 
-if TYPE_CHECKING:
-    from poptorch._wrapper.executor import PoplarExecutor
+#: Compiles for some arguments; the second argument makes the compiled model.
+Compile = Callable[[Bound, Callable[..., CompiledModel]], None]
 
 
-class SavingMixin:
-    """The members of an executor that write and read files."""
+class ModelFiles:
+    """Writes and reads the files of a wrapped model.
 
-    @locked
-    def compileAndExport(
+    Args:
+        model: the wrapped model.
+        optimizer: what trains it.
+        weights: its weights.
+        compile_: compiles it.
+        translated: while entered, the engine's errors are raised as programs catch them.
+    """
+
+    def __init__(
         self,
-        filename: str | os.PathLike[str],
-        *args: Any,
-        export_model: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        """Compiles for these arguments without running, then saves; works without a device.
+        model: WrappedModel,
+        optimizer: OptimizerInUse,
+        weights: Weights,
+        compile_: Compile,
+        translated: contextlib.AbstractContextManager[None],
+    ):
+        self._model, self._optimizer, self._weights = model, optimizer, weights
+        self._compile, self._translated = compile_, translated
 
-        Args:
-            filename: as for ``save``.
-            args: as for the model's forward; every tensor brings the rows of a whole call.
-            export_model: as for ``save``.
-            kwargs: likewise arguments of forward.
-
-        Raises:
-            AssertionError: a component of the path is a file.
-            poptorch.Error: the model cannot be compiled, or not be stored.
-        """
-        destination(filename)  # before compiling, which takes long
-        _executor(self).compile(*args, **kwargs)
-        self.save(filename, export_model)
-
-    @locked
     def save(
         self,
         filename: str | os.PathLike[str],
@@ -98,14 +94,14 @@ class SavingMixin:
             poptorch.Error: not compiled, or something that cannot be stored; names it.
             OSError: the disk is full or the folder not writable; nothing is left behind.
         """
-        executor = _executor(self)
-        executor._get_compiled()
+        self._model.get_compiled()
         path = destination(filename)
-        with executor._translated:
-            content, members = _contents(executor, export_model, save_rng_state)
+        with self._translated:
+            content, members = self._contents(save_rng_state=save_rng_state)
+            if export_model:
+                self._add_model(content, members)
             container.write(path, KIND, content, members)
 
-    @locked
     def loadExecutable(self, filename: str | os.PathLike[str]) -> None:
         """Takes the compiled code out of a file in place of compiling.
 
@@ -120,8 +116,7 @@ class SavingMixin:
             poptorch.Error: compiled already; a damaged file; one of another version; one of another
                 model, options or optimizer, naming what differs.
         """
-        executor = _executor(self)
-        if executor.isCompiled():
+        if self._model.compiled is not None:
             raise error(
                 "loadExecutable() was called on a wrapper that is compiled already. Call "
                 "destroy() first, or load into a new wrapper."
@@ -130,133 +125,103 @@ class SavingMixin:
             mismatch = version_mismatch(file)
             if mismatch:
                 raise error(mismatch)
-            _check_interface(executor, file)
-            restore_executable(executor, file, retrace=True)
+            self._check_interface(file)
+            self.restore_executable(file, retrace=True)
 
+    def restore_executable(self, file: Container, *, retrace: bool) -> None:
+        """Compiles from an open file.
 
-def _executor(mixin: SavingMixin) -> "PoplarExecutor":
-    return cast("PoplarExecutor", mixin)
+        Args:
+            file: the file.
+            retrace: trace forward again and insist on the programs of the file; otherwise these
+                are used, and a call may bring another number of device iterations than there.
+        """
+        here = self._model.config.device_iterations
+        with meaning(file.path):
+            there = file.content["device_iterations"]
+            bound = bound_from(file.content["arguments"], here / there)
+        if retrace and here != there:
+            raise error(
+                f"{file.path} was exported with deviceIterations {there}, this wrapper has {here}. "
+                "Use the options of the export."
+            )
+        check_config(file, self._model.config)
+        self._compile(bound, functools.partial(FromFile, file=file, retrace=retrace))
 
+    def restore_state(self, file: Container) -> None:
+        """Continues from the state in a file with a model."""
+        session = self._model.session
+        with self._translated:
+            state.put(session, state_in(file))
+        numbers = file.content["rng_state"]
+        if numbers is None:
+            return
+        if file.content["device"] == session.device.type:
+            random_state.write(session, numbers)
+        else:
+            logger.warning(
+                "%s was saved on device type %s: its random numbers do not continue on %s.",
+                file.path,
+                file.content["device"],
+                session.device.type,
+            )
 
-def restore_executable(executor: "PoplarExecutor", file: Container, *, retrace: bool) -> None:
-    """Compiles from a file.
+    def _contents(self, *, save_rng_state: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        model, compiled = self._model, self._model.get_compiled()
+        session = compiled.session
+        described, members = portable_executable.pack(compiled.captured, session.executable)
+        content = {
+            "version": __version__,
+            "training": model.training,
+            "device": session.device.type,
+            "device_iterations": model.config.device_iterations,
+            "options": options_data(model.options),
+            "signature": signature_data(inspect.signature(model.module.forward)),
+            "arguments": recorded_data(compiled.recorded),
+            "outputs": structure_data(compiled.outputs, "result"),
+            "executable": described,
+            "per_replica_params": {
+                name: [int(kind), int(size), int(mode)]
+                for name, (kind, size, mode) in model.per_replica_params.items()
+            },
+            "rng_state": random_state.read(session) if save_rng_state else None,
+            "model": None,
+        }
+        return content, members
 
-    Args:
-        executor: not compiled yet.
-        file: the open file.
-        retrace: trace forward again and insist on the programs of the file; otherwise these are
-            used, and a call may bring another number of device iterations than there.
-    """
-    here = executor._config.device_iterations
-    with meaning(file.path):
-        there = file.content["device_iterations"]
-        bound = bound_from(file.content["arguments"], here / there)
-    if retrace and here != there:
-        raise error(
-            f"{file.path} was exported with deviceIterations {there}, this wrapper has {here}. "
-            "Use the options of the export."
-        )
-    check_config(file, executor._config)
-    executor._compile(bound, functools.partial(FromFile, file=file, retrace=retrace))
-
-
-def restore_state(executor: "PoplarExecutor", file: Container) -> None:
-    """Continues from the state in a file with a model."""
-    session = executor._get_compiled().session
-    with executor._translated:
-        state.put(session, state_in(file))
-    numbers = file.content["rng_state"]
-    if numbers is None:
-        return
-    if file.content["device"] == session.device.type:
-        random_state.write(session, numbers)
-    else:
-        logger.warning(
-            "%s was saved on device type %s: its random numbers do not continue on %s.",
-            file.path,
-            file.content["device"],
-            session.device.type,
-        )
-
-
-def _contents(
-    executor: "PoplarExecutor", export_model: bool, save_rng_state: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    compiled = executor._get_compiled()
-    session = compiled.session
-    described, members = portable_executable.pack(compiled.captured, session.executable)
-    content = {
-        "version": __version__,
-        "training": executor._training,
-        "device": session.device.type,
-        "device_iterations": executor._config.device_iterations,
-        "options": options_data(executor._options),
-        "signature": signature_data(inspect.signature(executor._module.forward)),
-        "arguments": recorded_data(compiled.recorded),
-        "outputs": structure_data(compiled.outputs, "result"),
-        "executable": described,
-        "per_replica_params": {
-            name: [int(kind), int(size), int(mode)]
-            for name, (kind, size, mode) in executor.per_replica_params.items()
-        },
-        "rng_state": random_state.read(session) if save_rng_state else None,
-        "model": None,
-    }
-    if export_model:
-        names, tensors = state_members(_present_state(executor))
-        rule = executor._rule
+    def _add_model(self, content: dict[str, Any], members: dict[str, Any]) -> None:
+        """What running the model without its source needs."""
+        names, tensors = state_members(self._weights.present_state())
+        rule = self._optimizer.rule
         content["model"] = {
-            **module_data(executor._module),
+            **module_data(self._model.module),
             "state": names,
             "rule": None if rule is None else portable_executable.rule_data(rule),
         }
-        content["forward"], graphs = _forward(executor)
+        content["forward"], graphs = self._forward()
         members |= tensors | graphs
-    return content, members
 
+    def _forward(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Forward in each mode: recorded, or as the file had it that the model came from."""
+        known = stored_forward(self._model.module)
+        if known is not None:
+            return dict(known.data), known.kept.members()
+        return forward_data(self._model)
 
-def _forward(executor: "PoplarExecutor") -> tuple[dict[str, Any], dict[str, Any]]:
-    """Forward in each mode: recorded, or as the file had it that the model came from."""
-    known = stored_forward(executor._module)
-    if known is not None:
-        return dict(known.data), known.kept.members()
-    return forward_data(executor)
-
-
-def _present_state(executor: "PoplarExecutor") -> dict[str, torch.Tensor]:
-    """What the next call would start from."""
-    session = executor._get_compiled().session
-    if not executor._training:
-        executor._refresh()
-    else:
-        executor._send_loaded_state()
-    present = state.tensors_of(session)
-    if executor.isAttachedToDevice():
-        return present
-    # The device is taken again at the next call, and then gets what the host has changed.
-    groups = session.config.replica_groups
-    host = replica_groups.split(ModuleState.of(executor._module).params, groups)
-    for name, value in replica_groups.joined_all(host, groups).items():
-        present[f"{state.PARAMS}/{name}"] = value
-    for name, value in per_replica.changed_buffers(session, executor._module).items():
-        for replica in range(len(session.buffers)):
-            present[f"{state.BUFFERS}/{replica}/{name}"] = value
-    return present
-
-
-def _check_interface(executor: "PoplarExecutor", file: Container) -> None:
-    with meaning(file.path):
-        there = [name for name, *_ in file.content["signature"]]
-        training = file.content["training"]
-    if training is not executor._training:
-        kinds = {True: "training", False: "inference"}
-        raise error(
-            f"{file.path} holds a model for {kinds[training]}, this wrapper is for "
-            f"{kinds[executor._training]}. Wrap the model with poptorch.{kinds[training]}Model."
-        )
-    here = list(inspect.signature(executor._module.forward).parameters)
-    if here != there:
-        raise error(
-            f"{file.path} holds the executable of another model: forward takes "
-            f"({', '.join(there)}) there, ({', '.join(here)}) here."
-        )
+    def _check_interface(self, file: Container) -> None:
+        model = self._model
+        with meaning(file.path):
+            there = [name for name, *_ in file.content["signature"]]
+            training = file.content["training"]
+        if training is not model.training:
+            kinds = {True: "training", False: "inference"}
+            raise error(
+                f"{file.path} holds a model for {kinds[training]}, this wrapper is for "
+                f"{kinds[model.training]}. Wrap the model with poptorch.{kinds[training]}Model."
+            )
+        here = list(inspect.signature(model.module.forward).parameters)
+        if here != there:
+            raise error(
+                f"{file.path} holds the executable of another model: forward takes "
+                f"({', '.join(there)}) there, ({', '.join(here)}) here."
+            )

@@ -161,17 +161,3 @@ def _check_depth(stages: int, options: Options, *, training: bool) -> None:
         f"poptorch.Options().{name} must be greater than or equal to the number of pipeline stages "
         f"({depth}) when using poptorch.PipelinedExecution, and it is {micro_batches}.{more}"
     )
-
-
-class PlacementMember:
-    """What an executor tells about placement."""
-
-    @property
-    def placement(self) -> PlacementTable | None:
-        """Where the blocks of the model went; None before compiling.
-
-        An addition of this project: stages and devices change no number here, and the table shows
-        them as the original would count them.
-        """
-        compiled = getattr(self, "_compiled", None)
-        return None if compiled is None else compiled.placement

@@ -1,6 +1,6 @@
 """The host's copy of an optimizer's device state: read, loaded, copied and pickled.
 
-``DeviceState`` of ``_optimizer_state`` is the other end. The optimizer knows it only weakly, so
+``DeviceState`` of ``device_state`` is the other end. The optimizer knows it only weakly, so
 that optimizers can be copied and kept without keeping a device.
 """
 
@@ -130,9 +130,9 @@ class HostState:
         # torch's own keeps only state and groups, so that copies would lose what is added here.
         self._fetch()
         state = cast(dict[str, Any], super().__getstate__())
-        extras = {name: getattr(self, name) for name in _extras(self)}
+        values = {name: getattr(self, name) for name in extras(self)}
         return {
-            **extras,
+            **values,
             "_ipu_state": self._ipu_state,
             "_ipu_param": self._ipu_param,
             "_host_is_newer": self._host_is_newer,
@@ -150,7 +150,7 @@ def _check_is_ipu_state(state: dict[str, Any]) -> None:
         )
 
 
-def _extras(optimizer: Any) -> list[str]:
+def extras(optimizer: Any) -> list[str]:
     """Return names of the attributes that poptorch.optim adds to torch's."""
     return [
         name

@@ -1,4 +1,4 @@
-"""Training in several processes: who connects, what must agree, which error a program catches."""
+"""Training in several processes: what connects them, and what must agree."""
 
 import weakref
 from collections.abc import Sequence, Sized
@@ -7,52 +7,13 @@ from typing import Any
 from abele import collectives
 from abele.capture import Captured
 from abele.collectives import Collective
-from abele.errors import CollectiveError
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
-from poptorch._error import Error
-from poptorch.enums import ConnectionType
-from poptorch.options import Options
 
 # Each process may choose for itself which results it looks at.
 _OWN_CHOICE = {"output_mode", "output_period"}
 
-_error_kind: type[Error] = Error
 _epoch_of: Any = None
-
-
-def raise_as(kind: type[Error]) -> None:
-    """Have errors between processes raised as this class, which a higher layer knows."""
-    global _error_kind
-    _error_kind = kind
-
-
-def error_of(text: str) -> Error:
-    """Return the error for what went wrong between processes."""
-    return _error_kind(text)
-
-
-def connect(options: Options) -> None:
-    """Connect with the other processes that the options name; the only one has none.
-
-    Raises:
-        poptorch.Error: it is not known where they meet, or one does not come.
-    """
-    place = options.Distributed
-    if place.numProcesses > 1 and options.connection_type != ConnectionType.Never:
-        join(place.processId, place.numProcesses)
-
-
-def join(rank: int, size: int) -> None:
-    """Connect as one of several processes, once.
-
-    Raises:
-        poptorch.Error: it is not known where they meet, or one does not come.
-    """
-    try:
-        collectives.connect(rank, size)
-    except CollectiveError as problem:
-        raise error_of(str(problem)) from problem
 
 
 def collective_of(config: StepConfig) -> Collective | None:

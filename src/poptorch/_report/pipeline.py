@@ -2,16 +2,13 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from abele.pipeline import PipelinedSession
 from abele.pipeline.report import Measured, state_bytes, timeline
+from poptorch._compiled.model import CompiledModel
 from poptorch._compiled.pipelines import Pipelining
-from poptorch._error import error
 from poptorch._process import chrome_trace
-
-if TYPE_CHECKING:
-    from poptorch._compiled.model import CompiledModel
 
 HEAD = ("stage", "blocks", "forward ms", "backward ms", "state KiB", "held KiB", "held")
 
@@ -117,26 +114,9 @@ class PipelineReport:
         return "\n".join([*lines, self.sentence(), self.timeline()]).rstrip()
 
 
-def report_of(compiled: "CompiledModel") -> PipelineReport:
+def report_of(compiled: CompiledModel) -> PipelineReport:
     """The report of a compiled model."""
     session = compiled.session
     if not isinstance(session, PipelinedSession):
         return PipelineReport(compiled.pipelining)
     return PipelineReport(compiled.pipelining, session.threads, session.measured)
-
-
-class PipelineMember:
-    """What an executor tells about its pipeline."""
-
-    def pipelineReport(self) -> PipelineReport:
-        """How the stages of the model run, and what the latest call took.
-
-        An addition of this project.
-
-        Raises:
-            poptorch.Error: not compiled.
-        """
-        compiled = getattr(self, "_compiled", None)
-        if compiled is None:
-            raise error("There is no pipeline report yet: compile the model or call it once.")
-        return report_of(compiled)

@@ -263,8 +263,13 @@ def _stored(module: torch.nn.Module, kind: str) -> Iterator[Any]:
         yield from (value for value in child.__dict__[kind].values() if value is not None)
 
 
-def wrap(module: torch.nn.Module, executor: Any) -> None:
+def wrap(module: torch.nn.Module, executor: Any, watch: Any) -> None:
     """Ties a module to the executor that trains it.
+
+    Args:
+        module: the user's.
+        executor: its wrapper, which is not kept alive.
+        watch: for training steps on the host.
 
     Raises:
         poptorch.Error: a buffer is of a class of its own, or another live wrapper trains a tensor
@@ -285,14 +290,14 @@ def wrap(module: torch.nn.Module, executor: Any) -> None:
                 f"{type(buffer).__name__}."
             )
     reference = weakref.ref(executor)
-    executor._host_training.begin(_stored(module, "_parameters"))
+    watch.begin(_stored(module, "_parameters"))
     for kind, cls in (("_parameters", PoptorchParameter), ("_buffers", PoptorchBuffer)):
         for tensor in _stored(module, kind):
             tensor.__class__ = cls
             tensor._poptorch_owner = reference
     module.__class__ = _wrapped_class(type(module))
     shared_by(module)._trainer = reference
-    shared_by(module).host_training = executor._host_training
+    shared_by(module).host_training = watch
     _note_parts(module, shared_by(module))
 
 
@@ -333,4 +338,4 @@ def rewrapModelIfNecessary(model: torch.nn.Module) -> None:
     reference, shared.unwrapped_from = shared.unwrapped_from, None
     executor = None if reference is None else reference()
     if executor is not None and not shared.wrapped:
-        wrap(model, executor)
+        wrap(model, executor, shared.host_training)

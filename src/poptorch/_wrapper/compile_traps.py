@@ -12,7 +12,31 @@ from abele.warn import warn_user
 _SHARED = frozenset(vars(torch.nn.Module())) - {"training"}
 
 
-def warn_of_late_changes(model: torch.nn.Module, before: Mapping[str, Any]) -> None:
+class LateChanges:
+    """Tells what was changed on a model between wrapping and compiling.
+
+    Args:
+        model: the user's, about to be wrapped.
+    """
+
+    def __init__(self, model: torch.nn.Module):
+        self._model = model
+        self._attributes = dict(attributes_of(model))
+        # A module made by torch.compile keeps its mode in the module inside, not in an attribute.
+        self._was_training = model.training
+        self._modes = _modes_of(model)
+
+    def warn(self, *, training: bool) -> None:
+        """Warns of changes that the wrapper does not see, or compiles in.
+
+        Args:
+            training: whether the model was wrapped for training.
+        """
+        _warn_of_late_changes(self._model, self._attributes)
+        _warn_of_late_mode(self._model, self._modes, self._was_training, training=training)
+
+
+def _warn_of_late_changes(model: torch.nn.Module, before: Mapping[str, Any]) -> None:
     """Warns of attributes that were set on the user's module after it was wrapped.
 
     The wrapper runs a shallow copy that was made then. Submodules are the same objects, so that
@@ -42,7 +66,7 @@ def warn_of_late_changes(model: torch.nn.Module, before: Mapping[str, Any]) -> N
     )
 
 
-def modes_of(model: torch.nn.Module) -> dict[str, bool]:
+def _modes_of(model: torch.nn.Module) -> dict[str, bool]:
     """The mode of each part of a model that computes differently in training, by path."""
     return {
         path: child.training
@@ -56,7 +80,7 @@ def _drops_something(module: torch.nn.Module) -> bool:
     return all(getattr(module, name, 1) != 0 for name in ("p", "dropout"))
 
 
-def warn_of_late_mode(
+def _warn_of_late_mode(
     model: torch.nn.Module, before: Mapping[str, bool], was_training: bool, *, training: bool
 ) -> None:
     """Warns that a model's parts were put into the other mode after it was wrapped.
@@ -65,13 +89,13 @@ def warn_of_late_mode(
 
     Args:
         model: the user's.
-        before: what ``modes_of`` gave when it was wrapped.
+        before: what ``_modes_of`` gave when it was wrapped.
         was_training: the model's own flag then.
         training: whether it was wrapped for training.
     """
     if model.training == was_training or model.training == training or _reads_mode(model):
-        return  # of a model that reads the mode itself, warn_of_late_changes speaks
-    now = modes_of(model)
+        return  # of a model that reads the mode itself, _warn_of_late_changes speaks
+    now = _modes_of(model)
     changed = [path for path, mode in now.items() if mode != training and before.get(path) != mode]
     if not changed:
         return

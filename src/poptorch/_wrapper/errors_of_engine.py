@@ -11,9 +11,9 @@ from abele.errors import (
     TargetError,
     TrappedError,
 )
+from poptorch import processes
 from poptorch._error import RecoverableError, error
 from poptorch._logging import logger
-from poptorch._process import distributed
 from poptorch._wrapper.user_frames import note_hidden_frames, show_user_frames
 
 #: Where errors go that would fill the screen, in the folder that ``options.logDir`` names.
@@ -60,7 +60,7 @@ class Translated:
             action, layer = "IPU_RESET", "poplar_recoverable_runtime_error"
             return RecoverableError(text, action, layer, found.line)
         if isinstance(found, CollectiveError):
-            return distributed.error_of(text)
+            return processes.problem_between(text)
         if isinstance(found, TargetError) and not isinstance(found, CompilerError):
             return error(f"Failed to acquire a device: {text}")
         return error(text)

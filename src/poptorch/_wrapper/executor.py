@@ -1,72 +1,48 @@
 """The object that wrapping returns: calls go through it to the device and back."""
 
 import contextlib
-import copy
-import dataclasses
-import datetime
+import os
 import sys
-import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
-from tqdm import tqdm
 
-from abele.capture import gradient_hooks
-from abele.capture.reachable import attributes_of
 from abele.collectives import Counts
 from abele.compile.build import BuildRecord
 from abele.step.update_rules import UpdateRule
-from abele.trace.module_state import parameter_names
+from abele.storage.container import Container
 from poptorch import profiling
-from poptorch._compiled import progress, translate
 from poptorch._compiled.model import CompiledModel
+from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import error
-from poptorch._files import resuming
-from poptorch._files.saving import SavingMixin
+from poptorch._files.resuming import Resuming
+from poptorch._files.saved_file import destination
+from poptorch._files.saving import ModelFiles
 from poptorch._forward import tracing
-from poptorch._forward.placement import PlacementMember
+from poptorch._forward.placement import PlacementTable
 from poptorch._forward.printing import module_repr
 from poptorch._logging import logger
-from poptorch._optimizers import reading
-from poptorch._optimizers.device_state import DeviceState
-from poptorch._report import files
-from poptorch._report.pipeline import PipelineMember
-from poptorch._state import module_weights, per_replica, random_state
-from poptorch._state.copies import WeightCopies
-from poptorch._state.locked import locked
+from poptorch._optimizers.in_use import OptimizerInUse
+from poptorch._state import module_weights, random_state
 from poptorch._state.parameter_proxy import ParameterProxy
-from poptorch._state.sources import Sources
-from poptorch._values.arguments import Binder, Bound
-from poptorch._wrapper import compile_traps
-from poptorch._wrapper.attaching import Attaching
-from poptorch._wrapper.copying import Copying
+from poptorch._state.weights import Weights
+from poptorch._values.arguments import Bound
+from poptorch._wrapper import copying
+from poptorch._wrapper.compiling import Compiling
 from poptorch._wrapper.errors_of_engine import Translated
-from poptorch._wrapper.host_training import HostTraining
+from poptorch._wrapper.members import locked, of_part
 from poptorch._wrapper.observing import Observing
-from poptorch._wrapper.published_names import PublishedNames
+from poptorch._wrapper.published_names import CompiledInputs, compiled_inputs
 from poptorch.enums import ConnectionType
 from poptorch.options import Options
 
 
-class PoplarExecutor(
-    Attaching,
-    Copying,
-    Observing,
-    PipelineMember,
-    PlacementMember,
-    PublishedNames,
-    SavingMixin,
-    WeightCopies,
-):
+class PoplarExecutor:
     """A wrapped model; made by ``trainingModel`` and ``inferenceModel``.
 
     The first call compiles; from then on there is exactly one executable, and a call with other
     shapes, types or constants is an error. Attributes that are not found here are the model's.
-
-    Attributes:
-        per_replica_params: parameters that differ between groups of replicas: (group type,
-            replicas per group, retrieval mode) by name; fill it before the first call.
     """
 
     def __init__(
@@ -79,66 +55,69 @@ class PoplarExecutor(
         user_model: torch.nn.Module | None = None,
     ):
         del poptorch_version
-        self._user_model = model if user_model is None else user_model
-        self._options, self._training = options, training
+        module = model if user_model is None else user_model
+        self._wrapped = WrappedModel(model, module, options, training=training)
+        # A model that comes out of a file brings the rule of an optimizer that is not there.
+        rule = optimizer if isinstance(optimizer, UpdateRule) else None
+        self._optimizer = OptimizerInUse(self._wrapped, rule)
+        self._weights = Weights(self._wrapped, self._optimizer)
         self._translated = Translated(options.log_dir)
-        # Attributes that forward sets on self land on this copy, not on the user's object.
-        self._module = copy.copy(model)
-        self._at_wrapping = dict(attributes_of(self._user_model))
-        # A module made by torch.compile keeps its mode in the module inside, not in an attribute.
-        self._was_training = self._user_model.training
-        self._modes_at_wrapping = compile_traps.modes_of(self._user_model)
-        self._binder = Binder(self._module.forward)
-        self._config = translate.to_config(options, training=training)
-        self._compiled: CompiledModel | None = None
-        self._host_is_stale = False
-        self._shared = module_weights.shared_by(self._user_model)
-        self._lock: Any = module_weights.lock_of(self._user_model)
-        self._sources = Sources(self._user_model)
-        self._compile_seconds: float | None = None
-        self._watch = reading.AttributeWatch(relaxed=options._relax_optimizer_checks)
-        self._rule: UpdateRule | None = None
-        self._optimizer_state = DeviceState()
-        self._waiting: resuming.Waiting | None = None  # state to begin with
-        self._told: dict[str, float] | None = None  # the values set last, if not the rule's
-        self.per_replica_params: dict[str, tuple] = {}
+        parts = (self._wrapped, self._optimizer, self._weights)
+        self._resuming = Resuming(*parts)
+        self._compiling = Compiling(*parts, self._resuming, self._translated)
+        self._files = ModelFiles(*parts, self._compiling.run, self._translated)
+        self._observing = Observing(self._wrapped)
+        self._lock: Any = module_weights.lock_of(module)
         if training:
-            # A model that comes out of a file brings the rule of an optimizer that is not there.
-            if isinstance(optimizer, UpdateRule):
-                self._rule = optimizer
-            else:
-                self._use(optimizer)
-            name = type(self._user_model).__name__
-            self._host_training = HostTraining(self, name, options)
-            module_weights.wrap(self._user_model, self)
-        profiling.trace_executor(self, training)
+            if rule is None:
+                self._optimizer.use(optimizer)
+            self._compiling.wrap(self)
+        profiling.trace_wrapper(
+            training,
+            executor=self,
+            compiling=self._compiling,
+            weights=self._weights,
+            files=self._files,
+        )
 
     # -- what a user reads -----------------------------------------------------------------
 
     @property
     def model(self) -> torch.nn.Module:
         """The user's module."""
-        return self._user_model
+        return self._wrapped.user_module
 
     @property
     def options(self) -> Options:
         """The frozen copy of the options this wrapper was made with."""
-        return self._options
+        return self._wrapped.options
+
+    @property
+    def per_replica_params(self) -> dict[str, tuple]:
+        """Parameters that differ between groups of replicas; fill it before the first call.
+
+        By name: (group type, replicas per group, retrieval mode).
+        """
+        return self._wrapped.per_replica_params
+
+    @per_replica_params.setter
+    def per_replica_params(self, asked: dict[str, tuple]) -> None:
+        self._wrapped.per_replica_params = asked
 
     @property
     def target(self) -> str | None:
         """Which target runs the model (``cpu``, ``cuda``, ``reference``); None before compiling."""
-        return None if self._compiled is None else self._compiled.record.target
+        return None if self.build_record is None else self.build_record.target
 
     @property
     def executable_hash(self) -> str | None:
         """Hash of the executable in use; None before compiling."""
-        return None if self._compiled is None else self._compiled.record.executable
+        return None if self.build_record is None else self.build_record.executable
 
     @property
     def build_record(self) -> BuildRecord | None:
         """How the executable was made: target, fallback, cache and times; None before compiling."""
-        return None if self._compiled is None else self._compiled.record
+        return self._observing.record
 
     @property
     def exchanges(self) -> Counts:
@@ -147,52 +126,56 @@ class PoplarExecutor(
         An addition of this project. Counted since compiling; zero in a process that trains by
         itself. Bytes are of the tensors that were added up, seconds include waiting for others.
         """
-        exchange = None if self._compiled is None else self._compiled.session.exchange
-        return Counts() if exchange is None else dataclasses.replace(exchange.counts)
-
-    def program_text(self) -> str:
-        """The compiled programs as Python, with shapes, types and source lines.
-
-        An addition of this project.
-
-        Raises:
-            poptorch.Error: not compiled.
-        """
-        programs = self._get_compiled().session.executable.programs
-        return "\n".join(program.text() for program in programs)
+        return self._observing.exchanges()
 
     def __repr__(self) -> str:
-        return module_repr(self._module)
+        return module_repr(self._wrapped.module)
 
     def __getattr__(self, attr: str) -> Any:
-        if attr.startswith("__") or "_user_model" not in self.__dict__:
+        if attr.startswith("__") or "_wrapped" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {attr!r}")
-        value = getattr(self._user_model, attr)
+        value = getattr(self._wrapped.user_module, attr)
         if isinstance(value, torch.nn.Parameter):
             return ParameterProxy(self, attr, value)
-        if self._training:
-            self._host_training.note_method(attr)
+        if self._compiling.training is not None:
+            self._compiling.training.watch.note_method(attr)
         return value
+
+    def __copy__(self) -> Self:
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Callable, tuple]:
+        del protocol
+        parts = copying.parts_of(self._wrapped, self._optimizer)
+        return copying.wrapped_again, (type(self), *parts)
+
+    @property
+    def _executable(self) -> CompiledModel | None:
+        """What was compiled; None before compiling and after ``destroy``.
+
+        Training loops ask ``if model._executable`` before they attach to the device.
+        """
+        return self._wrapped.compiled
+
+    @property
+    def _executable_inputs(self) -> CompiledInputs | None:
+        """What the executable was compiled for; None before compiling and after ``destroy``.
+
+        Pipelines compare the batch size with the next call's, and destroy the executable if it
+        differs.
+        """
+        compiled = self._wrapped.compiled
+        return None if compiled is None else compiled_inputs(compiled)
 
     def isCompiled(self) -> bool:
         """Whether an executable exists."""
-        return self._compiled is not None
+        return self._wrapped.compiled is not None
 
     def isAttachedToDevice(self) -> bool:
         """Whether the executable and its weights are on the device."""
-        return self._compiled is not None and self._attached
-
-    def compilationTime(self) -> datetime.timedelta:
-        """How long compiling took, capture and loading included.
-
-        Raises:
-            poptorch.Error: not compiled yet, or the progress bar is disabled.
-        """
-        if not self._options._show_compilation_progress_bar:
-            raise error("compilationTime() needs options.showCompilationProgressBar(True).")
-        if self._compile_seconds is None:
-            raise error("You must compile the model before you can get the compilation time.")
-        return datetime.timedelta(seconds=self._compile_seconds)
+        return self._wrapped.attachment is not None
 
     # -- compiling and running -------------------------------------------------------------
 
@@ -211,7 +194,9 @@ class PoplarExecutor(
             if self.isCompiled():
                 logger.warning("Call to compile() ignored: the model is already compiled.")
                 return
-            self._compile(self._binder.bind(args, kwargs))
+            self._compiling.run(self._wrapped.binder.bind(args, kwargs))
+
+    compilationTime = of_part("_compiling", Compiling.compilationTime)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program on one combined batch; compiles first if needed.
@@ -228,104 +213,41 @@ class PoplarExecutor(
             poptorch.Error: arguments unlike the first call's, or a model that cannot be compiled.
         """
         with self._lock:
-            compiled = self._compiled if self._attachment is not None else None
+            wrapped = self._wrapped
+            compiled = wrapped.compiled if wrapped.attachment is not None else None
             # The plain case is checked first and costs least: see benchmarks of the call overhead.
             plain = compiled is not None and not kwargs and compiled.matches(args)
             if compiled is None or not plain:
                 tracing.refuse_nested_call()
-                bound = self._binder.bind(args, kwargs)
+                bound = wrapped.binder.bind(args, kwargs)
                 compiled = compiled or self._made_ready(bound)
-            if not self._training:
-                self._refresh()
-            elif self._optimizer_state.pending or self._optimizer_state.reread:
-                self._send_loaded_state()
+            if not wrapped.training:
+                self._weights.refresh()
+            elif self._optimizer.state.pending or self._optimizer.state.reread:
+                self._optimizer.send_loaded_state()
             with self._translated:
                 try:
                     result = compiled.run_plain(args) if plain else compiled.run(bound)
                 except BaseException:
-                    if self._training and compiled.was_stopped:  # after some updates, perhaps
-                        self._weights_changed()
+                    if wrapped.training and compiled.was_stopped:  # after some updates, perhaps
+                        self._weights.mark_changed()
                     raise
-            if self._training:
-                self._weights_changed()
+            if wrapped.training:
+                self._weights.mark_changed()
             return result
-
-    def _weights_changed(self) -> None:
-        self._host_is_stale = self._optimizer_state.stale = True
-        self._shared.version += 1
 
     def _made_ready(self, bound: Bound) -> CompiledModel:
         """Compiles if that has not been done, and takes the device."""
-        if self._options.connection_type == ConnectionType.Never:
+        if self.options.connection_type == ConnectionType.Never:
             raise AssertionError(
                 "Trying to run a model on an offline device (ConnectionType.Never). "
                 "Only compile() is possible; choose another connection type to run."
             )
-        compiled = self._compiled
-        if compiled is None:
-            compiled = self._compile(bound)
-        if not self._attached:
+        if not self.isCompiled():
+            self._compiling.run(bound)
+        if not self.isAttachedToDevice():
             self.attachToDevice()
-        return compiled
-
-    def _compile(
-        self, bound: Bound, make: Callable[..., CompiledModel] = CompiledModel
-    ) -> CompiledModel:
-        tracing.refuse_compiling_inside_capture()
-        compile_traps.warn_of_late_changes(self._user_model, self._at_wrapping)
-        compile_traps.warn_of_late_mode(
-            self._user_model,
-            self._modes_at_wrapping,
-            self._was_training,
-            training=self._training,
-        )
-        compile_traps.warn_of_autocast()
-        started = time.perf_counter()
-        if self._training:
-            self._wrap_again()
-            self._take_loaded_values()
-            self._refuse_hooks()
-        else:
-            self._sources.fetch()
-        groups = per_replica.groupings(self.per_replica_params, self._module, self._config.replicas)
-        config = dataclasses.replace(self._config, replica_groups=groups)
-        with self._translated, resuming.around_compiling(self):
-            compiled = make(self._module, bound, config, self._rule, self._options)
-            self._compiled = compiled
-            offline = self._options.connection_type == ConnectionType.Never
-            self._optimizer_state.start(None if offline else compiled.session)
-        self._attached = self._options.connection_type == ConnectionType.Always
-        if self._training:
-            self._host_training.target = compiled.record.target
-        if compiled.session.received:  # process 0's weights are those of the module now
-            self.copyWeightsToHost()
-        self._compile_seconds = time.perf_counter() - started
-        files.write_reports(compiled, self._options, self._compile_seconds)
-        if self._options._show_compilation_progress_bar:
-            tqdm.write(progress.summary(compiled.record), file=sys.stderr)
-        return compiled
-
-    def _wrap_again(self) -> None:
-        """After ``destroy`` the module is its plain self; training it needs the wrapping back."""
-        if not self._shared.wrapped:
-            module_weights.wrap(self._user_model, self)
-        elif self._shared.trainer is not self:
-            raise RuntimeError(
-                "Model has already been wrapped in 'poptorch.trainingModel' since this wrapper was "
-                "destroyed. Use the newer wrapper, or call model.destroy() first."
-            )
-
-    def _get_compiled(self) -> CompiledModel:
-        if self._compiled is None:
-            raise error("Model has not been compiled or has been destroyed.")
-        return self._compiled
-
-    def _refresh(self) -> None:
-        """Brings an inference model in step with the wrappers that train its module or parts."""
-        if self._sources.fetch():
-            self.copyWeightsToDevice()
-
-    # -- the optimizer ---------------------------------------------------------------------
+        return self._wrapped.get_compiled()
 
     @locked
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -340,58 +262,7 @@ class PoplarExecutor(
             AssertionError: unsupported optimizer class.
             ValueError: half accumulators are asked for after compiling without them.
         """
-        self._use(optimizer)
-
-    def _use(self, optimizer: Any) -> None:
-        reading.choose_reduction(
-            self._options, optimizer, self._rule if self.isCompiled() else None
-        )
-        if not self.isCompiled():
-            self._config = translate.to_config(self._options, training=True)
-        self._rule = self._rule_of(optimizer)
-        if self._waiting is not None:
-            self._waiting.told = True
-        self._optimizer_state.use(optimizer, self._rule, parameter_names(self._module))
-        self._refuse_hooks()
-
-    def _refuse_hooks(self) -> None:
-        optimizer = self._optimizer_state.in_use
-        refused = None if optimizer is None else gradient_hooks.refused_around_step(optimizer)
-        if refused is not None:
-            raise error(refused)
-
-    def _take_loaded_values(self) -> None:
-        """The groups of a loaded state dictionary count without another setOptimizer."""
-        if self._optimizer_state.reread:
-            self._use(self._optimizer_state.in_use)
-
-    def _send_loaded_state(self) -> None:
-        """What was loaded on the host goes to the device, if there is any."""
-        if self._optimizer_state.reread:
-            self._take_loaded_values()
-            rule = self._rule
-            if rule is not None and rule.automatic_scaling is not None:
-                # The device has moved on from the scale that the rule has been told.
-                self._get_compiled().session.set_hyper("loss_scaling", rule.loss_scaling)
-        if self._optimizer_state.pending:
-            self._optimizer_state.write()
-
-    def _rule_of(self, optimizer: Any) -> UpdateRule:
-        names = parameter_names(self._module)
-        rule = reading.to_update_rule(optimizer, names, warn=self._rule is None)
-        rule = translate.with_automatic_scaling(rule, optimizer, self._options)
-        self._watch.look(optimizer)
-        # The device steps, unseen by torch's schedulers, which would warn of a missing step().
-        optimizer._opt_called = True
-        if self._rule is None or self._compiled is None:
-            return rule
-        rule = reading.replacement(self._rule, rule)
-        before = self._rule.hyper() if self._told is None else self._told
-        self._told = None
-        for name, value in rule.hyper().items():
-            if value != before[name]:
-                self._compiled.session.set_hyper(name, value)
-        return rule
+        self._optimizer.use(optimizer)
 
     @property
     def rng_state(self) -> list[int]:
@@ -400,11 +271,11 @@ class PoplarExecutor(
         Raises:
             poptorch.Error: not compiled.
         """
-        return random_state.read(self._get_compiled().session)
+        return random_state.read(self._wrapped.session)
 
     @rng_state.setter
     def rng_state(self, numbers: list[int]) -> None:
-        random_state.write(self._get_compiled().session, numbers)
+        random_state.write(self._wrapped.session, numbers)
 
     # -- the device ------------------------------------------------------------------------
 
@@ -415,13 +286,13 @@ class PoplarExecutor(
         Raises:
             poptorch.Error: not compiled, or detached already.
         """
-        self._get_compiled()
-        if not self._attached:
+        self._wrapped.get_compiled()
+        if not self.isAttachedToDevice():
             raise error("Device is not attached")
-        if self._training:
+        if self._wrapped.training:
             self.copyWeightsToHostIfNeeded()
-            self._optimizer_state.fetch()
-        self._attached = False
+            self._optimizer.state.fetch()
+        self._wrapped.give_device_up()
 
     @locked
     def attachToDevice(self) -> None:
@@ -431,28 +302,101 @@ class PoplarExecutor(
             AssertionError: the connection type is Never.
             poptorch.Error: not compiled, or attached already.
         """
-        self._get_compiled()
-        if self._options.connection_type == ConnectionType.Never:
+        self._wrapped.get_compiled()
+        if self.options.connection_type == ConnectionType.Never:
             raise AssertionError("Trying to attach to an offline device (ConnectionType.Never).")
-        if self._attached:
+        if self.isAttachedToDevice():
             raise error("Device is already attached")
-        self._attached = True
-        session = self._get_compiled().session
-        self._host_is_stale = False
-        per_replica.copy_buffers_to_replicas(session, self._module)
-        self._send_parameters(session)
+        self._wrapped.take_device()
+        self._weights.send_to_device_again()
 
     @locked
     def destroy(self) -> None:
         """Brings the weights home, frees executable and device, and unwraps the module."""
-        if self._compiled is None:
+        wrapped, compiled = self._wrapped, self._wrapped.compiled
+        if compiled is None:
             return
-        if self._training:
+        if wrapped.training:
             self.copyWeightsToHostIfNeeded()
-            module_weights.unwrap(self._user_model)
-        self._optimizer_state.stop()
-        self._compiled.session.close()
-        self._compiled, self._attached, self._compile_seconds = None, False, None
+            module_weights.unwrap(wrapped.user_module)
+        self._optimizer.state.stop()
+        compiled.session.close()
+        wrapped.give_device_up()
+        wrapped.compiled, self._compiling.seconds = None, None
+
+    # -- weights ---------------------------------------------------------------------------
+
+    copyWeightsToHost = locked(of_part("_weights", Weights.copyWeightsToHost))
+    copyWeightsToDevice = locked(of_part("_weights", Weights.copyWeightsToDevice))
+    copyNamedBuffersToDevice = locked(of_part("_weights", Weights.copyNamedBuffersToDevice))
+    load_state_dict = locked(of_part("_weights", Weights.load_state_dict))
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """Copies weights to the host if the device has newer ones.
+
+        Returns:
+            Whether it did; False if nothing is compiled.
+        """
+        if not self._weights.host_is_stale:
+            return False
+        with self._lock:
+            return self._weights.copy_to_host_if_stale(self.copyWeightsToHost)
+
+    # -- files -----------------------------------------------------------------------------
+
+    @locked
+    def compileAndExport(
+        self,
+        filename: str | os.PathLike[str],
+        *args: Any,
+        export_model: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """Compiles for these arguments without running, then saves; works without a device.
+
+        Args:
+            filename: as for ``save``.
+            args: as for the model's forward; every tensor brings the rows of a whole call.
+            export_model: as for ``save``.
+            kwargs: likewise arguments of forward.
+
+        Raises:
+            AssertionError: a component of the path is a file.
+            poptorch.Error: the model cannot be compiled, or not be stored.
+        """
+        destination(filename)  # before compiling, which takes long
+        self.compile(*args, **kwargs)
+        self.save(filename, export_model)
+
+    save = locked(of_part("_files", ModelFiles.save))
+    loadExecutable = locked(of_part("_files", ModelFiles.loadExecutable))
+
+    def _restore(self, file: Container) -> None:
+        """Compiles from an open file with a model, and continues from its state."""
+        self._files.restore_executable(file, retrace=False)
+        self._files.restore_state(file)
+
+    # -- looking into it -------------------------------------------------------------------
+
+    program_text = of_part("_observing", Observing.program_text)
+    getTensorNames = of_part("_observing", Observing.getTensorNames)
+    getAnchoredTensor = of_part("_observing", Observing.getAnchoredTensor)
+    getPerfCounters = of_part("_observing", Observing.getPerfCounters)
+    getHostIpuLatency = of_part("_observing", Observing.getHostIpuLatency)
+    getComputeLatency = of_part("_observing", Observing.getComputeLatency)
+    getIpuHostLatency = of_part("_observing", Observing.getIpuHostLatency)
+    getLatency = of_part("_observing", Observing.getLatency)
+    cycleCount = of_part("_observing", Observing.cycleCount)
+    pipelineReport = of_part("_observing", Observing.pipelineReport)
+
+    @property
+    def placement(self) -> PlacementTable | None:
+        """Where the blocks of the model went; None before compiling.
+
+        An addition of this project: stages and devices change no number here, and the table shows
+        them as the original would count them.
+        """
+        return self._observing.placement
 
     def __del__(self):
         # Weights that were trained and never read must not be lost with the wrapper, nor what the
@@ -460,10 +404,11 @@ class PoplarExecutor(
         # At interpreter exit nobody can read them any more, and torch objects to being used.
         if sys.is_finalizing():
             return
-        # Nobody else has it, and the collector may run in a thread that holds other locks.
-        self._lock = contextlib.nullcontext()
-        if getattr(self, "_host_is_stale", False):
+        # No lock: nobody else has it, and the collector may run in a thread that holds others.
+        weights, optimizer = (self.__dict__.get(name) for name in ("_weights", "_optimizer"))
+        if weights is not None and weights.host_is_stale:
             with contextlib.suppress(Exception):
-                self.copyWeightsToHost()
-        with contextlib.suppress(Exception):
-            self._optimizer_state.stop()
+                weights.copyWeightsToHost()
+        if optimizer is not None:
+            with contextlib.suppress(Exception):
+                optimizer.state.stop()

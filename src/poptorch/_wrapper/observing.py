@@ -1,21 +1,67 @@
-"""The members of a wrapped model that look into it: tensors, names and times."""
+"""What a user sees of a wrapped model: its programs, tensors, names, placement and times."""
 
-from __future__ import annotations
+import dataclasses
 
 import torch
 
+from abele.collectives import Counts
+from abele.compile.build import BuildRecord
 from poptorch._compiled import call_times
 from poptorch._compiled.call_times import DONE, INPUT, OUT, READY, Counters
-from poptorch._compiled.model import CompiledModel
+from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import error
-from poptorch.options import Options
+from poptorch._forward.placement import PlacementTable
+from poptorch._report.pipeline import PipelineReport, report_of
 
 
 class Observing:
-    """What ``PoplarExecutor`` lets a user see."""
+    """Looks into a wrapped model; changes nothing.
 
-    _compiled: CompiledModel | None
-    _options: Options
+    Args:
+        model: the wrapped model.
+    """
+
+    def __init__(self, model: WrappedModel):
+        self._model = model
+
+    @property
+    def record(self) -> BuildRecord | None:
+        """How the executable was made; None before compiling."""
+        return None if self._model.compiled is None else self._model.compiled.record
+
+    @property
+    def placement(self) -> PlacementTable | None:
+        """Where the blocks of the model went; None before compiling."""
+        return None if self._model.compiled is None else self._model.compiled.placement
+
+    def exchanges(self) -> Counts:
+        """What updates have exchanged with other processes since compiling."""
+        compiled = self._model.compiled
+        exchange = None if compiled is None else compiled.session.exchange
+        return Counts() if exchange is None else dataclasses.replace(exchange.counts)
+
+    def program_text(self) -> str:
+        """The compiled programs as Python, with shapes, types and source lines.
+
+        An addition of this project.
+
+        Raises:
+            poptorch.Error: not compiled.
+        """
+        programs = self._model.session.executable.programs
+        return "\n".join(program.text() for program in programs)
+
+    def pipelineReport(self) -> PipelineReport:
+        """How the stages of the model run, and what the latest call took.
+
+        An addition of this project.
+
+        Raises:
+            poptorch.Error: not compiled.
+        """
+        if self._model.compiled is None:
+            raise error("There is no pipeline report yet: compile the model or call it once.")
+        return report_of(self._model.compiled)
 
     def getTensorNames(self) -> list[str]:
         """Names of the tensors that ``options.anchorTensor`` can ask for.
@@ -30,11 +76,11 @@ class Observing:
         Raises:
             AssertionError: not compiled.
         """
-        if self._compiled is None:
+        if self._model.compiled is None:
             raise AssertionError(
                 "Model must be compiled before its tensors have names: call it, or compile()."
             )
-        return list(self._compiled.captured.tensor_names)
+        return list(self._model.compiled.captured.tensor_names)
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
         """The values that an anchored tensor had in the last call.
@@ -52,16 +98,15 @@ class Observing:
             AssertionError: the model has not run, its last call failed, or nothing was anchored
                 under this name.
         """
-        value = None if self._compiled is None else self._compiled.anchored(short_name)
+        compiled = self._model.compiled
+        value = None if compiled is None else compiled.anchored(short_name)
         if value is None:
-            known = ", ".join(self._options.anchored_tensors) or "none"
+            known = ", ".join(self._model.options.anchored_tensors) or "none"
             raise AssertionError(
                 f"No tensor with name {short_name} found. Anchored by options.anchorTensor: "
                 f"{known}; their values exist after the model has run."
             )
         return value
-
-    # -- times -----------------------------------------------------------------------------
 
     def getPerfCounters(self) -> Counters:
         """When the tensors of the last call came and went.
@@ -74,7 +119,8 @@ class Observing:
         Differs from the original: the clock counts nanoseconds, and all results of a call are
         complete at the same time, its end.
         """
-        counters = None if self._compiled is None else self._compiled.perf_counters()
+        compiled = self._model.compiled
+        counters = None if compiled is None else compiled.perf_counters()
         return call_times.no_counters() if counters is None else counters
 
     def getHostIpuLatency(self) -> tuple[float, float, float]:
@@ -102,11 +148,11 @@ class Observing:
         Raises:
             poptorch.Error: ``options.logCycleCount(True)`` is missing, or the model has not run.
         """
-        if not self._options._Popart.options.get("instrumentWithHardwareCycleCounter"):
+        if not self._model.options._Popart.options.get("instrumentWithHardwareCycleCounter"):
             raise error(
                 "Cycle count logging is disabled. Call options.logCycleCount(True) before wrapping."
             )
-        times = None if self._compiled is None else self._compiled.times
+        times = None if self._model.compiled is None else self._model.compiled.times
         if times is None:
             raise error("There is no cycle count yet: run the model at least once.")
         return times.cycles()

@@ -4,9 +4,9 @@ import torch
 
 from abele.errors import CaptureError
 from abele.trace.module_state import refuse_without_shapes
+from poptorch import processes
 from poptorch._compiled import translate
 from poptorch._error import error
-from poptorch._process import distributed
 from poptorch._state import module_weights
 from poptorch._wrapper.executor import PoplarExecutor
 from poptorch.enums import OutputMode
@@ -109,6 +109,6 @@ def _settled(options: Options | None, mode: OutputMode, *, training: bool) -> Op
         copied.outputMode(mode)
     translate.check_supported(copied, training=training)
     if training:
-        distributed.connect(copied)
+        processes.connect(copied)
     copied._freeze()
     return copied

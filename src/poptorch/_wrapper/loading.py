@@ -20,7 +20,6 @@ from poptorch._files.saved_file import (
     state_in,
     version_mismatch,
 )
-from poptorch._files.saving import restore_executable, restore_state
 from poptorch._files.stored_forward import forward_in
 from poptorch._files.stored_options import options_from
 from poptorch._state import module_weights
@@ -133,8 +132,7 @@ def _executor(file: Container, options: Options, model: torch.nn.Module | None) 
     made = PoplarExecutor(model, options, training, None, optimizer=rule, user_model=model)
     made.per_replica_params.update(groups)
     try:
-        restore_executable(made, file, retrace=False)
-        restore_state(made, file)
+        made._restore(file)
     except BaseException:
         if training:
             module_weights.unwrap(model)

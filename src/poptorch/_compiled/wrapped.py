@@ -1,0 +1,88 @@
+"""What the parts of one wrapper have in common: the model, how it is called, what it became."""
+
+import copy
+
+import torch
+
+from abele.runtime.device_registry import Attachment
+from abele.runtime.session import Session
+from poptorch._compiled import translate
+from poptorch._compiled.model import CompiledModel
+from poptorch._error import error
+from poptorch._logging import logger
+from poptorch._values.arguments import Binder
+from poptorch.options import Options
+
+
+class WrappedModel:
+    """A model with its options, and what was compiled for it.
+
+    Args:
+        model: what forward runs on.
+        user_module: the user's module, which keeps the weights.
+        options: of the wrapper, frozen.
+        training: whether a call trains.
+
+    Attributes:
+        module: a shallow copy of the model, so that attributes that forward sets on ``self`` land
+            here and not on the user's object.
+        binder: binds the arguments of a call to forward's parameters.
+        config: how a call consumes its batch.
+        per_replica_params: what the user asked for of parameters that differ between replicas.
+        compiled: None before compiling and after destroying.
+        attachment: the hold of the device; None while it is not taken.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        user_module: torch.nn.Module,
+        options: Options,
+        *,
+        training: bool,
+    ):
+        self.user_module, self.module = user_module, copy.copy(model)
+        self.options, self.training = options, training
+        self.binder = Binder(self.module.forward)
+        self.per_replica_params: dict[str, tuple] = {}
+        self.compiled: CompiledModel | None = None
+        self.attachment: Attachment | None = None
+        self.read_options()
+
+    def read_options(self) -> None:
+        """Derives the configuration from the options, which may have changed before compiling."""
+        self.config = translate.to_config(self.options, training=self.training)
+
+    def get_compiled(self) -> CompiledModel:
+        """What was compiled.
+
+        Raises:
+            poptorch.Error: nothing yet, or it has been destroyed.
+        """
+        if self.compiled is None:
+            raise error("Model has not been compiled or has been destroyed.")
+        return self.compiled
+
+    @property
+    def session(self) -> Session:
+        """What runs the compiled model.
+
+        Raises:
+            poptorch.Error: not compiled.
+        """
+        return self.get_compiled().session
+
+    def take_device(self) -> None:
+        """Notes that the device is held, also for the machine's tools; again does nothing."""
+        if self.attachment is not None:
+            return
+        compiled = self.get_compiled()
+        self.attachment = Attachment(self, compiled.record.target, compiled.device)
+        if self.attachment.problem is not None:
+            logger.debug(self.attachment.problem)
+
+    def give_device_up(self) -> None:
+        """Notes that the device is free; again does nothing."""
+        if self.attachment is not None:
+            self.attachment.end()
+            self.attachment = None

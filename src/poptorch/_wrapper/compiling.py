@@ -1,0 +1,152 @@
+"""Compiling a wrapped model: what is refused and warned of before, and what follows."""
+
+import dataclasses
+import datetime
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from tqdm import tqdm
+
+from poptorch._compiled import progress
+from poptorch._compiled.model import CompiledModel
+from poptorch._compiled.wrapped import WrappedModel
+from poptorch._error import error
+from poptorch._files.resuming import Resuming
+from poptorch._forward import tracing
+from poptorch._optimizers.in_use import OptimizerInUse
+from poptorch._report import files
+from poptorch._state import module_weights, per_replica
+from poptorch._state.weights import Weights
+from poptorch._values.arguments import Bound
+from poptorch._wrapper import compile_traps
+from poptorch._wrapper.errors_of_engine import Translated
+from poptorch._wrapper.host_training import HostTraining
+from poptorch.enums import ConnectionType
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """What ties a module to the executor that trains it.
+
+    Attributes:
+        executor: the wrapper, which is not kept alive.
+        watch: for training steps on the host.
+    """
+
+    executor: weakref.ref
+    watch: HostTraining
+
+
+class Compiling:
+    """Compiles the model of one wrapper.
+
+    Args:
+        model: the wrapped model.
+        optimizer: what trains it.
+        weights: its weights.
+        resuming: state that may wait for a session.
+        translated: raises the engine's errors as programs catch them.
+
+    Attributes:
+        training: of a training wrapper; None for inference.
+        seconds: how long compiling took; None before.
+    """
+
+    def __init__(
+        self,
+        model: WrappedModel,
+        optimizer: OptimizerInUse,
+        weights: Weights,
+        resuming: Resuming,
+        translated: Translated,
+    ):
+        self._model, self._optimizer, self._weights = model, optimizer, weights
+        self._resuming, self._translated = resuming, translated
+        self._late_changes = compile_traps.LateChanges(model.user_module)
+        self.training: Training | None = None
+        self.seconds: float | None = None
+
+    def wrap(self, executor: Any) -> None:
+        """Ties the user's module to its executor for training."""
+        model = self._model
+        watch = HostTraining(executor, type(model.user_module).__name__, model.options)
+        self.training = Training(weakref.ref(executor), watch)
+        module_weights.wrap(model.user_module, executor, watch)
+
+    def run(self, bound: Bound, make: Callable[..., CompiledModel] = CompiledModel) -> None:
+        """Compiles for the arguments of a call.
+
+        Args:
+            bound: the arguments.
+            make: makes the compiled model, given what ``CompiledModel`` is given.
+
+        Raises:
+            poptorch.Error: the model cannot be compiled.
+            RuntimeError: another wrapper trains the module.
+        """
+        model, options = self._model, self._model.options
+        self._prepare()
+        started = time.perf_counter()
+        self._bring_up_to_date()
+        with self._translated, self._resuming.around_compiling():
+            compiled = self._make(bound, make)
+        if options.connection_type == ConnectionType.Always:
+            model.take_device()
+        if self.training is not None:
+            self.training.watch.target = compiled.record.target
+        if compiled.session.received:  # process 0's weights are those of the module now
+            self._weights.copyWeightsToHost()
+        self.seconds = time.perf_counter() - started
+        files.write_reports(compiled, options, self.seconds)
+        if options._show_compilation_progress_bar:
+            tqdm.write(progress.summary(compiled.record), file=sys.stderr)
+
+    def compilationTime(self) -> datetime.timedelta:
+        """How long compiling took, capture and loading included.
+
+        Raises:
+            poptorch.Error: not compiled yet, or the progress bar is disabled.
+        """
+        if not self._model.options._show_compilation_progress_bar:
+            raise error("compilationTime() needs options.showCompilationProgressBar(True).")
+        if self.seconds is None:
+            raise error("You must compile the model before you can get the compilation time.")
+        return datetime.timedelta(seconds=self.seconds)
+
+    def _prepare(self) -> None:
+        tracing.refuse_compiling_inside_capture()
+        self._late_changes.warn(training=self._model.training)
+        compile_traps.warn_of_autocast()
+
+    def _bring_up_to_date(self) -> None:
+        """Has the module hold what is to be compiled: its wrapping, values and weights."""
+        if self.training is None:
+            self._weights.fetch_sources()
+            return
+        self._wrap_again(self.training)
+        self._optimizer.take_loaded_values()
+        self._optimizer.refuse_hooks()
+
+    def _wrap_again(self, training: Training) -> None:
+        """After ``destroy`` the module is its plain self; training it needs the wrapping back."""
+        shared, executor = self._weights.shared, training.executor()
+        if not shared.wrapped:
+            module_weights.wrap(self._model.user_module, executor, training.watch)
+        elif shared.trainer is not executor:
+            raise RuntimeError(
+                "Model has already been wrapped in 'poptorch.trainingModel' since this wrapper was "
+                "destroyed. Use the newer wrapper, or call model.destroy() first."
+            )
+
+    def _make(self, bound: Bound, make: Callable[..., CompiledModel]) -> CompiledModel:
+        model = self._model
+        asked, replicas = model.per_replica_params, model.config.replicas
+        groups = per_replica.groupings(asked, model.module, replicas)
+        config = dataclasses.replace(model.config, replica_groups=groups)
+        model.compiled = make(model.module, bound, config, self._optimizer.rule, model.options)
+        offline = model.options.connection_type == ConnectionType.Never
+        self._optimizer.state.start(None if offline else model.compiled.session)
+        return model.compiled

@@ -1,0 +1,64 @@
+"""Connecting the processes that train one model, and the class of what goes wrong between them.
+
+A wrapper connects by itself. ``popdist`` calls these functions to do it earlier, and to have errors
+raised as its own.
+"""
+
+from abele import collectives
+from abele.errors import CollectiveError
+from poptorch._error import Error
+from poptorch.enums import ConnectionType
+from poptorch.options import Options
+
+__all__ = ["connect", "join", "problem_between", "raise_as"]
+
+_error_kind: type[Error] = Error
+
+
+def raise_as(kind: type[Error]) -> None:
+    """Has errors between processes raised as another class from now on.
+
+    Args:
+        kind: the class.
+    """
+    global _error_kind
+    _error_kind = kind
+
+
+def problem_between(text: str) -> Error:
+    """The error for something that went wrong between processes, to be raised.
+
+    Args:
+        text: its message.
+    """
+    return _error_kind(text)
+
+
+def connect(options: Options) -> None:
+    """Connects with the other processes that options name; the only one has none.
+
+    Args:
+        options: those of a wrapper.
+
+    Raises:
+        poptorch.Error: it is not known where they meet, or one does not come.
+    """
+    place = options.Distributed
+    if place.numProcesses > 1 and options.connection_type != ConnectionType.Never:
+        join(place.processId, place.numProcesses)
+
+
+def join(rank: int, size: int) -> None:
+    """Connects as one of several processes, once.
+
+    Args:
+        rank: the number of this process, from 0.
+        size: how many there are.
+
+    Raises:
+        poptorch.Error: it is not known where they meet, or one does not come.
+    """
+    try:
+        collectives.connect(rank, size)
+    except CollectiveError as problem:
+        raise problem_between(str(problem)) from problem
