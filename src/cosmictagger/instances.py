@@ -328,12 +328,11 @@ def processes() -> int:
 def _place() -> tuple[int, int] | None:
     """Return this process's number and their count; sets the meeting place of the launcher."""
     import popdist
-    from popdist._run import problems
-    from popdist._run.placement import adopt
+    from popdist import places
 
     try:
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-            place = adopt.find(os.environ)
+            place = places.given()
             if place is not None:
                 if place.address is not None:
                     os.environ.setdefault("MASTER_ADDR", place.address)
@@ -342,7 +341,7 @@ def _place() -> tuple[int, int] | None:
                 return place.rank, place.size
         count = popdist.getNumInstances()
         return None if count == 1 else (popdist.getInstanceIndex(), count)
-    except (popdist.Error, problems.Problem, ValueError) as error:
+    except (popdist.Error, ValueError) as error:
         raise ConfigError(f"How many processes there are cannot be told: {error}") from error
 
 

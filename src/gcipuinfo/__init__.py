@@ -8,8 +8,8 @@ driver.
 import json
 import os
 
-from gctools._system import System
 from gctools.inventory import inventory
+from gctools.system import System
 
 __all__ = ["IpuPower", "gcipuinfo"]
 

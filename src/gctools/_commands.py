@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gctools._system import System
+from gctools.system import System
 
 
 class _Version(argparse.Action):

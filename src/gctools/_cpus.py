@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gctools._system import System
+from gctools.system import System
 
 _CORE_SENSORS = ("k10temp", "zenpower")
 _SOCKET_ZONES = ("x86_pkg_temp", "cpu-thermal", "cpu_thermal")

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 from gctools import _cpus, _gpus
-from gctools._system import System
+from gctools.system import System
 
 # Between two readings of counters: of energy, and of time that the kernel counts in hundredths.
 _ENERGY_S, _BUSY_S = 0.05, 0.08

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gctools._system import System
+from gctools.system import System
 
 
 def describe_all(system: System) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gctools._devices import Device
-from gctools._system import System
+from gctools.system import System
 
 _FORMAT = 1
 _MOST_BYTES = 64 * 1024

@@ -10,9 +10,9 @@ from gctools import _commands
 from gctools._attributes import attributes
 from gctools._devices import Device, list_devices, partition
 from gctools._processes import list_holds
-from gctools._system import System
 from gctools._tables import clean, write
 from gctools._text import UNKNOWN, number, unit
+from gctools.system import System
 
 _NOT_HERE = {
     "--tile-overview": "CPUs and GPUs have no tiles",

@@ -10,8 +10,8 @@ from gctools import _commands
 from gctools._attributes import attributes
 from gctools._devices import list_devices
 from gctools._processes import list_holds
-from gctools._system import System
 from gctools._tables import clean, write
+from gctools.system import System
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

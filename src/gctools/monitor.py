@@ -13,9 +13,9 @@ from typing import Any
 from gctools import _commands
 from gctools._devices import Device, list_devices, partition
 from gctools._processes import Hold, list_holds
-from gctools._system import System
 from gctools._tables import Column, Row, box, table, terminal_size, width_of, write
 from gctools._text import UNKNOWN, count, elapsed, gibibytes, number
+from gctools.system import System
 
 _DEVICES = (
     Column("ID", align=">"),

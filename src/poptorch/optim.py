@@ -2,7 +2,7 @@
 
 They are torch's own classes, usable on the host, that carry what a program needs: which values may
 change after compilation, loss scaling, clipping. Inside a wrapped model their ``step`` never runs;
-``_optimizer.to_update_rule`` reads their attributes.
+``_optimizers.reading`` reads their attributes.
 """
 
 import math
@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from poptorch._optimizers import lamb
 from poptorch._optimizers.host import HostState
+from poptorch._optimizers.reading import host_step
 
 __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttributes"]
 
@@ -359,7 +361,7 @@ class RMSprop(_Moments, torch.optim.RMSprop):
         self._start(given | _passed(loss_scaling=loss_scaling), _RMSPROP_NAMES)
 
 
-class LAMB(_Moments, torch.optim.Optimizer):
+class LAMB(_Moments, lamb.LAMB):
     """LAMB (arXiv 1904.00962), with one trust ratio per parameter tensor.
 
     Args:
@@ -397,14 +399,7 @@ class LAMB(_Moments, torch.optim.Optimizer):
             weight_decay=weight_decay,
             max_weight_norm=max_weight_norm,
         )
-        defaults = {
-            "lr": 1e-3,
-            "betas": (0.9, 0.999),
-            "eps": 1e-8,
-            "weight_decay": 1e-2,
-            "max_weight_norm": 65500.0,
-        }
-        torch.optim.Optimizer.__init__(self, params, defaults | given)
+        lamb.LAMB.__init__(self, params, **given)
         self.bias_correction = _or(bias_correction, True)
         self.loss_scaling = _or(loss_scaling, 1.0)
         self._set_types(
@@ -422,8 +417,6 @@ class LAMB(_Moments, torch.optim.Optimizer):
         Returns:
             What the closure returned, or None.
         """
-        from poptorch._optimizers.reading import host_step
-
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -1,7 +1,7 @@
 import pytest
 
 from gctools import _devices
-from gctools._system import System
+from gctools.system import System
 from machines import Machine, Nvml
 
 

@@ -17,7 +17,7 @@ from abele.runtime import device_registry
 from abele.runtime.device_registry import Attachment
 from gctools._devices import list_devices
 from gctools._processes import list_holds
-from gctools._system import System
+from gctools.system import System
 
 SOURCE = Path(__file__).parents[2] / "src"
 CPU = torch.device("cpu")

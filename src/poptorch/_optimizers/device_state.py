@@ -21,9 +21,9 @@ from abele.runtime.session import Session
 from abele.step import optimizer_objects
 from abele.step.update_rules import Group, UpdateRule
 from abele.trace.tensor_names import state_name
-from poptorch import optim
 from poptorch._error import error
 from poptorch._logging import logger
+from poptorch._optimizers.host import HostState
 
 _ACCUMULATOR = "Accum___"
 
@@ -56,7 +56,7 @@ class DeviceState:
 
     def __init__(self):
         self.pending = self.reread = self.stale = False
-        self._optimizer: optim.Optimizer | None = None
+        self._optimizer: HostState | None = None
         self._torchs: torch.optim.Optimizer | None = None  # whichever is in use
         self._names: Mapping[int, str] = {}
         self._hook: Any = None  # on loading into an optimizer of torch.optim
@@ -65,7 +65,7 @@ class DeviceState:
         self._session: Session | None = None
 
     @property
-    def optimizer(self) -> optim.Optimizer | None:
+    def optimizer(self) -> HostState | None:
         """The optimizer in use, if it is one of this package's."""
         return self._optimizer
 
@@ -98,7 +98,7 @@ class DeviceState:
             self._follow(optimizer)
         if optimizer is not self._optimizer:
             self.release()
-            if isinstance(optimizer, optim.Optimizer):
+            if isinstance(optimizer, HostState):
                 self._take(optimizer)
         self._rule, self.reread = rule, False
         self.pending = self.pending or (another and bool(self._host_state()))
@@ -109,7 +109,7 @@ class DeviceState:
         if self._hook is not None:
             self._hook.remove()
         self._hook = None
-        if not isinstance(optimizer, optim.Optimizer):
+        if not isinstance(optimizer, HostState):
             reference = weakref.ref(self)
 
             def loaded(_: torch.optim.Optimizer) -> None:
@@ -119,7 +119,7 @@ class DeviceState:
 
             self._hook = optimizer.register_load_state_dict_post_hook(loaded)
 
-    def _take(self, optimizer: optim.Optimizer) -> None:
+    def _take(self, optimizer: HostState) -> None:
         other = optimizer._connection()
         if other is not None:
             other.release()

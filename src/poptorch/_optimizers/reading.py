@@ -12,50 +12,33 @@ import torch
 
 from abele.step import optimizer_arguments, update_rules
 from abele.step.update_rules import RULES, Group, UpdateRule
-from poptorch import optim
 from poptorch._error import error
 from poptorch._logging import logger
+from poptorch._optimizers.lamb import LAMB
 from poptorch.enums import MeanReductionStrategy
 from poptorch.options import Options
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """How one family of optimizers maps to a rule."""
+    """How a class of torch, from which that of poptorch.optim derives, maps to a rule."""
 
-    classes: tuple[type, ...]
+    base: type
     rule: str
     names: tuple[str, ...]
 
 
+_ADAM = ("lr", "betas", "eps", "weight_decay")
 _KINDS = (
-    _Kind(
-        (optim.SGD, torch.optim.SGD),
-        "sgd",
-        ("lr", "momentum", "dampening", "weight_decay"),
-    ),
+    _Kind(torch.optim.SGD, "sgd", ("lr", "momentum", "dampening", "weight_decay")),
     # AdamW before Adam: torch derives one from the other.
-    _Kind(
-        (optim.AdamW, torch.optim.AdamW),
-        "adam",
-        ("lr", "betas", "eps", "weight_decay"),
-    ),
-    _Kind(
-        (optim.Adam, torch.optim.Adam),
-        "adam",
-        ("lr", "betas", "eps", "weight_decay"),
-    ),
-    _Kind(
-        (optim.RMSprop, torch.optim.RMSprop),
-        "rmsprop",
-        ("lr", "alpha", "eps", "weight_decay", "momentum"),
-    ),
-    _Kind(
-        (optim.LAMB,),
-        "lamb",
-        ("lr", "betas", "eps", "weight_decay", "max_weight_norm"),
-    ),
+    _Kind(torch.optim.AdamW, "adam", _ADAM),
+    _Kind(torch.optim.Adam, "adam", _ADAM),
+    _Kind(torch.optim.RMSprop, "rmsprop", ("lr", "alpha", "eps", "weight_decay", "momentum")),
+    _Kind(LAMB, "lamb", (*_ADAM, "max_weight_norm")),
 )
+# Where classes live whose step is that of their rule; other classes have code of their own.
+_LIBRARIES = ("torch.optim.", "poptorch.")
 
 # torch.optim objects: lr may always change, these only if they are not at the neutral value.
 _NEUTRAL = {"weight_decay": 0.0, "momentum": 0.0, "dampening": 0.0, "eps": 1e-8}
@@ -101,7 +84,7 @@ def to_update_rule(optimizer: Any, names: Mapping[int, str], *, warn: bool = Fal
 
 def _kind_of(optimizer: Any) -> _Kind:
     for kind in _KINDS:
-        if isinstance(optimizer, kind.classes):
+        if isinstance(optimizer, kind.base):
             return kind
     raise AssertionError(
         f"Unsupported optimizer type {type(optimizer).__name__}. Use SGD, Adam, AdamW, RMSprop or "
@@ -111,12 +94,12 @@ def _kind_of(optimizer: Any) -> _Kind:
 
 def _warn(optimizer: Any, kind: _Kind, groups: tuple[Group, ...]) -> None:
     name = type(optimizer).__name__
-    if type(optimizer) not in kind.classes:
+    if not type(optimizer).__module__.startswith(_LIBRARIES):
         logger.warning(
             "Optimizer %s is a subclass of %s: its Python code does not run in a wrapped model, "
             "only its attributes are read.",
             name,
-            kind.classes[0].__name__,
+            kind.base.__name__,
         )
     has_params = any(group["params"] for group in optimizer.param_groups)
     if has_params and not any(group.params for group in groups):

@@ -1,0 +1,22 @@
+"""Places that Slurm and MPI gave to programs which were started without poprun."""
+
+import os
+
+from popdist._error import Error
+from popdist._run.placement import adopt
+from popdist._run.placement.adopt import Place
+from popdist._run.problems import Problem
+
+__all__ = ["Place", "given"]
+
+
+def given() -> Place | None:
+    """Return the place of this process; None where nothing started it as one of several.
+
+    Raises:
+        popdist.Error: The environment contradicts itself.
+    """
+    try:
+        return adopt.find(os.environ)
+    except (Problem, ValueError) as problem:
+        raise Error(str(problem)) from problem

@@ -1,0 +1,25 @@
+"""The arguments of LAMB, which torch.optim does not have."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+
+class LAMB(torch.optim.Optimizer):
+    """What torch's class would be: groups with the arguments of LAMB (arXiv 1904.00962).
+
+    Args:
+        params: parameters or groups.
+        given: arguments that are not to have their default value.
+    """
+
+    def __init__(self, params: Iterable, **given: Any):
+        defaults = {
+            "lr": 1e-3,
+            "betas": (0.9, 0.999),
+            "eps": 1e-8,
+            "weight_decay": 1e-2,
+            "max_weight_norm": 65500.0,
+        }
+        super().__init__(params, defaults | given)
