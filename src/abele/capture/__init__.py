@@ -1,10 +1,7 @@
 """Capture: a module, an update rule and one example micro-batch become programs."""
 
-from abele.capture.core import (
-    Call,
-    Captured,
-    capture,
-)
+from abele.capture.core import Captured, capture
+from abele.capture.recipe import Call
 
 __all__ = [
     "Call",

@@ -65,6 +65,14 @@ class Leftovers:
         for _, before in self._before.values():
             yield from (value for value in before.values() if isinstance(value, torch.Tensor))
 
+    @contextlib.contextmanager
+    def mended(self) -> Iterator[None]:
+        """While open, forward may leave tensors without data; on leaving, none is left."""
+        try:
+            yield
+        finally:  # backward leaves some, too, and so does a forward that fails
+            self.mend(lambda tensor: None)
+
     def mend(self, value_of: ValueOf, *, state: bool = True) -> None:
         """Leaves no tensor without data in any of the objects.
 

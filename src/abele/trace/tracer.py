@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -34,6 +35,8 @@ aten = torch.ops.aten
 _OURS = {Role.OPTIMIZER_STATE, Role.ACCUMULATOR, Role.HYPER, Role.COUNTER}
 
 _STATE = {Role.PARAMETER, Role.BUFFER}
+
+Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,31 +71,37 @@ class Values:
 
 def trace(
     name: str,
-    body: Callable[[Values], list[torch.Tensor]],
+    body: Callable[[Values], tuple[list[torch.Tensor], Result]],
     named: Sequence[Named],
     mode: _torch.FakeTensorMode,
     lookup: Lookup,
-) -> Program:
+) -> tuple[Program, Result]:
     """Run ``body`` once, on tensors without data.
 
     Args:
         name: of the program.
-        body: what the program computes; returns its outputs.
+        body: what the program computes; returns its outputs, and what else the caller wants to
+            know of it.
         named: the input slots, in order; only shapes and dtypes of the values are used.
         mode: makes the tensors.
         lookup: chooses which other tensors the program returns behind its outputs.
+
+    Returns:
+        The program, and what ``body`` returned beside its outputs.
     """
     started = time.perf_counter()
     fakes = [fake_of(item, mode) for item in named]
     state = {_address(item.value): item.name for item in named if item.role in _STATE}
     changed: list[Left] = []
+    results: list[Result] = []
 
     def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
         lookup.start()
         with operator_cache.remembering(mode, state) as left:
-            returned = [*body(Values(named, tensors)), *lookup.gradients]
+            outputs, result = body(Values(named, tensors))
             changed.extend(left())
-        return returned
+        results.append(result)
+        return [*outputs, *lookup.gradients]
 
     quiet = _torch.without_log_of_fakes()
     # Computations of finalizers would be traced too.
@@ -111,7 +120,7 @@ def trace(
     own_outputs(graph)
     for memory, value in changed:
         memory.leave(value)
-    return _as_program(name, graph, named, anchors, time.perf_counter() - started)
+    return _as_program(name, graph, named, anchors, time.perf_counter() - started), results[0]
 
 
 def _address(value: torch.Tensor) -> int:

@@ -295,7 +295,10 @@ class _Tracing:
         return [forward, backward, update]
 
     def _trace(self, name: str, body: Any, slots: list[Named]) -> Program:
-        return tracer.trace(name, body, slots, self.mode, Lookup(()))
+        program, _ = tracer.trace(
+            name, lambda values: (body(values), None), slots, self.mode, Lookup(())
+        )
+        return program
 
 
 def _named_gradients(step: Program, updated: Sequence[str]) -> Program:

@@ -1,0 +1,87 @@
+"""The user's forward inside a trace: with traced state in place, and what it returns."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from abele import _torch
+from abele._torch.dynamo import compiled_functions_run_plainly
+from abele._torch.parameters import counted_as_parameters
+from abele.capture import loss_traps
+from abele.capture.diagnose import explained
+from abele.capture.portable import portable_functions
+from abele.capture.recipe import Recipe
+from abele.capture.references import References
+from abele.program import Role
+from abele.trace import scopes
+from abele.trace.constants import constant_value
+from abele.trace.module_state import in_place_of, substituted
+from abele.trace.plain_tensors import written_stand_in
+from abele.trace.tracer import Values
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Forward:
+    """What forward returned.
+
+    Attributes:
+        returned: its tensors as it made them, with their history.
+        outputs: those that the program computes, without history.
+        constants: the values of the others, by position.
+    """
+
+    returned: Sequence[torch.Tensor]
+    outputs: list[torch.Tensor]
+    constants: Mapping[int, torch.Tensor]
+
+
+@contextlib.contextmanager
+def state_in_place(recipe: Recipe, values: Values) -> Iterator[References]:
+    """While open, the module and whoever else refers to its state have the traced tensors."""
+    traced = values.of(Role.PARAMETER), values.of(Role.BUFFER)
+    references = References(in_place_of(recipe.state, *traced))
+    with counted_as_parameters(traced[0].values()), substituted(recipe.state, *traced):
+        yield references
+
+
+def called(recipe: Recipe, values: Values, references: References) -> list[torch.Tensor]:
+    """What forward returns, with the state in place; traced where a trace is under way."""
+    inputs = values.of(Role.INPUT)
+    with (
+        explained(),
+        references,
+        scopes.recording(recipe.module_names),
+        portable_functions(training=recipe.config.training),
+        compiled_functions_run_plainly(),
+    ):
+        outputs = recipe.call([inputs[item.name] for item in recipe.inputs])
+        return [references.resolved(output) for output in outputs]
+
+
+def run(recipe: Recipe, values: Values, references: References) -> Forward:
+    """Runs forward in the trace under way, with the state in place."""
+    returned = called(recipe, values, references)
+    loss_traps.warn_of_lost_state(recipe.leftovers.reassigned())
+    recipe.leftovers.mend(constant_value, state=False)
+    constants, outputs = {}, []
+    for index, output in enumerate(returned):
+        known = None if _torch.traced_node(output) else constant_value(output)
+        if known is not None:
+            constants[index] = known
+        else:
+            # None for traced ones; else forward wrote into it what depends on an input.
+            stand_in = written_stand_in(output)
+            outputs.append((output if stand_in is None else stand_in).detach())
+    return Forward(returned=returned, outputs=outputs, constants=constants)
+
+
+def inference(recipe: Recipe, values: Values) -> Forward:
+    """Runs forward alone, without gradients, in the trace under way."""
+    with torch.no_grad(), state_in_place(recipe, values) as references:
+        result = run(recipe, values, references)
+    _torch.mark_traced("forward")
+    return result

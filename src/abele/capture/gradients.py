@@ -1,0 +1,106 @@
+"""Forward, its loss, and backward, in one trace."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from abele import _torch
+from abele.capture import forward, gradient_hooks, loss_traps
+from abele.capture.diagnose import explained
+from abele.capture.forward import Forward, state_in_place
+from abele.capture.losses import LossFinder
+from abele.capture.origins import backward_origins
+from abele.capture.recipe import Recipe
+from abele.capture.references import References
+from abele.program import Role
+from abele.step import loss_scaling, reduction
+from abele.trace.tracer import Values
+
+Gradients = Mapping[str, torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """One micro-batch, traced.
+
+    Attributes:
+        forward: what forward returned.
+        gradients: of the loss, by parameter; scaled.
+        largest_scale: upper limit of the loss scale.
+    """
+
+    forward: Forward
+    gradients: Gradients
+    largest_scale: float
+
+
+def gradients_of(
+    recipe: Recipe, heads: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor], values: Values
+) -> dict[str, torch.Tensor]:
+    """Gradients of some tensors by the trained parameters that they depend on.
+
+    Args:
+        recipe: what is captured.
+        heads: tensors that forward made.
+        seeds: a gradient of each.
+        values: the traced slots.
+    """
+    params, names = values.of(Role.PARAMETER), recipe.trained
+    leaves = [params[name] for name in names]
+    for name, leaf in zip(names, leaves, strict=True):
+        original = recipe.state.originals[name]
+        gradient_hooks.register(leaf, original, name, recipe.loss_scale(values))
+    with explained():
+        grads = torch.autograd.grad(heads, leaves, seeds, allow_unused=True)
+    return {n: g.detach() for n, g in zip(names, grads, strict=True) if g is not None}
+
+
+@contextlib.contextmanager
+def differentiable(recipe: Recipe, values: Values) -> Iterator[References]:
+    """Open while forward and backward are traced, with traced state in place."""
+    # Until backward is done: activation checkpointing runs parts of forward again there.
+    hooks = gradient_hooks.checked_modules(recipe.state.modules)
+    with torch.enable_grad(), state_in_place(recipe, values) as references, hooks:
+        yield references
+
+
+def micro_batch(recipe: Recipe, values: Values) -> MicroBatch:
+    """Traces forward and the backward of the one loss in it.
+
+    Raises:
+        LossError: not exactly one final loss.
+    """
+    origins = backward_origins(wanted=recipe.origins)
+    with differentiable(recipe, values) as references, origins as following:
+        with LossFinder() as finder:
+            result = forward.run(recipe, values, references)
+        name, loss = finder.final()
+        _torch.mark_traced("forward")
+        trained = _trained_nodes(recipe, values)
+        loss_traps.warn_of_other_losses(name, loss, result.returned, trained)
+        gradients, largest_scale = {}, 1.0
+        if loss.requires_grad and recipe.trained:
+            # A loss without reduction means the sum of its elements: a seed of ones.
+            seed = torch.ones_like(loss) * _seed_factor(recipe, values)
+            largest_scale = loss_scaling.limit(loss)
+            with following(loss):
+                gradients = gradients_of(recipe, [loss], [seed], values)
+        if not gradients:
+            loss_traps.warn_of_no_gradient(name, loss, trained)
+    _torch.mark_traced("backward")
+    return MicroBatch(forward=result, gradients=gradients, largest_scale=largest_scale)
+
+
+def _trained_nodes(recipe: Recipe, values: Values) -> set[torch.fx.Node]:
+    params = values.of(Role.PARAMETER)
+    nodes = {_torch.traced_node(params[each]) for each in recipe.trained}
+    return {node for node in nodes if node is not None}
+
+
+def _seed_factor(recipe: Recipe, values: Values) -> float | torch.Tensor:
+    scale, divisor = recipe.loss_scale(values), reduction.loss_divisor(recipe.config)
+    return scale / divisor if divisor > 1 else scale

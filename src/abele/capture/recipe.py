@@ -1,0 +1,172 @@
+"""A recipe: forward and the step around it, as what a trace needs of them.
+
+It is never changed. A trace of it gives a program, and beside that what the next program needs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from abele.capture.leftovers import Leftovers
+from abele.errors import CaptureError
+from abele.program import Role
+from abele.step import loss_scaling, reduction, replica_groups
+from abele.step.config import StepConfig
+from abele.step.update_rules import UpdateRule
+from abele.trace.module_state import ModuleState
+from abele.trace.tracer import Named, Values
+
+Call = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What is to be captured.
+
+    Attributes:
+        call: runs forward on flat inputs and returns its flat tensor outputs.
+        state: the module and what it holds.
+        params: the parameters as slots.
+        buffers: the buffers as slots.
+        inputs: one micro-batch as slots.
+        config: how one call consumes its batch.
+        rule: the optimizer; without groups where nothing is trained.
+        module_names: paths that nodes remember, by module.
+        origins: nodes of backward carry what is known of their operation of forward.
+        leftovers: the user's objects as they were before forward ran.
+    """
+
+    call: Call
+    state: ModuleState
+    params: tuple[Named, ...]
+    buffers: tuple[Named, ...]
+    inputs: tuple[Named, ...]
+    config: StepConfig
+    rule: UpdateRule
+    module_names: Mapping[torch.nn.Module, str]
+    origins: bool
+    leftovers: Leftovers
+
+    @property
+    def model_slots(self) -> list[Named]:
+        """What forward takes."""
+        return [*self.params, *self.buffers, *self.inputs]
+
+    @property
+    def trained(self) -> list[str]:
+        """Names of the parameters that get gradients where the loss depends on them."""
+        grouped = {name for group in self.rule.groups for name in group.params}
+        return [p.name for p in self.params if p.requires_grad and p.name in grouped]
+
+    @property
+    def hyper_slots(self) -> list[Named]:
+        """The variable hyper-parameters."""
+        return [
+            Named(name, Role.HYPER, torch.tensor(value, dtype=torch.float64))
+            for name, value in self.rule.hyper().items()
+        ]
+
+    @property
+    def counters(self) -> list[Named]:
+        """What programs count by themselves."""
+        names = [reduction.COUNTED] if reduction.runs_as_mean(self.config) else []
+        if self.rule.automatic_scaling is not None:
+            names += loss_scaling.COUNTERS
+        # One tensor each: the same one twice would become the same slot.
+        return [Named(n, Role.COUNTER, torch.zeros((), dtype=torch.float64)) for n in names]
+
+    @property
+    def update_slots(self) -> list[Named]:
+        """State and hyper-parameters of the optimizer."""
+        trained = set(self.trained)
+        initial = self.rule.initial_state({item.name: item.value for item in self.params})
+        state = [
+            Named(f"{param}.{key}", Role.OPTIMIZER_STATE, value)
+            for param, values in initial.items()
+            if param in trained
+            for key, value in values.items()
+        ]
+        return state + self.hyper_slots
+
+    def accumulators(self, names: Sequence[str]) -> list[Named]:
+        """Sums of gradients of these parameters."""
+        dtype = self.rule.accumulator_dtype
+        params = {item.name: item.value for item in self.params}
+        return [
+            Named(
+                f"{replica_groups.ACCUMULATOR}{name}",
+                Role.ACCUMULATOR,
+                torch.zeros_like(params[name], dtype=dtype),
+            )
+            for name in names
+        ]
+
+    def loss_scale(self, values: Values) -> float | torch.Tensor:
+        """What the loss is multiplied by: a number, or a traced slot."""
+        if self.rule.loss_scaling_variable:
+            return values.of(Role.HYPER)["loss_scaling"]
+        return self.rule.loss_scaling
+
+    def per_group(self) -> Recipe:
+        """The same recipe with a per-replica parameter's values as parameters of their own."""
+        groups = self.config.replica_groups
+        if not groups:
+            return self
+        params = [
+            # Different tensors, because tracing knows a tensor by its identity.
+            dataclasses.replace(item, name=name, value=torch.empty_like(item.value))
+            for item in self.params
+            for name in replica_groups.names_in([item.name], groups)
+        ]
+        expanded = [
+            dataclasses.replace(group, params=tuple(replica_groups.names_in(group.params, groups)))
+            for group in self.rule.groups
+        ]
+        rule = dataclasses.replace(self.rule, groups=tuple(expanded))
+        return dataclasses.replace(self, params=tuple(params), rule=rule)
+
+
+def recipe_of(
+    call: Call,
+    module: torch.nn.Module,
+    inputs: Sequence[torch.Tensor],
+    config: StepConfig,
+    rule: UpdateRule | None,
+    *,
+    name_modules: bool = True,
+    origins: bool = False,
+    given: Sequence[object] = (),
+) -> Recipe:
+    """Reads a module; arguments are those of ``capture``.
+
+    Raises:
+        CaptureError: training without a rule; a module whose state no program can hold.
+    """
+    if config.training and rule is None:
+        raise CaptureError("A training program needs an update rule, found none. Pass one.")
+    state = ModuleState.of(module)
+    params = [
+        Named(
+            n,
+            Role.PARAMETER,
+            # Forward sees one group's value; only its shape matters here.
+            torch.empty_like(v[0]) if n in config.replica_groups else v,
+            config.training and n in state.trainable,
+        )
+        for n, v in state.params.items()
+    ]
+    return Recipe(
+        call=call,
+        state=state,
+        params=tuple(params),
+        buffers=tuple(Named(n, Role.BUFFER, v) for n, v in state.buffers.items()),
+        inputs=tuple(Named(f"input{i}", Role.INPUT, v) for i, v in enumerate(inputs)),
+        config=config,
+        rule=rule or UpdateRule(kind="sgd", groups=()),
+        module_names={m: path for path, m in module.named_modules()} if name_modules else {},
+        origins=origins or config.trap_exceptions,
+        leftovers=Leftovers(module, *given),
+    )

@@ -1,0 +1,120 @@
+"""What follows backward in a trace: gradients are summed up, or change the parameters."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from abele import _torch
+from abele.capture.gradients import Gradients, MicroBatch
+from abele.capture.recipe import Recipe
+from abele.program import Role
+from abele.step import loss_scaling, reduction, rounding, update_rules
+from abele.step.replica_groups import ACCUMULATOR
+from abele.step.rounding import Write
+from abele.trace.tracer import Values
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    """What an automatic loss scale has to know of a micro-batch.
+
+    Attributes:
+        elements: of gradients that were looked at.
+        largest: upper limit of the scale.
+    """
+
+    elements: int = 0
+    largest: float = 1.0
+
+
+def _writer(recipe: Recipe) -> Write:
+    return rounding.writer(stochastic=recipe.config.stochastic_rounding)
+
+
+def count_saturated(recipe: Recipe, values: Values, batch: MicroBatch) -> Scaled:
+    """Counts gradients that overflow soon, where the loss scale adapts itself."""
+    settings = recipe.rule.automatic_scaling
+    if settings is None:
+        return Scaled()
+    grads = batch.gradients.values()
+    counter = values.of(Role.COUNTER)[loss_scaling.SATURATED]
+    loss_scaling.count_saturated(grads, counter, settings)
+    return Scaled(loss_scaling.elements(grads), batch.largest_scale)
+
+
+def accumulate(recipe: Recipe, values: Values, grads: Gradients) -> None:
+    """Adds the gradients of a micro-batch to their sums."""
+    config, write = recipe.config, _writer(recipe)
+    sums = values.of(Role.ACCUMULATOR)
+    counted = values.of(Role.COUNTER).get(reduction.COUNTED)
+    with torch.no_grad():
+        for name, grad in grads.items():
+            total = sums[f"{ACCUMULATOR}{name}"]
+            if counted is not None and name in config.replica_groups:
+                reduction.accumulate_share(total, grad, config, write)
+            elif not config.adds_here:
+                reduction.replace(total, grad, write)
+            else:
+                reduction.accumulate(total, grad, counted, write)
+        if counted is not None:
+            counted.add_(1)
+    _torch.mark_traced("update")
+
+
+def apply(recipe: Recipe, values: Values, updated: Sequence[str], scaled: Scaled) -> None:
+    """Updates parameters from sums of gradients, and empties these.
+
+    Args:
+        recipe: what is captured.
+        values: the traced slots.
+        updated: parameters that have sums.
+        scaled: what is known of each micro-batch.
+    """
+    sums = values.of(Role.ACCUMULATOR)
+    grads = {
+        name: reduction.reduced(sums[f"{ACCUMULATOR}{name}"], recipe.config) for name in updated
+    }
+    update(recipe, values, grads, scaled)
+    counted = values.of(Role.COUNTER).get(reduction.COUNTED)
+    # What is replaced need not be emptied.
+    emptied = list(sums.values()) if recipe.config.adds_here else []
+    with torch.no_grad():
+        for total in (*emptied, *([] if counted is None else [counted])):
+            total.zero_()
+    _torch.mark_traced("update")
+
+
+def update(recipe: Recipe, values: Values, grads: Gradients, scaled: Scaled) -> None:
+    """Updates parameters and the optimizer's state from gradients."""
+    state: dict[str, dict[str, torch.Tensor]] = {item.name: {} for item in recipe.params}
+    for name, value in values.of(Role.OPTIMIZER_STATE).items():
+        param, key = name.rsplit(".", 1)
+        state[param][key] = value
+    params, hyper = values.of(Role.PARAMETER), values.of(Role.HYPER)
+    with torch.no_grad(), _following_scale(recipe, values, grads, scaled):
+        update_rules.apply(recipe.rule, params, grads, state, hyper, _writer(recipe))
+    _torch.mark_traced("update")
+
+
+@contextlib.contextmanager
+def _following_scale(
+    recipe: Recipe, values: Values, grads: Gradients, scaled: Scaled
+) -> Iterator[None]:
+    """With an automatic loss scale: unsound updates are undone, then the scale moves."""
+    settings = recipe.rule.automatic_scaling
+    if settings is None or not scaled.elements:
+        yield
+        return
+    written = {name: values.of(Role.PARAMETER)[name] for name in grads}
+    for name, value in values.of(Role.OPTIMIZER_STATE).items():
+        if name.rpartition(".")[0] in grads:
+            written[name] = value
+    with loss_scaling.only_if_finite(grads.values(), written.values()):
+        yield
+    elements = scaled.elements * recipe.config.micro_batches_per_update
+    scale, counters = values.of(Role.HYPER)["loss_scaling"], values.of(Role.COUNTER)
+    loss_scaling.follow(scale, counters, settings, elements, scaled.largest)
