@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from abele import _torch
-from abele.capture.losses import MARKED, ancestors
-from abele.program import is_getitem, is_view
+from abele.capture.losses import MARKED
+from abele.program import ancestors, is_getitem, is_view
 from abele.program.printing import user_line
 from abele.warn import warn_user
 

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from abele import _torch
 from abele.errors import LossError
+from abele.program import ancestors
 
 LOSS_FUNCTIONS: dict[Callable, str] = {
     F.nll_loss: "nll_loss",
@@ -91,7 +92,7 @@ class LossFinder(TorchFunctionMode):
         traced = [(_torch.traced_node(value), name, value) for name, value in self.found]
         # A loss of constants only is in no trace; marking one value twice is one loss.
         nodes = {node: (name, value) for node, name, value in traced if node is not None}
-        feeding = set().union(*(ancestors(node) for node in nodes))
+        feeding = ancestors(*nodes)
         remaining = [entry for node, entry in nodes.items() if node not in feeding]
         if not remaining:
             raise LossError(
@@ -107,15 +108,3 @@ class LossFinder(TorchFunctionMode):
                 f"Found {len(remaining)}: {names}."
             )
         return remaining[0]
-
-
-def ancestors(node: torch.fx.Node) -> set[torch.fx.Node]:
-    """Every node that a node's value is computed from."""
-    seen: set[torch.fx.Node] = set()
-    stack = list(node.all_input_nodes)
-    while stack:
-        current = stack.pop()
-        if current not in seen:
-            seen.add(current)
-            stack += current.all_input_nodes
-    return seen

@@ -16,23 +16,19 @@ import torch
 
 from abele.program import (
     Program,
-    Role,
-    all_nodes,
     has_effect,
     is_getitem,
-    is_view,
     node_argument,
     returned_nodes,
-    subgraphs,
     writes,
 )
+from abele.program.cut import Parts, draws, is_copied
 from abele.program.printing import node_phase
 
 #: Key of the mark.
 STAGE = "stage"
 
 Node = torch.fx.Node
-Parts = dict[Node, int]
 
 
 class Uncuttable(Exception):
@@ -70,29 +66,6 @@ def assign(program: Program, stages: int) -> Parts:
     _place_writes(program, parts)
     _check(program, parts, stages)
     return parts
-
-
-def is_copied(node: Node) -> bool:
-    """Whether each part makes a value for itself: constants, and views of what it has."""
-    if node.op == "get_attr":
-        return True
-    if node.op != "call_function" or draws(node) or has_effect(node) or writes(node):
-        return False
-    source = node_argument(node, 0) if is_getitem(node) else node
-    return is_view(source) or not node.all_input_nodes
-
-
-def draws(node: Node) -> bool:
-    """Whether running a node takes numbers from a random stream."""
-    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-        return True
-    bodies = [n for n in node.all_input_nodes if n.op == "get_attr"]
-    root = node.graph.owning_module
-    if not bodies or root is None:
-        return False
-    inner = dict(subgraphs(root))
-    named = [inner[str(body.target)] for body in bodies if str(body.target) in inner]
-    return any(draws(each) for graph in named for each in all_nodes(graph))
 
 
 def _downwards(program: Program, stages: int) -> Parts:
@@ -160,9 +133,3 @@ def _check(program: Program, parts: Parts, stages: int) -> None:
             raise Uncuttable(f"{where} {what}, and at the same time they would not do so in order")
     for node in returned_nodes(program.graph):
         parts.setdefault(node, _latest(parts, node.all_input_nodes) or 0)
-
-
-def written_slots(program: Program) -> dict[Node, Role]:
-    """The placeholders that a program writes to, and what they are."""
-    slots = zip(program.placeholders(), program.inputs, strict=True)
-    return {node: slot.role for node, slot in slots if slot.mutated}

@@ -12,8 +12,9 @@ from __future__ import annotations
 import torch
 
 from abele.passes._edit import editable, finished
-from abele.pipeline.assignment import STAGE, draws
+from abele.pipeline.assignment import STAGE
 from abele.program import Program
+from abele.program.cut import draws
 from abele.program.printing import node_phase
 
 aten = torch.ops.aten

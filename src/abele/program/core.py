@@ -285,6 +285,18 @@ def all_nodes(graph: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:
         yield from all_nodes(inner)
 
 
+def ancestors(*nodes: torch.fx.Node) -> set[torch.fx.Node]:
+    """Every node that the values of some nodes are computed from."""
+    seen: set[torch.fx.Node] = set()
+    stack = [source for node in nodes for source in node.all_input_nodes]
+    while stack:
+        current = stack.pop()
+        if current not in seen:
+            seen.add(current)
+            stack += current.all_input_nodes
+    return seen
+
+
 def node_argument(node: torch.fx.Node, index: int) -> torch.fx.Node:
     """An argument that is known to be a node."""
     argument = node.args[index]
