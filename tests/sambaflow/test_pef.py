@@ -230,17 +230,28 @@ def test_a_file_of_something_else(tmp_path):
         trace(other)
 
 
-def test_a_file_of_another_release(pef, tmp_path):
-    old = tmp_path / "old.pef"
-    with zipfile.ZipFile(pef) as source, zipfile.ZipFile(old, "w") as target:
+def with_content(pef, path, change):
+    """A copy of a file whose manifest says something else."""
+    with zipfile.ZipFile(pef) as source, zipfile.ZipFile(path, "w") as target:
         for name in source.namelist():
             data = source.read(name)
             if name == "manifest.json":
                 manifest = json.loads(data)
-                manifest["content"]["version"] = "0.0.1"
+                change(manifest["content"])
                 data = json.dumps(manifest).encode()
             target.writestr(name, data)
+    return path
+
+
+def test_a_file_of_another_release(pef, tmp_path):
+    old = with_content(pef, tmp_path / "old.pef", lambda c: c.update(version="0.0.1"))
     with pytest.raises(PefMismatchError, match=r"compiled by release '0.0.1', this is"):
+        trace(old)
+
+
+def test_a_file_of_an_earlier_layout(pef, tmp_path):
+    old = with_content(pef, tmp_path / "old.pef", lambda c: c.pop("layout"))
+    with pytest.raises(PefMismatchError, match=r"has layout 1 of a PEF, .* Compile the program"):
         trace(old)
 
 

@@ -26,7 +26,7 @@ IDS = [str(path.relative_to(SOURCE)) for path in FILES]
 ORDERS = {
     "abele": (
         *("errors", "version", "garbage", "locks", "storage", "_torch", "program", "warn", "step"),
-        *("collectives", "ops", "trace", "capture", "kernels", "passes", "targets", "compile"),
+        *("collectives", "ops", "trace", "kernels", "passes", "capture", "targets", "compile"),
         *("runtime", "pipeline"),
     ),
     "poptorch": (

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from abele.capture import Captured
+from abele.capture.sections import Output, Sectioned
 from abele.compile import portable_executable
 from abele.compile.build import build
 from abele.compile.serialization import first_difference
@@ -25,7 +26,7 @@ from abele.trace.module_state import parameter_names
 from sambaflow.errors import GraphError, PefDamagedError, PefMismatchError, UsageError
 from sambaflow.samba._compile import optimizers as _optimizers
 from sambaflow.samba._compile import pef as _pef
-from sambaflow.samba._compile.capture import Output, Traced, trace_model
+from sambaflow.samba._compile.sections import trace_model
 from sambaflow.samba._session import arguments
 from sambaflow.samba._session.loaded import LoadedGraph
 from sambaflow.samba._session.messages import say, say_traced
@@ -111,7 +112,7 @@ def _load(
         )
         for each in content["outputs"]
     )
-    traced = Traced(captured=captured, outputs=outputs, losses=tuple(content["losses"]))
+    traced = Sectioned(captured=captured, outputs=outputs, starts=tuple(content["starts"]))
     config = StepConfig(training=rule is not None)
     made, record = portable_executable.restore(
         file, content["executable"], captured.programs, config
@@ -158,7 +159,7 @@ def _traced(
     loss_indices: Sequence[int] | None,
     *,
     fused_only: bool,
-) -> Traced:
+) -> Sectioned:
     values = list(named.values())
     by_keyword = dict(zip(keywords, values, strict=True)) if keywords else {}
     positional = [] if keywords else values

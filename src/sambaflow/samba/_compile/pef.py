@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from abele.capture.sections import Sectioned
 from abele.compile import portable_executable
 from abele.compile.executable import Executable
 from abele.errors import CorruptExecutable, SerializationError
@@ -24,11 +25,12 @@ from abele.storage.values import decode, encode
 from abele.trace.module_state import ModuleState
 from abele.version import __version__
 from sambaflow.errors import PefDamagedError, PefMismatchError
-from sambaflow.samba._compile.capture import Traced
 from sambaflow.samba.sambatensor import SambaTensor
 
 KIND = "sambaflow PEF"
 SUFFIX = ".pef"
+#: Of the manifest and of the sections; raised when either changes.
+LAYOUT = 2
 
 
 def interface(
@@ -62,7 +64,7 @@ def _tensors(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def write(
     path: Path,
-    traced: Traced,
+    traced: Sectioned,
     made: Executable,
     described: Mapping[str, Any],
     said: Mapping[str, Any],
@@ -82,12 +84,13 @@ def write(
     packed, members = portable_executable.pack(traced.captured, made)
     content = {
         "version": __version__,
+        "layout": LAYOUT,
         "interface": described,
         "outputs": [
             {**dataclasses.asdict(output), "dtype": encode(output.dtype)}
             for output in traced.outputs
         ],
-        "losses": list(traced.losses),
+        "starts": list(traced.starts),
         "executable": packed,
         "about": dict(said),
     }
@@ -100,7 +103,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Container]:
 
     Raises:
         PefDamagedError: there is no such file, or it is cut, altered or of another kind.
-        PefMismatchError: another release wrote it.
+        PefMismatchError: another release wrote it, or another layout.
     """
     if not str(path):
         raise PefDamagedError(
@@ -116,6 +119,12 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Container]:
                 raise PefMismatchError(
                     f"{path} was compiled by release {version!r}, this is {__version__}. Compile "
                     "the program again."
+                )
+            layout = file.content.get("layout", 1)
+            if layout != LAYOUT:
+                raise PefMismatchError(
+                    f"{path} has layout {layout!r} of a PEF, this release reads layout {LAYOUT}. "
+                    "Compile the program again."
                 )
             yield file
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:

@@ -9,22 +9,16 @@ from typing import Any
 
 import torch
 
+from abele.capture.sectioning import BACKWARD, FORWARD, UPDATE
+from abele.capture.sections import STEP, Sectioned, gradient_of, gradient_of_output
 from abele.compile.build import BuildRecord
 from abele.compile.executable import Executable
+from abele.program import Role
 from abele.step import optimizer_objects
 from abele.step.update_rules import UpdateRule
 from abele.trace.module_state import ModuleState, parameter_names, plain
 from sambaflow.errors import InputError, UsageError
 from sambaflow.samba._compile import optimizers as _optimizers
-from sambaflow.samba._compile.capture import (
-    BACKWARD,
-    FORWARD,
-    STEP,
-    UPDATE,
-    Traced,
-    gradient_of,
-    gradient_of_output,
-)
 from sambaflow.samba._session import arguments, distributed
 from sambaflow.samba._session.device import Device
 from sambaflow.samba._session.naming import sn_name_of
@@ -80,7 +74,7 @@ class LoadedGraph:
         inputs: Mapping[str, SambaTensor],
         optimizers: Sequence[torch.optim.Optimizer],
         rule: UpdateRule | None,
-        traced: Traced,
+        traced: Sectioned,
         made: Executable,
         record: BuildRecord,
         path: Path,
@@ -103,7 +97,8 @@ class LoadedGraph:
         )
         self._slots = self._output_slots()
         self._given: dict[str, torch.Tensor] = {}
-        self._kept: dict[str, torch.Tensor] | None = None
+        self._for_backward: dict[str, torch.Tensor] | None = None
+        self._for_update: dict[str, torch.Tensor] = {}
         self._grads: dict[str, torch.Tensor] = {}
         self._ones: dict[int, torch.Tensor] = {}
         self._last: dict[int, torch.Tensor] = {}
@@ -256,29 +251,33 @@ class LoadedGraph:
     def _step(
         self, given: Mapping[str, torch.Tensor], seeds: Mapping[str, torch.Tensor]
     ) -> dict[int, torch.Tensor]:
-        self._kept = None
+        self._for_backward, self._for_update = None, {}
         outputs = self.device.run(STEP, {**self._by_slot(given), **seeds})
-        self._grads = {n: v for n, v in outputs.items() if n.startswith("gradient.")}
+        self._grads = self._gradients(outputs)
         self._last = {i: outputs[slot] for i, slot in self._slots.items()}
         return self._last
 
     def _forward(self, given: Mapping[str, torch.Tensor], *, keep: bool) -> None:
-        self._kept = None  # memory of the last batch goes before that of this one comes
+        # Memory of the last batch goes before that of this one comes.
+        self._for_backward, self._for_update = None, {}
         by_slot = self._by_slot(given)
         outputs = self.device.run(FORWARD, by_slot)
         self._last = {i: outputs[slot] for i, slot in self._slots.items()}
         if keep:
-            kept = {n: v for n, v in outputs.items() if n.startswith("kept.")}
-            self._kept = {**by_slot, **kept}
+            values = {**by_slot, **outputs}
+            self._for_backward = self._taken_by(BACKWARD, values)
+            self._for_update = self._taken_by(UPDATE, values)
 
     def _backward(self, seeds: Mapping[str, torch.Tensor], *, data_parallel: bool) -> None:
-        if self._kept is None:
+        if self._for_backward is None:
             raise UsageError(
                 "Section bckwd was asked for, but no fwd ran before it with this program (each fwd "
                 "serves one bckwd). Run section fwd first."
             )
-        kept, self._kept = self._kept, None
-        self._grads = self.device.run(BACKWARD, {**kept, **seeds})
+        values, self._for_backward = {**self._for_backward, **seeds}, None
+        outputs = self.device.run(BACKWARD, values)
+        self._grads = self._gradients(outputs)
+        self._for_update |= self._taken_by(UPDATE, outputs)
         if data_parallel:
             distributed.average(self._grads.values())
 
@@ -287,17 +286,28 @@ class LoadedGraph:
             raise UsageError(
                 "Section opt was asked for, but there are no gradients. Run section bckwd first."
             )
-        self.device.run(UPDATE, self._grads)
+        self.device.run(UPDATE, {**self._for_update, **self._grads})
+
+    def _gradients(self, outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        names = [gradient_of(parameter) for parameter in self.traced.captured.updated]
+        return {name: outputs[name] for name in names}
+
+    def _taken_by(
+        self, section: str, values: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Those of the values that a later section takes."""
+        inputs = self.traced.captured.by_name[section].inputs
+        names = {slot.name for slot in inputs if slot.role is Role.INPUT}
+        return {name: value for name, value in values.items() if name in names}
 
     def _by_slot(self, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {f"input{i}": plain(given[name]) for i, name in enumerate(self.inputs)}
 
     def _seeds(self, gradients: Any) -> dict[str, torch.Tensor]:
         """The gradient of each output that backward starts from."""
-        losses = self.traced.losses
         given = self._given_gradients(gradients)
         seeds = {}
-        for index in losses:
+        for index in self.traced.starts:
             value = given.get(index, self.outputs[index].sn_grad)
             output = self.traced.outputs[index]
             if value is None and not output.loss and self.traced_hosts:
@@ -331,18 +341,18 @@ class LoadedGraph:
         )
         items = [gradients] if isinstance(gradients, torch.Tensor) else list(gradients)
         arguments.check_tensors("grad_of_outputs", items)
-        losses = self.traced.losses
-        if len(items) == len(losses):
-            positions = losses
+        starts = self.traced.starts
+        if len(items) == len(starts):
+            positions = starts
         elif len(items) == len(self.outputs):
             positions = tuple(range(len(self.outputs)))
         else:
             raise InputError(
-                f"grad_of_outputs has {len(items)} tensors; backward starts from {len(losses)} "
+                f"grad_of_outputs has {len(items)} tensors; backward starts from {len(starts)} "
                 f"outputs of {len(self.outputs)}. Pass one for each of either."
             )
         found = {i: item for i, item in zip(positions, items, strict=True) if item is not None}
-        extra = [self.outputs[i].sn_name for i in found if i not in losses]
+        extra = [self.outputs[i].sn_name for i in found if i not in starts]
         if extra:
             raise InputError(
                 f"grad_of_outputs has gradients for {', '.join(extra)}, from which backward does "

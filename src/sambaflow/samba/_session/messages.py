@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from abele.capture.sections import Sectioned
 from sambaflow.logging import hint
-from sambaflow.samba._compile.capture import Traced
 from sambaflow.samba._session.loaded import Report
 
 # Requests that a program may make and that have no meaning here.
@@ -32,15 +32,15 @@ def say_hints(where: str, hints: Mapping[str, Any]) -> None:
             hint(f"{where}({name}=...)", "this package knows no such option")
 
 
-def say_traced(traced: Traced, seconds: float) -> None:
+def say_traced(traced: Sectioned, seconds: float) -> None:
     programs = ", ".join(
         f"{p.name} ({len(p.graph.graph.nodes)} nodes)" for p in traced.captured.programs
     )
     say(f"Captured in {seconds:.1f} s: {programs}")
-    if traced.losses:
-        kinds = [traced.outputs[i].loss for i in traced.losses]
+    if traced.starts:
+        kinds = [traced.outputs[i].loss for i in traced.starts]
         origin = "with gradient one" if any(kinds) else "with gradients of the caller"
-        starts = ", ".join(f"output_{i}" for i in traced.losses)
+        starts = ", ".join(f"output_{i}" for i in traced.starts)
         say(f"Backward starts from {starts} {origin}")
 
 

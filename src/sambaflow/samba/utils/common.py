@@ -95,14 +95,14 @@ def compare(reference: torch.nn.Module, inputs: Any, optim: Any) -> None:
     named, keywords = _arguments.named_inputs(inputs)
     torch.manual_seed(_SEED)
     outputs = _reference_outputs(reference, named, keywords)
-    seeds = [torch.ones(outputs[i].shape, dtype=outputs[i].dtype) for i in graph.traced.losses]
+    seeds = [torch.ones(outputs[i].shape, dtype=outputs[i].dtype) for i in graph.traced.starts]
     torch.manual_seed(_SEED)
     training = bool(graph.rule) and optim is not None
     results = session.run(inputs, grad_of_outputs=seeds if training else None)
     for result, expected in zip(results, outputs, strict=True):
         assert_close(result, expected, result.sn_name, _threshold(expected))
     if training:
-        torch.autograd.backward([outputs[i] for i in graph.traced.losses], seeds)
+        torch.autograd.backward([outputs[i] for i in graph.traced.starts], seeds)
         _compare_gradients(reference, graph.module)
     print("Test passed: the PEF computes what plain PyTorch computes.")
 

@@ -64,7 +64,7 @@ def measure_performance(
     sections = ["fwd"] if inference or graph.rule is None else None
     arguments: dict[str, Any] = {"section_types": sections}
     if sections is None and graph.traced_hosts:
-        ones = [torch.ones(graph.traced.outputs[i].shape) for i in graph.traced.losses]
+        ones = [torch.ones(graph.traced.outputs[i].shape) for i in graph.traced.starts]
         arguments["grad_of_outputs"] = ones
     arguments["data_parallel"] = data_parallel or reduce_on_rdu
     times = _timed(lambda: session.run(inputs, **arguments), n_iterations, min_duration)
@@ -102,7 +102,7 @@ def measure_sections(
 
     graph = session._loaded()
     names = SECTIONS if graph.rule is not None else ("fwd",)
-    ones = [torch.ones(graph.traced.outputs[i].shape) for i in graph.traced.losses]
+    ones = [torch.ones(graph.traced.outputs[i].shape) for i in graph.traced.starts]
     times: dict[str, list[float]] = {name: [] for name in names}
     for index in range(n_iterations + _WARMUP):
         for name in names:

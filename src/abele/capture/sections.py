@@ -1,0 +1,184 @@
+"""A step whose backward starts from outputs of forward, each with a gradient that is an input.
+
+It is traced as a whole; ``sectioning`` cuts it into programs that a caller runs one by one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from abele import _torch
+from abele.capture import forward, gradient_hooks, update
+from abele.capture.core import Captured, tracing
+from abele.capture.forward import state_in_place
+from abele.capture.gradients import differentiable, gradients_of
+from abele.capture.losses import LossFinder
+from abele.capture.recipe import Call, Recipe, recipe_of
+from abele.capture.update import Scaled
+from abele.program import Program, Role
+from abele.program.printing import hide_frames
+from abele.step.config import StepConfig
+from abele.step.update_rules import UpdateRule
+from abele.trace import tracer
+from abele.trace.tensor_names import Lookup
+from abele.trace.tracer import Named, Values
+
+#: The name of the program.
+STEP = "step"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Output:
+    """One tensor that forward returns.
+
+    Attributes:
+        shape: its shape.
+        dtype: its element type.
+        differentiable: it depends on a trained parameter.
+        loss: it does, and is a scalar or the result of a criterion of torch.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    differentiable: bool
+    loss: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sectioned:
+    """A captured model with what its sections have to know.
+
+    Attributes:
+        captured: its programs.
+        outputs: what forward returns, constants included.
+        starts: positions of the outputs that backward starts from; none for inference.
+    """
+
+    captured: Captured
+    outputs: tuple[Output, ...]
+    starts: tuple[int, ...]
+
+
+def gradient_of_output(index: int) -> str:
+    """The input slot for the gradient of an output."""
+    return f"output_gradient{index}"
+
+
+def gradient_of(parameter: str) -> str:
+    """The output slot for the gradient of a parameter."""
+    return f"gradient.{parameter}"
+
+
+def capture_from_outputs(
+    call: Call,
+    module: torch.nn.Module,
+    inputs: Sequence[torch.Tensor],
+    rule: UpdateRule,
+    choose: Callable[[Sequence[Output]], Sequence[int]],
+    *,
+    hidden_paths: Sequence[str] = (),
+) -> Sectioned:
+    """Captures a step that starts backward from outputs of forward.
+
+    Forward runs twice: first without a trace, which is much faster, to see what it returns.
+
+    Args:
+        call: as for ``capture``.
+        module: as for ``capture``.
+        inputs: as for ``capture``.
+        rule: the optimizer.
+        choose: positions of differentiable outputs, at least one, among those it is given.
+        hidden_paths: as for ``capture``.
+
+    Returns:
+        One program, ``step``: the outputs of forward, then the gradients of parameters.
+
+    Raises:
+        CaptureError: a hook that no program can run.
+        DataDependentError: forward reads a value.
+        ReassignedError: forward replaces a parameter or buffer.
+    """
+    config = StepConfig(training=True)
+    with tracing():
+        recipe = _only_trained(recipe_of(call, module, inputs, config, rule))
+        gradient_hooks.check(module, recipe.state.originals)
+        with recipe.leftovers.mended():
+            outputs = _examined(recipe)
+        starts = tuple(choose(outputs))
+        with recipe.leftovers.mended():
+            step, constants, updated = _step(recipe, outputs, starts)
+    hide_frames(step, hidden_paths)
+    captured = Captured(
+        programs=(step,),
+        constants={i: value.detach().clone() for i, value in constants.items()},
+        updated=updated,
+    )
+    return Sectioned(captured=captured, outputs=outputs, starts=starts)
+
+
+def _only_trained(recipe: Recipe) -> Recipe:
+    """Without gradients of parameters that the rule does not update."""
+    trained = set(recipe.trained)
+    params = [dataclasses.replace(p, requires_grad=p.name in trained) for p in recipe.params]
+    return dataclasses.replace(recipe, params=tuple(params))
+
+
+def _examined(recipe: Recipe) -> tuple[Output, ...]:
+    mode, slots = _torch.static_fakes(), recipe.model_slots
+    with mode, _torch.without_log_of_fakes(), torch.enable_grad():
+        fakes = [tracer.fake_of(each, mode).requires_grad_(each.requires_grad) for each in slots]
+        values = Values(slots, fakes)
+        with state_in_place(recipe, values) as references, LossFinder() as finder:
+            outputs = forward.called(recipe, values, references)
+    criteria = {id(value) for _, value in finder.found}
+    return tuple(
+        Output(
+            shape=tuple(value.shape),
+            dtype=value.dtype,
+            differentiable=value.requires_grad,
+            loss=value.requires_grad and (value.dim() == 0 or id(value) in criteria),
+        )
+        for value in outputs
+    )
+
+
+def _step(
+    recipe: Recipe, outputs: Sequence[Output], starts: Sequence[int]
+) -> tuple[Program, Mapping[int, torch.Tensor], tuple[str, ...]]:
+    """The program, constants that forward returned, and which parameters it updates."""
+    seeds = [
+        Named(
+            gradient_of_output(i),
+            Role.INPUT,
+            torch.empty(outputs[i].shape, dtype=outputs[i].dtype),
+        )
+        for i in starts
+    ]
+
+    def body(values: Values) -> tuple[list[torch.Tensor], tuple]:
+        given = [values.of(Role.INPUT)[seed.name] for seed in seeds]
+        with differentiable(recipe, values) as references:
+            result = forward.run(recipe, values, references)
+            _torch.mark_traced("forward")
+            heads = [result.returned[i] for i in starts]
+            gradients = gradients_of(recipe, heads, given, values)
+        _torch.mark_traced("backward")
+        update.update(recipe, values, gradients, Scaled())
+        returned = [*result.outputs, *gradients.values()]
+        return returned, (result.constants, tuple(gradients))
+
+    slots = [*recipe.model_slots, *seeds, *recipe.update_slots]
+    step, (constants, updated) = tracer.trace(STEP, body, slots, _torch.static_fakes(), Lookup())
+    return _with_named_gradients(step, updated), constants, updated
+
+
+def _with_named_gradients(step: Program, updated: Sequence[str]) -> Program:
+    first = len(step.outputs) - len(updated)
+    named = [
+        dataclasses.replace(slot, name=gradient_of(name))
+        for slot, name in zip(step.outputs[first:], updated, strict=True)
+    ]
+    return step.replace(outputs=(*step.outputs[:first], *named)).verify()
