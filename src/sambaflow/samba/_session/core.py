@@ -236,12 +236,12 @@ class SambaSession:
     @property
     def optim_dict(self) -> dict[str, torch.Tensor]:
         """The optimizer state on the device, by name."""
-        return {} if self.graph is None else dict(self.graph.device.optimizer_state)
+        return {} if self.graph is None else dict(self.graph.session.optimizer_state)
 
     @property
     def buffer_dict(self) -> dict[str, torch.Tensor]:
         """The buffers on the device, by name."""
-        return {} if self.graph is None else dict(self.graph.device.buffers)
+        return {} if self.graph is None else dict(self.graph.session.buffers[0])
 
     def get_tensors_by_name(self, names: Sequence[str]) -> list[torch.Tensor]:
         """Inputs, outputs and parameters by ``sn_name``.

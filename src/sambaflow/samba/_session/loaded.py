@@ -13,14 +13,15 @@ from abele.capture.sectioning import BACKWARD, FORWARD, UPDATE
 from abele.capture.sections import STEP, Sectioned, gradient_of, gradient_of_output
 from abele.compile.build import BuildRecord
 from abele.compile.executable import Executable
-from abele.program import Role
+from abele.runtime.device_registry import Attachment
+from abele.runtime.sections import SectionSession
 from abele.step import optimizer_objects
+from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
 from abele.trace.module_state import ModuleState, parameter_names, plain
 from sambaflow.errors import InputError, UsageError
 from sambaflow.samba._compile import optimizers as _optimizers
 from sambaflow.samba._session import arguments, distributed
-from sambaflow.samba._session.device import Device
 from sambaflow.samba._session.naming import sn_name_of
 from sambaflow.samba.nn.parameter import SambaParameter
 from sambaflow.samba.sambatensor import SambaTensor
@@ -88,9 +89,10 @@ class LoadedGraph:
         if rule is not None:
             for name, values in rule.initial_state(state.params).items():
                 initial |= {f"{name}.{key}": value for key, value in values.items()}
-        self.device = Device(
-            made, state.params, state.buffers, initial, rule.hyper() if rule else {}
-        )
+        hyper = rule.hyper() if rule else {}
+        config = StepConfig(training=rule is not None)
+        self.session = SectionSession(made, config, state.params, state.buffers, initial, hyper)
+        Attachment(self.session, made.target.name, self.session.device)
         self.outputs = tuple(
             SambaTensor(shape=output.shape, dtype=output.dtype, name=f"output_{index}")
             for index, output in enumerate(traced.outputs)
@@ -128,11 +130,11 @@ class LoadedGraph:
                     f"The state of optimizer {type(each).__name__} cannot be taken over: {problem}."
                     " Load the state that belongs to this model and optimizer."
                 )
-        state = ModuleState.of(self.module)
-        self.device.write(self.device.params, state.params)
-        self.device.write(self.device.buffers, state.buffers)
+        state, session = ModuleState.of(self.module), self.session
+        session.write_params(_among(session.params, state.params))
+        session.write_buffers(_among(session.buffers[0], state.buffers))
         host = optimizer_objects.host_state(self.optimizers, self.names)
-        self.device.write(self.device.optimizer_state, host)
+        session.write_optimizer_state(_among(session.optimizer_state, host))
 
     def to_cpu(
         self,
@@ -141,7 +143,7 @@ class LoadedGraph:
     ) -> None:
         """Writes parameters and buffers to a module and optimizer state to optimizers."""
         target = ModuleState.of(module or self.module)
-        held = {**self.device.params, **self.device.buffers}
+        held = {**self.session.params, **self.session.buffers[0]}
         with torch.no_grad():
             for name, value in {**target.params, **target.buffers}.items():
                 if name not in held or held[name].shape != value.shape:
@@ -152,11 +154,11 @@ class LoadedGraph:
                 value.copy_(held[name])
         if optimizers:
             names = self.names if module is None else parameter_names(module)
-            optimizer_objects.to_host(optimizers, names, self.device.optimizer_state)
+            optimizer_objects.to_host(optimizers, names, self.session.optimizer_state)
 
     def parameter(self, parameter: torch.Tensor) -> torch.Tensor:
         """The device's present values of one of the module's parameters."""
-        return self.device.params[self.names[id(parameter)]].clone()
+        return self.session.params[self.names[id(parameter)]].clone()
 
     def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """The last run's gradient of one of the module's parameters."""
@@ -166,7 +168,7 @@ class LoadedGraph:
         """Everything that has a name: inputs, outputs, parameters."""
         found: dict[str, torch.Tensor] = {**self.inputs}
         found |= {output.sn_name: output for output in self.outputs}
-        for name, value in self.device.params.items():
+        for name, value in self.session.params.items():
             found[sn_name_of(name)] = SambaTensor(value, name=sn_name_of(name))
         return found
 
@@ -176,16 +178,16 @@ class LoadedGraph:
         return Report(
             pef=str(self.path),
             target=self.record.target,
-            device=str(self.device.where),
+            device=str(self.session.device),
             executable=self.record.executable,
             origin=self._origin(),
-            programs=self.device.programs,
+            programs=tuple(self.session.programs),
             seconds=dict(self.record.seconds),
             fallback=self.record.fallback,
         )
 
     def _origin(self) -> str:
-        compiled = self.device.executable.compiled.values()
+        compiled = self.session.executable.compiled.values()
         if not any(each.payload for each in compiled):
             return "interpreted"
         return "file" if self.record.cache == "hit" else "compiled here"
@@ -213,7 +215,7 @@ class LoadedGraph:
                 "'bckwd', or leave it out."
             )
         self._grads = {} if "bckwd" in wanted else self._grads
-        if len(wanted) == 3 and STEP in self.device.programs and not data_parallel:
+        if len(wanted) == 3 and STEP in self.session.programs and not data_parallel:
             return self._results(self._step(given, seeds))
         if "fwd" in wanted:
             self._forward(given, keep=self.rule is not None)
@@ -240,8 +242,8 @@ class LoadedGraph:
                 "the gradients of bckwd."
             )
         missing = {"fwd": FORWARD, "bckwd": BACKWARD, "opt": UPDATE}
-        whole = len(wanted) == 3 and STEP in self.device.programs
-        if not whole and any(missing[name] not in self.device.programs for name in wanted):
+        whole = len(wanted) == 3 and STEP in self.session.programs
+        if not whole and any(missing[name] not in self.session.programs for name in wanted):
             raise UsageError(
                 f"{self.path} was compiled with fused_only and cannot run {wanted} by themselves. "
                 "Compile without fused_only."
@@ -252,7 +254,7 @@ class LoadedGraph:
         self, given: Mapping[str, torch.Tensor], seeds: Mapping[str, torch.Tensor]
     ) -> dict[int, torch.Tensor]:
         self._for_backward, self._for_update = None, {}
-        outputs = self.device.run(STEP, {**self._by_slot(given), **seeds})
+        outputs = self.session.run(STEP, {**self._by_slot(given), **seeds})
         self._grads = self._gradients(outputs)
         self._last = {i: outputs[slot] for i, slot in self._slots.items()}
         return self._last
@@ -261,12 +263,12 @@ class LoadedGraph:
         # Memory of the last batch goes before that of this one comes.
         self._for_backward, self._for_update = None, {}
         by_slot = self._by_slot(given)
-        outputs = self.device.run(FORWARD, by_slot)
+        outputs = self.session.run(FORWARD, by_slot)
         self._last = {i: outputs[slot] for i, slot in self._slots.items()}
         if keep:
             values = {**by_slot, **outputs}
-            self._for_backward = self._taken_by(BACKWARD, values)
-            self._for_update = self._taken_by(UPDATE, values)
+            self._for_backward = self.session.taken_by(BACKWARD, values)
+            self._for_update = self.session.taken_by(UPDATE, values)
 
     def _backward(self, seeds: Mapping[str, torch.Tensor], *, data_parallel: bool) -> None:
         if self._for_backward is None:
@@ -275,9 +277,9 @@ class LoadedGraph:
                 "serves one bckwd). Run section fwd first."
             )
         values, self._for_backward = {**self._for_backward, **seeds}, None
-        outputs = self.device.run(BACKWARD, values)
+        outputs = self.session.run(BACKWARD, values)
         self._grads = self._gradients(outputs)
-        self._for_update |= self._taken_by(UPDATE, outputs)
+        self._for_update |= self.session.taken_by(UPDATE, outputs)
         if data_parallel:
             distributed.average(self._grads.values())
 
@@ -286,19 +288,11 @@ class LoadedGraph:
             raise UsageError(
                 "Section opt was asked for, but there are no gradients. Run section bckwd first."
             )
-        self.device.run(UPDATE, {**self._for_update, **self._grads})
+        self.session.run(UPDATE, {**self._for_update, **self._grads})
 
     def _gradients(self, outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         names = [gradient_of(parameter) for parameter in self.traced.captured.updated]
         return {name: outputs[name] for name in names}
-
-    def _taken_by(
-        self, section: str, values: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
-        """Those of the values that a later section takes."""
-        inputs = self.traced.captured.by_name[section].inputs
-        names = {slot.name for slot in inputs if slot.role is Role.INPUT}
-        return {name: value for name, value in values.items() if name in names}
 
     def _by_slot(self, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {f"input{i}": plain(given[name]) for i, name in enumerate(self.inputs)}
@@ -363,7 +357,7 @@ class LoadedGraph:
     def _one(self, index: int) -> torch.Tensor:
         if index not in self._ones:
             output = self.traced.outputs[index]
-            self._ones[index] = torch.ones(output.shape, dtype=output.dtype).to(self.device.where)
+            self._ones[index] = torch.ones(output.shape, dtype=output.dtype).to(self.session.device)
         return self._ones[index]
 
     def _set_hyper(self, wanted: Mapping[str, Any]) -> None:
@@ -371,7 +365,7 @@ class LoadedGraph:
             return
         values = _optimizers.present_values(self.optimizers, self.rule)
         for name, value in (values | _optimizers.hyper_values(self.rule, wanted)).items():
-            self.device.hyper[name].fill_(value)
+            self.session.set_hyper(name, value)
 
     def _results(self, computed: Mapping[int, torch.Tensor]) -> tuple[SambaTensor, ...]:
         results = []
@@ -383,3 +377,10 @@ class LoadedGraph:
             result._origin = output
             results.append(result)
         return tuple(results)
+
+
+def _among(
+    known: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Those of the values that the device has a place for."""
+    return {name: value.detach() for name, value in values.items() if name in known}

@@ -135,8 +135,8 @@ def _timed(run: Callable[[], Any], iterations: int, min_duration: float) -> list
 
 
 def _finished(graph: LoadedGraph) -> None:
-    if graph.device.where.type == "cuda":
-        torch.cuda.synchronize(graph.device.where)
+    if graph.session.device.type == "cuda":
+        torch.cuda.synchronize(graph.session.device)
 
 
 def _compiled(graph: LoadedGraph) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _compiled(graph: LoadedGraph) -> dict[str, Any]:
         "target": report.target,
         "executable": report.executable,
         "origin": report.origin,
-        "nodes": {p.name: len(p.graph.graph.nodes) for p in graph.device.executable.programs},
+        "nodes": {p.name: len(p.graph.graph.nodes) for p in graph.session.executable.programs},
     }
 
 

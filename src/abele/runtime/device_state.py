@@ -1,0 +1,278 @@
+"""What lives on the device between calls: a model's state, and the random numbers it draws."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from abele.collectives.protocol import Collective
+from abele.program import Program, Role, Slot
+from abele.runtime.exchange import Exchange
+from abele.step import reduction, replica_groups
+from abele.step.config import StepConfig
+
+
+class DeviceState:
+    """Parameters, buffers, optimizer state, accumulators, counters and random streams.
+
+    Args:
+        programs: those whose slots say what state there is.
+        device: where it lives.
+        config: how many replicas and groups there are, and the seed.
+        params: initial parameters by name; copied. Those of ``config.replica_groups`` have a
+            leading dimension for groups, also their state.
+        buffers: initial buffers by name; copied once per replica.
+        optimizer_state: initial state by slot name.
+        hyper: initial values of variable hyper-parameters by slot name.
+        collective: the processes that share each update, ``config.processes`` of them. Weights and
+            optimizer state become those of process 0 where they differ, with a warning.
+
+    Attributes:
+        device: where it lives.
+        config: as given.
+        params: by name; of groups, one per group.
+        buffers: by name, for each replica.
+        optimizer_state: by slot name, of trained parameters only.
+        hyper: by slot name, float64 scalars.
+        accumulators: sums of gradients by slot name.
+        counters: what programs count by themselves, by slot name.
+        exchange: what is done together with the other processes; None without.
+        received: names of the parameters that came from process 0.
+        seed: of the random streams, as it was given.
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        device: torch.device,
+        config: StepConfig,
+        params: Mapping[str, torch.Tensor],
+        buffers: Mapping[str, torch.Tensor],
+        optimizer_state: Mapping[str, torch.Tensor],
+        hyper: Mapping[str, float],
+        collective: Collective | None,
+    ):
+        self.device, self.config = device, config
+        self._groups = config.replica_groups
+        self.params = self._copied(replica_groups.split(params, self._groups))
+        self.buffers = [self._copied(buffers) for _ in range(config.replicas)]
+        used = self._slots(programs, Role.OPTIMIZER_STATE)
+        state = replica_groups.split_state(optimizer_state, self._groups)
+        # Parameters that are frozen have no state in the program, so none is kept.
+        self.optimizer_state = self._copied({n: value for n, value in state.items() if n in used})
+        self.hyper = {
+            name: torch.tensor(value, dtype=torch.float64, device=device)
+            for name, value in hyper.items()
+        }
+        sums = self._slots(programs, Role.ACCUMULATOR)
+        self.exchange: Exchange | None = None
+        if collective is None:
+            self.accumulators = self._zeros(sums)
+        else:
+            self.exchange = Exchange(collective, config, sums, device)
+            self.accumulators = self.exchange.accumulators
+        self.counters = self._zeros(self._slots(programs, Role.COUNTER))
+        self.received = self._same_start()
+        self.seed = config.seed
+        self._random = any(program.uses_random for program in programs)
+        self._streams = self._first_streams()
+
+    def write_params(self, params: Mapping[str, torch.Tensor]) -> None:
+        """Overwrites parameters; names that are missing keep their value.
+
+        With other processes, all have to do the same before the next update, which checks it.
+        """
+        if self.exchange is not None:
+            self.exchange.note_written("weights that were written", params, self.params)
+        for name, value in replica_groups.split(params, self._groups).items():
+            self.params[name].copy_(value)
+
+    def read_param(self, name: str, *, per_replica: bool = False) -> torch.Tensor:
+        """A parameter's present value.
+
+        Args:
+            name: as in the module.
+            per_replica: for one of ``config.replica_groups``: every replica's value instead of
+                one per group.
+
+        Returns:
+            The session's own tensor; with groups a fresh ``[groups, ...]`` or ``[replicas, ...]``.
+        """
+        grouping = self._groups.get(name)
+        if grouping is None:
+            return self.params[name]
+        return replica_groups.joined(self.params, name, grouping, per_replica=per_replica)
+
+    def read_params(self) -> dict[str, torch.Tensor]:
+        """All parameters by name, with a leading dimension where there are groups."""
+        return replica_groups.joined_all(self.params, self._groups)
+
+    def write_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        """Overwrites buffers in every replica."""
+        for replica in self.buffers:
+            for name, value in buffers.items():
+                replica[name].copy_(value)
+
+    def write_optimizer_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Overwrites optimizer state by slot name; with groups it has a leading dimension."""
+        if self.exchange is not None:
+            self.exchange.note_written("optimizer state", state, self.optimizer_state)
+        for name, value in replica_groups.split_state(state, self._groups).items():
+            self.optimizer_state[name].copy_(value)
+
+    def read_optimizer_state(self) -> dict[str, torch.Tensor]:
+        """Optimizer state by slot name, with a leading dimension where there are groups."""
+        return replica_groups.joined_state(self.optimizer_state, self._groups)
+
+    def read_accumulators(self) -> dict[str, torch.Tensor]:
+        """Sums of gradients by parameter, likewise; zero between calls."""
+        skip = len(replica_groups.ACCUMULATOR)
+        sums = {
+            # Programs leave the last update's there if the next one begins by replacing it.
+            name[skip:]: value if self.config.adds_here else torch.zeros_like(value)
+            for name, value in self.accumulators.items()
+        }
+        return replica_groups.joined_params(sums, self._groups)
+
+    def write_accumulators(self, sums: Mapping[str, torch.Tensor]) -> None:
+        """Overwrites sums of gradients by parameter; with groups they have a leading dimension."""
+        for name, value in replica_groups.split(sums, self._groups).items():
+            self.accumulators[f"{replica_groups.ACCUMULATOR}{name}"].copy_(value)
+
+    def set_hyper(self, name: str, value: float) -> None:
+        """Changes a variable hyper-parameter; takes effect at the next update."""
+        if self.exchange is not None:
+            self.exchange.note(name, repr(float(value)))
+        self.hyper[name].fill_(value)
+
+    def write_counters(self, counters: Mapping[str, torch.Tensor]) -> None:
+        """Overwrites what the program counts by itself, such as for an automatic loss scale."""
+        if self.exchange is not None:
+            self.exchange.note_written("counters that were written", counters, self.counters)
+        for name, value in counters.items():
+            self.counters[name].copy_(value)
+        if self.exchange is not None:
+            # What was written is the sum over all processes, and not to be added up again.
+            self.exchange.after_update(self.counters)
+
+    @property
+    def random_state(self) -> list[torch.Tensor] | None:
+        """One generator state per replica, or ``None`` when torch's own stream is shared."""
+        return None if self._streams is None else [state.clone() for state in self._streams]
+
+    @random_state.setter
+    def random_state(self, states: Sequence[torch.Tensor]) -> None:
+        self._streams = [state.clone() for state in states]
+
+    def _copied(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        # contiguous: compiled programs are made for the default layout of each slot.
+        return {
+            name: value.detach().to(self.device, copy=True).contiguous()
+            for name, value in values.items()
+        }
+
+    def _slots(self, programs: Sequence[Program], role: Role) -> dict[str, Slot]:
+        return {
+            name: slot
+            for program in programs
+            for slot in program.inputs
+            if slot.role is role
+            for name in replica_groups.stored_names(slot, self._groups)
+        }
+
+    def _zeros(self, slots: Mapping[str, Slot]) -> dict[str, torch.Tensor]:
+        return {
+            name: torch.zeros(slot.shape, dtype=slot.dtype, device=self.device)
+            for name, slot in slots.items()
+        }
+
+    def _same_start(self) -> list[str]:
+        """Buffers stay: statistics of batches belong to each replica."""
+        if self.exchange is None:
+            return []
+        state = {**self.params, **{f"state of {n}": v for n, v in self.optimizer_state.items()}}
+        different = self.exchange.same_start(state)
+        for name, value in self.hyper.items():
+            self.exchange.note(name, repr(value.item()))
+        return [name for name in different if name in self.params]
+
+    def _first_streams(self) -> list[torch.Tensor] | None:
+        seed, first = self.config.seed, 0
+        if self.exchange is not None:
+            first = self.exchange.collective.rank * self.config.replicas
+            # Without a seed processes must still not draw the same: torch is often seeded alike.
+            seed = torch.initial_seed() % 2**62 if seed is None else seed
+        if seed is None:
+            return None
+        # Consecutive seeds would do for torch's Mersenne twister; spreading them costs nothing.
+        seeds = [
+            seed + 1_000_003 * replica for replica in range(first, first + self.config.replicas)
+        ]
+        return [
+            torch.Generator(self.device)
+            .manual_seed(each if each < 2**64 else each - 2**64)
+            .get_state()
+            for each in seeds
+        ]
+
+    # -- for whoever runs programs ----------------------------------------------------------
+
+    def arguments(self, program: Program, replica: int) -> list[torch.Tensor]:
+        """The argument list of a program in a replica; a call puts its batch in place of inputs."""
+        stores: dict[Role, Mapping[str, torch.Tensor]] = {
+            Role.PARAMETER: self.params,
+            Role.BUFFER: self.buffers[replica],
+            Role.OPTIMIZER_STATE: self.optimizer_state,
+            Role.ACCUMULATOR: self.accumulators,
+            Role.HYPER: self.hyper,
+            Role.COUNTER: self.counters,
+        }
+        absent = torch.empty(0)
+        return [
+            absent
+            if slot.role is Role.INPUT
+            else stores[slot.role][replica_groups.replica_name(slot, self._groups, replica)]
+            for slot in program.inputs
+        ]
+
+    def written(self) -> list[torch.Tensor]:
+        """All tensors that a step may write."""
+        stores = (self.params, *self.buffers, self.optimizer_state, self.hyper)
+        stores += (self.accumulators, self.counters)
+        return [tensor for store in stores for tensor in store.values()]
+
+    def drop_unfinished_sums(self) -> None:
+        """Forgets what was summed since the last update, so that a call may begin anew."""
+        counted = self.counters.get(reduction.COUNTED)
+        for total in (*self.accumulators.values(), *([] if counted is None else [counted])):
+            total.zero_()
+
+    def stream(self, replica: int) -> contextlib.AbstractContextManager[None]:
+        """While open, random numbers are those of a replica, if there is a seed."""
+        if not self._random or self._streams is None:
+            return contextlib.nullcontext()
+        return self._drawing_from(self._streams, replica)
+
+    def shared_stream(self) -> contextlib.AbstractContextManager[None]:
+        """Likewise those of the first replica; process 0 lends its stream to the others."""
+        if self.exchange is None or self._streams is None:
+            return self.stream(0)
+        lent = self._streams[0].clone()
+        self.exchange.collective.broadcast(lent)
+        if self.exchange.collective.rank == 0:
+            return self.stream(0)
+        return self._drawing_from([lent], 0)
+
+    @contextlib.contextmanager
+    def _drawing_from(self, streams: list[torch.Tensor], replica: int) -> Iterator[None]:
+        # torch.cuda's generator is another one than the host's; both modules have these names.
+        generators = torch.cuda if self.device.type == "cuda" else torch
+        outside = generators.get_rng_state()
+        generators.set_rng_state(streams[replica])
+        try:
+            yield
+        finally:
+            streams[replica] = generators.get_rng_state()
+            generators.set_rng_state(outside)
