@@ -6,7 +6,7 @@ import torch
 
 from abele import build, get_target
 from abele.capture import capture
-from abele.pipeline import Cut, PipelinedSession, cut
+from abele.pipeline import Cut, cut, pipelined
 from abele.pipeline.assignment import STAGE
 from abele.runtime.session import Session
 from abele.step.config import StepConfig
@@ -38,7 +38,7 @@ def sessions(
     rule: UpdateRule | None,
     stages: int,
     target: str = "reference",
-) -> tuple[PipelinedSession, Session]:
+) -> tuple[Session, Session]:
     """A session that runs the model as a pipeline, and one that does not, in equal states."""
     captured = capture(
         lambda inputs: flat(module(*inputs)), module, batch, config, rule, origins=True
@@ -53,4 +53,4 @@ def sessions(
     chosen = get_target(target)
     piped, _ = build([*parts.programs, *captured.programs[1:]], config, target=chosen)
     plain, _ = build(captured.programs, config, target=chosen)
-    return PipelinedSession(piped, *arguments, cut=parts), Session(plain, *arguments)
+    return Session(piped, *arguments, plan=pipelined(parts)), Session(plain, *arguments)

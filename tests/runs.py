@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from abele.capture import Captured
 from abele.collectives.protocol import Collective
 from abele.compile.build import BuildRecord
 from abele.compile.cache import ExecutableCache
+from abele.runtime.observers import Observer
 from abele.runtime.session import Session
 from abele.step.config import StepConfig
 from abele.step.update_rules import Group, UpdateRule
@@ -123,6 +124,22 @@ class Trained:
         for call, outputs in enumerate(self.outputs):
             named |= {f"output {i} of call {call}": value for i, value in enumerate(outputs)}
         return named
+
+
+class AfterMicroSteps(Observer):
+    """Looks at something after each micro-step.
+
+    Attributes:
+        values: what was there, in order.
+    """
+
+    def __init__(self, look: Callable[[], Any]):
+        self._look = look
+        self.values: list[Any] = []
+
+    def on_micro_step(self, step, begin, end):
+        """Looks."""
+        self.values.append(self._look())
 
 
 def run(session: Session, batches: Sequence[Batch], seed: int = 3) -> Trained:

@@ -18,10 +18,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
+from abele.runtime.clock import CallRecord
+from abele.runtime.observers import Observer
 from poptorch._logging import logger
 from poptorch._process import chrome_trace as _chrome_trace
 from poptorch._process.chrome_trace import TraceFile
@@ -30,6 +32,7 @@ __all__ = ["Channel"]
 
 ENVIRONMENT = "PVTI_OPTIONS"
 _TRUE = ("true", "1", "on", "yes")
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 class Recorder:
@@ -119,6 +122,17 @@ if _recorder is not None:
     atexit.register(_recorder.close)
 
 
+class _Calls(Observer):
+    """Makes each call of a session an event of a channel."""
+
+    def __init__(self, recorder: Recorder, channel: str, event: str):
+        self._recorder, self._channel, self._event = recorder, channel, event
+
+    def on_call_end(self, call: CallRecord) -> None:
+        """Adds the call, also one that came to an error."""
+        self._recorder.add(self._channel, self._event, call.began_ns)
+
+
 class Channel:
     """A named source of trace events; does nothing unless PVTI_OPTIONS was set at import.
 
@@ -143,16 +157,13 @@ class Channel:
         Raises:
             AttributeError: the object has no such method.
         """
-        return self._instrument_as(obj, {name: f"{type(obj).__name__}.{name}" for name in methods})
-
-    def _instrument_as(self, obj: Any, events: dict[str, str]) -> Any:
-        """The same with names of the events chosen."""
         if self._recorder is not None:
-            for method, event in events.items():
-                setattr(obj, method, self._traced(getattr(obj, method), event))
+            for name in methods:
+                event = f"{type(obj).__name__}.{name}"
+                setattr(obj, name, self._with_event(getattr(obj, name), event))
         return obj
 
-    def _traced(self, function: Any, event: str) -> Any:
+    def _with_event(self, function: Any, event: str) -> Any:
         @functools.wraps(function)
         def traced(*args: Any, **kwargs: Any) -> Any:
             with self.tracepoint(event):
@@ -167,6 +178,10 @@ class Channel:
             name: what the event is called.
         """
         return contextlib.nullcontext() if self._recorder is None else self._open(name)
+
+    def _calls_as(self, event: str) -> tuple[Observer, ...]:
+        """Who makes each call of a session an event; nobody unless this channel is written."""
+        return () if self._recorder is None else (_Calls(self._recorder, self._name, event),)
 
     @contextlib.contextmanager
     def _open(self, name: str) -> Iterator[None]:
@@ -195,35 +210,31 @@ TRAINING = Channel("poptorch.trainingModel")
 INFERENCE = Channel("poptorch.inferenceModel")
 DATALOADER = Channel("poptorch.DataLoader")
 
-# Methods of an executor and of its parts, and what the original calls their events.
-_EVENTS = {
-    "executor": {
-        "setOptimizer": "setOptimizer",
-        "compile": "compile",
-        "destroy": "destroy",
-        "compileAndExport": "compileAndExport",
-    },
-    "compiling": {"run": "modelCompilation"},
-    "weights": {
-        "copyWeightsToHost": "copyWeightsToHost",
-        "copyWeightsToDevice": "copyWeightsToDevice",
-    },
-    "files": {"save": "saveExecutableToFile", "loadExecutable": "loadExecutable"},
-}
-
 
 def channel_of(training: bool) -> Channel:
     """The channel of wrapped models of a kind."""
     return TRAINING if training else INFERENCE
 
 
-def trace_wrapper(training: bool, **parts: Any) -> None:
-    """Makes the work of a wrapped model events of its channel.
+def call_observers(training: bool) -> tuple[Observer, ...]:
+    """Return who makes calls of a compiled model's session events of its channel, if any."""
+    return channel_of(training)._calls_as("modelExecution")
+
+
+def traced(event: str, model: str = "_model") -> Callable[[_Method], _Method]:
+    """Make calls of a method of a wrapper, or of a part of one, events of the wrapper's channel.
 
     Args:
-        training: of the wrapper.
-        parts: ``executor``, ``compiling``, ``weights`` and ``files``.
+        event: what they are called.
+        model: the attribute that has the wrapped model.
     """
-    channel = channel_of(training)
-    for name, part in parts.items():
-        channel._instrument_as(part, _EVENTS[name])
+
+    def decorate(method: _Method) -> _Method:
+        @functools.wraps(method)
+        def with_event(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with channel_of(getattr(self, model).training).tracepoint(event):
+                return method(self, *args, **kwargs)
+
+        return cast("_Method", with_event)
+
+    return decorate

@@ -11,8 +11,9 @@ from torch import nn
 
 from abele import build
 from abele.ops.host_call import HostCalls, host_call
-from abele.pipeline import PipelinedSession, Uncuttable
+from abele.pipeline import Uncuttable, pipelined
 from abele.pipeline.schedule import Task
+from abele.runtime.session import Session
 from abele.step.config import MeanStrategy, OutputMode, Reduction, StepConfig
 from abele.trace.module_state import ModuleState
 from conftest import usable
@@ -171,8 +172,8 @@ def test_stages_and_micro_batches_in_any_number(stages, micro_batches):
     given = batches(2 * config.gradient_accumulation, 2)
     found, expected, piped = compared(module, config, rule_for(module), stages, given)
     assert_same_bits(found, expected)
-    assert piped.cut.stages == stages
-    assert all(part.program is not None for part in piped.cut.parts)
+    assert piped.runner.cut.stages == stages
+    assert all(part.program is not None for part in piped.runner.cut.parts)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -182,7 +183,7 @@ def test_inference_gives_the_same_bits(network, mode):
     config = StepConfig(training=False, device_iterations=6, output_mode=mode)
     found, expected, piped = compared(module, config, None, 3, batches(6))
     assert_same_bits(found, expected)
-    assert not piped.cut.training
+    assert not piped.runner.cut.training
 
 
 @pytest.mark.parametrize(
@@ -334,7 +335,7 @@ def test_each_part_and_the_update_have_a_lowering():
     config = StepConfig(gradient_accumulation=MICRO_BATCHES)
     piped, _ = sessions(module, micro(batches()[0]), config, rule_for(module), 2)
     piped.close()
-    parts = [*(program.name for program in piped.cut.programs), "apply"]
+    parts = [*(program.name for program in piped.runner.cut.programs), "apply"]
     lowerings = piped.executable.key_parts["lowerings"]
     assert lowerings == dict.fromkeys(parts, "interpreter")
 
@@ -357,7 +358,7 @@ def test_an_error_in_a_stage_ends_the_call_and_the_session_goes_on():
     assert not any(total.any() for total in piped.accumulators.values())
     with calling(look=lambda x: x):
         assert_same_bits(run(piped, batches()), run(plain, batches()))
-    members = list(piped._crew._threads)
+    members = list(piped.runner._crew._threads)
     piped.close()
     assert not any(member.is_alive() for member in members)
 
@@ -377,7 +378,7 @@ def test_stages_work_at_the_same_time():
     config = StepConfig(gradient_accumulation=MICRO_BATCHES)
     piped, _ = sessions(module, micro(batches()[0]), config, rule_for(module), 2)
     entered, second_began = itertools.count(), threading.Event()
-    ready = piped._pipeline.ready[1, False]
+    ready = piped.runner._pipeline.ready[1, False]
 
     def wait(x):
         if next(entered) == 1:
@@ -388,11 +389,11 @@ def test_stages_work_at_the_same_time():
         second_began.set()
         return run(arguments)
 
-    piped._pipeline.ready[1, False] = dataclasses.replace(ready, run=noted)
+    piped.runner._pipeline.ready[1, False] = dataclasses.replace(ready, run=noted)
     with calling(wait=wait):
         piped.step(batches()[0])
     piped.close()
-    times = {timed.task: timed for timed in piped.measured.times[0]}
+    times = {timed.task: timed for timed in piped.runner.measured.times[0]}
     first, other = times[Task(0, 1)], times[Task(1, 0)]
     assert first.begin < other.end
     assert other.begin < first.end
@@ -402,7 +403,7 @@ def test_what_is_measured_adds_up():
     module = Network(3)
     config = StepConfig(gradient_accumulation=7, device_iterations=2)
     _, _, piped = compared(module, config, rule_for(module), 3, batches(14, 1))
-    found = piped.measured
+    found = piped.runner.measured
     assert (found.passages, found.micro_batches) == (2, 7)
     assert found.ideal_bubble == pytest.approx(2 / 9)
     assert 0 <= found.bubble < 1
@@ -446,7 +447,8 @@ def compiled_and_interpreted(module, config, rule, given):
     state = ModuleState.of(module)
     hyper = rule.hyper() if rule else {}
     slots = {name: value.clone() for name, value in plain.optimizer_state.items()}
-    piped = PipelinedSession(made, config, state.params, state.buffers, slots, hyper, cut=parts)
+    arguments = (config, state.params, state.buffers, slots, hyper)
+    piped = Session(made, *arguments, plan=pipelined(parts))
     try:
         return run(piped, given), run(plain, given)
     finally:
@@ -466,7 +468,7 @@ def test_stages_on_a_gpu_have_streams_of_their_own_and_give_the_same():
     config = StepConfig(gradient_accumulation=MICRO_BATCHES, output_mode=OutputMode.ALL)
     found, expected, piped = compared(module, config, rule_for(module), 2, batches(), "cuda")
     assert_close_by_norm(found, expected, 1e-4)
-    assert piped.measured.window_ns > 0
+    assert piped.runner.measured.window_ns > 0
 
 
 @pytest.mark.compiler

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
-from abele.pipeline import PipelinedSession, workers
+from abele.pipeline import PipelineRunner, workers
 from wrapping import inference, options, sgd
 
 BLOCKS = ("features", "middle", "scores")
@@ -83,7 +83,7 @@ def test_inference_is_a_pipeline_too():
     with torch.no_grad():
         expected = torch.cat([model(part) for part in images.split(ROWS)])
     assert torch.equal(runner(images), expected)
-    assert isinstance(runner._executable.session, PipelinedSession)
+    assert isinstance(runner._executable.session.runner, PipelineRunner)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_what_runs_sequentially_is_told_once(settings, environment, reason, monk
     assert len(told) == (0 if strategy else 1)
     assert all(reason in text for text in told)
     assert reason in str(trainer.pipelineReport())
-    assert not isinstance(trainer._executable.session, PipelinedSession)
+    assert not isinstance(trainer._executable.session.runner, PipelineRunner)
 
 
 def test_one_core_runs_one_program_unless_told_otherwise(monkeypatch, caplog):
@@ -194,7 +194,7 @@ def test_a_saved_pipeline_goes_on_where_it_was(tmp_path):
     loaded = poptorch.load(path)
     for found, wanted in zip(loaded(*batch()), expected, strict=True):
         assert torch.equal(found, wanted)
-    assert isinstance(loaded._executable.session, PipelinedSession)
+    assert isinstance(loaded._executable.session.runner, PipelineRunner)
 
 
 def test_anchors_of_all_stages_hold_the_same():
@@ -212,7 +212,7 @@ def test_anchors_of_all_stages_hold_the_same():
         model = Watched(annotate)
         trainer = poptorch.trainingModel(model, opts, sgd(model))
         trainer(*batch())
-        assert isinstance(trainer._executable.session, PipelinedSession) is annotate
+        assert isinstance(trainer._executable.session.runner, PipelineRunner) is annotate
         values.append({name: trainer.getAnchoredTensor(name) for name in wanted})
     assert values[0].keys() == values[1].keys()
     assert len(values[0]) == 4
@@ -237,7 +237,7 @@ def test_recomputation_keeps_less_for_backward():
 
 def test_destroying_ends_the_workers():
     trainer, _ = trained(Classifier(), 1)
-    workers_of = list(trainer._executable.session._crew._threads)
+    workers_of = list(trainer._executable.session.runner._crew._threads)
     assert [member.is_alive() for member in workers_of] == [True] * STAGES
     trainer.destroy()
     assert not any(member.is_alive() for member in workers_of)
@@ -246,7 +246,7 @@ def test_destroying_ends_the_workers():
 def test_times_of_a_pipelined_call_are_those_of_the_call():
     runner = inference(lambda x: _two_blocks(x), deviceIterations=4, logCycleCount=True)
     runner(torch.ones(8, 2))
-    assert isinstance(runner._executable.session, PipelinedSession)
+    assert isinstance(runner._executable.session.runner, PipelineRunner)
     assert runner.cycleCount() > 0
     least, most, mean = runner.getLatency()
     assert 0 < least <= mean <= most

@@ -6,6 +6,9 @@ import pytest
 import torch
 
 import poptorch
+from poptorch import profiling
+from poptorch._report.execution import ExecutionTrace
+from poptorch.options._engine import Report
 from wrapping import inference, options, rows, scorer, sgd, trainer
 
 ENGINE = "POPLAR_ENGINE_OPTIONS"
@@ -49,6 +52,33 @@ def test_the_first_calls_are_traced(tmp_path):
     assert len(steps) == 6
     for step, call in zip(steps, [calls[0]] * 3 + [calls[1]] * 3, strict=True):
         assert call["ts"] < step["ts"] < step["ts"] + step["dur"] < call["ts"] + call["dur"]
+
+
+@pytest.mark.parametrize("report_first", [True, False])
+def test_reports_and_events_and_times_do_not_depend_on_who_came_first(
+    report_first, tmp_path, monkeypatch
+):
+    recorder = profiling.Recorder(str(tmp_path / "events"))
+    monkeypatch.setattr(profiling, "_recorder", recorder)
+    wrapped = trainer(scorer(), logCycleCount=True)
+    wrapped.compile(*rows(4))
+    session = wrapped._executable.session
+    report = ExecutionTrace(wrapped._compiled, Report(tmp_path / "net", graph=False, runs=3))
+    (events,) = profiling.Channel("mine")._calls_as("call")
+    observers = [report, events] if report_first else [events, report]
+    for observer in observers:
+        session.add_observer(observer)
+    wrapped(*rows(4))
+    assert wrapped.cycleCount() > 0
+    session.remove_observer(observers[0])
+    wrapped(*rows(4))
+    assert wrapped.getPerfCounters()["output_complete"][0][0] == session.last_call.ended_ns / 1e9
+    recorder.close()
+    steps = json.loads((tmp_path / "net" / "steps.json").read_text())
+    (file,) = (tmp_path / "events").iterdir()
+    traced = [event for event in steps if event.get("cat") == "call"]
+    channel = [event for event in json.loads(file.read_text()) if event.get("cat") == "mine"]
+    assert (len(traced), len(channel)) == ((1, 2) if report_first else (2, 1))
 
 
 def test_each_model_has_a_folder_of_its_name(tmp_path):

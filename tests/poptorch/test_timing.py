@@ -68,14 +68,14 @@ def test_moments_come_in_order_and_are_new_at_each_call():
 def test_compute_latency_is_the_time_of_the_program(monkeypatch):
     wrapped = inference(lambda x: x + 1, deviceIterations=2)
     wrapped(torch.ones(2))
-    session = wrapped._executable.session
-    run, naps = session._model_run, iter((0.02, 0.06))
+    runner = wrapped._executable.session.runner
+    run, naps = runner._program, iter((0.02, 0.06))
 
     def slow(arguments):
         time.sleep(next(naps))
         return run(arguments)
 
-    monkeypatch.setattr(session, "_model_run", slow)
+    monkeypatch.setattr(runner, "_program", slow)
     wrapped(torch.ones(2))
     shortest, longest, average = wrapped.getComputeLatency()
     assert 0.02 <= shortest < 0.06 <= longest
@@ -102,10 +102,10 @@ def test_cycles_are_nanoseconds_of_the_first_replica(monkeypatch):
     with pytest.raises(poptorch.Error, match="run the model at least once"):
         wrapped.cycleCount()
     wrapped(*rows(4))
-    session = wrapped._executable.session
-    run = session._model_run
+    runner = wrapped._executable.session.runner
+    run = runner._program
     naps = iter((0.03, 0.3))
-    monkeypatch.setattr(session, "_model_run", lambda a: (time.sleep(next(naps)), run(a))[1])
+    monkeypatch.setattr(runner, "_program", lambda a: (time.sleep(next(naps)), run(a))[1])
     wrapped(*rows(4))
     cycles = wrapped.cycleCount()
     assert isinstance(cycles, int)

@@ -7,7 +7,7 @@ from abele import Reduction, StepConfig
 from abele.step.config import MeanStrategy
 from abele.step.reduction import loss_divisor, reduced
 from models import plain_loss
-from runs import rule_for, started
+from runs import AfterMicroSteps, rule_for, started
 
 STRATEGIES = list(MeanStrategy)
 
@@ -72,13 +72,10 @@ def test_dividing_the_loss_by_replicas_keeps_their_sum_in_range():
 
 def test_the_accumulator_holds_the_mean_so_far():
     session = session_of(MeanStrategy.RUNNING, gradient_accumulation=4)
-    means = []
-    for step, grad in zip(session._steps, [1.0, 2.0, 6.0, 7.0], strict=True):
-        if step.updates:
-            break
-        session._micro_step(step, [torch.tensor([grad])])
-        means.append(session.accumulators["accumulator.weight"].item())
-    assert means == pytest.approx([1.0, 1.5, 3.0])
+    means = AfterMicroSteps(lambda: session.accumulators["accumulator.weight"].item())
+    session.add_observer(means)
+    session.step([torch.tensor([1.0, 2.0, 6.0, 7.0])])
+    assert means.values[:3] == pytest.approx([1.0, 1.5, 3.0])
 
 
 def test_every_update_starts_counting_anew():

@@ -10,7 +10,7 @@ import torch
 from abele import StepConfig
 from abele.step.rounding import stochastic_half, write_nearest, write_stochastic, writer
 from models import plain_loss
-from runs import rule_for, started
+from runs import AfterMicroSteps, rule_for, started
 
 EVERY_HALF = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
 DRAWS = 4000
@@ -138,8 +138,9 @@ def test_half_accumulators_are_rounded_too():
     rule = rule_for(module, settings={"accumulator_dtype": torch.float16})
     config = StepConfig(stochastic_rounding=True, seed=1, gradient_accumulation=4)
     session, _ = started(module, (x[:1],), rule, config)
-    session._micro_step(session._steps[0], [x[:1]])
-    session._micro_step(session._steps[1], [x[1:]])
-    total = session.accumulators["accumulator.weight"]
+    sums = AfterMicroSteps(lambda: session.accumulators["accumulator.weight"].clone())
+    session.add_observer(sums)
+    session.step([torch.cat([x, x])])
+    total = sums.values[1]
     assert set(total.unique().tolist()) == {1.0, 1 + 2.0**-10}
     assert (total > 1).float().mean() == pytest.approx(0.25, abs=STANDARD_ERRORS * 0.0137)

@@ -243,8 +243,8 @@ def test_off_costs_nothing():
     (program,) = session.executable.programs
     assert program.checks == ()
     assert not [slot for slot in program.outputs if slot.role is Role.MAGNITUDES]
-    assert session._rollback is None
-    assert session._model_run is session.executable.compiled["forward"].run
+    assert session.runner._rollback is None
+    assert session.runner._program is session.executable.compiled["forward"].run
 
 
 @pytest.mark.parametrize("name", ["batch norm and dropout", "embedding and layer norm", "dense"])

@@ -3,10 +3,10 @@
 A training program is cut into the forward and the backward of each stage (``assignment``, ``cut``);
 each part is a program like any other and is compiled by the same targets. Stages run in threads of
 their own (``workers``) in the order of ``schedule``; values pass from stage to stage in memory
-(``running``). ``session`` is the session that does so, ``report`` what it measured.
+(``running``). ``runner`` does so for a session, ``report`` is what it measured.
 """
 
 from abele.pipeline.cut import Cut, Part, Uncuttable, cut
-from abele.pipeline.session import PipelinedSession
+from abele.pipeline.runner import PipelineRunner, pipelined
 
-__all__ = ["Cut", "Part", "PipelinedSession", "Uncuttable", "cut"]
+__all__ = ["Cut", "Part", "PipelineRunner", "Uncuttable", "cut", "pipelined"]

@@ -22,6 +22,28 @@ class _DeviceMark:
     host_ns: int
 
 
+@dataclasses.dataclass(frozen=True)
+class CallRecord:
+    """When the parts of one call happened.
+
+    Attributes:
+        began_ns: when it was made, on the clock of ``time.perf_counter_ns``.
+        marks: before and after each micro-step, opaque; see ``micro_steps``.
+        ended_ns: when its results were where the caller wanted them, or it came to an error.
+        error: what it came to, if it did not end well.
+    """
+
+    began_ns: int
+    marks: Sequence[Any]
+    ended_ns: int
+    error: BaseException | None = None
+
+    def micro_steps(self) -> list[tuple[int, int]]:
+        """Beginning and end of each micro-step that has ended, in ns; waits for a GPU."""
+        marks = nanoseconds(self.marks)
+        return list(zip(marks[::2], marks[1::2], strict=False))
+
+
 def _mark_device() -> _DeviceMark:
     event = torch.cuda.Event(enable_timing=True)
     event.record()

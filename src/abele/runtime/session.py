@@ -6,29 +6,32 @@ streams live here between calls. It is the only mutable object of the engine.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 
 from abele.collectives.protocol import Collective
 from abele.compile.executable import Executable
-from abele.program import Program, Role, Slot
+from abele.program import Program, Role
 from abele.runtime.anchors import Anchor, AnchorStore
-from abele.runtime.clock import clock
-from abele.runtime.exchange import Exchange
-from abele.runtime.traps import Rollback, trapping
-from abele.step import batching, reduction, replica_groups
+from abele.runtime.clock import CallRecord
+from abele.runtime.device_state import DeviceState
+from abele.runtime.micro_steps import Plan, Step, Update, sequential
+from abele.runtime.observers import Observer
+from abele.step import batching
 from abele.step.config import OutputMode, StepConfig
-from abele.targets.base import Run
+
+_Result = TypeVar("_Result")
 
 
-class Session:
+class Session(DeviceState):
     """Runs one executable.
 
     Args:
-        executable: compiled programs: ``forward``, ``step``, or ``accumulate`` and ``apply``.
+        executable: compiled programs: ``forward``, ``step``, or ``accumulate`` and ``apply``; or
+            those that ``plan`` runs.
         config: how one call consumes its batch.
         params: initial parameters by name; copied to the device. Those of
             ``config.replica_groups`` have a leading dimension for groups, also their state.
@@ -38,11 +41,13 @@ class Session:
         anchors: tensors to keep; the programs were captured with their names.
         collective: the processes that share each update, ``config.processes`` of them. Weights and
             optimizer state become those of process 0 where they differ, with a warning.
+        plan: how micro-steps run; one after the other by default.
+        observers: who is told of calls; see ``add_observer``.
 
     Attributes:
-        exchange: what is done together with the other processes; None without.
-        received: names of the parameters that came from process 0.
-        marks: of the last call, before and after each micro-step; see ``runtime.clock``.
+        executable: as given.
+        runner: runs the micro-steps.
+        marks: of the latest call, before and after each micro-step; see ``runtime.clock``.
     """
 
     def __init__(
@@ -55,242 +60,66 @@ class Session:
         hyper: Mapping[str, float] | None = None,
         anchors: Sequence[Anchor] = (),
         collective: Collective | None = None,
+        *,
+        plan: Plan | None = None,
+        observers: Sequence[Observer] = (),
     ):
         batching.check_output_period(config)
-        self.executable, self.config = executable, config
-        self.device = executable.target.device()
-        self._groups = config.replica_groups
-        self.params = self._own(replica_groups.split(params, self._groups))
-        self.buffers = [self._own(buffers) for _ in range(config.replicas)]
-        slots = [slot for program in self._programs() for slot in program.inputs]
-        used = {
-            name
-            for slot in slots
-            if slot.role is Role.OPTIMIZER_STATE
-            for name in replica_groups.stored_names(slot, self._groups)
-        }
-        state = replica_groups.split_state(optimizer_state or {}, self._groups)
-        # Parameters that are frozen have no state in the program, so none is kept.
-        self.optimizer_state = self._own(
-            {name: value for name, value in state.items() if name in used}
+        plan = plan or sequential(executable)
+        # The whole also has what a part of it may leave out, such as a parameter nobody reads.
+        super().__init__(
+            (plan.model, *executable.programs),
+            executable.target.device(),
+            config,
+            params,
+            buffers,
+            optimizer_state or {},
+            hyper or {},
+            collective,
         )
-        self.hyper = {
-            name: torch.tensor(value, dtype=torch.float64, device=self.device)
-            for name, value in (hyper or {}).items()
-        }
-        self.exchange: Exchange | None = None
-        if collective is not None:
-            sums = self._slots(Role.ACCUMULATOR)
-            self.exchange = Exchange(collective, config, sums, self.device)
-        self.accumulators = self._zeros(Role.ACCUMULATOR)
-        self.counters = self._zeros(Role.COUNTER)
-        self.received = self._same_start()
-        self.seed = config.seed
-        self._random = any(program.uses_random for program in executable.programs)
-        self._streams = self._first_streams()
+        self.executable = executable
+        self.runner = plan.start(executable, self, Update(executable, self))
         self._steps = list(batching.schedule(config))
-        self._prepare(anchors)
-        self._mark = clock(self.device)
-        self.marks: list[Any] = []
+        self._shared_and_written = _shared_and_written(plan.model, config)
+        self._first_replicas = set(config.input_groups.firsts())
+        self._anchors = self._anchor_store(anchors, plan.model)
+        self._observers = tuple(observers)
+        self.marks: list = []
+        self._last: tuple[int, list, int] | None = None
 
-    # -- state -----------------------------------------------------------------------------
+    def _anchor_store(self, anchors: Sequence[Anchor], model: Program) -> AnchorStore | None:
+        if not anchors:
+            return None
+        by_name = {program.name: program for program in self.executable.programs}
+        return AnchorStore(anchors, model, by_name.get("apply"), self.config)
 
-    def write_params(self, params: Mapping[str, torch.Tensor]) -> None:
-        """Overwrites parameters; names that are missing keep their value.
+    # -- observing -------------------------------------------------------------------------
 
-        With other processes, all have to do the same before the next update, which checks it.
+    def add_observer(self, observer: Observer) -> None:
+        """Tells an observer of this session's calls from the next one on."""
+        self._observers = (*self._observers, observer)
+
+    def remove_observer(self, observer: Observer) -> None:
+        """Tells an observer nothing more, from the next call on; it may ask for that itself.
+
+        Raises:
+            ValueError: it does not observe this session.
         """
-        if self.exchange is not None:
-            self.exchange.note_written("weights that were written", params, self.params)
-        for name, value in replica_groups.split(params, self._groups).items():
-            self.params[name].copy_(value)
-
-    def read_param(self, name: str, *, per_replica: bool = False) -> torch.Tensor:
-        """A parameter's present value.
-
-        Args:
-            name: as in the module.
-            per_replica: for one of ``config.replica_groups``: every replica's value instead of
-                one per group.
-
-        Returns:
-            The session's own tensor; with groups a fresh ``[groups, ...]`` or ``[replicas, ...]``.
-        """
-        grouping = self._groups.get(name)
-        if grouping is None:
-            return self.params[name]
-        return replica_groups.joined(self.params, name, grouping, per_replica=per_replica)
-
-    def read_params(self) -> dict[str, torch.Tensor]:
-        """All parameters by name, with a leading dimension where there are groups."""
-        return replica_groups.joined_all(self.params, self._groups)
-
-    def write_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
-        """Overwrites buffers in every replica."""
-        for replica in self.buffers:
-            for name, value in buffers.items():
-                replica[name].copy_(value)
-
-    def write_optimizer_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Overwrites optimizer state by slot name; with groups it has a leading dimension."""
-        if self.exchange is not None:
-            self.exchange.note_written("optimizer state", state, self.optimizer_state)
-        for name, value in replica_groups.split_state(state, self._groups).items():
-            self.optimizer_state[name].copy_(value)
-
-    def read_optimizer_state(self) -> dict[str, torch.Tensor]:
-        """Optimizer state by slot name, with a leading dimension where there are groups."""
-        return replica_groups.joined_state(self.optimizer_state, self._groups)
-
-    def read_accumulators(self) -> dict[str, torch.Tensor]:
-        """Sums of gradients by parameter, likewise; zero between calls."""
-        skip = len(replica_groups.ACCUMULATOR)
-        sums = {
-            # Programs leave the last update's there if the next one begins by replacing it.
-            name[skip:]: value if self.config.adds_here else torch.zeros_like(value)
-            for name, value in self.accumulators.items()
-        }
-        return replica_groups.joined_params(sums, self._groups)
-
-    def write_accumulators(self, sums: Mapping[str, torch.Tensor]) -> None:
-        """Overwrites sums of gradients by parameter; with groups they have a leading dimension."""
-        for name, value in replica_groups.split(sums, self._groups).items():
-            self.accumulators[f"{replica_groups.ACCUMULATOR}{name}"].copy_(value)
-
-    def set_hyper(self, name: str, value: float) -> None:
-        """Changes a variable hyper-parameter; takes effect at the next update."""
-        if self.exchange is not None:
-            self.exchange.note(name, repr(float(value)))
-        self.hyper[name].fill_(value)
-
-    def write_counters(self, counters: Mapping[str, torch.Tensor]) -> None:
-        """Overwrites what the program counts by itself, such as for an automatic loss scale."""
-        if self.exchange is not None:
-            self.exchange.note_written("counters that were written", counters, self.counters)
-        for name, value in counters.items():
-            self.counters[name].copy_(value)
-        if self.exchange is not None:
-            # What was written is the sum over all processes, and not to be added up again.
-            self.exchange.after_update(self.counters)
+        if not any(each is observer for each in self._observers):
+            raise ValueError(f"{observer!r} does not observe this session.")
+        self._observers = tuple(each for each in self._observers if each is not observer)
 
     @property
-    def random_state(self) -> list[torch.Tensor] | None:
-        """One generator state per replica, or ``None`` when torch's own stream is shared."""
-        return None if self._streams is None else [state.clone() for state in self._streams]
+    def last_call(self) -> CallRecord | None:
+        """The latest call that did not end in an error; None before there is one."""
+        return None if self._last is None else CallRecord(*self._last)
 
-    @random_state.setter
-    def random_state(self, states: Sequence[torch.Tensor]) -> None:
-        self._streams = [state.clone() for state in states]
-
-    def _own(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        # contiguous: compiled programs are made for the default layout of each slot.
-        return {
-            name: value.detach().to(self.device, copy=True).contiguous()
-            for name, value in values.items()
-        }
-
-    def _slots(self, role: Role) -> dict[str, Slot]:
-        return {
-            name: slot
-            for program in self._programs()
-            for slot in program.inputs
-            if slot.role is role
-            for name in replica_groups.stored_names(slot, self._groups)
-        }
-
-    def _zeros(self, role: Role) -> dict[str, torch.Tensor]:
-        if role is Role.ACCUMULATOR and self.exchange is not None:
-            return self.exchange.accumulators
-        return {
-            name: torch.zeros(slot.shape, dtype=slot.dtype, device=self.device)
-            for name, slot in self._slots(role).items()
-        }
-
-    def _same_start(self) -> list[str]:
-        """Buffers stay: statistics of batches belong to each replica."""
-        if self.exchange is None:
-            return []
-        own = {**self.params, **{f"state of {n}": v for n, v in self.optimizer_state.items()}}
-        different = self.exchange.same_start(own)
-        for name, value in self.hyper.items():
-            self.exchange.note(name, repr(value.item()))
-        return [name for name in different if name in self.params]
-
-    def _first_streams(self) -> list[torch.Tensor] | None:
-        seed, first = self.config.seed, 0
-        if self.exchange is not None:
-            first = self.exchange.collective.rank * self.config.replicas
-            # Without a seed processes must still not draw the same: torch is often seeded alike.
-            seed = torch.initial_seed() % 2**62 if seed is None else seed
-        if seed is None:
-            return None
-        # Consecutive seeds would do for torch's Mersenne twister; spreading them costs nothing.
-        seeds = [
-            seed + 1_000_003 * replica for replica in range(first, first + self.config.replicas)
-        ]
-        return [
-            torch.Generator(self.device)
-            .manual_seed(each if each < 2**64 else each - 2**64)
-            .get_state()
-            for each in seeds
-        ]
+    @property
+    def was_stopped(self) -> bool:
+        """Whether the latest call came to an error after its first micro-step had begun."""
+        return bool(self.marks) and (self._last is None or self.marks is not self._last[1])
 
     # -- running ---------------------------------------------------------------------------
-
-    def _prepare(self, anchors: Sequence[Anchor]) -> None:
-        """Builds each program's argument list once; a step only fills in the batch."""
-        by_name = {program.name: program for program in self.executable.programs}
-        compiled = self.executable.compiled
-        model = self._model_program(by_name)
-        self._model_run = self._model_call(model)
-        self._model_arguments = [
-            self._arguments(model, replica) for replica in range(self.config.replicas)
-        ]
-        self._input_positions = [
-            index for index, slot in enumerate(model.inputs) if slot.role is Role.INPUT
-        ]
-        inputs = [model.inputs[index] for index in self._input_positions]
-        shared = self.config.input_group_size > 1
-        self._shared_and_written = [i for i, slot in enumerate(inputs) if shared and slot.mutated]
-        self._first_replicas = set(self.config.input_groups.firsts())
-        self._apply_run, self._apply_arguments = None, []
-        self._apply_is_random = "apply" in compiled and by_name["apply"].uses_random
-        if "apply" in compiled:
-            self._apply_run = trapping(by_name["apply"], compiled["apply"].run)
-            self._apply_arguments = self._arguments(by_name["apply"], 0)
-        trapped = self.config.trap_exceptions
-        self._rollback = Rollback(self._written) if trapped else None
-        self._micro_step = self._undone_if_stopped if trapped else self._run_micro_step
-        apply = by_name.get("apply")
-        self._anchors = AnchorStore(anchors, model, apply, self.config) if anchors else None
-
-    def _programs(self) -> Sequence[Program]:
-        """Those whose slots say what state there is."""
-        return self.executable.programs
-
-    def _model_program(self, programs: Mapping[str, Program]) -> Program:
-        """The program of a micro-batch."""
-        return programs.get("forward") or programs.get("step") or programs["accumulate"]
-
-    def _model_call(self, model: Program) -> Run:
-        return trapping(model, self.executable.compiled[model.name].run)
-
-    def _arguments(self, program: Program, replica: int) -> list[torch.Tensor]:
-        stores: dict[Role, Mapping[str, torch.Tensor]] = {
-            Role.PARAMETER: self.params,
-            Role.BUFFER: self.buffers[replica],
-            Role.OPTIMIZER_STATE: self.optimizer_state,
-            Role.ACCUMULATOR: self.accumulators,
-            Role.HYPER: self.hyper,
-            Role.COUNTER: self.counters,
-        }
-        absent = torch.empty(0)  # each call puts its batch there
-        return [
-            absent
-            if slot.role is Role.INPUT
-            else stores[slot.role][replica_groups.replica_name(slot, self._groups, replica)]
-            for slot in program.inputs
-        ]
 
     def step(self, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Runs one call: every micro-step of ``batching.schedule`` and its updates.
@@ -308,38 +137,98 @@ class Session:
             TrappedError: an operation made an infinity or NaN, and the configuration traps them;
                 state is as after the last complete update.
         """
-        self.marks = []
+        return self.call(batch, time.perf_counter_ns(), _as_they_are)
+
+    def call(
+        self,
+        batch: Sequence[torch.Tensor],
+        began_ns: int,
+        deliver: Callable[[list[torch.Tensor]], _Result],
+    ) -> _Result:
+        """Runs ``step`` for a caller to whom a call is more than that.
+
+        Args:
+            batch: as for ``step``.
+            began_ns: when the caller was called, on the clock of ``time.perf_counter_ns``.
+            deliver: takes the outputs where the caller wants them; the call ends with it.
+
+        Returns:
+            What ``deliver`` returned.
+
+        Raises:
+            Exception: as from ``step``, or what ``deliver`` or an observer raised.
+        """
+        observers = self._observers
+        self.marks = marks = []
+        try:
+            for observer in observers:
+                observer.on_call_begin(began_ns)
+            result = deliver(self._outputs(batch, observers))
+        except BaseException as error:
+            self._end(observers, CallRecord(began_ns, marks, time.perf_counter_ns(), error))
+            raise
+        ended_ns = time.perf_counter_ns()
+        if observers:
+            self._end(observers, CallRecord(began_ns, marks, ended_ns))
+        # Not before: where an observer ends the call with an error, it did not end well.
+        self._last = (began_ns, marks, ended_ns)
+        return result
+
+    def _end(self, observers: Sequence[Observer], call: CallRecord) -> None:
+        for observer in observers:
+            observer.on_call_end(call)
+
+    def _outputs(
+        self, batch: Sequence[torch.Tensor], observers: Sequence[Observer]
+    ) -> list[torch.Tensor]:
         if self._anchors is not None:
             self._anchors.begin()
         if self.exchange is not None:
             self.exchange.begin()
         try:
-            return self._micro_steps(batch)
+            return self._micro_steps(batch, observers)
         except BaseException as problem:
             if self.exchange is not None and isinstance(problem, Exception):
                 self.exchange.give_up(problem)
-            self._drop_unfinished_sums()
+            # The next call starts with its first micro-batch; nothing may be left of this one.
+            self.drop_unfinished_sums()
             raise
 
-    def _drop_unfinished_sums(self) -> None:
-        """The next call starts with its first micro-batch, so nothing may be left of this one."""
-        counted = self.counters.get(reduction.COUNTED)
-        for total in (*self.accumulators.values(), *([] if counted is None else [counted])):
-            total.zero_()
-
-    def _micro_steps(self, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _micro_steps(
+        self, batch: Sequence[torch.Tensor], observers: Sequence[Observer]
+    ) -> list[torch.Tensor]:
         if len(self._steps) == 1:
-            return self._micro_step(self._steps[0], batch)
+            return self._group(((self._steps[0], batch),), observers)[0]
         kept: list[list[torch.Tensor]] = []
-        for step, rows in self._micro_batches(batch):
-            outputs = self._micro_step(step, rows)
-            if step.keeps:
-                kept.append(outputs)
+        for group in self.runner.groups(self._micro_batches(batch)):
+            outputs = self._group(group, observers)
+            kept += [each for (step, _), each in zip(group, outputs, strict=True) if step.keeps]
         return assemble(kept, self.config)
 
-    def _micro_batches(
-        self, batch: Sequence[torch.Tensor]
-    ) -> Iterator[tuple[batching.MicroStep, list[torch.Tensor]]]:
+    def _group(
+        self, group: Sequence[Step], observers: Sequence[Observer]
+    ) -> list[list[torch.Tensor]]:
+        """Runs micro-steps that run together and returns each one's outputs, if they are wanted."""
+        marks, anchors = self.marks, self._anchors
+        returned = self.runner.run(group, marks, wanted=anchors is not None)
+        if observers:
+            self._tell(observers, group)
+        if anchors is None:
+            return [outputs for outputs, _ in returned]
+        return [
+            anchors.take(step.index, outputs, applied)
+            for (step, _), (outputs, applied) in zip(group, returned, strict=True)
+        ]
+
+    def _tell(self, observers: Sequence[Observer], group: Sequence[Step]) -> None:
+        begins, ends = self.marks[-2 * len(group) :: 2], self.marks[1 - 2 * len(group) :: 2]
+        for (step, _), begin, end in zip(group, begins, ends, strict=True):
+            for observer in observers:
+                if step.updates:
+                    observer.on_update(step)
+                observer.on_micro_step(step, begin, end)
+
+    def _micro_batches(self, batch: Sequence[torch.Tensor]) -> Iterator[Step]:
         """Each micro-step with its rows of every input."""
         sizes = [
             batching.micro_batch_size(tensor.shape[0], self.config) if tensor.dim() else 0
@@ -360,51 +249,6 @@ class Session:
                 ],
             )
 
-    def _written(self) -> list[torch.Tensor]:
-        stores = (self.params, *self.buffers, self.optimizer_state, self.hyper)
-        stores += (self.accumulators, self.counters)
-        return [tensor for store in stores for tensor in store.values()]
-
-    def _undone_if_stopped(
-        self, step: batching.MicroStep, rows: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        assert self._rollback is not None
-        return self._rollback.around(
-            lambda: self._run_micro_step(step, rows),
-            complete=step.updates or not self.config.training,
-        )
-
-    def _run_micro_step(
-        self, step: batching.MicroStep, rows: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        arguments = self._model_arguments[step.replica].copy()
-        for position, tensor in zip(self._input_positions, rows, strict=True):
-            arguments[position] = tensor
-        marks, mark = self.marks, self._mark
-        marks.append(mark())
-        with self._stream(step.replica):
-            outputs = self._model_run(arguments)
-        applied = self._update() if step.updates else None
-        marks.append(mark())
-        if self._anchors is not None:
-            outputs = self._anchors.take(step.index, outputs, applied)
-        return outputs
-
-    def _update(self) -> list[torch.Tensor] | None:
-        """Applies what was summed; None where the model's program does so itself."""
-        if self._apply_run is None:
-            return None
-        exchange = self.exchange
-        if exchange is not None:
-            exchange.reduce(self.counters)
-        # Stochastic rounding draws here; the weights are one, so the first stream serves all.
-        with self._stream_of_update():
-            applied = self._apply_run(self._apply_arguments.copy())
-        if exchange is not None:
-            exchange.after_update(self.counters)
-            exchange.begin()
-        return applied
-
     def close(self) -> None:
         """Frees what a garbage collector would free later, and tells other processes.
 
@@ -412,6 +256,7 @@ class Session:
         """
         if self.exchange is not None:
             self.exchange.close()
+        self.runner.close()
 
     def anchored(self, name: str) -> torch.Tensor | None:
         """The values that an anchor kept of the last call, joined like outputs.
@@ -422,32 +267,17 @@ class Session:
         found = None if self._anchors is None else self._anchors.kept(name)
         return None if found is None else assemble([[value] for value in found[0]], found[1])[0]
 
-    def _stream(self, replica: int) -> contextlib.AbstractContextManager[None]:
-        if not self._random or self._streams is None:
-            return contextlib.nullcontext()
-        return self._own_stream(self._streams, replica)
 
-    def _stream_of_update(self) -> contextlib.AbstractContextManager[None]:
-        """The first replica's stream; process 0 has it and lends it to the others."""
-        if self.exchange is None or self._streams is None or not self._apply_is_random:
-            return self._stream(0)
-        lent = self._streams[0].clone()
-        self.exchange.collective.broadcast(lent)
-        if self.exchange.collective.rank == 0:
-            return self._stream(0)
-        return self._own_stream([lent], 0)
+def _as_they_are(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    return outputs
 
-    @contextlib.contextmanager
-    def _own_stream(self, streams: list[torch.Tensor], replica: int) -> Iterator[None]:
-        # torch.cuda's generator is another one than the host's; both modules have these names.
-        generators = torch.cuda if self.device.type == "cuda" else torch
-        outside = generators.get_rng_state()
-        generators.set_rng_state(streams[replica])
-        try:
-            yield
-        finally:
-            streams[replica] = generators.get_rng_state()
-            generators.set_rng_state(outside)
+
+def _shared_and_written(model: Program, config: StepConfig) -> list[int]:
+    """Inputs that several replicas share and forward writes."""
+    if config.input_group_size == 1:
+        return []
+    inputs = [slot for slot in model.inputs if slot.role is Role.INPUT]
+    return [index for index, slot in enumerate(inputs) if slot.mutated]
 
 
 def assemble(kept: list[list[torch.Tensor]], config: StepConfig) -> list[torch.Tensor]:

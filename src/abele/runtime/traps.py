@@ -6,8 +6,9 @@ one wait for the device per micro-batch, which is the price of stopping there.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -83,19 +84,17 @@ class Rollback:
         self._tensors = tensors
         self._held: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def around(
-        self, micro_step: Callable[[], list[torch.Tensor]], *, complete: bool
-    ) -> list[torch.Tensor]:
-        """Runs a micro-step; where it is stopped, everything since the last update is undone.
+    @contextlib.contextmanager
+    def around(self, *, complete: bool) -> Iterator[None]:
+        """Undoes everything since the last update where the micro-step inside is stopped.
 
         Args:
-            micro_step: what may be stopped.
             complete: it ends with an update, so what comes after starts from its state.
         """
         if not self._held:
             self._held = [(tensor, tensor.clone()) for tensor in self._tensors()]
         try:
-            outputs = micro_step()
+            yield
         except BaseException:
             for tensor, before in self._held:
                 tensor.copy_(before)
@@ -104,4 +103,3 @@ class Rollback:
         finally:
             if complete:
                 self._held = []
-        return outputs

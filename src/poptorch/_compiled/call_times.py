@@ -8,10 +8,8 @@ computed, and every result is home when the call returns.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from abele.runtime import clock
+from abele.runtime.clock import CallRecord
 from abele.step import batching
 from abele.step.config import StepConfig
 
@@ -31,72 +29,59 @@ def no_transfers(inputs: int, outputs: int) -> Counters:
     return {kind: [[] for _ in range(count)] for kind, count in counts.items()}
 
 
-@dataclass(frozen=True)
-class CallTimes:
-    """The moments of one call.
+def cycles(call: CallRecord, config: StepConfig) -> int:
+    """Nanoseconds in which the micro-steps of replica 0 ran.
 
-    Attributes:
-        started: when the call came, in ns of ``time.perf_counter_ns``.
-        marks: before and after each micro-step; see ``abele.runtime.clock``.
-        finished: when the results were on the host.
-        config: the schedule of the call.
+    Args:
+        call: its times.
+        config: its schedule.
     """
+    steps = zip(call.micro_steps(), batching.schedule(config), strict=True)
+    return sum(end - begin for (begin, end), step in steps if step.replica == 0)
 
-    started: int
-    marks: Sequence[Any]
-    finished: int
-    config: StepConfig
 
-    def micro_steps(self) -> list[tuple[int, int]]:
-        """Beginning and end of each micro-step, in ns."""
-        marks = clock.nanoseconds(self.marks)
-        return list(zip(marks[::2], marks[1::2], strict=True))
+def counters(call: CallRecord, config: StepConfig, inputs: int, outputs: int) -> Counters:
+    """Seconds by kind, tensor and transfer.
 
-    def cycles(self) -> int:
-        """Nanoseconds in which the micro-steps of replica 0 ran."""
-        steps = zip(self.micro_steps(), batching.schedule(self.config), strict=True)
-        return sum(end - begin for (begin, end), step in steps if step.replica == 0)
-
-    def counters(self, inputs: int, outputs: int) -> Counters:
-        """Seconds by kind, tensor and transfer.
-
-        Args:
-            inputs: tensors that go in; each has one transfer per micro-step.
-            outputs: tensors that come out; each has one per micro-step whose rows come out.
-        """
-        steps = self.micro_steps()
-        # Sums leave with the last micro-step of each replica, as final results do.
-        leaving = steps[-batching.parts_out(self.config) :]
-        if batching.parts_out(self.config) != self.config.replicas:
-            kept = zip(steps, batching.schedule(self.config), strict=True)
-            leaving = [step for step, micro in kept if micro.keeps]
-        before = [self.started, *(end for _, end in steps[:-1])]
-        return {
-            INPUT: _seconds(before, inputs),
-            READY: _seconds([begin for begin, _ in steps], inputs),
-            DONE: _seconds([end for _, end in leaving], outputs),
-            OUT: _seconds([max(self.finished, end) for _, end in leaving], outputs),
-        }
+    Args:
+        call: its times; it began when the wrapper was called and ended with results on the host.
+        config: its schedule.
+        inputs: tensors that go in; each has one transfer per micro-step.
+        outputs: tensors that come out; each has one per micro-step whose rows come out.
+    """
+    steps = call.micro_steps()
+    # Sums leave with the last micro-step of each replica, as final results do.
+    leaving = steps[-batching.parts_out(config) :]
+    if batching.parts_out(config) != config.replicas:
+        kept = zip(steps, batching.schedule(config), strict=True)
+        leaving = [step for step, micro in kept if micro.keeps]
+    before = [call.began_ns, *(end for _, end in steps[:-1])]
+    return {
+        INPUT: _seconds(before, inputs),
+        READY: _seconds([begin for begin, _ in steps], inputs),
+        DONE: _seconds([end for _, end in leaving], outputs),
+        OUT: _seconds([max(call.ended_ns, end) for _, end in leaving], outputs),
+    }
 
 
 def _seconds(moments: Sequence[int], tensors: int) -> list[list[float]]:
     return [[moment / 1e9 for moment in moments] for _ in range(tensors)]
 
 
-def latency(counters: Counters, first: str, last: str) -> tuple[float, float, float]:
+def latency(moments: Counters, first: str, last: str) -> tuple[float, float, float]:
     """Shortest, longest and average time between two kinds of moments, in seconds.
 
     A step begins with its first transfer in (or when the last one is complete) and ends with its
     last transfer out. Where fewer steps come out than go in, those that go in are grouped evenly.
 
     Args:
-        counters: as from ``CallTimes.counters``.
+        moments: as from ``counters``.
         first: one of ``KINDS``.
         last: a later one.
     """
     choose = max if first == READY else min
-    starts = [choose(moments) for moments in zip(*counters[first], strict=True)]
-    ends = [max(moments) for moments in zip(*counters[last], strict=True)]
+    starts = [choose(each) for each in zip(*moments[first], strict=True)]
+    ends = [max(each) for each in zip(*moments[last], strict=True)]
     if not starts or not ends:
         return 0.0, 0.0, 0.0
     size = len(starts) // len(ends)

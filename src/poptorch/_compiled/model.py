@@ -1,5 +1,6 @@
 """One compiled model: what it was compiled for, its session, and how calls pass through it."""
 
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,8 +11,9 @@ from abele.capture import Captured, capture
 from abele.compile.build import BuildRecord, build
 from abele.compile.cache import ExecutableCache
 from abele.compile.executable import Executable
-from abele.pipeline import PipelinedSession
+from abele.pipeline import pipelined
 from abele.program import Program, Role, Slot
+from abele.runtime.clock import CallRecord
 from abele.runtime.session import Session
 from abele.step import batching
 from abele.step.config import StepConfig
@@ -20,8 +22,8 @@ from abele.targets import Target
 from abele.trace.module_state import ModuleState, tensor_ids
 from abele.warn import warn_user
 from poptorch import profiling
-from poptorch._compiled import hooks, translate
-from poptorch._compiled.call_times import CallTimes, Counters, no_transfers
+from poptorch._compiled import call_times, hooks, translate
+from poptorch._compiled.call_times import Counters
 from poptorch._compiled.pipelines import may_pipeline, pipelining
 from poptorch._compiled.precision import WeightsFollowActivations
 from poptorch._compiled.progress import CompilationProgress
@@ -74,7 +76,6 @@ class CompiledModel:
         self.device = _HOST
         self.anchors = translate.anchors(options)
         self.hidden_paths = translate.hidden_paths(options)
-        self._moments: tuple[int, list[Any], int] | None = None
         own = {value.dtype for value in ModuleState.of(module).params.values()}
         self._demoted = {kind: to for kind, to in _DEMOTED.items() if kind not in own}
         self._warned: set[str] = set()
@@ -106,7 +107,6 @@ class CompiledModel:
         self.device = self.session.device
         self._written_inputs = [i for i, slot in enumerate(self._input_slots()) if slot.mutated]
         self._synthetic = synthetic_inputs(options, rows, self.device)
-        trace._instrument_as(self, {"_run": "modelExecution"})
 
     # -- compiling -------------------------------------------------------------------------
 
@@ -230,14 +230,19 @@ class CompiledModel:
             for name, values in self.rule.initial_state(state.params).items():
                 optimizer_state |= {f"{name}.{key}": value for key, value in values.items()}
         hyper = self.rule.hyper() if self.rule is not None else {}
-        arguments = (executable, self.config, state.params, state.buffers, optimizer_state, hyper)
-        made: dict[str, Any] = {
-            "anchors": self.anchors,
-            "collective": distributed.collective_of(self.config),
-        }
-        if self.pipelining.cut is None:
-            return Session(*arguments, **made)
-        return PipelinedSession(*arguments, **made, cut=self.pipelining.cut)
+        cut = self.pipelining.cut
+        return Session(
+            executable,
+            self.config,
+            state.params,
+            state.buffers,
+            optimizer_state,
+            hyper,
+            self.anchors,
+            distributed.collective_of(self.config),
+            plan=None if cut is None else pipelined(cut),
+            observers=profiling.call_observers(self.config.training),
+        )
 
     def _input_slots(self) -> list[Slot]:
         slots = self.captured.programs[0].inputs
@@ -296,41 +301,50 @@ class CompiledModel:
             flat = originals = self._synthetic
         if self._written_inputs:
             self._refuse_shared_inputs(flat)
-        if self._host_calls.functions:
-            with self._host_calls.in_use():
-                outputs = self.session.step(flat)
-        else:
-            outputs = self.session.step(flat)
+        deliver = self._to_user
+        if self._written_inputs:
+            deliver = functools.partial(self._with_written_inputs, flat, originals)
+        if not self._host_calls.functions:
+            return self.session.call(flat, started, deliver)
+        with self._host_calls.in_use():
+            return self.session.call(flat, started, deliver)
+
+    def _to_user(self, outputs: list[torch.Tensor]) -> Any:
+        return structure.rebuild(self._outputs, self._results(outputs))
+
+    def _with_written_inputs(
+        self,
+        flat: list[torch.Tensor],
+        originals: Sequence[torch.Tensor],
+        outputs: list[torch.Tensor],
+    ) -> Any:
         for index in self._written_inputs:
             if flat[index].data_ptr() != originals[index].data_ptr():
                 with torch.no_grad():
                     originals[index].copy_(flat[index])
-        result = structure.rebuild(self._outputs, self._results(outputs))
-        self._moments = (started, self.session.marks, time.perf_counter_ns())
-        return result
+        return self._to_user(outputs)
 
     @property
     def was_stopped(self) -> bool:
         """Whether the latest run came to an error after it had begun."""
-        marks = self.session.marks
-        return bool(marks) and (self._moments is None or marks is not self._moments[1])
+        return self.session.was_stopped
 
     @property
-    def times(self) -> CallTimes | None:
+    def last_call(self) -> CallRecord | None:
         """When the parts of the last call happened; None before it."""
-        return None if self._moments is None else CallTimes(*self._moments, self.config)
+        return self.session.last_call
 
     def perf_counters(self) -> Counters | None:
         """The times of the last call by kind, tensor and transfer; None before it."""
-        times = self.times
-        if times is None:
+        call = self.last_call
+        if call is None:
             return None
         model = self.captured.programs[0]
         inputs = len(self._input_slots())
         outputs = sum(slot.role is Role.OUTPUT for slot in model.outputs)
         if self._synthetic is not None:
-            return no_transfers(inputs, outputs)
-        return times.counters(inputs, outputs)
+            return call_times.no_transfers(inputs, outputs)
+        return call_times.counters(call, self.config, inputs, outputs)
 
     def anchored(self, name: str) -> torch.Tensor | None:
         """The values that an anchored tensor had in the last call, on the host."""

@@ -11,6 +11,7 @@ from abele.compile import portable_executable
 from abele.runtime import state
 from abele.storage import container
 from abele.storage.container import Container
+from poptorch import profiling
 from poptorch._compiled.model import CompiledModel
 from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import error
@@ -66,6 +67,7 @@ class ModelFiles:
         self._model, self._optimizer, self._weights = model, optimizer, weights
         self._compile, self._translated = compile_, translated
 
+    @profiling.traced("saveExecutableToFile")
     def save(
         self,
         filename: str | os.PathLike[str],
@@ -102,6 +104,7 @@ class ModelFiles:
                 self._add_model(content, members)
             container.write(path, KIND, content, members)
 
+    @profiling.traced("loadExecutable")
     def loadExecutable(self, filename: str | os.PathLike[str]) -> None:
         """Takes the compiled code out of a file in place of compiling.
 

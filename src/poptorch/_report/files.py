@@ -12,21 +12,19 @@ which do not exist here.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from abele.compile.executable import Executable
 from abele.program import Program, Slot, summary
 from abele.step import batching
 from poptorch._compiled.model import CompiledModel
 from poptorch._logging import logger
-from poptorch._process import chrome_trace
-from poptorch._report.pipeline import HEAD, report_of
+from poptorch._report.execution import ExecutionTrace
+from poptorch._report.pipeline import report_of
+from poptorch._report.tables import table
 from poptorch.options import Options
-from poptorch.options._engine import Report, report_wanted
+from poptorch.options._engine import report_wanted
 
 _EXPORT = "POPTORCH_EXPORT_PROTO_FILE"
 _BINARY = "POPTORCH_EXPORT_PROTO_AS_BINARY"
@@ -51,7 +49,7 @@ def write_reports(compiled: CompiledModel, options: Options, seconds: float) -> 
     if wanted.graph:
         _write(wanted.folder, description(compiled, seconds), compiled)
     if wanted.runs:
-        _trace_runs(compiled, wanted)
+        compiled.session.add_observer(ExecutionTrace(compiled, wanted))
 
 
 def _export(executable: Executable) -> None:
@@ -152,26 +150,13 @@ def _as_markdown(name: str, found: dict[str, Any], compiled: CompiledModel) -> s
         f"{found['cache']}." + (f" Fallback: {found['fallback']}" if found["fallback"] else ""),
         per_call,
         "## Memory",
-        _table(("what", "KiB"), [(what, f"{size / 1024:.1f}") for what, size in rows]),
-        *_pipeline_text(compiled),
+        table(("what", "KiB"), [(what, f"{size / 1024:.1f}") for what, size in rows]),
+        *report_of(compiled).sections(),
         "## Compiling",
-        _table(("part", "seconds"), took),
+        table(("part", "seconds"), took),
         *(_operators_text(name, each) for name, each in found["programs"].items()),
     ]
     return "\n\n".join(sections) + "\n"
-
-
-def _pipeline_text(compiled: CompiledModel) -> list[str]:
-    """Nothing for a model of one stage."""
-    if compiled.pipelining.stages < 2:
-        return []
-    found = report_of(compiled)
-    parts = ["## Pipeline", found.sentence()]
-    if found.rows():
-        parts.insert(1, _table(HEAD, found.rows()))
-    if found.timeline():
-        parts.append(f"```\n{found.timeline()}\n```")
-    return parts
 
 
 def _operators_text(name: str, program: dict[str, Any]) -> str:
@@ -181,46 +166,4 @@ def _operators_text(name: str, program: dict[str, Any]) -> str:
         for operator, count in counts.items()
     ]
     title = f"## Program `{name}`: {sum(row[2] for row in rows)} operations"
-    return f"{title}\n\n{_table(('phase', 'operator', 'count'), rows)}"
-
-
-def _table(head: tuple[str, ...], rows: list[tuple]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-
-
-def _trace_runs(compiled: CompiledModel, wanted: Report) -> None:
-    """Traces the first calls; after them, nothing of this is in the way of a call."""
-    events = [chrome_trace.process(wanted.folder.name)]
-    left = wanted.runs
-    run = compiled._run
-
-    def traced(flat: list[torch.Tensor], originals: Sequence[torch.Tensor], started: int) -> Any:
-        nonlocal left
-        result = run(flat, originals, started)
-        left -= 1
-        events.extend(_of_call(wanted.runs - left, compiled))
-        wanted.folder.mkdir(parents=True, exist_ok=True)
-        found = report_of(compiled)
-        events.extend(found.events())
-        lines = ",\n".join(map(json.dumps, events))
-        if found.measured is not None:
-            text = "\n\n".join(_pipeline_text(compiled))
-            (wanted.folder / "pipeline.md").write_text(f"# {wanted.folder.name}\n\n{text}\n")
-        (wanted.folder / "steps.json").write_text(f"[\n{lines}\n]\n")
-        if not left:
-            compiled._run = run
-        return result
-
-    compiled._run = traced
-
-
-def _of_call(number: int, compiled: CompiledModel) -> Iterator[chrome_trace.Event]:
-    times = compiled.times
-    assert times is not None  # the call has just ended
-    yield chrome_trace.span(f"call {number}", "call", times.started, times.finished, thread=0)
-    steps = zip(times.micro_steps(), batching.schedule(times.config), strict=True)
-    for (begin, end), step in steps:
-        what = "micro-batch and update" if step.updates else "micro-batch"
-        name, row = f"{what} {step.index}", step.replica + 1
-        yield chrome_trace.span(name, "step", begin, end, thread=row, replica=step.replica)
+    return f"{title}\n\n{table(('phase', 'operator', 'count'), rows)}"

@@ -4,11 +4,12 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from abele.pipeline import PipelinedSession
+from abele.pipeline import PipelineRunner
 from abele.pipeline.report import Measured, state_bytes, timeline
 from poptorch._compiled.model import CompiledModel
 from poptorch._compiled.pipelines import Pipelining
 from poptorch._process import chrome_trace
+from poptorch._report.tables import table
 
 HEAD = ("stage", "blocks", "forward ms", "backward ms", "state KiB", "held KiB", "held")
 
@@ -99,6 +100,17 @@ class PipelineReport:
                 row = 1000 + timed.task.stage
                 yield chrome_trace.span(name, way, timed.begin, timed.end, thread=row)
 
+    def sections(self) -> list[str]:
+        """The same in Markdown, paragraph by paragraph; nothing for a model of one stage."""
+        if self.pipelining.stages < 2:
+            return []
+        parts = ["## Pipeline", self.sentence()]
+        if self.rows():
+            parts.insert(1, table(HEAD, self.rows()))
+        if self.timeline():
+            parts.append(f"```\n{self.timeline()}\n```")
+        return parts
+
     def __str__(self) -> str:
         rows = [HEAD, *self.rows()]
         if len(rows) == 1:
@@ -116,7 +128,7 @@ class PipelineReport:
 
 def report_of(compiled: CompiledModel) -> PipelineReport:
     """The report of a compiled model."""
-    session = compiled.session
-    if not isinstance(session, PipelinedSession):
+    runner = compiled.session.runner
+    if not isinstance(runner, PipelineRunner):
         return PipelineReport(compiled.pipelining)
-    return PipelineReport(compiled.pipelining, session.threads, session.measured)
+    return PipelineReport(compiled.pipelining, runner.threads, runner.measured)

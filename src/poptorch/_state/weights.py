@@ -8,6 +8,7 @@ import torch
 from abele.runtime import state
 from abele.step import replica_groups
 from abele.trace.module_state import ModuleState
+from poptorch import profiling
 from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import error
 from poptorch._optimizers.in_use import OptimizerInUse
@@ -48,6 +49,7 @@ class Weights:
         if self._sources.fetch():
             self.copyWeightsToDevice()
 
+    @profiling.traced("copyWeightsToHost")
     def copyWeightsToHost(self) -> None:
         """Copies parameters and buffers from the device into the user's module.
 
@@ -109,6 +111,7 @@ class Weights:
             )
         session.write_buffers({name: host[name] for name in names})
 
+    @profiling.traced("copyWeightsToDevice")
     def copyWeightsToDevice(self) -> None:
         """Copies parameters and buffers of the user's module to the device, as they are.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from poptorch import profiling
 from poptorch._compiled import progress
 from poptorch._compiled.model import CompiledModel
 from poptorch._compiled.wrapped import WrappedModel
@@ -76,6 +77,7 @@ class Compiling:
         self.training = Training(weakref.ref(executor), watch)
         module_weights.wrap(model.user_module, executor, watch)
 
+    @profiling.traced("modelCompilation")
     def run(self, bound: Bound, make: Callable[..., CompiledModel] = CompiledModel) -> None:
         """Compiles for the arguments of a call.
 

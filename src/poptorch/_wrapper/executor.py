@@ -72,13 +72,6 @@ class PoplarExecutor:
             if rule is None:
                 self._optimizer.use(optimizer)
             self._compiling.wrap(self)
-        profiling.trace_wrapper(
-            training,
-            executor=self,
-            compiling=self._compiling,
-            weights=self._weights,
-            files=self._files,
-        )
 
     # -- what a user reads -----------------------------------------------------------------
 
@@ -179,6 +172,7 @@ class PoplarExecutor:
 
     # -- compiling and running -------------------------------------------------------------
 
+    @profiling.traced("compile", "_wrapped")
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles for these arguments without running; weights do not change.
 
@@ -249,6 +243,7 @@ class PoplarExecutor:
             self.attachToDevice()
         return self._wrapped.get_compiled()
 
+    @profiling.traced("setOptimizer", "_wrapped")
     @locked
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Sends the optimizer's present values to the device; call it after every change.
@@ -310,6 +305,7 @@ class PoplarExecutor:
         self._wrapped.take_device()
         self._weights.send_to_device_again()
 
+    @profiling.traced("destroy", "_wrapped")
     @locked
     def destroy(self) -> None:
         """Brings the weights home, frees executable and device, and unwraps the module."""
@@ -344,6 +340,7 @@ class PoplarExecutor:
 
     # -- files -----------------------------------------------------------------------------
 
+    @profiling.traced("compileAndExport", "_wrapped")
     @locked
     def compileAndExport(
         self,

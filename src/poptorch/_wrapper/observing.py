@@ -152,7 +152,8 @@ class Observing:
             raise error(
                 "Cycle count logging is disabled. Call options.logCycleCount(True) before wrapping."
             )
-        times = None if self._model.compiled is None else self._model.compiled.times
-        if times is None:
+        compiled = self._model.compiled
+        call = None if compiled is None else compiled.last_call
+        if compiled is None or call is None:
             raise error("There is no cycle count yet: run the model at least once.")
-        return times.cycles()
+        return call_times.cycles(call, compiled.config)

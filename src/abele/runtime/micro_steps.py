@@ -1,0 +1,161 @@
+"""How a session runs micro-steps: one after the other, or as another ``Plan`` says.
+
+The session says which micro-steps there are and takes what they return; a runner knows the programs
+that compute them. It sees the state through ``DeviceState`` and ends updates through ``Update``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from abele.compile.executable import Executable
+from abele.program import Program, Role
+from abele.runtime.clock import clock
+from abele.runtime.device_state import DeviceState
+from abele.runtime.traps import Rollback, trapping
+from abele.step.batching import MicroStep
+
+#: A micro-step, and its rows of each input.
+Step = tuple[MicroStep, Sequence[torch.Tensor]]
+#: What the model's program returned (nothing, if nobody wants it), and the update's, if it ran.
+Returned = tuple[list[torch.Tensor], list[torch.Tensor] | None]
+
+
+class Runner(Protocol):
+    """Runs micro-steps of one session."""
+
+    def groups(self, steps: Iterable[Step]) -> Iterable[Sequence[Step]]:
+        """Divides the micro-steps of a call into those that run together, in their order."""
+        ...
+
+    def run(self, group: Sequence[Step], marks: list[Any], *, wanted: bool) -> Sequence[Returned]:
+        """Runs the micro-steps of one group and the update that the last one ends with.
+
+        Args:
+            group: one of ``groups``.
+            marks: gets two marks for each micro-step, of its beginning and its end. Where an error
+                ends the group, there is one at least if anything may have changed.
+            wanted: results of all micro-steps are wanted, also of those that the call does not
+                keep.
+
+        Returns:
+            What each micro-step returned.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends what waits for further micro-steps, such as threads; they start again if needed."""
+        ...
+
+
+class Update:
+    """Applies what was summed, where a program of its own does so.
+
+    Args:
+        executable: has a program ``apply`` then.
+        state: of the session.
+    """
+
+    def __init__(self, executable: Executable, state: DeviceState):
+        self._state = state
+        self._run = None
+        for program in executable.programs:
+            if program.name == "apply":
+                self._run = trapping(program, executable.compiled["apply"].run)
+                self._arguments = state.arguments(program, 0)
+                # Stochastic rounding draws; the weights are one, so the first stream serves all.
+                self._stream = state.shared_stream if program.uses_random else _first(state)
+
+    def apply(self) -> list[torch.Tensor] | None:
+        """Updates the weights; None where the model's program has done so itself."""
+        if self._run is None:
+            return None
+        exchange, counters = self._state.exchange, self._state.counters
+        if exchange is not None:
+            exchange.reduce(counters)
+        with self._stream():
+            applied = self._run(self._arguments.copy())
+        if exchange is not None:
+            exchange.after_update(counters)
+            exchange.begin()
+        return applied
+
+
+def _first(state: DeviceState) -> Callable[[], Any]:
+    return lambda: state.stream(0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Which programs run at each micro-step.
+
+    Attributes:
+        model: the whole of a micro-batch as one program: its slots say what goes in and out and
+            what state there is.
+        start: makes the runner for a session's executable, state and update.
+    """
+
+    model: Program
+    start: Callable[[Executable, DeviceState, Update], Runner]
+
+
+def sequential(executable: Executable) -> Plan:
+    """Each micro-step is one run of the program that is the whole of it."""
+    programs = {program.name: program for program in executable.programs}
+    model = programs.get("forward") or programs.get("step") or programs["accumulate"]
+    return Plan(
+        model=model, start=lambda made, state, update: Sequential(made, model, state, update)
+    )
+
+
+class Sequential:
+    """Runs micro-steps one after the other; a ``Runner``.
+
+    Args:
+        executable: has the program.
+        model: the program of a micro-batch.
+        state: of the session.
+        update: of the session.
+    """
+
+    def __init__(self, executable: Executable, model: Program, state: DeviceState, update: Update):
+        self._update, self._stream = update, state.stream
+        self._program = trapping(model, executable.compiled[model.name].run)
+        # Built once; a step only fills in the batch.
+        self._arguments = [state.arguments(model, r) for r in range(state.config.replicas)]
+        self._inputs = [i for i, slot in enumerate(model.inputs) if slot.role is Role.INPUT]
+        self._training = state.config.training
+        self._rollback = Rollback(state.written) if state.config.trap_exceptions else None
+        self._mark = clock(state.device)
+
+    def groups(self, steps: Iterable[Step]) -> Iterator[Sequence[Step]]:
+        """Each micro-step by itself."""
+        return ((step,) for step in steps)
+
+    def run(self, group: Sequence[Step], marks: list[Any], *, wanted: bool) -> Sequence[Returned]:
+        """Runs the only micro-step of a group; see ``Runner``."""
+        del wanted  # the program returns its results anyway
+        ((step, rows),) = group
+        if self._rollback is None:
+            return (self._run(step, rows, marks),)
+        with self._rollback.around(complete=step.updates or not self._training):
+            return (self._run(step, rows, marks),)
+
+    def _run(self, step: MicroStep, rows: Sequence[torch.Tensor], marks: list[Any]) -> Returned:
+        arguments = self._arguments[step.replica].copy()
+        for position, tensor in zip(self._inputs, rows, strict=True):
+            arguments[position] = tensor
+        mark = self._mark
+        marks.append(mark())
+        with self._stream(step.replica):
+            outputs = self._program(arguments)
+        applied = self._update.apply() if step.updates else None
+        marks.append(mark())
+        return outputs, applied
+
+    def close(self) -> None:
+        """Nothing waits here."""

@@ -1,0 +1,65 @@
+"""Hooks for whoever wants to know what a session does while it does it.
+
+What can be asked after a call (its times, a pipeline's measurements) a session keeps by itself;
+an observer is for files that are written, events that are traced and values that are looked at
+meanwhile. Any number of them may be attached, in any order; without one, nothing here is called.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from abele.runtime.clock import CallRecord
+from abele.step.batching import MicroStep
+
+
+class Observer:
+    """Does nothing at any hook; derive from it and override those of interest.
+
+    Hooks are called in the thread of the caller, observer by observer in the order in which they
+    were attached. What a hook raises ends the call, as an error of the program would.
+    """
+
+    def on_stage(self, stage: str, fraction: float) -> None:
+        """A part of building an executable begins.
+
+        ``abele.build(..., progress=observer.on_stage)`` calls it; a session, which is made after
+        building, does not.
+
+        Args:
+            stage: what begins, in words, such as ``compile forward``.
+            fraction: how much of the whole is done, from 0 to 1.
+        """
+
+    def on_call_begin(self, began_ns: int) -> None:
+        """A call begins; nothing of it has run.
+
+        Args:
+            began_ns: when its caller was called, on the clock of ``time.perf_counter_ns``.
+        """
+
+    def on_micro_step(self, step: MicroStep, begin: Any, end: Any) -> None:
+        """A micro-step has run; on a GPU, it has been handed to the device.
+
+        In a pipeline micro-steps overlap, and those of one update are told after all have run.
+
+        Args:
+            step: which one.
+            begin: mark of its beginning; ``clock.nanoseconds([begin, end])`` reads it, and waits
+                for a GPU.
+            end: mark of its end, which is after its update if it has one.
+        """
+
+    def on_update(self, step: MicroStep) -> None:
+        """The weights have changed; comes before ``on_micro_step`` of the same micro-step.
+
+        Args:
+            step: the micro-step that ended with the update.
+        """
+
+    def on_call_end(self, call: CallRecord) -> None:
+        """A call has ended, and its results are where the caller wanted them.
+
+        Args:
+            call: its times, and the error if it came to one; then it has fewer marks.
+        """
