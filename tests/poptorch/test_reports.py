@@ -63,7 +63,7 @@ def test_reports_and_events_and_times_do_not_depend_on_who_came_first(
     wrapped = trainer(scorer(), logCycleCount=True)
     wrapped.compile(*rows(4))
     session = wrapped._executable.session
-    report = ExecutionTrace(wrapped._compiled, Report(tmp_path / "net", graph=False, runs=3))
+    report = ExecutionTrace(wrapped._executable, Report(tmp_path / "net", graph=False, runs=3))
     (events,) = profiling.Channel("mine")._calls_as("call")
     observers = [report, events] if report_first else [events, report]
     for observer in observers:

@@ -7,6 +7,7 @@ import torch
 
 from abele import ExecutableCache, StepConfig, build, get_target
 from abele.compile.portable_executable import (
+    ContainerFirst,
     RecompiledWarning,
     captured_in,
     pack,
@@ -101,15 +102,28 @@ def test_what_was_made_again_is_kept_in_the_users_cache(tmp_path, isolated_cache
 
 def test_code_that_cannot_be_loaded_is_made_again(tmp_path, monkeypatch):
     stored(tmp_path / "x", Keeping())
-    here = Keeping()
+    here, tried = Keeping(), []
 
     def fail(program, payload):
+        tried.append(program.name)
         raise RuntimeError("undefined symbol: f")
 
     monkeypatch.setattr(here.lowerings[0], "load", fail)
     with pytest.warns(RecompiledWarning, match="undefined symbol: f"):
         restored(tmp_path / "x", here)
-    assert here.compilations == 1
+    assert (here.compilations, tried) == (1, ["forward"])
+
+
+def test_a_file_without_a_cache_behind_it_waits_for_nobody(tmp_path):
+    made = stored(tmp_path / "x", Keeping())
+    with Container(tmp_path / "x", "test") as file:
+        source = ContainerFirst(file, file.content, None)
+        with source.only_one(made.key, pytest.fail) as may_be_there:
+            assert not may_be_there
+        assert not source.store(made)
+        parts = {**made.key_parts, "torch": "1.0"}
+        assert source.load(made.programs, parts, Keeping()) is None
+        assert "holds other code: torch" in source.why_missing(parts)
 
 
 def test_a_compiler_that_fails_is_an_error(tmp_path):

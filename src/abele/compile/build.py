@@ -17,8 +17,8 @@ from pathlib import Path
 
 from abele import garbage, passes
 from abele.compile import executable
-from abele.compile.cache import ExecutableCache
 from abele.compile.executable import Executable
+from abele.compile.sources import ExecutableSource
 from abele.errors import CompilerError, TargetError
 from abele.passes.trap_exceptions import trap_exceptions
 from abele.program import Program
@@ -103,7 +103,7 @@ def build(
     config: StepConfig,
     *,
     target: Target | None = None,
-    cache: ExecutableCache | None = None,
+    cache: ExecutableSource | None = None,
     log_folder: str | Path | None = None,
     progress: Progress = lambda stage, fraction: None,
 ) -> tuple[Executable, BuildRecord]:
@@ -113,7 +113,7 @@ def build(
         programs: as captured.
         config: the configuration they were captured with.
         target: use this one instead of choosing; no fallback then.
-        cache: where executables are kept between runs.
+        cache: where executables are kept between runs, or come from.
         log_folder: where a failing compiler's output goes; default a temporary folder.
         progress: told the stage and the fraction done.
 
@@ -142,7 +142,7 @@ def _build_for(
     target: Target,
     programs: Sequence[Program],
     config: StepConfig,
-    cache: ExecutableCache | None,
+    cache: ExecutableSource | None,
     record: BuildRecord,
     progress: Progress,
 ) -> Executable:
@@ -160,19 +160,20 @@ def _build_for(
     cache = cache if target.cacheable else None
     if cache is None:
         return _compile(target, lowered, parts, record, progress)
-    there = cache.has(record.executable)
     found = _load(cache, target, lowered, parts, record)
     if found is not None:
         return found
-    started = time.perf_counter()
+    started: float | None = None
 
     def waiting() -> None:
+        nonlocal started
+        started = time.perf_counter()
         progress("waiting for another process that compiles this", 0.15)
 
-    with cache.only_one(record.executable, waiting) as waited:
-        if waited:
+    with cache.only_one(record.executable, waiting) as may_be_there:
+        if started is not None:
             record.seconds["wait"] = time.perf_counter() - started
-        if waited or not there:  # another one may have stored it since, and gone already
+        if may_be_there:
             found = _load(cache, target, lowered, parts, record)
             if found is not None:
                 return found
@@ -197,7 +198,7 @@ def _lower(
 
 
 def _load(
-    cache: ExecutableCache,
+    cache: ExecutableSource,
     target: Target,
     programs: list[Program],
     parts: dict,

@@ -34,10 +34,11 @@ class CacheWarning(UserWarning):
 
 
 class ExecutableCache:
-    """Executables under ``folder``, which is created when first written to."""
+    """Executables under ``folder``, which is created when first written to; a source of them."""
 
     def __init__(self, folder: str | os.PathLike[str]):
         self.folder = Path(folder).expanduser()
+        self._unusable: set[Path] = set()  # damaged, and nobody may move them away
 
     def path(self, key: str) -> Path:
         """Where the executable with this key is kept."""
@@ -52,6 +53,8 @@ class ExecutableCache:
     ) -> Executable | None:
         """The stored executable with these key parts, or ``None``."""
         path = self.path(executable.key_of(parts))
+        if path in self._unusable:
+            return None
         try:
             return executable.load(path, programs, parts, target)
         except (FileNotFoundError, NotADirectoryError):
@@ -64,6 +67,7 @@ class ExecutableCache:
         """Keeps an executable; says whether that worked."""
         try:
             made.save(self.path(made.key))
+            self._unusable.discard(self.path(made.key))
             self._sweep()
         except OSError as error:
             warn_user(
@@ -86,7 +90,8 @@ class ExecutableCache:
             waiting: told once if another process has the lock.
 
         Yields:
-            Whether this process had to wait, so that the executable may be there now.
+            Whether the executable may be there by now: this process had to wait, or there is a
+            file, which another process stored after this one had looked.
         """
         name = hashlib.sha256(f"{self.folder.absolute()}/{key}".encode()).hexdigest()
         # Not in the folder: locks of network drives are another matter, and their files stay.
@@ -105,7 +110,7 @@ class ExecutableCache:
         except OSError:
             pass  # nowhere to lock: every process makes its own, as without this
         try:
-            yield waited
+            yield waited or self.has(key)
         finally:
             lock.release()
 
@@ -136,10 +141,13 @@ class ExecutableCache:
                     path.unlink()
 
     def _set_aside(self, path: Path, error: Exception) -> None:
-        aside, kept = path.with_suffix(".bad"), ""
-        with contextlib.suppress(OSError):
+        aside = path.with_suffix(".bad")
+        try:
             os.replace(path, aside)
             kept = f" It is kept as {aside}."
+        except OSError:
+            self._unusable.add(path)
+            kept = ""
         warn_user(
             f"A cached executable could not be used and is rebuilt: {error}{kept}",
             CacheWarning,

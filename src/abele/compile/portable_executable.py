@@ -6,6 +6,7 @@ compile them again without the model's source. Which of the two happened is said
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,9 +15,9 @@ from typing import Any
 from abele.capture import Captured
 from abele.compile import executable
 from abele.compile.build import BuildRecord, Progress, build
-from abele.compile.cache import ExecutableCache
 from abele.compile.executable import Executable
 from abele.compile.serialization import from_text, to_text
+from abele.compile.sources import ExecutableSource
 from abele.errors import CorruptExecutable, ForeignExecutable, SerializationError
 from abele.program import Program
 from abele.step.config import StepConfig
@@ -133,7 +134,7 @@ def restore(
     config: StepConfig,
     *,
     target: Target | None = None,
-    cache: ExecutableCache | None = None,
+    cache: ExecutableSource | None = None,
     log_folder: str | Path | None = None,
     progress: Progress = lambda stage, fraction: None,
 ) -> tuple[Executable, BuildRecord]:
@@ -154,11 +155,11 @@ def restore(
     Raises:
         TargetError: nothing here can run or compile the programs.
     """
-    own = _FileFirst(file, content, cache)
+    source = ContainerFirst(file, content, cache)
     made, record = build(
-        programs, config, target=target, cache=own, log_folder=log_folder, progress=progress
+        programs, config, target=target, cache=source, log_folder=log_folder, progress=progress
     )
-    reason = own.problem or executable.why_other(content["key_parts"], made.key_parts)
+    reason = source.problem or source.why_other(made.key_parts)
     if reason:
         origin = "taken from the cache" if record.cache == "hit" else "made again"
         warn_user(
@@ -169,32 +170,53 @@ def restore(
     return made, record
 
 
-class _FileFirst(ExecutableCache):
-    """Looks into a container before the user's cache; what is compiled goes to that cache."""
+class ContainerFirst:
+    """Executables of a container, else of another source, which keeps what is compiled.
 
-    def __init__(self, file: Container, content: Mapping[str, Any], behind: ExecutableCache | None):
-        super().__init__(file.path.parent)
+    Args:
+        file: the container.
+        content: what ``pack`` returned for its manifest.
+        behind: the other source, if there is one.
+
+    Attributes:
+        problem: why code that fits was not used; empty if it was, or did not fit.
+    """
+
+    def __init__(
+        self, file: Container, content: Mapping[str, Any], behind: ExecutableSource | None
+    ):
         self._file, self._content, self._behind = file, content, behind
         self.problem = ""
 
     def load(
         self, programs: Sequence[Program], parts: Mapping[str, Any], target: Target
     ) -> Executable | None:
-        """The container's executable if it has these key parts, else that of the cache."""
-        if not executable.why_other(self._content["key_parts"], parts):
+        """Return the container's executable if it has these key parts, else that of the cache."""
+        if not self.problem and not self.why_other(parts):
             try:
                 return executable.restored(
                     programs, parts, target, lambda name: self._file.read(f"code/{name}")
                 )
             except (ForeignExecutable, RuntimeError) as error:
                 self.problem = str(error)
-        return self._behind and self._behind.load(programs, parts, target)
-
-    def store(self, made: Executable) -> bool:
-        """Keeps what had to be compiled in the user's cache, if there is one."""
-        return self._behind is not None and self._behind.store(made)
+        return None if self._behind is None else self._behind.load(programs, parts, target)
 
     def why_missing(self, parts: Mapping[str, Any]) -> str:
-        """Why the container's code was not used."""
-        different = executable.why_other(self._content["key_parts"], parts)
-        return f"{self._file.path} holds other code: {different or self.problem}"
+        """Return why the container's code was not used."""
+        return f"{self._file.path} holds other code: {self.why_other(parts) or self.problem}"
+
+    def why_other(self, parts: Mapping[str, Any]) -> str:
+        """Return in what the container's code differs from code with these key parts."""
+        return executable.why_other(self._content["key_parts"], parts)
+
+    def only_one(
+        self, key: str, waiting: Callable[[], None]
+    ) -> contextlib.AbstractContextManager[bool]:
+        """As the other source does; without one nobody could use what another process makes."""
+        if self._behind is None:
+            return contextlib.nullcontext(False)
+        return self._behind.only_one(key, waiting)
+
+    def store(self, made: Executable) -> bool:
+        """Keep what had to be compiled in the other source, if there is one."""
+        return self._behind is not None and self._behind.store(made)
