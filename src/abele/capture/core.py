@@ -66,7 +66,7 @@ def capture(
     origins: bool = False,
     given: Sequence[object] = (),
 ) -> Captured:
-    """Captures one micro-batch of ``module`` as static programs.
+    """Capture one micro-batch of ``module`` as static programs.
 
     One capture at a time: others wait in their threads. A thread that runs other modules meanwhile
     is not disturbed; ``module`` itself must not run elsewhere, since it holds tensors without data.
@@ -104,7 +104,7 @@ def capture(
 
 @contextlib.contextmanager
 def tracing() -> Iterator[None]:
-    """Open while a module is read and traced, by one thread at a time."""
+    """Let one thread at a time read and trace a module."""
     with _torch.TRACING, garbage.uncollected():
         yield
 

@@ -41,7 +41,7 @@ class Forward:
 
 @contextlib.contextmanager
 def state_in_place(recipe: Recipe, values: Values) -> Iterator[References]:
-    """While open, the module and whoever else refers to its state have the traced tensors."""
+    """Give the module, and whoever else refers to its state, the traced tensors while open."""
     traced = values.of(Role.PARAMETER), values.of(Role.BUFFER)
     references = References(in_place_of(recipe.state, *traced))
     with counted_as_parameters(traced[0].values()), substituted(recipe.state, *traced):
@@ -49,7 +49,7 @@ def state_in_place(recipe: Recipe, values: Values) -> Iterator[References]:
 
 
 def called(recipe: Recipe, values: Values, references: References) -> list[torch.Tensor]:
-    """What forward returns, with the state in place; traced where a trace is under way."""
+    """Call forward with the state in place; traced where a trace is under way."""
     inputs = values.of(Role.INPUT)
     with (
         explained(),
@@ -63,7 +63,7 @@ def called(recipe: Recipe, values: Values, references: References) -> list[torch
 
 
 def run(recipe: Recipe, values: Values, references: References) -> Forward:
-    """Runs forward in the trace under way, with the state in place."""
+    """Run forward in the trace under way, with the state in place."""
     returned = called(recipe, values, references)
     loss_traps.warn_of_lost_state(recipe.leftovers.reassigned())
     recipe.leftovers.mend(constant_value, state=False)
@@ -80,7 +80,7 @@ def run(recipe: Recipe, values: Values, references: References) -> Forward:
 
 
 def inference(recipe: Recipe, values: Values) -> Forward:
-    """Runs forward alone, without gradients, in the trace under way."""
+    """Run forward alone, without gradients, in the trace under way."""
     with torch.no_grad(), state_in_place(recipe, values) as references:
         result = run(recipe, values, references)
     _torch.mark_traced("forward")

@@ -41,7 +41,7 @@ class MicroBatch:
 def gradients_of(
     recipe: Recipe, heads: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor], values: Values
 ) -> dict[str, torch.Tensor]:
-    """Gradients of some tensors by the trained parameters that they depend on.
+    """Compute gradients of some tensors by the trained parameters that they depend on.
 
     Args:
         recipe: what is captured.
@@ -61,7 +61,7 @@ def gradients_of(
 
 @contextlib.contextmanager
 def differentiable(recipe: Recipe, values: Values) -> Iterator[References]:
-    """Open while forward and backward are traced, with traced state in place."""
+    """Put traced state in place while forward and backward are traced."""
     # Until backward is done: activation checkpointing runs parts of forward again there.
     hooks = gradient_hooks.checked_modules(recipe.state.modules)
     with torch.enable_grad(), state_in_place(recipe, values) as references, hooks:
@@ -69,7 +69,7 @@ def differentiable(recipe: Recipe, values: Values) -> Iterator[References]:
 
 
 def micro_batch(recipe: Recipe, values: Values) -> MicroBatch:
-    """Traces forward and the backward of the one loss in it.
+    """Trace forward and the backward of the one loss in it.
 
     Raises:
         LossError: not exactly one final loss.

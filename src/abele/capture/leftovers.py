@@ -67,7 +67,7 @@ class Leftovers:
 
     @contextlib.contextmanager
     def mended(self) -> Iterator[None]:
-        """While open, forward may leave tensors without data; on leaving, none is left."""
+        """Let forward leave tensors without data while open; on leaving, none is left."""
         try:
             yield
         finally:  # backward leaves some, too, and so does a forward that fails

@@ -92,7 +92,7 @@ class Recipe:
         return state + self.hyper_slots
 
     def accumulators(self, names: Sequence[str]) -> list[Named]:
-        """Sums of gradients of these parameters."""
+        """Return slots for the sums of gradients of these parameters."""
         dtype = self.rule.accumulator_dtype
         params = {item.name: item.value for item in self.params}
         return [
@@ -105,13 +105,13 @@ class Recipe:
         ]
 
     def loss_scale(self, values: Values) -> float | torch.Tensor:
-        """What the loss is multiplied by: a number, or a traced slot."""
+        """Return what the loss is multiplied by: a number, or a traced slot."""
         if self.rule.loss_scaling_variable:
             return values.of(Role.HYPER)["loss_scaling"]
         return self.rule.loss_scaling
 
     def per_group(self) -> Recipe:
-        """The same recipe with a per-replica parameter's values as parameters of their own."""
+        """Return the recipe with a per-replica parameter's values as parameters of their own."""
         groups = self.config.replica_groups
         if not groups:
             return self
@@ -140,7 +140,7 @@ def recipe_of(
     origins: bool = False,
     given: Sequence[object] = (),
 ) -> Recipe:
-    """Reads a module; arguments are those of ``capture``.
+    """Read a module; arguments are those of ``capture``.
 
     Raises:
         CaptureError: training without a rule; a module whose state no program can hold.

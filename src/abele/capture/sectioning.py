@@ -27,7 +27,7 @@ FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 
 
 def sections(sectioned: Sectioned) -> tuple[Program, ...]:
-    """The programs ``forward``, ``backward`` and ``update`` of a step.
+    """Cut a step into the programs ``forward``, ``backward`` and ``update``.
 
     What a section takes that is neither state nor given to the step, an earlier one returns under
     that name. The results of forward belong to the caller; ``update`` reads the gradients that
@@ -51,7 +51,7 @@ def sections(sectioned: Sectioned) -> tuple[Program, ...]:
 
 
 def _assigned(step: Program, results: int, seeds: Sequence[str]) -> Parts:
-    """The section of every operation: each stands in the first that needs it."""
+    """Place every operation in the first section that needs it."""
     nodes = [n for n in step.graph.graph.nodes if n.op not in ("placeholder", "output")]
     returned = returned_nodes(step.graph)
     late = {
@@ -76,7 +76,7 @@ def _needed(
     results: Sequence[torch.fx.Node],
     late: Collection[torch.fx.Node],
 ) -> set[torch.fx.Node]:
-    """What a section computes: its results, and all that has an order or changes the model.
+    """Collect what a section computes: its results, and all that has an order or changes the model.
 
     Args:
         step: the whole.

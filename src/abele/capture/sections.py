@@ -63,12 +63,12 @@ class Sectioned:
 
 
 def gradient_of_output(index: int) -> str:
-    """The input slot for the gradient of an output."""
+    """Name the input slot for the gradient of an output."""
     return f"output_gradient{index}"
 
 
 def gradient_of(parameter: str) -> str:
-    """The output slot for the gradient of a parameter."""
+    """Name the output slot for the gradient of a parameter."""
     return f"gradient.{parameter}"
 
 
@@ -81,7 +81,7 @@ def capture_from_outputs(
     *,
     hidden_paths: Sequence[str] = (),
 ) -> Sectioned:
-    """Captures a step that starts backward from outputs of forward.
+    """Capture a step that starts backward from outputs of forward.
 
     Forward runs twice: first without a trace, which is much faster, to see what it returns.
 
@@ -120,7 +120,7 @@ def capture_from_outputs(
 
 
 def _only_trained(recipe: Recipe) -> Recipe:
-    """Without gradients of parameters that the rule does not update."""
+    """Drop the gradients of parameters that the rule does not update."""
     trained = set(recipe.trained)
     params = [dataclasses.replace(p, requires_grad=p.name in trained) for p in recipe.params]
     return dataclasses.replace(recipe, params=tuple(params))
@@ -148,7 +148,7 @@ def _examined(recipe: Recipe) -> tuple[Output, ...]:
 def _step(
     recipe: Recipe, outputs: Sequence[Output], starts: Sequence[int]
 ) -> tuple[Program, Mapping[int, torch.Tensor], tuple[str, ...]]:
-    """The program, constants that forward returned, and which parameters it updates."""
+    """Trace the program; with constants that forward returned, and the parameters it updates."""
     seeds = [
         Named(
             gradient_of_output(i),

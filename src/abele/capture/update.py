@@ -36,7 +36,7 @@ def _writer(recipe: Recipe) -> Write:
 
 
 def count_saturated(recipe: Recipe, values: Values, batch: MicroBatch) -> Scaled:
-    """Counts gradients that overflow soon, where the loss scale adapts itself."""
+    """Count gradients that overflow soon, where the loss scale adapts itself."""
     settings = recipe.rule.automatic_scaling
     if settings is None:
         return Scaled()
@@ -47,7 +47,7 @@ def count_saturated(recipe: Recipe, values: Values, batch: MicroBatch) -> Scaled
 
 
 def accumulate(recipe: Recipe, values: Values, grads: Gradients) -> None:
-    """Adds the gradients of a micro-batch to their sums."""
+    """Add the gradients of a micro-batch to their sums."""
     config, write = recipe.config, _writer(recipe)
     sums = values.of(Role.ACCUMULATOR)
     counted = values.of(Role.COUNTER).get(reduction.COUNTED)
@@ -66,7 +66,7 @@ def accumulate(recipe: Recipe, values: Values, grads: Gradients) -> None:
 
 
 def apply(recipe: Recipe, values: Values, updated: Sequence[str], scaled: Scaled) -> None:
-    """Updates parameters from sums of gradients, and empties these.
+    """Update parameters from sums of gradients, and empty these.
 
     Args:
         recipe: what is captured.
@@ -89,7 +89,7 @@ def apply(recipe: Recipe, values: Values, updated: Sequence[str], scaled: Scaled
 
 
 def update(recipe: Recipe, values: Values, grads: Gradients, scaled: Scaled) -> None:
-    """Updates parameters and the optimizer's state from gradients."""
+    """Update parameters and the optimizer's state from gradients."""
     state: dict[str, dict[str, torch.Tensor]] = {item.name: {} for item in recipe.params}
     for name, value in values.of(Role.OPTIMIZER_STATE).items():
         param, key = name.rsplit(".", 1)
@@ -104,7 +104,7 @@ def update(recipe: Recipe, values: Values, grads: Gradients, scaled: Scaled) -> 
 def _following_scale(
     recipe: Recipe, values: Values, grads: Gradients, scaled: Scaled
 ) -> Iterator[None]:
-    """With an automatic loss scale: unsound updates are undone, then the scale moves."""
+    """Undo unsound updates and move the scale, where the loss scale adapts itself."""
     settings = recipe.rule.automatic_scaling
     if settings is None or not scaled.elements:
         yield

@@ -56,12 +56,12 @@ class Cut:
 
 
 def result_name(index: int) -> str:
-    """The name of the whole program's output of this number."""
+    """Name the whole program's output of this number."""
     return f"result.{index}"
 
 
 def cut(program: Program, stages: int, config: StepConfig) -> Cut:
-    """Cuts ``forward`` or ``accumulate`` by the marks of its operations.
+    """Cut ``forward`` or ``accumulate`` by the marks of its operations.
 
     Args:
         program: as captured, with marks; see ``assignment.STAGE``.
@@ -95,7 +95,7 @@ def cut(program: Program, stages: int, config: StepConfig) -> Cut:
 
 
 def _check_state(parts: tuple[_cut.Part, ...], names: list[str]) -> None:
-    """Refuses parts that change what earlier ones read: the next micro-batch is there already.
+    """Refuse parts that change what earlier ones read: the next micro-batch is there already.
 
     Raises:
         Uncuttable: names the state and both parts.
@@ -109,7 +109,7 @@ def _check_state(parts: tuple[_cut.Part, ...], names: list[str]) -> None:
 
 
 def _once(part: _cut.Part) -> _cut.Part:
-    """Drops marks of what is to be computed again: in the whole program that has been done."""
+    """Drop marks of what is to be computed again: in the whole program that has been done."""
     for node in part.program.graph.graph.nodes if part.program else ():
         custom = node.meta.get("custom") or {}
         if SEGMENT in custom:

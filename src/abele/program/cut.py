@@ -49,7 +49,7 @@ class Part:
 
 
 def draws(node: Node) -> bool:
-    """Whether running a node takes numbers from a random stream."""
+    """Return whether running a node takes numbers from a random stream."""
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         return True
     bodies = [n for n in node.all_input_nodes if n.op == "get_attr"]
@@ -62,7 +62,7 @@ def draws(node: Node) -> bool:
 
 
 def is_copied(node: Node) -> bool:
-    """Whether each part makes a value for itself: constants, and views of what it has."""
+    """Return whether each part makes a value for itself: constants, views of what it has."""
     if node.op == "get_attr":
         return True
     if node.op != "call_function" or draws(node) or has_effect(node) or writes(node):
@@ -79,7 +79,7 @@ def cut(
     shared: Mapping[int, str],
     homes: Mapping[str, int] | None = None,
 ) -> tuple[Part, ...]:
-    """Divides a program by a number per operation.
+    """Divide a program by a number per operation.
 
     Args:
         program: pure; see ``Program``.
@@ -134,7 +134,7 @@ class _Cutter:
         self.count = 0
 
     def name_for_consumer(self, node: Node, producer: int) -> str:
-        """The name under which a part gives a value; makes one at the first question."""
+        """Return the name under which a part gives a value; make one at the first question."""
         if node in self.in_place:
             return self.in_place[node]
         if node not in self.kept[producer]:
@@ -143,7 +143,7 @@ class _Cutter:
         return self.kept[producer][node]
 
     def producer(self, node: Node, consumer: int) -> int | None:
-        """The earlier part from which one takes a value; None if it has it by itself."""
+        """Return the earlier part from which one takes a value; None if it has it by itself."""
         if node.op != "placeholder":
             part = self.parts[node]
             assert part <= consumer, (node, part, consumer)
@@ -165,7 +165,7 @@ class _PartCutter:
         self.start = self.graph.call_function(torch.ops.aten.zeros.default, ([],))
 
     def run(self) -> Part:
-        """The part, verified."""
+        """Make the part and verify it."""
         whole, index = self.whole, self.index
         mine = [node for node in whole.nodes if whole.parts.get(node) == index]
         for node in mine:
@@ -189,7 +189,7 @@ class _PartCutter:
         )
 
     def _copy(self, node: Node) -> Node:
-        """The node of this part's graph that has the value of one of the whole's."""
+        """Return the node of this part's graph that has the value of one of the whole's."""
         if node not in self.copies:
             self.copies[node] = self._made(node)
         return self.copies[node]
@@ -236,7 +236,7 @@ class _PartCutter:
 
 
 def _slot(node: Node, name: str) -> Slot:
-    """The slot in which a value is handed over."""
+    """Describe the slot in which a value is handed over."""
     value = node.meta["val"]
     shape = tuple(value.permute(memory_order(value)).shape)
     return Slot(name=name, role=Role.INPUT, shape=shape, dtype=value.dtype)

@@ -56,7 +56,7 @@ class SectionSession(DeviceState):
         }
 
     def run(self, name: str, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Runs a program.
+        """Run a program.
 
         Args:
             name: of the program.
@@ -74,5 +74,5 @@ class SectionSession(DeviceState):
         return {slot.name: value for slot, value in zip(slots, outputs, strict=True)}
 
     def taken_by(self, name: str, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Those of some values that a program takes, by slot."""
+        """Select of some values those that a program takes, by slot."""
         return {slot: values[slot] for _, slot in self._inputs[name] if slot in values}

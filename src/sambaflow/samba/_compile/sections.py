@@ -27,7 +27,7 @@ def trace_model(
     *,
     fused_only: bool = False,
 ) -> Sectioned:
-    """Captures a module with its loss, backward pass and update.
+    """Capture a module with its loss, backward pass and update.
 
     Args:
         module: runs as it is: training mode or not, parameters of any floating type.
@@ -92,7 +92,7 @@ def _inferred(captured: Captured) -> tuple[Output, ...]:
 def _with_sections(
     whole: Sectioned, loss_indices: Sequence[int] | None, *, fused_only: bool
 ) -> Sectioned:
-    """With the programs that can run: the step where something is a loss, and its sections."""
+    """Keep the programs that can run: the step where something is a loss, and its sections."""
     hosts = not (loss_indices or any(whole.outputs[i].loss for i in whole.starts))
     if fused_only and hosts:
         raise GraphError(
@@ -112,7 +112,7 @@ def _starts(
     outputs: Sequence[Output],
     wanted: Sequence[int] | None,
 ) -> tuple[int, ...]:
-    """From which outputs backward starts."""
+    """Choose the outputs that backward starts from."""
     trained = {name for group in rule.groups for name in group.params}
     if not trained & ModuleState.of(module).trainable:
         raise GraphError(

@@ -382,5 +382,5 @@ class LoadedGraph:
 def _among(
     known: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Those of the values that the device has a place for."""
+    """Select the values that the device has a place for."""
     return {name: value.detach() for name, value in values.items() if name in known}
