@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Generator
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
+def uncollected() -> Generator[None]:
     """While open, the garbage collector does not run, unless other code enables it."""
     was_on = gc.isenabled()
     gc.disable()

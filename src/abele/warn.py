@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
-import sys
 import warnings
 from types import FrameType
 
@@ -25,7 +25,10 @@ def user_line() -> str:
 
 def _innermost() -> tuple[int, FrameType]:
     """Return the user's innermost frame, and its distance in frames from the caller."""
-    level, frame = 0, sys._getframe(1)
+    frame = inspect.currentframe()
+    assert frame is not None
+    frame = frame.f_back or frame
+    level = 0
     # The tracer calls what it traces from generated code.
     while frame.f_back is not None and (
         is_library(frame.f_code.co_filename) or frame.f_code.co_filename == "<string>"

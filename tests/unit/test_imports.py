@@ -25,7 +25,8 @@ IDS = [str(path.relative_to(SOURCE)) for path in FILES]
 # Folders and files of a package: each imports only those before it, whatever depth it has itself.
 ORDERS = {
     "abele": (
-        *("errors", "version", "garbage", "locks", "storage", "_torch", "program", "warn", "step"),
+        *("errors", "version", "containers", "garbage", "locks", "storage", "_torch", "program"),
+        *("warn", "step"),
         *("collectives", "ops", "trace", "kernels", "passes", "capture", "targets", "compile"),
         *("runtime", "pipeline"),
     ),

@@ -4,6 +4,8 @@ When torch moves, this folder and ``tests/unit/test_torch_names.py`` change and 
 Heavy imports (the compiler) stay inside functions: importing abele must not load Inductor.
 """
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import contextlib
@@ -14,10 +16,9 @@ import multiprocessing
 import re
 import shlex
 import threading
-import types
-from collections.abc import Callable, Iterator, Mapping, Reversible, Sequence
+from collections.abc import Callable, Generator, Mapping, Reversible, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -41,7 +42,6 @@ from torch._subclasses.fake_tensor import (  # noqa: E402 - after the check
     in_kernel_invocation_manager,
 )
 from torch.fx.experimental.proxy_tensor import (  # noqa: E402
-    _ProxyTensor,
     disable_proxy_modes_tracing,
     get_proxy_mode,
     get_proxy_slot,
@@ -50,12 +50,15 @@ from torch.fx.experimental.proxy_tensor import (  # noqa: E402
 )
 from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 
+from abele._torch.interception import Interception  # noqa: E402
+
 __all__ = [
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
+    "Interception",
     "OpOverload",
     "OpOverloadPacket",
     "aoti_compile",
@@ -104,7 +107,8 @@ def tracked_fake(node: torch.fx.Node) -> torch.Tensor:
     with disable_proxy_modes_tracing():
         value = node.meta.get("val")
         if value is None:  # a constant that the tracer keeps
-            value = getattr(mode.tracer.root, str(node.target))
+            tracer: Any = mode.tracer
+            value = getattr(tracer.root, str(node.target))
         fake = torch.empty_strided(
             value.shape, value.stride(), dtype=value.dtype, device=value.device
         )
@@ -124,61 +128,8 @@ def traced_node(tensor: torch.Tensor) -> torch.fx.Node | None:
 
 def traced_nodes() -> Reversible[torch.fx.Node]:
     """Return the nodes of the trace under way, in order; empty when there is none."""
-    mode = get_proxy_mode()
+    mode: Any = get_proxy_mode()
     return () if mode is None else mode.tracer.graph.nodes
-
-
-class Interception:
-    """The trace under way, with its operators handed to another tracing function while open."""
-
-    def __enter__(self) -> Interception:
-        mode = get_proxy_mode()
-        assert mode is not None, "no trace under way"
-        self._mode, self.tracer, self.graph = mode, mode.tracer, mode.tracer.graph
-        self._recorded = mode.tracer.record_stack_traces
-        return self
-
-    def intercept(self, call: Callable, created: Callable[[torch.fx.Node], None]) -> None:
-        """Hand over operators: ``call`` gets each, its arguments, and what traces any operator.
-
-        ``created`` gets each node that is traced, and writes its stack trace.
-        """
-        trace, create = type(self._mode).__torch_dispatch__, self.tracer.create_node
-
-        def dispatch(mode: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None):
-            kwargs = kwargs or {}
-            if not isinstance(function, OpOverload):
-                return trace(mode, function, types, args, kwargs)
-            if function is torch.ops.prim.device.default and type(args[0]) is FakeTensor:
-                return args[0].fake_device  # autograd calls this at every operation
-            return call(function, args, kwargs, lambda f, a, k: trace(mode, f, types, tuple(a), k))
-
-        def create_node(*args: Any, **kwargs: Any) -> torch.fx.Node:
-            node = create(*args, **kwargs)
-            created(node)
-            return node
-
-        # Patched on the instance: loops and branches look the mode up by its class.
-        self._mode.__torch_dispatch__ = types.MethodType(dispatch, self._mode)
-        self.tracer.create_node = create_node
-        self.tracer.record_stack_traces = False
-
-    def __exit__(self, *exc: object) -> None:
-        for changed, name in ((self._mode, "__torch_dispatch__"), (self.tracer, "create_node")):
-            changed.__dict__.pop(name, None)
-        self.tracer.record_stack_traces = self._recorded
-
-    def node_of(self, tensor: torch.Tensor) -> torch.fx.Node | None:
-        """Return a tensor's node; None for constants and tensors outside the trace."""
-        slot = self.tracer.tensor_tracker.get(tensor)
-        if slot is None or (slot.constant, getattr(tensor, "constant", None)) != (None, None):
-            return None
-        return slot.proxy.node
-
-    def stand_for(self, tensor: torch.Tensor, node: torch.fx.Node) -> None:
-        """Tie a tensor to a node of the trace."""
-        proxy = torch.fx.Proxy(node, self.tracer)
-        self.tracer.tensor_tracker[tensor] = _ProxyTensor(proxy, None)
 
 
 def laid_out_like(
@@ -212,9 +163,10 @@ def mark_traced(phase: str) -> None:
         node.meta.setdefault("custom", {}).setdefault("phase", phase)
 
 
-def forward_pre_hooks(module: torch.nn.Module) -> dict[int, Callable]:
+def forward_pre_hooks(module: torch.nn.Module) -> dict[int, Callable[..., Any]]:
     """Return a module's pre-forward hooks; torch has a function to add them, none to list them."""
-    return module._forward_pre_hooks
+    untyped: Any = module
+    return untyped._forward_pre_hooks
 
 
 def children_by_name(module: torch.nn.Module) -> dict[str, torch.nn.Module | None]:
@@ -225,7 +177,7 @@ def children_by_name(module: torch.nn.Module) -> dict[str, torch.nn.Module | Non
 @contextlib.contextmanager
 def devices_shown(
     show: Callable[[torch.Tensor, torch.device], torch.device],
-) -> Iterator[None]:
+) -> Generator[None]:
     """While open, the ``device`` of a tensor without data is what ``show`` makes of it.
 
     ``FakeTensor.device`` is a property of the class, which function modes do not intercept.
@@ -246,7 +198,7 @@ def devices_shown(
 
 
 @contextlib.contextmanager
-def unchecked_distributions() -> Iterator[None]:
+def unchecked_distributions() -> Generator[None]:
     """While open, distributions do not look at the values of their arguments.
 
     torch has a public function to set this, but none to read the old value.
@@ -263,7 +215,7 @@ def unchecked_distributions() -> Iterator[None]:
 @contextlib.contextmanager
 def causal_masks_from(
     value_of: Callable[[torch.Tensor], torch.Tensor | None],
-) -> Iterator[None]:
+) -> Generator[None]:
     """While open, transformers do not read an attention mask to see whether it is causal.
 
     torch compares the mask's values with a causal mask to choose a faster kernel. Where
@@ -293,7 +245,7 @@ def causal_masks_from(
 
 
 @contextlib.contextmanager
-def outside_the_trace() -> Iterator[None]:
+def outside_the_trace() -> Generator[None]:
     """While open, operations compute with real tensors and no tracer sees them."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
@@ -323,10 +275,11 @@ def find_operator(qualified: str) -> OpOverload | HigherOrderOperator | None:
     space = getattr(torch.ops, match["space"], None)
     if not isinstance(space, (type(torch.ops.aten), type(torch.ops.higher_order))):
         return None  # torch.ops has methods, too
-    operator = getattr(space, match["name"], None)
-    if isinstance(operator, OpOverloadPacket) and match["overload"]:
-        operator = getattr(operator, match["overload"], None)
-    return operator if isinstance(operator, OpOverload | HigherOrderOperator) else None
+    value: Any = getattr(space, match["name"], None)
+    if match["overload"] and isinstance(value, OpOverloadPacket):
+        value = getattr(cast("Any", value), match["overload"], None)
+    known = isinstance(value, OpOverload | HigherOrderOperator)
+    return cast("Any", value) if known else None
 
 
 @functools.cache
@@ -339,7 +292,7 @@ def is_composite(operator: OpOverload) -> bool:
 
 
 @contextlib.contextmanager
-def code_when_run() -> Iterator[None]:
+def code_when_run() -> Generator[None]:
     """While open, tracing makes graphs that generate their code when they first run.
 
     By default torch generates code at every change: a fifth of a large model's compile time.
@@ -358,7 +311,7 @@ def graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.Graph
 
 
 @contextlib.contextmanager
-def preserve_node_meta() -> Iterator[None]:
+def preserve_node_meta() -> Generator[None]:
     """While open, re-tracing a graph keeps each node's source line and phase."""
     from torch.fx import traceback as fx_traceback
 
@@ -379,14 +332,12 @@ def aoti_compile(
     Raises:
         CompileFailure: the C++ compiler failed; carries its output.
     """
-    import torch._inductor
     from torch._inductor.exc import CppCompileError, InductorError, InvalidCxxCompiler
 
     exported = torch.export.export(module, tuple(inputs))
     try:
-        torch._inductor.aoti_compile_and_package(
-            exported, package_path=path, inductor_configs=options
-        )
+        inductor: Any = importlib.import_module("torch._inductor")
+        inductor.aoti_compile_and_package(exported, package_path=path, inductor_configs=options)
     except (CppCompileError, InductorError, InvalidCxxCompiler) as error:
         raise CompileFailure(str(error)) from None
 
@@ -401,9 +352,7 @@ def aoti_load(path: str, device_index: int = -1) -> Callable[[list[torch.Tensor]
     The documented loader starts by probing the vector instruction set with the C++ compiler,
     which costs 10 to 20 s; the object behind it needs no compiler and takes milliseconds.
     """
-    loader = torch._C._aoti.AOTIModelPackageLoader(  # type: ignore[reportAttributeAccessIssue]
-        path, "model", False, 1, device_index
-    )
+    loader = aoti_handles().AOTIModelPackageLoader(path, "model", False, 1, device_index)
     return loader.boxed_run
 
 
@@ -462,7 +411,7 @@ def without_torch_function() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def without_log_of_fakes() -> Iterator[None]:
+def without_log_of_fakes() -> Generator[None]:
     """While open, torch does not log the traceback of exceptions that are raised anyway."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
 
@@ -486,7 +435,7 @@ def preload() -> None:
 
 
 @contextlib.contextmanager
-def without_onednn() -> Iterator[None]:
+def without_onednn() -> Generator[None]:
     """While open, torch does not choose operators that exist for oneDNN alone.
 
     The public ``torch.backends.mkldnn.flags`` also touches settings for Intel GPUs and warns where

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 
 
 @contextlib.contextmanager
-def compiled_functions_run_plainly() -> Iterator[None]:
+def compiled_functions_run_plainly() -> Generator[None]:
     """While open, a trace sees what ``torch.compile`` was given instead of being refused.
 
     The public ``torch.compiler.set_stance("force_eager")`` is read later than the check for a

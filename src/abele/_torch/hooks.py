@@ -3,41 +3,51 @@
 These names are private, like all of this folder; ``tests/unit/test_torch_hooks.py`` tests them.
 """
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
-from torch.nn.modules import module as _modules
-from torch.optim import optimizer as _optimizers  # type: ignore[reportAttributeAccessIssue]
 
-Hooks = MutableMapping[int, Callable]
+_modules: Any = importlib.import_module("torch.nn.modules.module")
+_optimizers: Any = importlib.import_module("torch.optim.optimizer")
+
+Hooks = MutableMapping[int, Callable[..., Any]]
 
 
-def of_gradient(tensor: torch.Tensor) -> list[Callable]:
+def _values(hooks: Hooks | None) -> list[Callable[..., Any]]:
+    return [] if hooks is None else list(hooks.values())
+
+
+def of_gradient(tensor: torch.Tensor) -> list[Callable[..., Any]]:
     """Return what ``register_hook`` of a leaf has added."""
-    return list((tensor._backward_hooks or {}).values())
+    untyped: Any = tensor
+    return _values(untyped._backward_hooks)
 
 
-def after_accumulation(tensor: torch.Tensor) -> list[Callable]:
+def after_accumulation(tensor: torch.Tensor) -> list[Callable[..., Any]]:
     """Return what ``register_post_accumulate_grad_hook`` has added."""
-    hooks: Any = tensor._post_accumulate_grad_hooks  # type: ignore[reportAttributeAccessIssue]
-    return list((hooks or {}).values())
+    untyped: Any = tensor
+    return _values(untyped._post_accumulate_grad_hooks)
 
 
 def of_backward(module: torch.nn.Module) -> tuple[Hooks, Hooks]:
     """Return what runs before and after the backward of a module, to be read and exchanged."""
-    return module._backward_pre_hooks, module._backward_hooks
+    untyped: Any = module
+    return untyped._backward_pre_hooks, untyped._backward_hooks
 
 
-def of_every_backward() -> list[Callable]:
+def of_every_backward() -> list[Callable[..., Any]]:
     """Return what runs around the backward of every module there is."""
     hooks = (_modules._global_backward_pre_hooks, _modules._global_backward_hooks)
     return [hook for each in hooks for hook in each.values()]
 
 
-def around_step(optimizer: torch.optim.Optimizer) -> list[Callable]:
+def around_step(optimizer: torch.optim.Optimizer) -> list[Callable[..., Any]]:
     """Return what runs before and after the steps of an optimizer, or of every optimizer."""
     untyped: Any = optimizer
     hooks = (

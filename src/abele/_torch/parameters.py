@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 
 import torch
 
 
 @contextlib.contextmanager
-def counted_as_parameters(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+def counted_as_parameters(tensors: Iterable[torch.Tensor]) -> Generator[None]:
     """While open, ``isinstance(tensor, torch.nn.Parameter)`` is true of these tensors.
 
     Turning them into parameters would create new tensors. ``Module.get_parameter`` and users'

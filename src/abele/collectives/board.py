@@ -5,6 +5,9 @@ It works before the first exchange of tensors and while one hangs. A thread of e
 a heartbeat about once a second; processes that wait read them.
 """
 
+# torch re-exports its public names without __all__.
+# pyright: reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 import contextlib
@@ -12,6 +15,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from torch import distributed
 
@@ -56,9 +60,10 @@ class Board:
         self._closing = threading.Event()
         self._beat(store, "0")
         # A separate client: a call that waits for an answer blocks its client.
+        untyped: Any = store  # the stub lacks clone
         self._thread = threading.Thread(
             target=self._keep_beating,
-            args=(store.clone(),),  # pyright: ignore[reportAttributeAccessIssue] - not in the stub
+            args=(untyped.clone(),),
             name="abele-alive",
             daemon=True,
         )
@@ -73,7 +78,7 @@ class Board:
 
     def notes(self, topic: str) -> dict[int, str]:
         """Return the notes of all processes that have left one."""
-        notes = {}
+        notes: dict[int, str] = {}
         with self._store_lost():
             for other in range(self.size):
                 key = f"note/{topic}/{other}"
@@ -272,7 +277,7 @@ class Board:
 
 
 def _differences(by_rank: list[dict[str, str]]) -> list[str]:
-    lines = []
+    lines: list[str] = []
     for rank, facts in enumerate(by_rank[1:], start=1):
         for name in dict.fromkeys([*by_rank[0], *facts]):
             first, other = by_rank[0].get(name, "absent"), facts.get(name, "absent")

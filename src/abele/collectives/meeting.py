@@ -1,5 +1,8 @@
 """The store in which processes meet: opening it, reaching it, and signing its values."""
 
+# torch re-exports its public names without __all__.
+# pyright: reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 import contextlib
@@ -12,6 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from torch import distributed
 
@@ -151,8 +155,8 @@ class SignedStore:
 
     def clone(self) -> SignedStore:
         """Return a store with a separate connection."""
-        copy = self._store.clone()  # pyright: ignore[reportAttributeAccessIssue] - not in the stub
-        return SignedStore(copy, self._secret, self._scope)
+        untyped: Any = self._store  # the stub lacks clone
+        return SignedStore(untyped.clone(), self._secret, self._scope)
 
     def _code(self, key: str, value: str) -> str:
         return _code(self._secret, f"{self._scope}\0{key}\0{value}")
@@ -189,7 +193,7 @@ def _listen(address: str, port: int) -> socket.socket:
     return _bound(socket.AF_INET, ("", port))
 
 
-def _bound(family: int, target: tuple) -> socket.socket:
+def _bound(family: int, target: tuple[Any, ...]) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

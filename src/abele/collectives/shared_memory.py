@@ -64,7 +64,7 @@ class SharedSums:
                 self._ends[os.pidfd_open(pid)] = rank
         for end in self._ends:
             self._alive.register(end, select.POLLIN)  # readable once the process has ended
-        cores = set().union(*(os.sched_getaffinity(pid) for pid in pids))
+        cores = set[int]().union(*(os.sched_getaffinity(pid) for pid in pids))
         self._spin_s = _SPIN_S if len(cores) >= self._size else 0.0
         self._count, self._turn = 0, 0
         self._others = [rank * _LINE for rank in range(self._size) if rank != self._rank]
@@ -95,7 +95,7 @@ class SharedSums:
         """
         flat = values.view(-1)
         most = SLOT_BYTES // flat.element_size()
-        for piece in (flat,) if flat.numel() <= most else flat.split(most):
+        for piece in (flat,) if flat.numel() <= most else torch.split(flat, most):
             self._add(piece, check)
 
     def _add(self, piece: torch.Tensor, check: Callable[[], None]) -> None:

@@ -1,12 +1,16 @@
 """Exchange by torch.distributed: gloo between hosts, NCCL between GPUs; shared memory in a host."""
 
+# torch re-exports its public names without __all__.
+# pyright: reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 import contextlib
 import datetime
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
 
 import torch
 from torch import distributed
@@ -18,6 +22,8 @@ from abele.collectives.protocol import Counts
 from abele.collectives.shared_memory import SharedSums
 from abele.errors import PlaceError, RankLostError
 from abele.version import __version__
+
+_untyped: Any = distributed
 
 _LOOK_S = 1.0  # how often a process that waits checks whether the others live
 _LINGER_S = 3.0
@@ -67,12 +73,12 @@ class TorchCollective:
             if self._shared is not None and not wire.is_cuda:
                 self._shared.all_reduce(wire, lambda: self._look(topic))
             else:
-                self._wait(lambda: distributed.all_reduce(wire, async_op=True), topic, wire.is_cuda)
+                self._wait(lambda: _untyped.all_reduce(wire, async_op=True), topic, wire.is_cuda)
 
     def broadcast(self, values: torch.Tensor) -> None:
         """See ``Collective.broadcast``."""
         with self._exchange(values) as wire:
-            self._wait(lambda: distributed.broadcast(wire, 0, async_op=True), "", wire.is_cuda)
+            self._wait(lambda: _untyped.broadcast(wire, 0, async_op=True), "", wire.is_cuda)
 
     def gather(self, topic: str, text: str) -> list[str]:
         """See ``Collective.gather``."""
@@ -116,7 +122,7 @@ class TorchCollective:
     # -- one exchange ----------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _breaking_on_loss(self) -> Iterator[None]:
+    def _breaking_on_loss(self) -> Generator[None]:
         """End all exchanges if another process is lost."""
         self._check_whole()
         try:
@@ -126,7 +132,7 @@ class TorchCollective:
             raise
 
     @contextlib.contextmanager
-    def _exchange(self, values: torch.Tensor) -> Iterator[torch.Tensor]:
+    def _exchange(self, values: torch.Tensor) -> Generator[torch.Tensor]:
         """Count an exchange; a failed one is the last.
 
         After a failure the others may still reach it and would meet this process's next one.
@@ -227,7 +233,8 @@ class TorchCollective:
         gpu = "none"
         if torch.cuda.is_available():
             torch.cuda.set_device(self.place.local_rank % torch.cuda.device_count())
-            gpu = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+            cuda: Any = torch.cuda
+            gpu = str(cuda.get_device_properties(cuda.current_device()).uuid)
         gpus = self.board.gather("devices", gpu)
         return "none" not in gpus and len(set(gpus)) == self.size
 

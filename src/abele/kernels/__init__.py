@@ -19,11 +19,12 @@ import torch
 
 from abele._torch import OpOverload
 from abele.errors import CompilerError
-from abele.ops import few_channel_conv, max_pool  # noqa: F401
+from abele.ops import few_channel_conv, max_pool
 from abele.program import Program
-
-# Importing the operators registers them.
 from abele.storage import files, temporary
+
+#: Importing these modules registers the operators.
+OPERATORS = (few_channel_conv, max_pool)
 
 FOLDER = Path(__file__).parent
 
@@ -152,7 +153,7 @@ def shared_library(compiler: str, path: Path) -> Path:
 
 def _compile(compiler: str, folder: str, sources: tuple[str, ...], *more_flags: str) -> list[str]:
     headers = Path(torch.__file__).parent / "include"
-    objects = []
+    objects: list[str] = []
     for source in sources:
         objects.append(os.path.join(folder, f"{source}.o"))
         command = [compiler, *FLAGS, *more_flags, f"-I{headers}", "-c", str(FOLDER / source)]

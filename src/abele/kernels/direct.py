@@ -93,7 +93,9 @@ class Kernels:
         return values, indices
 
 
-def _describe(x: torch.Tensor, weight: torch.Tensor, stride: Sequence, padding: Sequence) -> _Conv:
+def _describe(
+    x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int]
+) -> _Conv:
     out = [(x.shape[2 + i] + 2 * padding[i] - weight.shape[2 + i]) // stride[i] + 1 for i in (0, 1)]
     return _Conv(*x.shape, weight.shape[0], *weight.shape[2:], *stride, *padding, *out)
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from abele.ops._register import shapes_of
+
 _NAME = "abele::adam"
 
 torch.library.define(
@@ -18,7 +20,18 @@ torch.library.define(
 
 
 @torch.library.impl(_NAME, "CompositeExplicitAutograd")
-def _adam(params, grads, first, second, steps, rate, beta1, beta2, eps, decay):
+def _adam(
+    params: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    first: list[torch.Tensor],
+    second: list[torch.Tensor],
+    steps: list[torch.Tensor],
+    rate: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+) -> list[torch.Tensor]:
     """Return the new parameters, first moments, second moments and steps, one after another."""
     first = [torch.lerp(old, grad, 1 - beta1) for old, grad in zip(first, grads, strict=True)]
     second = [
@@ -26,7 +39,7 @@ def _adam(params, grads, first, second, steps, rate, beta1, beta2, eps, decay):
         for old, grad in zip(second, grads, strict=True)
     ]
     steps = [step + 1 for step in steps]
-    updated = []
+    updated: list[torch.Tensor] = []
     for param, m, v, step in zip(params, first, second, steps, strict=True):
         denominator = v.sqrt() / (1 - beta2**step).sqrt() + eps
         left = param * (1 - rate * decay) if decay else param
@@ -34,8 +47,19 @@ def _adam(params, grads, first, second, steps, rate, beta1, beta2, eps, decay):
     return [*updated, *first, *second, *steps]
 
 
-@torch.library.register_fake(_NAME)
-def _shapes(params, grads, first, second, steps, rate, beta1, beta2, eps, decay):
+@shapes_of(_NAME)
+def _shapes(
+    params: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    first: list[torch.Tensor],
+    second: list[torch.Tensor],
+    steps: list[torch.Tensor],
+    rate: torch.Tensor,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+) -> list[torch.Tensor]:
     return [torch.empty_like(each) for each in (*params, *first, *second, *steps)]
 
 

@@ -6,20 +6,28 @@ Importing this module registers it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+
+from abele.ops._register import register_gradient, shapes_of
 
 
 @torch.library.custom_op("abele::checkpoint", mutates_args=(), schema="(Tensor x) -> Tensor")
-def _checkpoint(x):
+def _checkpoint(x: torch.Tensor) -> torch.Tensor:
     return x.clone()
 
 
-@_checkpoint.register_fake
-def _shape(x):
+@shapes_of("abele::checkpoint")
+def _shape(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-_checkpoint.register_autograd(lambda ctx, grad: grad)
+def _gradient(context: Any, grad: torch.Tensor) -> torch.Tensor:
+    return grad
+
+
+register_gradient("abele::checkpoint", _gradient)
 
 operator = torch.ops.abele.checkpoint.default
 
@@ -32,13 +40,13 @@ def checkpoint(x: torch.Tensor) -> torch.Tensor:
 @torch.library.custom_op(
     "abele::not_before", mutates_args=(), schema="(Tensor x, Tensor after) -> Tensor"
 )
-def _not_before(x, after):
+def _not_before(x: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     del after
     return x.clone()
 
 
-@_not_before.register_fake
-def _not_before_shape(x, after):
+@shapes_of("abele::not_before")
+def _not_before_shape(x: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 

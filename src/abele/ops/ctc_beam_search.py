@@ -8,10 +8,12 @@ Importing this module registers the operator, which runs on the host.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+
+from abele.ops._register import shapes_of
 
 _FORWARD = "abele::ctc_beam_search"
 
@@ -24,25 +26,34 @@ torch.library.define(
 
 
 @torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
-def _forward(log_probs, lengths, blank, beam_width, top_paths):
+def _forward(
+    log_probs: torch.Tensor, lengths: torch.Tensor, blank: int, beam_width: int, top_paths: int
+) -> tuple[torch.Tensor, ...]:
     time, batch, _ = log_probs.shape
     host = log_probs.detach().to("cpu", torch.float64).numpy()
     scores = np.full((batch, top_paths), -np.inf)
     sizes = np.zeros((batch, top_paths), dtype=np.int32)
     paths = np.full((batch, top_paths, time), blank, dtype=np.int32)
-    for sample, length in enumerate(lengths.tolist()):
+    num_steps: list[int] = cast("Any", lengths).tolist()
+    for sample, length in enumerate(num_steps):
         search = _Search(blank, beam_width)
         for step in range(min(max(length, 0), time)):
             search.advance(host[step, sample])
         for rank, (score, labels) in enumerate(search.best(top_paths)):
             scores[sample, rank], sizes[sample, rank] = score, len(labels)
             paths[sample, rank, : len(labels)] = labels
-    arrays = (torch.from_numpy(scores).to(log_probs.dtype), *map(torch.from_numpy, (sizes, paths)))
-    return tuple(each.to(log_probs.device) for each in arrays)
+    device = log_probs.device
+    return (
+        torch.as_tensor(scores, dtype=log_probs.dtype, device=device),
+        torch.as_tensor(sizes, device=device),
+        torch.as_tensor(paths, device=device),
+    )
 
 
-@torch.library.register_fake(_FORWARD)
-def _forward_shape(log_probs, lengths, blank, beam_width, top_paths):
+@shapes_of(_FORWARD)
+def _forward_shape(
+    log_probs: torch.Tensor, lengths: torch.Tensor, blank: int, beam_width: int, top_paths: int
+) -> tuple[torch.Tensor, ...]:
     time, batch, _ = log_probs.shape
     shape = (batch, top_paths)
     return (

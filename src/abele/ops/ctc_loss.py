@@ -6,7 +6,11 @@ longest possible target instead of the longest one. Importing this module regist
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+
+from abele.ops._register import register_gradient, shapes_of
 
 aten = torch.ops.aten
 
@@ -29,7 +33,14 @@ torch.library.define(
 
 
 @torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
-def _forward(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity):
+def _forward(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int,
+    zero_infinity: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
     loss, table = aten._ctc_loss.Tensor(
         log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
     )
@@ -39,8 +50,15 @@ def _forward(log_probs, targets, input_lengths, target_lengths, blank, zero_infi
     return loss, padded
 
 
-@torch.library.register_fake(_FORWARD)
-def _forward_shape(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity):
+@shapes_of(_FORWARD)
+def _forward_shape(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int,
+    zero_infinity: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
     return log_probs.new_empty((log_probs.shape[1],)), _table_like(log_probs, targets)
 
 
@@ -51,8 +69,16 @@ def _table_like(log_probs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 @torch.library.impl(_BACKWARD, "CompositeExplicitAutograd")
 def _backward(
-    grad, log_probs, targets, input_lengths, target_lengths, loss, table, blank, zero_infinity
-):
+    grad: torch.Tensor,
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    loss: torch.Tensor,
+    table: torch.Tensor,
+    blank: int,
+    zero_infinity: bool,
+) -> torch.Tensor:
     longest = int(target_lengths.max())
     return aten._ctc_loss_backward.Tensor(
         grad,
@@ -67,24 +93,32 @@ def _backward(
     ).contiguous()  # compiled code relies on the strides of the shape function below
 
 
-@torch.library.register_fake(_BACKWARD)
+@shapes_of(_BACKWARD)
 def _backward_shape(
-    grad, log_probs, targets, input_lengths, target_lengths, loss, table, blank, zero_infinity
-):
+    grad: torch.Tensor,
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    loss: torch.Tensor,
+    table: torch.Tensor,
+    blank: int,
+    zero_infinity: bool,
+) -> torch.Tensor:
     return log_probs.new_empty(log_probs.shape)
 
 
-def _setup(ctx, inputs, output):
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     log_probs, targets, input_lengths, target_lengths, ctx.blank, ctx.zero_infinity = inputs
     ctx.save_for_backward(log_probs, targets, input_lengths, target_lengths, *output)
 
 
-def _gradient(ctx, grad, _):
+def _gradient(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
     result = backward(grad, *ctx.saved_tensors, ctx.blank, ctx.zero_infinity)
     return result, None, None, None, None, None
 
 
-torch.library.register_autograd(_FORWARD, _gradient, setup_context=_setup)
+register_gradient(_FORWARD, _gradient, _setup)
 
 forward = torch.ops.abele.ctc_loss.default
 backward = torch.ops.abele.ctc_loss_backward.default

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from abele.ops._register import shapes_of
+
 _FORWARD = "abele::farthest_points"
 
 torch.library.define(
@@ -14,7 +16,9 @@ torch.library.define(
 
 
 @torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
-def _forward(points, starts, boundaries, counts):
+def _forward(
+    points: torch.Tensor, starts: torch.Tensor, boundaries: list[int], counts: list[int]
+) -> torch.Tensor:
     chosen = torch.empty(sum(counts), dtype=torch.int64, device=points.device)
     done = 0
     for cloud, count in enumerate(counts):
@@ -32,8 +36,10 @@ def _forward(points, starts, boundaries, counts):
     return chosen
 
 
-@torch.library.register_fake(_FORWARD)
-def _forward_shape(points, starts, boundaries, counts):
+@shapes_of(_FORWARD)
+def _forward_shape(
+    points: torch.Tensor, starts: torch.Tensor, boundaries: list[int], counts: list[int]
+) -> torch.Tensor:
     return points.new_empty((sum(counts),), dtype=torch.int64)
 
 

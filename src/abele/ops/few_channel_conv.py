@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from abele.ops._register import shapes_of
+
 aten = torch.ops.aten
 
 _FORWARD = "abele::few_channel_conv"
@@ -30,13 +32,25 @@ torch.library.define(
 
 
 @torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
-def _forward(x, weight, bias, stride, padding):
+def _forward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: list[int],
+    padding: list[int],
+) -> torch.Tensor:
     result = aten.convolution(x, weight, bias, stride, padding, [1, 1], False, [0, 0], 1)
     return result.contiguous()
 
 
-@torch.library.register_fake(_FORWARD)
-def _forward_shape(x, weight, bias, stride, padding):
+@shapes_of(_FORWARD)
+def _forward_shape(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: list[int],
+    padding: list[int],
+) -> torch.Tensor:
     height, width = (
         (x.shape[2 + i] + 2 * padding[i] - weight.shape[2 + i]) // stride[i] + 1 for i in (0, 1)
     )
@@ -44,7 +58,14 @@ def _forward_shape(x, weight, bias, stride, padding):
 
 
 @torch.library.impl(_BACKWARD, "CompositeExplicitAutograd")
-def _backward(grad, x, weight, stride, padding, output_mask):
+def _backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    stride: list[int],
+    padding: list[int],
+    output_mask: list[bool],
+) -> tuple[torch.Tensor | None, ...]:
     sizes = [weight.shape[0]]
     gradients = aten.convolution_backward(
         grad, x, weight, sizes, stride, padding, [1, 1], False, [0, 0], 1, output_mask
@@ -52,8 +73,15 @@ def _backward(grad, x, weight, stride, padding, output_mask):
     return tuple(each if each is None else each.contiguous() for each in gradients)
 
 
-@torch.library.register_fake(_BACKWARD)
-def _backward_shapes(grad, x, weight, stride, padding, output_mask):
+@shapes_of(_BACKWARD)
+def _backward_shapes(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    stride: list[int],
+    padding: list[int],
+    output_mask: list[bool],
+) -> tuple[torch.Tensor | None, ...]:
     shapes = (x.shape, weight.shape, weight.shape[:1])
     return tuple(
         grad.new_empty(shape) if needed else None

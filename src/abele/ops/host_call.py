@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import torch
 
 from abele.errors import HostCallError
+from abele.ops._register import shapes_of
 from abele.program import declare_effect
 
 Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
@@ -34,7 +35,7 @@ class HostCalls:
         self.failure: BaseException | None = None
 
     @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
+    def in_use(self) -> Generator[None]:
         """While open, running programs find their functions here.
 
         Compiled code hides what a function raised behind an error of its own; leaving brings the
@@ -79,7 +80,9 @@ _in_use: contextvars.ContextVar[HostCalls] = contextvars.ContextVar("host_calls"
     mutates_args=(),
     schema="(Tensor[] inputs, Tensor? after, str name, str results) -> Tensor[]",
 )
-def _host_call(inputs, after, name, results):
+def _host_call(
+    inputs: list[torch.Tensor], after: torch.Tensor | None, name: str, results: str
+) -> list[torch.Tensor]:
     device = inputs[0].device if inputs else torch.device("cpu")
     # Clones: the function may write to its arguments and may return them.
     calls = _in_use.get(None) or HostCalls()
@@ -95,8 +98,10 @@ def _host_call(inputs, after, name, results):
     return values
 
 
-@_host_call.register_fake
-def _shapes(inputs, after, name, results):
+@shapes_of("abele::host_call")
+def _shapes(
+    inputs: list[torch.Tensor], after: torch.Tensor | None, name: str, results: str
+) -> list[torch.Tensor]:
     device = inputs[0].device if inputs else torch.device("cpu")
     return [
         torch.empty(

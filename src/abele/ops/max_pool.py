@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
+from abele.ops._register import shapes_of
+
 _FORWARD = "abele::max_pool"
 
 torch.library.define(
@@ -20,13 +22,17 @@ torch.library.define(
 
 
 @torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
-def _forward(x, kernel, stride):
+def _forward(
+    x: torch.Tensor, kernel: list[int], stride: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
     values, indices = torch.ops.aten.max_pool2d_with_indices(x, kernel, stride)
     return values.contiguous(), indices.contiguous()
 
 
-@torch.library.register_fake(_FORWARD)
-def _forward_shape(x, kernel, stride):
+@shapes_of(_FORWARD)
+def _forward_shape(
+    x: torch.Tensor, kernel: list[int], stride: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
     height, width = ((x.shape[2 + i] - kernel[i]) // stride[i] + 1 for i in (0, 1))
     shape = (*x.shape[:2], height, width)
     return x.new_empty(shape), x.new_empty(shape, dtype=torch.int64)

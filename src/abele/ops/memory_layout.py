@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from abele.ops._register import shapes_of
+
 _NAME = "abele::in_layout"
 
 # The result may be its argument, or a view of it.
@@ -18,7 +20,7 @@ torch.library.define(
 
 
 @torch.library.impl(_NAME, "CompositeExplicitAutograd")
-def _in_layout(x, channels_last):
+def _in_layout(x: torch.Tensor, channels_last: bool) -> torch.Tensor:
     if not channels_last:
         return x.contiguous()
     if x.shape[1] == 1 and x.is_contiguous():
@@ -28,8 +30,8 @@ def _in_layout(x, channels_last):
     return x.contiguous(memory_format=torch.channels_last)
 
 
-@torch.library.register_fake(_NAME)
-def _shape(x, channels_last):
+@shapes_of(_NAME)
+def _shape(x: torch.Tensor, channels_last: bool) -> torch.Tensor:
     layout = torch.channels_last if channels_last else torch.contiguous_format
     return x.contiguous(memory_format=layout)
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import torch
 
+from abele.ops._register import shapes_of
+
 _FORWARD = "abele::norm_activation"
 _BACKWARD = "abele::norm_activation_backward"
 _EVALUATION = "abele::scale_shift_activation"
@@ -49,7 +51,16 @@ def _leaky(x: torch.Tensor, slope: float) -> torch.Tensor:
 
 
 @torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
-def _forward(x, weight, bias, mean, var, momentum, eps, slope):
+def _forward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    momentum: float,
+    eps: float,
+    slope: float,
+) -> tuple[torch.Tensor, ...]:
     dims = [dim for dim in range(x.dim()) if dim != 1]
     rows = x.numel() // x.shape[1]
     average, variance = x.mean(dims), x.var(dims, correction=0)
@@ -62,15 +73,31 @@ def _forward(x, weight, bias, mean, var, momentum, eps, slope):
     return y, x.clone(), statistics, new_mean, new_var
 
 
-@torch.library.register_fake(_FORWARD)
-def _forward_shapes(x, weight, bias, mean, var, momentum, eps, slope):
+@shapes_of(_FORWARD)
+def _forward_shapes(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    momentum: float,
+    eps: float,
+    slope: float,
+) -> tuple[torch.Tensor, ...]:
     y, x_copy = torch.empty_like(x), torch.empty_like(x)
     statistics = x.new_empty((3, x.shape[1]))
     return y, x_copy, statistics, torch.empty_like(mean), torch.empty_like(var)
 
 
 @torch.library.impl(_BACKWARD, "CompositeExplicitAutograd")
-def _backward(grad, kept, weight, bias, statistics, slope):
+def _backward(
+    grad: torch.Tensor,
+    kept: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    statistics: torch.Tensor,
+    slope: float,
+) -> tuple[torch.Tensor, ...]:
     dims = [dim for dim in range(grad.dim()) if dim != 1]
     inverse_std = _along(statistics[INVERSE_STD], grad)
     normalised = (kept - _along(statistics[MEAN], grad)) * inverse_std
@@ -83,18 +110,35 @@ def _backward(grad, kept, weight, bias, statistics, slope):
     return grad_x, grad_weight, grad_bias
 
 
-@torch.library.register_fake(_BACKWARD)
-def _backward_shapes(grad, kept, weight, bias, statistics, slope):
+@shapes_of(_BACKWARD)
+def _backward_shapes(
+    grad: torch.Tensor,
+    kept: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    statistics: torch.Tensor,
+    slope: float,
+) -> tuple[torch.Tensor, ...]:
     return torch.empty_like(kept), torch.empty_like(weight), torch.empty_like(bias)
 
 
 @torch.library.impl(_EVALUATION, "CompositeExplicitAutograd")
-def _evaluation(x, scale, shift, slope):
+def _evaluation(
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    shift: torch.Tensor,
+    slope: float,
+) -> torch.Tensor:
     return _leaky(x * _along(scale, x) + _along(shift, x), slope)
 
 
-@torch.library.register_fake(_EVALUATION)
-def _evaluation_shape(x, scale, shift, slope):
+@shapes_of(_EVALUATION)
+def _evaluation_shape(
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    shift: torch.Tensor,
+    slope: float,
+) -> torch.Tensor:
     return torch.empty_like(x)
 
 

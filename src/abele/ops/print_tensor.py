@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from abele.ops._register import register_gradient, shapes_of
 from abele.ops.tensor_text import Layout, tensor_text
 from abele.program import declare_effect
 
@@ -26,7 +27,9 @@ _LAYOUT = (
     mutates_args=(),
     schema=f"(Tensor x, Tensor? after, str title, str gradient_title, {_LAYOUT}) -> Tensor",
 )
-def _print(x, after, title, gradient_title, *layout):
+def _print(
+    x: torch.Tensor, after: torch.Tensor | None, title: str, gradient_title: str, *layout: Any
+) -> torch.Tensor:
     del after, gradient_title
     # One write: lines of several threads or processes do not mix.
     sys.stderr.write(f"{title}: {tensor_text(x, Layout(**_by_name(layout)))}\n")
@@ -34,25 +37,27 @@ def _print(x, after, title, gradient_title, *layout):
     return x.clone()
 
 
-@_print.register_fake
-def _shape(x, after, title, gradient_title, *layout):
+@shapes_of(_NAME)
+def _shape(
+    x: torch.Tensor, after: torch.Tensor | None, title: str, gradient_title: str, *layout: Any
+) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-def _setup(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     _, _, _, ctx.title, *ctx.layout = inputs
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple:
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     if ctx.title:
         grad = operator(grad, None, ctx.title, "", *ctx.layout)
     return (grad, *[None] * (3 + len(ctx.layout)))
 
 
-_print.register_autograd(_backward, setup_context=_setup)
+register_gradient(_NAME, _backward, _setup)
 
 
-def _by_name(layout: tuple) -> dict[str, Any]:
+def _by_name(layout: tuple[Any, ...]) -> dict[str, Any]:
     fields = [field.name for field in dataclasses.fields(Layout)]
     return dict(zip(fields, layout, strict=True))
 

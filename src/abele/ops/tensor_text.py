@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import torch
 
@@ -54,9 +55,13 @@ def tensor_text(tensor: torch.Tensor, layout: Layout) -> str:
     return _nested(iter([e.rjust(width) for e in entries]), values.shape, gaps, layout, 0)
 
 
+def _numbers(values: torch.Tensor) -> list[float]:
+    return cast("Any", values.flatten()).tolist()
+
+
 def _entries(values: torch.Tensor, layout: Layout) -> list[str]:
     if not values.is_floating_point():
-        return [str(value) for value in values.flatten().tolist()]
+        return [str(value) for value in _numbers(values)]
     numbers = values.double().flatten()
     kind = layout.float_format
     if kind == "auto":
@@ -64,7 +69,7 @@ def _entries(values: torch.Tensor, layout: Layout) -> list[str]:
         plain = sizes.numel() == 0 or bool(sizes.min() >= _SMALLEST and sizes.max() < _LARGEST)
         kind = "fixed" if plain else "scientific"
     code = f".{layout.digits}{'f' if kind == 'fixed' else 'e'}"
-    return [format(value, code) for value in numbers.tolist()]
+    return [format(value, code) for value in _numbers(numbers)]
 
 
 def _nested(

@@ -5,7 +5,7 @@ Importing this module registers the operator.
 
 from __future__ import annotations
 
-import sys
+import inspect
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from abele.errors import ValueCheckError
+from abele.ops._register import shapes_of
 from abele.program.printing import is_library
 
 _NAME = "abele::value_check"
@@ -27,20 +28,20 @@ _local = threading.local()
 
 
 @torch.library.impl(_NAME, "CompositeExplicitAutograd")
-def _check(wrong, message):
+def _check(wrong: torch.Tensor, message: str) -> torch.Tensor:
     if wrong.any():
         _local.failure = ValueCheckError(message)
         raise _local.failure
     return torch.ones((), dtype=torch.bool, device=wrong.device)
 
 
-@torch.library.register_fake(_NAME)
-def _shape(wrong, message):
+@shapes_of(_NAME)
+def _shape(wrong: torch.Tensor, message: str) -> torch.Tensor:
     return wrong.new_empty((), dtype=torch.bool)
 
 
 def unless(wrong: torch.Tensor, result: torch.Tensor, message: str) -> torch.Tensor:
-    """Return Return ``result``, unless a marked value occurs when the program runs.
+    """Return ``result``, unless a marked value occurs when the program runs.
 
     Args:
         wrong: bool, any shape; True stops the step with ``ValueCheckError``.
@@ -71,7 +72,8 @@ def raising_failures(run: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _line() -> str:
     """Return the user's line under way, without folders: programs with it are equal everywhere."""
-    frame = sys._getframe(1)
+    frame = inspect.currentframe()
+    assert frame is not None
     while frame.f_back is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

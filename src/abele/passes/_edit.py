@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import copy
-from collections.abc import Iterator
+from collections.abc import Generator
+from typing import Any
 
 import torch
 from torch.fx.graph import CodeGen
@@ -21,7 +22,7 @@ _private = contextvars.ContextVar("private", default=None)
 
 
 @contextlib.contextmanager
-def one_after_the_other() -> Iterator[None]:
+def one_after_the_other() -> Generator[None]:
     """While open, passes may change the graph of the previous pass in place instead of a copy.
 
     Intermediate programs are then not kept. A pass that changes the graph must call ``finished``.
@@ -56,7 +57,7 @@ def finished(program: Program, graph: torch.fx.GraphModule) -> Program:
     return program.replace(graph=graph)
 
 
-def substitute(node: torch.fx.Node, target: OpOverload, arguments: tuple) -> None:
+def substitute(node: torch.fx.Node, target: OpOverload, arguments: tuple[Any, ...]) -> None:
     """Replace ``node`` by ``target(*arguments)`` and keep its metadata."""
     with node.graph.inserting_before(node):
         new = node.graph.call_function(target, arguments)

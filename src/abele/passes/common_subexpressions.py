@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from abele._torch import OpOverload
+from abele.containers import is_dict, is_sequence
 from abele.passes._edit import editable, finished
-from abele.program import Program, has_effect, is_getitem, returned_nodes, writes
+from abele.program import Program, has_effect, has_tag, is_getitem, returned_nodes, writes
 
 
 def common_subexpressions(program: Program) -> Program:
@@ -36,15 +37,15 @@ def common_subexpressions(program: Program) -> Program:
 def _mergeable(node: torch.fx.Node) -> bool:
     if not isinstance(node.target, OpOverload) and not is_getitem(node):
         return False  # loops and branches: random operations may hide inside
-    tags = getattr(node.target, "tags", ())
-    random = torch.Tag.nondeterministic_seeded in tags
-    return not (writes(node) or has_effect(node) or random)
+    return not (
+        writes(node) or has_effect(node) or has_tag(node, torch.Tag.nondeterministic_seeded)
+    )
 
 
 def _key(value: Any) -> Any:
-    if isinstance(value, list | tuple):
+    if is_sequence(value):
         return tuple(_key(item) for item in value)
-    if isinstance(value, dict):
+    if is_dict(value):
         return tuple(sorted((name, _key(item)) for name, item in value.items()))
     # 1, 1.0 and True are equal in Python and different arguments of an operator; so are 0.0 and
     # -0.0, and repr tells these apart.

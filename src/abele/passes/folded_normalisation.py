@@ -77,7 +77,9 @@ class _Folds:
             self._created[key] = node
         return self._created[key]
 
-    def _scale_and_shift(self, weight, bias, mean, var, eps) -> tuple[_Node, _Node]:
+    def _scale_and_shift(
+        self, weight: _Node, bias: _Node, mean: _Node, var: _Node, eps: float
+    ) -> tuple[_Node, _Node]:
         inverse = self._call(aten.rsqrt.default, self._call(aten.add.Tensor, var, eps))
         scale = self._call(aten.mul.Tensor, weight, inverse)
         moved = self._call(aten.mul.Tensor, mean, scale)
@@ -90,7 +92,8 @@ class _Folds:
         if bias is not None:
             moved = self._call(aten.mul.Tensor, bias, scale)
             shift = self._call(aten.add.Tensor, moved, shift)
-        activation = ("none", [], "") if slope == 1.0 else ("leaky_relu", [slope], "")
+        slopes: list[float] = [] if slope == 1.0 else [slope]
+        activation = ("leaky_relu" if slopes else "none", slopes, "")
         settings = (padding, stride, dilation, groups, *activation)
         return self._call(_torch.convolution_with_activation(), x, scaled, shift, *settings)
 

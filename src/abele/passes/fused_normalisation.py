@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 
@@ -115,8 +116,10 @@ def _with_activation(norm: _Norm, y: _Node) -> _Norm | None:
 
 
 # The slope below zero of each activation that a normalisation can take in.
-ACTIVATIONS: dict[Any, Any] = {
-    aten.leaky_relu.default: lambda node: float(node.args[1]) if len(node.args) > 1 else 0.01,
+ACTIVATIONS: dict[Any, Callable[[_Node], float]] = {
+    aten.leaky_relu.default: lambda node: (
+        float(cast("float", node.args[1])) if len(node.args) > 1 else 0.01
+    ),
     aten.relu.default: lambda node: 0.0,
 }
 
@@ -151,7 +154,7 @@ def _replace(norm: _Norm, results: Results) -> None:
         _replace_backward(norm, (x_copy, weight, bias, statistics, norm.slope), results)
 
 
-def _replace_backward(norm: _Norm, arguments: tuple, results: Results) -> None:
+def _replace_backward(norm: _Norm, arguments: tuple[Any, ...], results: Results) -> None:
     assert norm.backward is not None
     backward = norm.backward
     grad = node_argument(norm.activation_backward or backward, 0)
@@ -162,7 +165,7 @@ def _replace_backward(norm: _Norm, arguments: tuple, results: Results) -> None:
         old.replace_all_uses_with(gradients[index])
 
 
-def _call(target: Any, arguments: tuple, origin: _Node, results: Results) -> _Node:
+def _call(target: Any, arguments: tuple[Any, ...], origin: _Node, results: Results) -> _Node:
     node = origin.graph.call_function(target, arguments)
     node.meta = dict(origin.meta)
     values = [each.meta["val"] if isinstance(each, _Node) else each for each in arguments]

@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from abele.passes._edit import editable, finished
@@ -47,6 +49,6 @@ def _lives_in_a_slot(node: torch.fx.Node) -> bool:
     return node.op == "placeholder"
 
 
-def _layout(node: torch.fx.Node) -> tuple:
+def _layout(node: torch.fx.Node) -> tuple[Any, ...]:
     value = node.meta["val"]
     return value.dtype, value.device, tuple(value.shape), value.stride()

@@ -12,6 +12,7 @@ import copy
 import torch
 
 from abele import _torch
+from abele.containers import is_sequence
 from abele.passes._edit import editable, finished
 from abele.program import Program, subgraphs
 
@@ -47,6 +48,6 @@ def _move(graph: torch.fx.GraphModule, device: torch.device) -> None:
 def _moved(value: object, device: torch.device) -> object:
     if isinstance(value, torch.Tensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-    if isinstance(value, list | tuple):
+    if is_sequence(value):
         return type(value)(_moved(item, device) for item in value)
     return value

@@ -120,10 +120,7 @@ class Program:
     def uses_random(self) -> bool:
         """Whether running it draws random numbers."""
         tag = torch.Tag.nondeterministic_seeded
-        return any(
-            isinstance(node.target, OpOverload) and tag in node.target.tags
-            for node in all_nodes(self.graph)
-        )
+        return any(has_tag(node, tag) for node in all_nodes(self.graph))
 
     def text(self, *, provenance: bool = True) -> str:
         """The program as Python, with shapes, dtypes and the user's source lines."""
@@ -302,6 +299,11 @@ def node_argument(node: torch.fx.Node, index: int) -> torch.fx.Node:
     argument = node.args[index]
     assert isinstance(argument, torch.fx.Node), (node, index)
     return argument
+
+
+def has_tag(node: torch.fx.Node, tag: torch.Tag) -> bool:
+    """Return whether the operator that a node calls has one of torch's tags."""
+    return isinstance(node.target, OpOverload) and tag in node.target.tags
 
 
 def is_getitem(node: torch.fx.Node) -> bool:

@@ -79,7 +79,9 @@ class StepConfig:
     input_group_size: int = dataclasses.field(default=1, metadata=_RUN)
     input_group_type: GroupType = dataclasses.field(default=GroupType.CONSECUTIVE, metadata=_RUN)
     # Run-time: the number of groups shows in the programs' slots, the members only order the calls.
-    replica_groups: Mapping[str, Grouping] = dataclasses.field(default_factory=dict, metadata=_RUN)
+    replica_groups: Mapping[str, Grouping] = dataclasses.field(
+        default_factory=dict[str, Grouping], metadata=_RUN
+    )
     device_iterations: int = dataclasses.field(default=1, metadata=_RUN)
     output_mode: OutputMode = dataclasses.field(default=OutputMode.FINAL, metadata=_RUN)
     output_period: int = dataclasses.field(default=1, metadata=_RUN)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 
 import torch
 
@@ -98,7 +98,7 @@ def follow(
 
 
 @contextlib.contextmanager
-def only_if_finite(grads: Iterable[torch.Tensor], state: Iterable[torch.Tensor]) -> Iterator[None]:
+def only_if_finite(grads: Iterable[torch.Tensor], state: Iterable[torch.Tensor]) -> Generator[None]:
     """Restore ``state`` at the end of the block unless all of ``grads`` are finite."""
     # Not isfinite: compiled code may see the value before it is rounded to an infinite half.
     within = [(grad.abs() <= torch.finfo(grad.dtype).max).all() for grad in grads]

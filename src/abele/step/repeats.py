@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 
 from abele import _torch
+from abele.program import has_tag
 
 Nodes = list[torch.fx.Node]
 _Layout = tuple[tuple[int, ...], tuple[int, ...]]
@@ -98,22 +99,22 @@ def _plain_layout(tensors: Sequence[torch.Tensor]) -> _Layout | None:
     if len(layouts) != 1:
         return None
     shape, stride = layouts.pop()
-    contiguous = stride == tuple(itertools.accumulate((1, *shape[:0:-1]), operator.mul))[::-1]
+    steps: list[int] = list(itertools.accumulate((1, *shape[:0:-1]), operator.mul))
+    contiguous = stride == tuple(reversed(steps))
     return (shape, stride) if contiguous and min(shape) > 0 else None
 
 
 def _is_of_elements(node: torch.fx.Node, layout: _Layout) -> bool:
     """Return whether a node does the same to tensors of any plain layout."""
-    tags = getattr(node.target, "tags", ())
     value = node.meta.get("val")
-    if node.target not in _COPIES and torch.Tag.pointwise not in tags:
+    if node.target not in _COPIES and not has_tag(node, torch.Tag.pointwise):
         return False
     if not isinstance(value, torch.Tensor):
         return False
     return not value.dim() or (tuple(value.shape), value.stride()) == layout
 
 
-def _lay_out(node: torch.fx.Node, layout: _Layout, values: dict) -> None:
+def _lay_out(node: torch.fx.Node, layout: _Layout, values: dict[torch.dtype, torch.Tensor]) -> None:
     """Give a copied node's value another layout; ``values`` keeps one tensor of each type."""
     shape, stride = layout
     before = node.meta["val"]

@@ -79,7 +79,7 @@ def name_in(name: str, group: int) -> str:
 
 def names_in(names: Sequence[str], groups: Groupings) -> list[str]:
     """Return names with each per-replica parameter's replaced by one per group."""
-    stored_names = []
+    stored_names: list[str] = []
     for name in names:
         grouping = groups.get(name)
         count = 0 if grouping is None else grouping.count
@@ -95,7 +95,7 @@ def split(values: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, to
             counts, for parameters in ``groups``.
         groups: by name of the parameter.
     """
-    parts = {}
+    parts: dict[str, torch.Tensor] = {}
     for name, value in values.items():
         parts |= dict(_parts(name, value, groups.get(name)))
     return parts
@@ -117,7 +117,7 @@ def _parts(
 def joined_params(stored: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
     """Return the inverse of ``split``, with ``[groups, ...]`` for parameters in ``groups``."""
     owners = {part: name for name in groups for part in names_in([name], groups)}
-    params = {}
+    params: dict[str, torch.Tensor] = {}
     for part, value in stored.items():
         name = owners.get(part, part)
         if name not in params:
@@ -129,7 +129,7 @@ def split_state(state: Mapping[str, torch.Tensor], groups: Groupings) -> dict[st
     """``split`` for optimizer state by slot name; a count of steps is the same in each group."""
     if not groups:
         return dict(state)
-    slots = {}
+    slots: dict[str, torch.Tensor] = {}
     for name, value in state.items():
         param, _, key = name.rpartition(".")
         grouping = groups.get(param)
@@ -158,8 +158,8 @@ def joined_all(stored: Mapping[str, torch.Tensor], groups: Groupings) -> dict[st
 
 def joined_state(stored: Mapping[str, torch.Tensor], groups: Groupings) -> dict[str, torch.Tensor]:
     """Return the inverse of ``split_state``: one tensor ``[groups, ...]`` per slot name."""
-    grouped = set()
-    slots = {}
+    grouped: set[str] = set()
+    slots: dict[str, torch.Tensor] = {}
     for name in groups:
         prefix = f"{name_in(name, 0)}."
         for key in [slot.removeprefix(prefix) for slot in stored if slot.startswith(prefix)]:

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -60,7 +61,9 @@ class UpdateRule:
     automatic_scaling: AutomaticScaling | None = None
     max_grad_norm: float = math.inf
     accumulator_dtype: torch.dtype = torch.float32
-    state_dtypes: Mapping[str, torch.dtype] = dataclasses.field(default_factory=dict)
+    state_dtypes: Mapping[str, torch.dtype] = dataclasses.field(
+        default_factory=dict[str, torch.dtype]
+    )
 
     def hyper(self) -> dict[str, float]:
         """Return names and present values of everything that may change between calls."""
@@ -77,7 +80,7 @@ class UpdateRule:
         self, params: Mapping[str, torch.Tensor]
     ) -> dict[str, dict[str, torch.Tensor]]:
         """Return fresh state tensors by parameter and name, for every parameter of the groups."""
-        state = {}
+        state: dict[str, dict[str, torch.Tensor]] = {}
         for group in self.groups:
             for name in group.params:
                 # State of half parameters is float32 unless asked otherwise.
@@ -102,6 +105,11 @@ def _axpy(y: torch.Tensor, x: torch.Tensor, a: Number, sign: int = 1) -> torch.T
     if isinstance(a, torch.Tensor):
         return torch.addcmul(y, x, a.to(y.dtype), value=sign)
     return torch.add(y, x, alpha=sign * a)
+
+
+def _norm(value: torch.Tensor) -> torch.Tensor:
+    linalg: Any = torch.linalg
+    return linalg.vector_norm(value)
 
 
 def _is_zero(value: Number) -> bool:
@@ -219,8 +227,8 @@ def _lamb(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str,
     largest = h["max_weight_norm"]
     if isinstance(largest, torch.Tensor):
         largest = largest.to(param.dtype)
-    weight_norm = torch.linalg.vector_norm(param).clamp(max=largest)
-    update_norm = torch.linalg.vector_norm(update)
+    weight_norm = _norm(param).clamp(max=largest)
+    update_norm = _norm(update)
     usable = (weight_norm > 0) & (update_norm > 0)
     # The unused quotient of a zero norm would be a division by zero, which can be trapped.
     ones = torch.ones_like(weight_norm)
@@ -242,8 +250,8 @@ def clip_by_global_norm(grads: Sequence[torch.Tensor], max_norm: float) -> list[
 
     The same arithmetic as ``torch.nn.utils.clip_grad_norm_``.
     """
-    norms = torch.stack([torch.linalg.vector_norm(grad) for grad in grads])
-    coefficient = (max_norm / (torch.linalg.vector_norm(norms) + 1e-6)).clamp(max=1.0)
+    norms = torch.stack([_norm(grad) for grad in grads])
+    coefficient = (max_norm / (_norm(norms) + 1e-6)).clamp(max=1.0)
     return [grad * coefficient for grad in grads]
 
 

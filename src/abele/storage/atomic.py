@@ -5,13 +5,13 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import BinaryIO
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path) -> Generator[BinaryIO]:
     """Yield a file to write to; when the block ends well it becomes ``path``, at once.
 
     Args:

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from abele.containers import is_mapping, is_sequence, is_set
+
 _REST = "everything else"
 
 
@@ -69,15 +71,15 @@ def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
     """Yield tensors, and the text of everything else, with containers' types and lengths."""
     if isinstance(value, torch.Tensor):
         yield place, value
-    elif isinstance(value, Mapping):
+    elif is_mapping(value):
         yield place, f"{type(value).__name__} {len(value)}"
         for key, item in value.items():
             yield from _leaves(item, f"{place}[{key!r}]")
-    elif isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+    elif is_sequence(value) and not isinstance(value, torch.Size):
         yield place, f"{type(value).__name__} {len(value)}"
         for index, item in enumerate(value):
             yield from _leaves(item, f"{place}[{index}]")
-    elif isinstance(value, (set, frozenset)):
+    elif is_set(value):
         yield place, f"{type(value).__name__} {sorted(map(repr, value))}"
     elif isinstance(value, _EXACT):
         yield place, f"{type(value).__name__} {value!r}"

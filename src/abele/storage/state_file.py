@@ -14,11 +14,12 @@ import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import torch
 
+from abele.containers import is_dict, is_set
 from abele.errors import SerializationError
 from abele.storage import atomic, digests, files
 
@@ -96,7 +97,7 @@ def _sealed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _checked(content: Any) -> Any:
     """Return the content without its digests; unchanged if it has none."""
-    if not isinstance(content, dict) or not isinstance(content.get(DIGESTS), dict):
+    if not is_dict(content) or not is_dict(content.get(DIGESTS)):
         return content
     stored = content.pop(DIGESTS)
     place = digests.first_difference(stored, content)
@@ -160,7 +161,7 @@ def plain(value: Any, name: str = "state") -> Any:
         # torch stores whole storages, so a part of one is copied out of it.
         return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
     if isinstance(value, np.generic):
-        return value.item()
+        return cast("Any", value).item()
     if type(value) in _PLAIN:
         return value
     if type(value) in _MAPPINGS:
@@ -169,7 +170,7 @@ def plain(value: Any, name: str = "state") -> Any:
         )
     if type(value) in (list, tuple):
         return type(value)(plain(item, f"{name}[{index}]") for index, item in enumerate(value))
-    if type(value) is set:
+    if is_set(value) and type(value) is set:
         return {plain(item, f"an item of {name}") for item in value}
     raise SerializationError(
         f"{name} is a {type(value).__name__}, which cannot be stored in a file that is read "

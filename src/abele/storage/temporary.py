@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -24,7 +24,7 @@ ABANDONED_S = 7 * 24 * 3600.0
 
 
 @contextlib.contextmanager
-def folder(parent: str | os.PathLike[str] | None = None) -> Iterator[str]:
+def folder(parent: str | os.PathLike[str] | None = None) -> Generator[str]:
     """Make a temporary folder and delete it at the end.
 
     Args:

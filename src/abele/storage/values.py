@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch.fx.immutable_collections import immutable_dict
 
+from abele.containers import is_dict, is_list, is_set, is_slice, is_tuple
 from abele.errors import SerializationError
 
 _PLAIN = (type(None), bool, int, str)
@@ -58,19 +60,19 @@ def encode(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
 def _container(value: Any, other: Callable[[Any], Any] | None) -> Any:
     if isinstance(value, complex):
         return {"complex": [encode(value.real), encode(value.imag)]}
-    if isinstance(value, slice):
+    if is_slice(value):
         return {"slice": [encode(part, other) for part in (value.start, value.stop, value.step)]}
-    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+    if is_tuple(value) and not hasattr(value, "_fields"):
         return {"tuple": [encode(item, other) for item in value]}
-    if isinstance(value, list):
+    if is_list(value):
         return [encode(item, other) for item in value]
-    if isinstance(value, set | frozenset):
+    if is_set(value):
         tag = "set" if isinstance(value, set) else "frozenset"
         # Sets iterate in an order that changes from one process to the next.
         return {tag: sorted((encode(item, other) for item in value), key=str)}
-    if type(value) is dict or isinstance(value, torch.fx.immutable_collections.immutable_dict):
-        items: Mapping[Any, Any] = value
-        return {"dict": [[encode(k, other), encode(v, other)] for k, v in items.items()]}
+    if type(value) is dict or isinstance(value, immutable_dict):
+        items = cast("dict[Any, Any]", value).items()
+        return {"dict": [[encode(k, other), encode(v, other)] for k, v in items]}
     return None
 
 
@@ -87,9 +89,9 @@ def decode(data: Any, others: Mapping[str, Callable[[Any], Any]] | None = None) 
     others = others or {}
     if type(data) in (*_PLAIN, float):
         return data
-    if isinstance(data, list):
+    if is_list(data):
         return [decode(item, others) for item in data]
-    if not isinstance(data, dict) or len(data) != 1:
+    if not is_dict(data) or len(data) != 1:
         raise SerializationError(f"Expected an object with one key, found {data!r}.")
     ((tag, content),) = data.items()
     if tag in others:
@@ -107,7 +109,7 @@ def decode(data: Any, others: Mapping[str, Callable[[Any], Any]] | None = None) 
     raise SerializationError(f"Unknown kind of value {tag!r}.")
 
 
-_FROM_LIST: dict[str, Callable[[list], Any]] = {
+_FROM_LIST: dict[str, Callable[[list[Any]], Any]] = {
     "complex": lambda parts: complex(*parts),
     "slice": lambda parts: slice(*parts),
     "tuple": tuple,

@@ -6,7 +6,7 @@ Each replacement gives the bits of the operator it stands for.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -74,7 +74,7 @@ def conjugate_numbers(graph: torch.fx.GraphModule) -> None:
 
 
 @contextlib.contextmanager
-def portable_kernels() -> Iterator[None]:
+def portable_kernels() -> Generator[None]:
     """Trace portable operators instead of vendor kernels that hide their writes.
 
     Their batch norms hide writes like the native one, and their LSTM cannot be traced without

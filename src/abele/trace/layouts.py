@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from abele.containers import is_mapping, is_sequence
 from abele.trace.result_layouts import actual
 
 _PLAIN = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -28,7 +29,10 @@ class Results:
         self._results: dict[Hashable, Any] = {}
 
     def of(
-        self, target: Callable, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+        self,
+        target: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Return an operator's results, perhaps from an earlier call with arguments laid out alike.
 
@@ -54,9 +58,9 @@ def _key(value: Any) -> Hashable:
             raise _UnknownError
         layout = value.dtype, value.device, value.shape, value.stride()
         return *layout, value.storage_offset()
-    if isinstance(value, list | tuple):
+    if is_sequence(value):
         return type(value), *map(_key, value)
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         return tuple((name, _key(each)) for name, each in sorted(value.items()))
     if isinstance(value, float):
         return float, value.hex()  # 0.0 and -0.0 are equal, and NaN is not

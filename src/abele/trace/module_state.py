@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Generator, Iterator, Mapping, Set
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -127,7 +127,7 @@ def named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
 @contextlib.contextmanager
 def substituted(
     state: ModuleState, params: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]
-) -> Iterator[None]:
+) -> Generator[None]:
     """While open, the module computes with ``params`` and ``buffers`` instead of its own.
 
     Raises:

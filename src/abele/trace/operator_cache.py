@@ -14,7 +14,7 @@ import dataclasses
 import itertools
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
@@ -82,7 +82,7 @@ class _Given:
 @contextlib.contextmanager
 def remembering(
     mode: _torch.FakeTensorMode, state: Mapping[int, str] | None = None
-) -> Iterator[Callable[[], list[Left]]]:
+) -> Generator[Callable[[], list[Left]]]:
     """While open, the trace under way caches operators, and writes user's lines on nodes.
 
     Args:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import torch
@@ -83,7 +83,7 @@ class PlainTensors:
         self._stand_ins: dict[Any, _torch.FakeTensor] = {}
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[None]:
+    def open(self) -> Generator[None]:
         """While open, ``written_stand_in`` asks this object."""
         token = _active.set(self)
         try:

@@ -7,7 +7,7 @@ argument. A trace relies on strides: it would create a view where the kernel's r
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import torch
@@ -76,7 +76,7 @@ def actual(function: Callable, args: Sequence[Any], result: Any) -> Any:
 
 
 @contextlib.contextmanager
-def correcting() -> Iterator[None]:
+def correcting() -> Generator[None]:
     """While open, the results in the trace under way are laid out as kernels do it."""
     with _torch.Interception() as trace:
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ class _Recorder:
 
 
 @contextlib.contextmanager
-def recording(module_names: Mapping[torch.nn.Module, str] | None = None) -> Iterator[None]:
+def recording(module_names: Mapping[torch.nn.Module, str] | None = None) -> Generator[None]:
     """While open, scopes and marks reach the nodes that are traced.
 
     Args:
@@ -67,7 +67,7 @@ def recording(module_names: Mapping[torch.nn.Module, str] | None = None) -> Iter
 
 
 @contextlib.contextmanager
-def _module_scopes(recorder: _Recorder, names: Mapping[torch.nn.Module, str]) -> Iterator[None]:
+def _module_scopes(recorder: _Recorder, names: Mapping[torch.nn.Module, str]) -> Generator[None]:
     outer: list[list[str]] = []
 
     def here() -> bool:
@@ -113,7 +113,7 @@ def pop() -> None:
 
 
 @contextlib.contextmanager
-def replaying() -> Iterator[Callable[[Mapping[str, Any], str | None], None]]:
+def replaying() -> Generator[Callable[[Mapping[str, Any], str | None], None]]:
     """While open, what is called repeats a forward that was recorded.
 
     Yields:
@@ -141,7 +141,7 @@ def replaying() -> Iterator[Callable[[Mapping[str, Any], str | None], None]]:
 
 
 @contextlib.contextmanager
-def nodes_to_be_moved() -> Iterator[None]:
+def nodes_to_be_moved() -> Generator[None]:
     """While open, nodes are traced that will have left the graph when it closes."""
     recorder = _active.get()
     if recorder is not None:

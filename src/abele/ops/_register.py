@@ -1,0 +1,36 @@
+"""Registration of operators with torch, with types that torch itself does not give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def shapes_of(name: str) -> Callable[[_Function], _Function]:
+    """Return a decorator for the function that computes an operator's results without data.
+
+    Args:
+        name: the operator's qualified name, such as ``abele::adam``.
+    """
+    library: Any = torch.library
+    return library.register_fake(name)
+
+
+def register_gradient(
+    name: str,
+    backward: Callable[..., Any],
+    setup: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
+) -> None:
+    """Register the backward of an operator.
+
+    Args:
+        name: the operator's qualified name.
+        backward: takes a context and the gradients of the results, returns those of the arguments.
+        setup: saves in the context what ``backward`` needs; takes it, the arguments and the result.
+    """
+    library: Any = torch.library
+    library.register_autograd(name, backward, setup_context=setup)
