@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
+from helpers.warm_python import python
+
 Pair = namedtuple("Pair", "loss scores")
 
 
@@ -59,7 +61,7 @@ print(json.dumps({"losses": losses, "known": "exported" in sys.modules}))
 def continued_elsewhere(file: Path, weights: Path) -> dict:
     """Three more calls of the exported model in a new process that does not know its class."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-W", "error", "-c", READER, str(file), str(weights)]
+    command = [python(), "-W", "error", "-c", READER, str(file), str(weights)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from helpers.warm_python import python
+
 HERE = Path(__file__).parent
 
 
@@ -86,7 +88,7 @@ def started(
             told = environment(index, instances, port, replicas)
             running.append(
                 subprocess.Popen(
-                    [sys.executable, file, *arguments],
+                    [python(), file, *arguments],
                     env={**os.environ, **told, **(changed or {})},
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,

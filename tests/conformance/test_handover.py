@@ -11,6 +11,7 @@ import poptorch
 from abele.compile.portable_executable import RecompiledWarning
 from abele.targets import cpu
 from exported import everything
+from helpers.warm_python import python
 from wrapping import options, rows, scorer, sgd, trainer
 
 ELSEWHERE = """
@@ -25,7 +26,7 @@ torch.save([wrapped(rows(8)[0]), wrapped.model.state_dict()], sys.argv[2])
 def elsewhere(file, result, **variables):
     """Loads and runs an exported file in a new process, where a warning is an error."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
-    command = [sys.executable, "-W", "error::UserWarning", "-c", ELSEWHERE, str(file), str(result)]
+    command = [python(), "-W", "error::UserWarning", "-c", ELSEWHERE, str(file), str(result)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return torch.load(result, weights_only=True)

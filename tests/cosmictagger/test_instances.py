@@ -2,7 +2,6 @@
 
 import math
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from cosmictagger import instances
 from cosmictagger.config import processes
 from cosmictagger.config.composing import composed
 from cosmictagger.errors import ConfigError, DataError
+from helpers.warm_python import python
 from instances import results, started
 
 PROGRAM = Path(__file__).parents[1] / "cosmic_instances.py"
@@ -50,7 +50,7 @@ def test_one_instance_does_not_load_what_connects():
         "group.barrier('x'); group.mean({'a': 1.0}, 2);"
         "print('popdist' in sys.modules, 'poptorch' in sys.modules)"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    ended = subprocess.run([python(), "-c", program], capture_output=True, text=True)
     assert ended.stdout.split() == ["False", "False"], ended.stderr
 
 

@@ -13,6 +13,7 @@ import pytest
 import launching
 from cosmic_small import column, given, record
 from cosmictagger import checkpoints, cli
+from helpers.warm_python import python
 
 STEPS = 12
 
@@ -35,7 +36,7 @@ def start(server, events: Path, folder: Path, mode: str, restarts: int) -> launc
     return server.start(
         folder,
         "--num-instances", 2, "--num-replicas", 2 if mode == "CPU" else 4,
-        "--max-restarts", restarts, sys.executable, cli.__file__, *arguments,
+        "--max-restarts", restarts, python(), cli.__file__, *arguments,
         ABELE_TARGET="reference", PYTHONPATH=os.pathsep.join(filter(None, sys.path)),
     )  # fmt: skip
 

@@ -5,10 +5,11 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from helpers.warm_python import python
 
 for extra in ("hydra", "h5py", "tensorboard"):
     pytest.importorskip(extra, reason="optional extra: pip install abele[cosmictagger]")
@@ -34,7 +35,7 @@ def test_every_rung_holds(tmp_path):
     assert {command.pop(0) for command in commands} == {"cosmictagger"}
     (tmp_path / "page.py").write_text("\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.S)))
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER, json.dumps(commands)],
+        [python(), "-c", DRIVER, json.dumps(commands)],
         capture_output=True,
         text=True,
         cwd=tmp_path,

@@ -18,6 +18,7 @@ from cosmic_reference import SAMPLE, needs_sample
 from cosmic_small import column, record
 from cosmictagger import checkpoints
 from cosmictagger.cli import main
+from helpers.warm_python import python
 
 STEPS, KILLED, EVERY = 10, 7, 4
 MODES = {"CPU": "eager", "IPU": "reference", "RDU": "reference"}  # and what each compiles for here
@@ -132,7 +133,7 @@ def killed(undisturbed, tmp_path_factory):
                 shutil.copytree(straight / "pef", output(folder, source, mode, "killed") / "pef")
         launches = [arguments(folder, source, mode, "killed", STEPS) for mode in MODES]
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, json.dumps([KILLED, launches])],
+            [python(), "-c", PROGRAM, json.dumps([KILLED, launches])],
             capture_output=True,
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

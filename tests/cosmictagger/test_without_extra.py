@@ -1,10 +1,11 @@
 """Every tool says what it needs where the packages of its extra are missing."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from helpers.warm_python import python
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 EXTRAS = ["hydra", "omegaconf", "h5py", "tensorboard", "matplotlib", "pynvml", "sklearn", "PIL"]
@@ -28,7 +29,7 @@ runpy.run_module(target, run_name="__main__", alter_sys=True)
 
 
 def run(target, *arguments, program=RUN):
-    command = [sys.executable, "-c", program, ",".join(EXTRAS), str(target), *arguments]
+    command = [python(), "-c", program, ",".join(EXTRAS), str(target), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
@@ -69,7 +70,7 @@ def test_other_tools_need_no_extra(target):
 
 def test_another_missing_module_keeps_its_traceback():
     done = subprocess.run(
-        [sys.executable, "-c", RUN, "abele", "cosmictagger.__main__", "--help"],
+        [python(), "-c", RUN, "abele", "cosmictagger.__main__", "--help"],
         capture_output=True,
         text=True,
     )

@@ -2,10 +2,11 @@
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from helpers.warm_python import python
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -23,7 +24,7 @@ def run(code, tmp_path, target="reference"):
     script = tmp_path / "document.py"
     script.write_text(code)
     return subprocess.run(
-        [sys.executable, str(script)],
+        [python(), str(script)],
         capture_output=True,
         text=True,
         cwd=tmp_path,

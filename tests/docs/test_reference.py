@@ -4,13 +4,13 @@ import inspect
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import poptorch
 import poptorch.testing
+from helpers.warm_python import python
 from poptorch.options import _table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +30,7 @@ def text():
 
 def test_pages_are_those_of_the_present_docstrings():
     # In a process of its own: what other tests did to this one must not be in the pages.
-    command = [sys.executable, ROOT / "scripts" / "gen_reference.py", "--check"]
+    command = [python(), ROOT / "scripts" / "gen_reference.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ pytest.importorskip("PIL", reason="pillow is an optional extra: pip install abel
 import classify
 from data import CLASSES
 from garment_model import ClassificationModel, load_weights
+from helpers.warm_python import python
 from photograph import draw_trousers, open_photo, shrink, to_tensor
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -78,7 +78,7 @@ def test_wrong_files_are_one_sentence(files, swap, message, capsys):
 def test_does_not_import_poptorch():
     program = "import classify, photograph, sys; sys.exit('poptorch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "examples")}
-    assert subprocess.run([sys.executable, "-c", program], env=environment).returncode == 0
+    assert subprocess.run([python(), "-c", program], env=environment).returncode == 0
 
 
 @needs_shared_data

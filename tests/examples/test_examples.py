@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ import introduction
 import pytorch_gpu
 import pytorch_ipu
 from abele import get_target
+from helpers.warm_python import python
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SMALL = ("--source", "built-in", "--train-samples", "320", "--test-samples", "100")
@@ -30,7 +30,7 @@ def on_reference(monkeypatch, tmp_path):
 
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(REPOSITORY / "examples" / program), *arguments]
+    command = [python(), str(REPOSITORY / "examples" / program), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
@@ -76,7 +76,7 @@ def test_wrong_input_is_one_sentence_and_status_2(arguments, message, capsys):
 def test_a_missing_extra_is_named():
     program = "import sys; sys.modules['matplotlib'] = None; import introduction"
     environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'src'}:{REPOSITORY / 'examples'}"}
-    command = [sys.executable, "-c", program]
+    command = [python(), "-c", program]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert result.stderr == "matplotlib is missing here: pip install abele[demo]\n"
@@ -115,5 +115,5 @@ def test_half_precision_needs_stochastic_rounding(tmp_path):
 
 def test_the_page_of_the_porting_pair_is_up_to_date():
     generator = REPOSITORY / "scripts" / "gen_porting_pair.py"
-    result = subprocess.run([sys.executable, generator, "--check"], capture_output=True, text=True)
+    result = subprocess.run([python(), generator, "--check"], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

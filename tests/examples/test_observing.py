@@ -2,10 +2,11 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from helpers.warm_python import python
 
 pytest.importorskip("matplotlib", reason="optional extra: pip install abele[demo]")
 
@@ -13,7 +14,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def test_the_table_shows_smaller_gradients_and_the_picture_is_written(tmp_path):
-    command = [sys.executable, str(REPOSITORY / "examples" / "observing_tensors.py")]
+    command = [python(), str(REPOSITORY / "examples" / "observing_tensors.py")]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
     environment["ABELE_TARGET"] = "reference"
     result = subprocess.run(

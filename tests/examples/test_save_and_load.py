@@ -2,8 +2,9 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
+
+from helpers.warm_python import python
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -14,7 +15,7 @@ def test_the_new_process_goes_on_with_equal_outputs(tmp_path):
         "ABELE_TARGET": "reference",
         "PYTHONPATH": str(REPOSITORY / "src"),
     }
-    command = [sys.executable, str(REPOSITORY / "examples" / "save_and_load.py")]
+    command = [python(), str(REPOSITORY / "examples" / "save_and_load.py")]
     done = subprocess.run(
         command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -2,10 +2,11 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from helpers.warm_python import python
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXAMPLES = REPOSITORY / "examples"
@@ -36,7 +37,7 @@ def run(program, tmp_path, *arguments):
         "MPLBACKEND": "agg",
     }
     file = [] if program is None else [EXAMPLES / program]
-    command = [sys.executable, *map(str, [*file, *arguments])]
+    command = [python(), *map(str, [*file, *arguments])]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path
     )
@@ -55,7 +56,7 @@ def test_distributed(tmp_path):
     (alone,) = run("distributed.py", tmp_path).splitlines()
     assert alone.startswith("instance 0 of 1: replicas 0 to 3, 64 of 64 rows, 0 exchange")
     options = ["-m", "popdist.run", "--num-instances", "2", "--num-replicas", "4"]
-    told = run(None, tmp_path, *options, sys.executable, EXAMPLES / "distributed.py")
+    told = run(None, tmp_path, *options, python(), EXAMPLES / "distributed.py")
     first, second = sorted(told.splitlines())
     assert "instance 0 of 2: replicas 0 to 1, 32 of 64 rows, 20 exchanges" in first
     assert "instance 1 of 2: replicas 2 to 3, 32 of 64 rows, 20 exchanges" in second

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import launching
+from helpers.warm_python import python
 
 PROGRAM = Path(launching.__file__).with_name("resumable.py")
 PART = re.compile(r".*\.part|.*\.tmp|.*\.partial|\..*")
@@ -40,7 +41,7 @@ class Running:
         options = [f"--num-instances={INSTANCES}", f"--num-replicas={INSTANCES}"]
         self.run = server.start(
             folder,
-            *options, "--max-restarts", restarts, sys.executable, "-W", "ignore",
+            *options, "--max-restarts", restarts, python(), "-W", "ignore",
             PROGRAM, folder, epochs,
             ABELE_TARGET="reference", PYTHONPATH=os.pathsep.join(filter(None, sys.path)),
         )  # fmt: skip

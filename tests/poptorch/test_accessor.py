@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import poptorch
+from helpers.warm_python import python
 from poptorch._data.accessor import AsynchronousDataAccessor
 from poptorch._data.dataloader import DataLoader
 
@@ -426,7 +427,7 @@ def run_script(directory, strategy, action):
     text = textwrap.dedent(SCRIPT.format(path=path, strategy=int(strategy), action=action))
     script.write_text(text)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    program = subprocess.Popen([sys.executable, "-W", "ignore", str(script)], **pipes)
+    program = subprocess.Popen([python(), "-W", "ignore", str(script)], **pipes)
     # Every process of the program inherits its output, which ends when the last one is gone.
     output, problems = program.communicate(timeout=LIMIT_S)
     segments = [name for name in os.listdir("/dev/shm") if f"_{program.pid}_" in name]

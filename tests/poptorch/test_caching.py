@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from abele import get_target
+from helpers.warm_python import python
 
 pytestmark = pytest.mark.compiler
 PROGRAM = Path(__file__).with_name("cached_program.py")
@@ -20,7 +21,7 @@ def _run(*arguments, compiler=True, **variables):
     environment |= {"ABELE_TARGET": "cpu", "PYTHONPATH": os.pathsep.join(sys.path), **variables}
     if not compiler:
         environment["PATH"] = ""
-    run = [sys.executable, "-W", "ignore", str(PROGRAM), *arguments]
+    run = [python(), "-W", "ignore", str(PROGRAM), *arguments]
     done = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

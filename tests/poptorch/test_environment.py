@@ -5,25 +5,25 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import poptorch
+from helpers.warm_python import python
 from poptorch._process import environment as _environment
 
 SOURCE = Path(poptorch.__file__).parent.parent
 
 
-def python(code, **variables):
+def run(code, **variables):
     """Runs code in a fresh interpreter; returns the finished process."""
     environment = {
         k: v for k, v in os.environ.items() if not k.startswith(("POP", "PVTI", "RDMAV"))
     }
     environment |= {"PYTHONPATH": str(SOURCE), **variables}
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        [python(), "-c", code], env=environment, capture_output=True, text=True, check=False
     )
 
 
@@ -32,7 +32,7 @@ def test_import_prepares_the_process():
         "import poptorch, os, faulthandler, sys\n"
         "print(os.environ['RDMAV_FORK_SAFE'], faulthandler.is_enabled(), sys.excepthook.__name__)"
     )
-    assert python(code).stdout.split() == ["1", "True", "log_uncaught"]
+    assert run(code).stdout.split() == ["1", "True", "log_uncaught"]
 
 
 def test_the_users_choices_are_kept():
@@ -40,11 +40,11 @@ def test_the_users_choices_are_kept():
         "import sys, os; mine = lambda *a: print('mine'); sys.excepthook = mine\n"
         "import poptorch; print(os.environ['RDMAV_FORK_SAFE'], sys.excepthook is mine)"
     )
-    assert python(code, RDMAV_FORK_SAFE="0").stdout.split() == ["0", "True"]
+    assert run(code, RDMAV_FORK_SAFE="0").stdout.split() == ["0", "True"]
 
 
 def test_an_uncaught_exception_is_logged():
-    done = python("import poptorch\nraise ValueError('not today')")
+    done = run("import poptorch\nraise ValueError('not today')")
     assert done.returncode == 1
     assert "[poptorch::python] [critical] Traceback" in done.stderr
     assert done.stderr.count("ValueError: not today") == 1
@@ -56,12 +56,12 @@ def test_the_output_of_a_failed_subprocess_is_logged_too():
         "subprocess.run([sys.executable, '-c', 'print(6 * 7); exit(3)'], check=True,"
         " capture_output=True)"
     )
-    assert "stdout of the subprocess:\n42" in python(code).stderr
+    assert "stdout of the subprocess:\n42" in run(code).stderr
 
 
 def test_an_exception_is_never_swallowed_by_a_silent_log():
     code = "import poptorch\npoptorch.setLogLevel('OFF')\nraise ValueError('heard')"
-    done = python(code)
+    done = run(code)
     assert "ValueError: heard" in done.stderr
     assert "critical" not in done.stderr
 
@@ -71,22 +71,22 @@ def test_a_terminated_process_shows_where_it_was():
     code = (
         "import poptorch, os, signal\ndef busy():\n    os.kill(os.getpid(), signal.SIGTERM)\nbusy()"
     )
-    done = python(code)
+    done = run(code)
     assert done.returncode == -signal.SIGTERM
     assert "in busy" in done.stderr
 
 
 def test_the_log_goes_where_the_environment_says(tmp_path):
     code = "import poptorch\npoptorch.logger.warning('careful')"
-    assert "careful" in python(code, POPTORCH_LOG_DEST="stdout").stdout
+    assert "careful" in run(code, POPTORCH_LOG_DEST="stdout").stdout
     path = tmp_path / "poptorch.log"
-    done = python(code, POPTORCH_LOG_DEST=str(path))
+    done = run(code, POPTORCH_LOG_DEST=str(path))
     assert "careful" not in done.stderr
     assert "careful" in path.read_text()
 
 
 def test_an_unknown_level_is_an_error_at_import():
-    done = python("import poptorch", POPTORCH_LOG_LEVEL="LOUD")
+    done = run("import poptorch", POPTORCH_LOG_LEVEL="LOUD")
     assert done.returncode == 1
     assert "Unknown log level: LOUD" in done.stderr
 
@@ -142,4 +142,4 @@ def test_the_companion_for_graphs_registers_its_types(tmp_path):
         "import poptorch, poptorch_geometric as g\n"
         "print(poptorch.poptorch_core.isAlreadyRegistered(g.Graph()))"
     )
-    assert python(code, PYTHONPATH=f"{SOURCE}{os.pathsep}{tmp_path}").stdout.strip() == "True"
+    assert run(code, PYTHONPATH=f"{SOURCE}{os.pathsep}{tmp_path}").stdout.strip() == "True"

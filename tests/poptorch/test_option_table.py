@@ -3,12 +3,12 @@
 import inspect
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from helpers.warm_python import python
 from poptorch import enums
 from poptorch.options import Options, OptionsDict, TensorLocationSettings, _table
 
@@ -75,7 +75,7 @@ def test_rows_are_unique_and_explained():
 
 def test_the_compatibility_page_is_up_to_date():
     script = ROOT / "scripts" / "gen_compatibility.py"
-    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    done = subprocess.run([python(), script, "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -4,11 +4,11 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from helpers.warm_python import python
 from poptorch import profiling
 from poptorch._process import chrome_trace
 from poptorch._process.chrome_trace import TraceFile
@@ -47,7 +47,7 @@ print("done")
 def run(tmp_path, pvti):
     environment = {**os.environ, "PYTHONPATH": SOURCES, "ABELE_TARGET": "reference"}
     environment |= {"PVTI_OPTIONS": pvti} if pvti is not None else {}
-    command = [sys.executable, "-c", PROGRAM]
+    command = [python(), "-c", PROGRAM]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False
     )

@@ -5,10 +5,10 @@ import os
 import pty
 import re
 import subprocess
-import sys
 import termios
 import warnings
 
+from helpers.warm_python import python
 from poptorch._compiled.progress import CompilationProgress
 
 PROGRAM = """
@@ -26,7 +26,7 @@ def on_a_terminal(program):
     """What a program writes to standard error, if that is a terminal."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 120))
-    with subprocess.Popen([sys.executable, "-c", program], stderr=theirs) as process:
+    with subprocess.Popen([python(), "-c", program], stderr=theirs) as process:
         os.close(theirs)
         shown = b""
         with contextlib.suppress(OSError):  # Linux says so when the other end is closed
@@ -48,7 +48,7 @@ def test_a_warning_stands_on_a_line_of_its_own():
 
 def test_a_file_gets_one_line_per_stage():
     slow = PROGRAM.replace("    warnings.warn", "    import time; time.sleep(1)\n    warnings.warn")
-    shown = subprocess.run([sys.executable, "-c", slow], stderr=subprocess.PIPE, check=True).stderr
+    shown = subprocess.run([python(), "-c", slow], stderr=subprocess.PIPE, check=True).stderr
     lines = re.sub(r"\[\d+\.\d s\]", "[TIME]", shown.decode()).splitlines()
     assert lines == [
         "Graph compilation:  30% compile step [TIME]",

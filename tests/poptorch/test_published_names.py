@@ -3,12 +3,12 @@
 import copy
 import inspect
 import subprocess
-import sys
 
 import pytest
 import torch
 
 import poptorch
+from helpers.warm_python import python
 from poptorch import PoplarExecutor
 from poptorch._impl import rewrapModelIfNecessary, unwrapModelIfNecessary
 from poptorch._poplar_executor import PoplarExecutor as ByPath
@@ -70,7 +70,7 @@ def test_unwrapping_and_wrapping_again_need_not_apply():
 
 def test_submodules_are_there_after_importing_the_package_alone():
     code = "import poptorch; print(poptorch.testing.allclose, poptorch._impl.isDispatchTracing())"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = subprocess.run([python(), "-c", code], capture_output=True, text=True, check=True)
     assert "False" in found.stdout
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
+from helpers.warm_python import python
 from wrapping import Calls, Scorer, options, plain_steps, rows, scorer, sgd, trainer
 
 
@@ -351,7 +352,7 @@ def test_a_process_may_end_with_unread_weights():
         "wrapped = wrapping.trainer(model)\n"
         "wrapped(*wrapping.rows(4))\n"
     )
-    run = [sys.executable, "-W", "ignore", "-c", code]
+    run = [python(), "-W", "ignore", "-c", code]
     path = ":".join(sys.path)
     subprocess.run(run, check=True, env={"PYTHONPATH": path, "ABELE_TARGET": "null"})
 

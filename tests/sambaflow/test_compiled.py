@@ -2,12 +2,12 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from helpers.warm_python import python
 from samba_models import Dense, named, rows
 from sambaflow import samba
 
@@ -42,7 +42,7 @@ def test_a_pef_runs_in_another_process(monkeypatch, tmp_path):
         "CXX": "/no/compiler/there",
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, "-W", "error", "-c", PROGRAM, pef, "weights.pt"]
+    command = [python(), "-W", "error", "-c", PROGRAM, pef, "weights.pt"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "runs on target 'cpu', device cpu, the file's own code" in done.stdout

@@ -14,6 +14,7 @@ from abele import CacheWarning, ExecutableCache, build
 from abele.compile import executable
 from abele.step.config import StepConfig
 from fakes import Keeping
+from helpers.warm_python import python
 from models import MODELS
 from runs import captured
 
@@ -223,7 +224,7 @@ WRITERS = Path(__file__).with_name("cache_writers.py")
 def writers(job, folder):
     """Runs a job of ``cache_writers.py`` with warnings as errors and returns what it printed."""
     here = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-W", "error", WRITERS, job, folder]
+    command = [python(), "-W", "error", WRITERS, job, folder]
     done = subprocess.run(command, env=here, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from abele.storage import files, temporary
+from helpers.warm_python import python
 
 
 def name(pid, since, machine=None, rest="x"):
@@ -83,7 +84,7 @@ def test_a_killed_process_leaves_nothing_for_ever(tmp_path):
         "with temporary.folder():\n os.kill(os.getpid(), 9)"
     )
     variables = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run([sys.executable, "-c", code], env=variables, check=False)
+    ended = subprocess.run([python(), "-c", code], env=variables, check=False)
     assert ended.returncode == -signal.SIGKILL
     assert len(list(tmp_path.glob("abele-*"))) == 1
     temporary.sweep(tmp_path)

@@ -1,0 +1,176 @@
+"""A Python for tests that has loaded torch already: programs are forked, not started.
+
+Loading torch takes seconds of processor time, most programs of the tests less than one. `python()`
+names a command that is called like `sys.executable`. It passes its streams, folder, arguments and
+environment to a server, which forks a program for them; then it ends as the program ends, and ends
+it if it is killed itself. Nothing of this repository is loaded before the fork.
+
+Not for tests of the start of Python itself: of options besides -W, -c and -m, of `PYTHONHASHSEED`,
+or of what an import loads. The process that the caller sees has another number than the program.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import shlex
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import types
+import warnings
+
+# What importing poptorch loads from elsewhere.
+PRELOADED = ("numpy", "torch", "torch.onnx", "torch._dynamo", "torch._inductor", "filelock")
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@functools.cache
+def python() -> str:
+    """The command; its server starts with the first call and ends with this process."""
+    if not hasattr(os, "pidfd_open"):
+        return sys.executable
+    folder = tempfile.mkdtemp(prefix="abele-tests-python-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    address, path = os.path.join(folder, "socket"), os.path.join(folder, "python")
+    variables = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "OMP_NUM_THREADS")}
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(16)
+        server = subprocess.Popen(
+            [sys.executable, "-P", __file__, "serve", str(listener.fileno())],
+            stdin=subprocess.PIPE,  # it ends when nobody holds the other end
+            env=variables,
+            pass_fds=[listener.fileno()],
+        )
+    atexit.register(server.communicate)
+    words = shlex.join([sys.executable, "-I", "-S", __file__, "ask", address])
+    with open(path, "w") as file:
+        file.write(f'#!/bin/sh\nexec {words} "$@"\n')
+    os.chmod(path, 0o755)
+    return path
+
+
+def _ask(address: str, arguments: list[str]) -> int:
+    """The client: passes everything on and ends as the program did."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(address)
+    request = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
+    socket.send_fds(connection, [struct.pack("!I", len(request))], [0, 1, 2])
+    connection.sendall(request)
+    for number in PASSED_ON:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda given, _: connection.sendall(bytes([given])))
+    status = struct.unpack("!i", connection.recv(4, socket.MSG_WAITALL))[0]
+    if status < 0:
+        with contextlib.suppress(OSError):  # SIGKILL needs no handler and takes none
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    return status
+
+
+def _serve(listener: socket.socket) -> list[str]:
+    """The server: returns in the forked programs only, with their arguments."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # so that collections of the programs leave the shared memory alone
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        readable, _, _ = select.select([listener, 0], [], [])
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if 0 in readable:
+            os._exit(0)
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            return _keep(connection)
+        connection.close()
+
+
+def _keep(connection: socket.socket) -> list[str]:
+    """A process for each program: passes signals in and the status out."""
+    head, streams, _, _ = socket.recv_fds(connection, 4, 3)
+    request = connection.recv(struct.unpack("!I", head)[0], socket.MSG_WAITALL)
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        return _become(streams, *json.loads(request))
+    for number in (*streams, 0):
+        os.close(number)
+    ended = os.pidfd_open(pid)
+    while ended not in select.select([ended, connection], [], [])[0]:
+        for number in connection.recv(16) or [signal.SIGKILL]:
+            os.kill(pid, number)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with contextlib.suppress(OSError):  # the caller was killed
+        connection.sendall(struct.pack("!i", status))
+    os._exit(0)
+
+
+def _become(
+    streams: list[int], arguments: list[str], folder: str, variables: dict[str, str]
+) -> list[str]:
+    """Makes this process what a new one would be."""
+    import numpy as np
+    import torch
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.path[:] = [*filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)), *sys.path]
+    np.random.seed()
+    if variables.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
+    return arguments
+
+
+def _run(arguments: list[str]) -> None:
+    """Runs a program as the interpreter would."""
+    while arguments[0] == "-W":
+        action, *category = arguments[1].split(":")[::2]
+        warned = getattr(__import__("builtins"), *category or ["Warning"])
+        warnings.simplefilter(action, category=warned)  # type: ignore[reportArgumentType]
+        sys.warnoptions.append(arguments[1])
+        del arguments[:2]
+    first, *rest = arguments
+    if first == "-m":
+        sys.path.insert(0, os.getcwd())
+        sys.argv = arguments[1:]
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        return
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    if first == "-c":
+        sys.path.insert(0, "")
+        sys.argv = ["-c", *rest[1:]]
+        text, name = rest[0], "<string>"
+    else:
+        sys.path.insert(0, os.path.dirname(os.path.abspath(first)))
+        sys.argv = arguments
+        name = module.__file__ = first
+        with open(first) as file:
+            text = file.read()
+    exec(compile(text, name, "exec"), module.__dict__)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "ask":
+        os._exit(_ask(sys.argv[2], sys.argv[3:]))
+    _run(_serve(socket.socket(fileno=int(sys.argv[2]))))
