@@ -6,6 +6,7 @@ import logging
 import os
 import random
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 import poptorch  # noqa: F401  changes the environment when it is imported, so before any test
 from abele import ExecutableCache, get_target
 from abele.targets import ENVIRONMENT, Target
+from helpers import compiler_cache
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,6 +64,19 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.mkdtemp(prefix="abele-tests-")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    _keep_compiled_code(config)
+
+
+def _keep_compiled_code(config: pytest.Config) -> None:
+    """Calls the C++ compiler through a cache of pytest's, unless the user has turned that off."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
+    compiler = next(filter(None, map(shutil.which, names)), None)
+    if compiler is None or not config.pluginmanager.hasplugin("cacheprovider"):
+        return
+    said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+    version = f"{said.stdout}{torch.__version__} {torch.version.git_version}"
+    folder = config.cache.mkdir("compiled")  # type: ignore[reportOptionalMemberAccess]
+    os.environ["CXX"] = str(compiler_cache.install(folder, compiler, version))
 
 
 @pytest.fixture(autouse=True)

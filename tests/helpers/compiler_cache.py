@@ -1,0 +1,107 @@
+"""A C++ compiler for tests that compiles the same source once, in whichever process and run.
+
+Most of a compiled test is g++ on code that Inductor generated, and most programs of the tests do
+not change from run to run. `install` makes a command that looks its output up by a hash of
+everything that decides it, and otherwise calls the real compiler. `--cache-clear` empties it.
+
+Only generated sources are looked up: those of the repository include headers that the hash
+would not see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from pathlib import Path
+
+KEPT_S = 14 * 24 * 3600
+SOURCES = (".cpp", ".S", ".o")
+
+
+def install(folder: Path, compiler: str, version: str) -> Path:
+    """Makes the command in ``folder`` and forgets what nobody has asked for in weeks.
+
+    Args:
+        folder: where outputs are kept between runs.
+        compiler: path of the real compiler; the command has its name, which tells Inductor which
+            options it takes.
+        version: whatever else decides the output, such as the versions of compiler and torch.
+    """
+    for kept in folder.glob("*.z"):
+        with contextlib.suppress(OSError):  # another worker removes the same
+            if kept.stat().st_mtime < time.time() - KEPT_S:
+                kept.unlink()
+    command = folder / Path(compiler).name
+    words = (sys.executable, "-I", "-S", __file__, str(folder), compiler, version)
+    _write(command, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'.encode(), 0o755)
+    return command
+
+
+def main(folder: Path, compiler: str, version: str, arguments: list[str]) -> int:
+    """Compiles as ``compiler`` would, or copies what it made of the same input before."""
+    command = [compiler, *arguments]
+    if (output := _output(arguments)) is None:
+        os.execv(compiler, command)
+    kept = folder / f"{_key(version, arguments)}.z"
+    with contextlib.suppress(OSError, zlib.error):
+        _write(Path(output), zlib.decompress(kept.read_bytes()), 0o755)
+        os.utime(kept)
+        return 0
+    status = subprocess.call(command)
+    if status == 0:
+        _write(kept, zlib.compress(Path(output).read_bytes(), 1), 0o644)
+    return status
+
+
+def _output(arguments: list[str]) -> str | None:
+    """Where the output goes; nothing if this is no call to look up."""
+    if "-o" not in arguments or any(word in arguments for word in ("-E", "c++-header")):
+        return None
+    sources = _sources(arguments)
+    repository = Path(__file__).parents[2] / "src"
+    if not sources or any(repository in Path(source).parents for source in sources):
+        return None
+    return arguments[arguments.index("-o") + 1]
+
+
+def _sources(arguments: list[str]) -> list[str]:
+    output = arguments.index("-o") + 1
+    return [
+        word
+        for position, word in enumerate(arguments)
+        if position != output and word.endswith(SOURCES) and os.path.isfile(word)
+    ]
+
+
+def _key(version: str, arguments: list[str]) -> str:
+    sources, output = _sources(arguments), arguments.index("-o") + 1
+    # Inductor writes where it works into a comment of each source.
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "-").encode()
+    digest = hashlib.sha256(version.encode())
+    for position, word in enumerate(arguments):
+        if word in sources:
+            content = Path(word).read_bytes().replace(folder, b"")
+            digest.update(hashlib.sha256(content).digest())
+        elif position != output:
+            digest.update(b"\0" + word.encode())
+    return digest.hexdigest()
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """Writes at once or not at all, for other processes look for the same."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    os.chmod(temporary, mode)
+    os.replace(temporary, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:4], sys.argv[4:]))
