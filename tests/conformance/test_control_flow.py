@@ -47,6 +47,11 @@ def clouds(x, n):
     return [chosen, poptorch.nearest(x, x[:3] + n, [0, 0, 0, 1, 1, 1], [0, 1, 1])]
 
 
+def everything(x, n):
+    """All of them in one program, which is compiled in the time of one."""
+    return [*flow(x, n), *slices(x, n), *decoder(x, n), *clouds(x, n)]
+
+
 @pytest.fixture
 def _on(target, monkeypatch):
     monkeypatch.setenv("ABELE_TARGET", target.name)
@@ -55,7 +60,9 @@ def _on(target, monkeypatch):
 @pytest.mark.usefixtures("_on")
 @pytest.mark.filterwarnings("ignore")  # deprecations inside of torch's compiler
 @pytest.mark.parametrize(
-    "function", [flow, slices, decoder, pytest.param(clouds, marks=pytest.mark.thorough)]
+    "function",
+    [everything]
+    + [pytest.param(each, marks=pytest.mark.thorough) for each in (flow, slices, decoder, clouds)],
 )
 def test_computes_what_the_host_does(function):
     wrapped = inference(function)

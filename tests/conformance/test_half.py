@@ -129,6 +129,7 @@ def test_compiled_is_close_to_the_reference(target, float_statistics):
     assert_close_by_norm(found, expected, TOLERANCE)
 
 
+@pytest.mark.thorough  # compiled; the training step above always is
 def test_compiled_inference_is_close_to_eager(target):
     module = fresh(torch.float16).eval()
     tolerance = 0.0 if target.name == "reference" else TOLERANCE

@@ -15,13 +15,11 @@ OPTIMIZERS = {
     "adam": lambda params: torch.optim.Adam(params, lr=0.001),
 }
 TRAINED = [name for name in MODELS if name not in ("dense", "affine")]
-ALWAYS = ("batch norm and dropout", "embedding and layer norm")
-COMPILED = [
-    ("introduction", "adam"),
-    *(
-        pytest.param((name, "sgd"), marks=[] if name in ALWAYS else pytest.mark.thorough)
-        for name in TRAINED
-    ),
+ALWAYS = [("batch norm and dropout", "sgd"), ("embedding and layer norm", "adam")]
+COMPILED = ALWAYS + [
+    pytest.param(pair, marks=pytest.mark.thorough)
+    for pair in [("introduction", "adam"), *((name, "sgd") for name in TRAINED)]
+    if pair not in ALWAYS
 ]
 
 

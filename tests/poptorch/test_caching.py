@@ -17,10 +17,10 @@ PROGRAM = Path(__file__).with_name("cached_program.py")
 
 def _run(*arguments, compiler=True, **variables):
     """Runs the program in a process of its own; without compiler it finds no program at all."""
-    environment = {name: value for name, value in os.environ.items() if name != "CXX"}
-    environment |= {"ABELE_TARGET": "cpu", "PYTHONPATH": os.pathsep.join(sys.path), **variables}
+    path = os.pathsep.join(sys.path)
+    environment = {**os.environ, "ABELE_TARGET": "cpu", "PYTHONPATH": path, **variables}
     if not compiler:
-        environment["PATH"] = ""
+        environment |= {"PATH": "", "CXX": ""}
     run = [python(), "-W", "ignore", str(PROGRAM), *arguments]
     done = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

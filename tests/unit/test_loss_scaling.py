@@ -43,6 +43,7 @@ def scales(session, grads):
     return found
 
 
+@pytest.mark.thorough  # compiled; the test below always is, with the same program
 def test_the_scale_doubles_until_gradients_come_near_the_largest_half(target):
     # The edge lies at 65504 / 8 = 8188: 4 * 2048 is above, 4 * 1024 below.
     session = session_of(256.0, target=target)

@@ -296,6 +296,7 @@ def test_onednn_is_left_alone_afterwards():
 
 
 @pytest.mark.compiler
+@pytest.mark.thorough  # every compiled test calls the same two functions
 @pytest.mark.filterwarnings("ignore")  # deprecations inside of torch's compiler
 def test_a_compiled_package_is_loaded_and_called(tmp_path):
     usable("cpu")
