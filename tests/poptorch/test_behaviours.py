@@ -1,7 +1,7 @@
 """Behaviours that the original's documentation does not spell out: types, weights, programs.
 
-There are forty, and the number in a test's name is the behaviour's; those from 27 on are in
-``test_behaviours_of_data.py``. Everything goes through the public interface.
+Those of optimizers, options and data are in ``test_behaviours_of_data.py``. Everything
+goes through the public interface.
 """
 
 import collections
@@ -80,7 +80,7 @@ class Counter(torch.nn.Module):
 @pytest.mark.parametrize(
     ("wide", "narrow"), [(torch.int64, torch.int32), (torch.float64, torch.float32)]
 )
-def test_b01_wide_results_come_back_narrow(wide, narrow):
+def test_wide_results_come_back_narrow(wide, narrow):
     x = torch.tensor([1, 2, 3])
     found = inference(lambda x: {"moved": x.to(wide), "computed": [x.to(wide) * 2]})(x)
     assert (found["moved"].dtype, found["computed"][0].dtype) == (narrow, narrow)
@@ -88,7 +88,7 @@ def test_b01_wide_results_come_back_narrow(wide, narrow):
     assert inference(lambda x: x)(x.to(wide)).dtype is narrow
 
 
-def test_b02_double_inputs_are_demoted_before_computing():
+def test_double_inputs_are_demoted_before_computing():
     seen = []
     wrapped = inference(lambda x: (seen.append(x.dtype), x + 1e-9 - x)[1])
     found = wrapped(torch.ones(2, dtype=torch.float64))
@@ -97,14 +97,14 @@ def test_b02_double_inputs_are_demoted_before_computing():
 
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.uint8, torch.int16])
-def test_b03_small_integers_pass_with_their_type(kind):
+def test_small_integers_pass_with_their_type(kind):
     x = torch.tensor([1, 100, 127], dtype=kind)
     found = inference(lambda x: x)(x)
     assert found.dtype is kind
     assert torch.equal(found, x)
 
 
-def test_b04_half_with_float_is_float():
+def test_half_with_float_is_float():
     found = inference(lambda a, b: (a + b, b * a, a - b))(X.half(), X)
     assert {value.dtype for value in found} == {torch.float32}
     assert torch.equal(found[1], X * X)
@@ -113,7 +113,7 @@ def test_b04_half_with_float_is_float():
 @pytest.mark.parametrize("layer", [torch.nn.Linear(4, 3), torch.nn.Conv1d(2, 3, 3)], ids=type)
 @pytest.mark.parametrize("weight", [torch.float16, torch.float32])
 @pytest.mark.parametrize("activation", [torch.float16, torch.float32])
-def test_b05_layers_follow_the_activation(layer, weight, activation):
+def test_layers_follow_the_activation(layer, weight, activation):
     layer = copy.deepcopy(layer).to(weight)
     x = torch.randn(3, 2, 4).to(activation)
     found = poptorch.inferenceModel(layer, options())(x)
@@ -122,7 +122,7 @@ def test_b05_layers_follow_the_activation(layer, weight, activation):
 
 
 @pytest.mark.parametrize("make", [torch.nn.BatchNorm1d, torch.nn.InstanceNorm1d])
-def test_b06_half_inputs_work_with_float_normalisation(make):
+def test_half_inputs_work_with_float_normalisation(make):
     model = make(2, affine=True, track_running_stats=True)
     x = torch.randn(4, 2, 8)
     wrapped = poptorch.inferenceModel(model, options())
@@ -137,7 +137,7 @@ def test_b06_half_inputs_work_with_float_normalisation(make):
 # -- weights ---------------------------------------------------------------------------------
 
 
-def test_b07_inputs_with_history_are_detached():
+def test_inputs_with_history_are_detached():
     x = torch.ones(4, 4, requires_grad=True)
     with_history = x * 2
     model, plain = scorer(), scorer()
@@ -150,7 +150,7 @@ def test_b07_inputs_with_history_are_detached():
     assert torch.equal(weights(model), weights(plain))
 
 
-def test_b08_a_host_step_leaves_the_device_alone():
+def test_a_host_step_leaves_the_device_alone():
     model = scorer()
     optimizer = sgd(model)
     wrapped = poptorch.trainingModel(model, options(), optimizer)
@@ -174,7 +174,7 @@ def test_b08_a_host_step_leaves_the_device_alone():
     ],
     ids=["a tensor", "all tensors", "host forward", "state_dict"],
 )
-def test_b09_a_read_after_training_is_one_copy(read):
+def test_a_read_after_training_is_one_copy(read):
     wrapped, model = trained(updates=0)
     wrapped.compile(*rows(4))
     copies = counted(wrapped)
@@ -191,7 +191,7 @@ def test_b09_a_read_after_training_is_one_copy(read):
     assert len(copies) == 2
 
 
-def test_b10_inference_after_training_is_one_copy():
+def test_inference_after_training_is_one_copy():
     wrapped, model = trained()
     copies = counted(wrapped)
     validation = poptorch.inferenceModel(model, options())
@@ -205,7 +205,7 @@ def test_b10_inference_after_training_is_one_copy():
     assert len(copies) == 2
 
 
-def test_b11_copying_to_the_device_does_not_sync_first():
+def test_copying_to_the_device_does_not_sync_first():
     wrapped, model = trained(updates=0)
     wrapped.compile(*rows(4))
     copies = counted(wrapped)
@@ -221,7 +221,7 @@ def test_b11_copying_to_the_device_does_not_sync_first():
     assert torch.equal(model.fc.weight, torch.full((3, 4), 0.5))
 
 
-def test_b12_set_optimizer_copies_no_weights():
+def test_set_optimizer_copies_no_weights():
     model = scorer()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     wrapped = trainer(model, optimizer)
@@ -236,7 +236,7 @@ def test_b12_set_optimizer_copies_no_weights():
     assert torch.equal(weights(model), expected_weights(1))
 
 
-def test_b13_implicit_copies_include_buffers():
+def test_implicit_copies_include_buffers():
     model = Counter()
     wrapped = trainer(model)
     wrapped(X)
@@ -245,7 +245,7 @@ def test_b13_implicit_copies_include_buffers():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_b14_buffers_update_at_every_micro_batch(training):
+def test_buffers_update_at_every_micro_batch(training):
     model = Counter()
     settings = {"deviceIterations": 2, "outputMode": OutputMode.All}
     if training:
@@ -261,7 +261,7 @@ def test_b14_buffers_update_at_every_micro_batch(training):
     assert model.count.item() == 2 * micro_batches
 
 
-def test_b15_each_replica_keeps_its_own_buffer():
+def test_each_replica_keeps_its_own_buffer():
     class Mean(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -281,7 +281,7 @@ def test_b15_each_replica_keeps_its_own_buffer():
     assert wrapped(x)[1].tolist() == [3.0, 30.0]  # and reading has mixed nothing
 
 
-def test_b16_only_the_listed_buffers_are_sent():
+def test_only_the_listed_buffers_are_sent():
     class Shifted(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -310,7 +310,7 @@ def test_b16_only_the_listed_buffers_are_sent():
             changed(**settings).copyNamedBuffersToDevice()
 
 
-def test_b17_changed_inputs_reach_the_caller():
+def test_changed_inputs_reach_the_caller():
     def forward(x, nested):
         x.add_(1)
         nested[0][1].mul_(x)
@@ -328,7 +328,7 @@ def test_b17_changed_inputs_reach_the_caller():
 # -- programs --------------------------------------------------------------------------------
 
 
-def test_b18_for_loop_passes_by_value():
+def test_for_loop_passes_by_value():
     def body(x):
         x += 1
         return [x]
@@ -342,7 +342,7 @@ def test_b18_for_loop_passes_by_value():
 
 
 @pytest.mark.parametrize("start", [-7, 100])
-def test_b19_starts_out_of_range_compile(start):
+def test_starts_out_of_range_compile(start):
     wrapped = inference(lambda x, start: poptorch.dynamic_slice(x, 0, start, 2, 1))
     wrapped.compile(X, torch.tensor([start]))
     assert wrapped.isCompiled()
@@ -350,7 +350,7 @@ def test_b19_starts_out_of_range_compile(start):
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyError, type("Mine", (Exception,), {})])
-def test_b20_exceptions_of_forward_keep_type_and_text(kind):
+def test_exceptions_of_forward_keep_type_and_text(kind):
     def forward(x):
         raise kind("the text, as it is")
 
@@ -361,7 +361,7 @@ def test_b20_exceptions_of_forward_keep_type_and_text(kind):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_b21_forward_may_be_an_attribute_of_the_instance(training):
+def test_forward_may_be_an_attribute_of_the_instance(training):
     model = scorer()
     model.forward = lambda a, b=2.0: poptorch.identity_loss(model.fc(a) * b, "mean")
     x = rows(4)[0]
@@ -377,7 +377,7 @@ class Ordered(collections.OrderedDict):
 
 
 @pytest.mark.parametrize("kind", [list, tuple, dict, collections.OrderedDict, Ordered])
-def test_b22_order_and_classes_of_results_survive(kind):
+def test_order_and_classes_of_results_survive(kind):
     def forward(x):
         pairs = [("z", x), ("a", x + 1), ("m", x + 2)]
         inner = kind(pairs) if issubclass(kind, dict) else kind(value for _, value in pairs)
@@ -393,7 +393,7 @@ def test_b22_order_and_classes_of_results_survive(kind):
         assert [value[0, 0].item() for value in found] == [0.0, 1.0, 2.0]
 
 
-def test_b23_custom_types_are_split_and_rebuilt():
+def test_custom_types_are_split_and_rebuilt():
     poptorch.registerCustomArgParser(data.Pair, data.PairParser())
     try:
         seen = []
@@ -416,7 +416,7 @@ def test_b23_custom_types_are_split_and_rebuilt():
 @pytest.mark.parametrize(
     ("mode", "shape"), [(OutputMode.Final, ()), (OutputMode.Sum, ()), (OutputMode.All, (6,))]
 )
-def test_b24_losses_stay_without_dimension_unless_all_are_asked_for(mode, shape):
+def test_losses_stay_without_dimension_unless_all_are_asked_for(mode, shape):
     model = scorer()
     wrapped = trainer(
         model, sgd(model, 0.0), deviceIterations=3, gradientAccumulation=2, outputMode=mode
@@ -430,7 +430,7 @@ def test_b24_losses_stay_without_dimension_unless_all_are_asked_for(mode, shape)
     torch.testing.assert_close(loss, expected)
 
 
-def test_b25_every_n_returns_the_nth_iterations():
+def test_every_n_returns_the_nth_iterations():
     every_second = (OutputMode.EveryN, 2)
     wrapped = inference(lambda x: x * 10, deviceIterations=6, outputMode=every_second)
     assert wrapped(torch.arange(1.0, 7.0)).tolist() == [20.0, 40.0, 60.0]
@@ -444,7 +444,7 @@ def test_b25_every_n_returns_the_nth_iterations():
 
 
 @pytest.mark.parametrize("make", ["no parameters", "frozen", "unreachable"])
-def test_b26_training_runs_with_nothing_trainable(make):
+def test_training_runs_with_nothing_trainable(make):
     model = Calls(lambda self, x: F.mse_loss(x, x + 2))
     if make == "no parameters":
         del model.weight

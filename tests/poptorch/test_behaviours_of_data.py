@@ -1,13 +1,12 @@
 """Behaviours that the original's documentation does not spell out: optimizers, options, data.
 
-Numbers 27 to 40; the others are in ``test_behaviours.py``.
+The others are in ``test_behaviours.py``.
 """
 
 import copy
 import importlib
 import itertools
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +36,7 @@ KINDS = [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_b27_optimizers_step_on_the_host(kind):
+def test_optimizers_step_on_the_host(kind):
     def make(model):
         return kind(model.parameters(), lr=0.1, weight_decay=0.1)
 
@@ -52,7 +51,7 @@ def test_b27_optimizers_step_on_the_host(kind):
 
 @pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW])
 @pytest.mark.parametrize("limit", [0.05, 1e6])
-def test_b28_max_grad_norm_clips_the_global_norm(kind, limit):
+def test_max_grad_norm_clips_the_global_norm(kind, limit):
     model, plain = scorer(), scorer()
     # Two groups: the norm is over the parameters of both.
     groups = [{"params": [p]} for p in model.parameters()]
@@ -68,7 +67,7 @@ def test_b28_max_grad_norm_clips_the_global_norm(kind, limit):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_b29_copies_keep_optimizer_attributes(kind):
+def test_copies_keep_optimizer_attributes(kind):
     model = scorer()
     original = kind(model.parameters(), lr=0.1, loss_scaling=4.0, accum_type=torch.float16)
     original.variable_attrs.markAsConstant("lr")
@@ -95,7 +94,7 @@ def test_b29_copies_keep_optimizer_attributes(kind):
         ({"accum_type": torch.float32}, MeanReductionStrategy.Post),
     ],
 )
-def test_b30_half_accumulators_take_a_running_mean(settings, strategy):
+def test_half_accumulators_take_a_running_mean(settings, strategy):
     model, chosen = scorer(), options(gradientAccumulation=2)
     optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **settings)
     wrapped = poptorch.trainingModel(model, chosen, optimizer)
@@ -112,7 +111,7 @@ def test_b30_half_accumulators_take_a_running_mean(settings, strategy):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_b31_the_executor_copies_the_options(training):
+def test_the_executor_copies_the_options(training):
     chosen = options()
     wrap = poptorch.trainingModel if training else poptorch.inferenceModel
     wrapped = wrap(scorer(), chosen)
@@ -125,7 +124,7 @@ def test_b31_the_executor_copies_the_options(training):
             frozen.deviceIterations(2)
 
 
-def test_b32_deep_copies_are_not_frozen():
+def test_deep_copies_are_not_frozen():
     chosen = options(gradientAccumulation=3)
     poptorch.trainingModel(scorer(), chosen)
     for change in (
@@ -147,7 +146,7 @@ def test_b32_deep_copies_are_not_frozen():
     assert poptorch.inferenceModel(scorer(), copied)(*rows(4))
 
 
-def test_b33_the_environment_gives_default_options(monkeypatch):
+def test_the_environment_gives_default_options(monkeypatch):
     text = """{"deviceIterations": 3, "Training.gradientAccumulation": 2,
         "Training.accumulationAndReplicationReductionType": "ReductionType.Sum",
         "outputMode": "OutputMode.Sum", "modelName": "OutputMode.None",
@@ -171,7 +170,7 @@ chosen._Popart.set("dotChecks", {"b", "a", "c", "d"})
 """
 
 
-def test_b34_options_as_text_are_deterministic():
+def test_options_as_text_are_deterministic():
     texts = set()
     for seed in ("1", "2"):
         code = f"import poptorch\n{MADE}\nprint(chosen)"
@@ -205,7 +204,7 @@ def flat(lists):
 
 
 @pytest.mark.parametrize("mode", [Mode.Sync, Mode.Async])
-def test_b35_shuffled_processes_see_disjoint_data_that_changes(mode):
+def test_shuffled_processes_see_disjoint_data_that_changes(mode):
     loaders = [
         load(data.Range(24), process=p, processes=3, shuffle=True, mode=mode) for p in range(3)
     ]
@@ -224,7 +223,7 @@ def test_b35_shuffled_processes_see_disjoint_data_that_changes(mode):
 
 
 @pytest.mark.parametrize("mode", [Mode.Async, Mode.AsyncRebatched])
-def test_b36_asynchronous_loaders_restart_after_break(mode):
+def test_asynchronous_loaders_restart_after_break(mode):
     loader = load(data.Range(12), mode=mode, num_workers=1)
     whole = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
     for stop in (0, 1, 4):
@@ -244,7 +243,7 @@ class MicroBatches(list):
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-def test_b37_batches_of_a_sampler_are_grouped_by_device_iterations(mode):
+def test_batches_of_a_sampler_are_grouped_by_device_iterations(mode):
     sampler = MicroBatches([[5, 0], [3, 3], [1, 2], [4, 0], [2, 5], [1, 1]])
     loader = load(data.Range(6), 1, batch_sampler=sampler, deviceIterations=3, mode=mode)
     expected = [[5, 0, 3, 3, 1, 2], [4, 0, 2, 5, 1, 1]]
@@ -259,7 +258,7 @@ def test_b37_batches_of_a_sampler_are_grouped_by_device_iterations(mode):
 
 
 @pytest.mark.parametrize(("drop_last", "sizes"), [(True, [10, 10]), (False, [10, 10, 3])])
-def test_b38_rebatching_merges_leftovers_across_workers(drop_last, sizes):
+def test_rebatching_merges_leftovers_across_workers(drop_last, sizes):
     loader = load(
         data.Stream(23),
         10,
@@ -278,7 +277,7 @@ def test_b38_rebatching_merges_leftovers_across_workers(drop_last, sizes):
     loader.terminate()
 
 
-def test_b39_perf_counters_hold_one_entry_per_step():
+def test_perf_counters_hold_one_entry_per_step():
     settings = {"deviceIterations": 3, "gradientAccumulation": 2, "outputMode": OutputMode.All}
     names = ("input", "input_complete", "output", "output_complete")
     latencies = ("getHostIpuLatency", "getComputeLatency", "getIpuHostLatency", "getLatency")
@@ -298,7 +297,7 @@ def test_b39_perf_counters_hold_one_entry_per_step():
     assert [getattr(synthetic, name)() for name in latencies] == [(0.0, 0.0, 0.0)] * 4
 
 
-def test_b40_compile_hooks_run_in_order_and_can_be_removed():
+def test_compile_hooks_run_in_order_and_can_be_removed():
     seen = []
     registers = {"pre": poptorch.registerPreCompileHook, "post": poptorch.registerPostCompileHook}
     handles = {
@@ -322,9 +321,3 @@ def test_b40_compile_hooks_run_in_order_and_can_be_removed():
             handle.remove()
     inference(lambda x: x + 1)(X)
     assert len(seen) == 4
-
-
-def test_all_forty_are_here():
-    text = "".join(path.read_text() for path in Path(__file__).parent.glob("test_behaviours*.py"))
-    found = [int(number) for number in re.findall(r"^def test_b(\d\d)_", text, re.MULTILINE)]
-    assert sorted(found) == list(range(1, 41))

@@ -323,7 +323,7 @@ DATA = [
 ]
 # fmt: on
 
-TABLES = {"26.1": OPTIONS, "26.2": RUNNING, "26.3": OPERATORS, "26.4": DATA}
+TABLES = {"options": OPTIONS, "running": RUNNING, "operators": OPERATORS, "data": DATA}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How published programs combine the interface; numbers are those of section 22 of the facts.
+"""How published programs combine the interface.
 
 Idioms that have their own test elsewhere (loaders, popart numbers, exported files) are not here.
 """
@@ -42,7 +42,7 @@ def layered():
     return Layers()
 
 
-def test_22_01_options_loader_wrapper_loop():
+def test_options_loader_wrapper_loop():
     opts = options(deviceIterations=2, gradientAccumulation=2, replicationFactor=2)
     loader = poptorch.DataLoader(opts, pairs(32), batch_size=2)
     model = scorer()
@@ -54,7 +54,7 @@ def test_22_01_options_loader_wrapper_loop():
     assert not torch.equal(weights(model), before)
 
 
-def test_22_02_training_and_inference_of_one_module_in_turn():
+def test_training_and_inference_of_one_module_in_turn():
     model = layered()
     x, target = rows(4)
     model.train()
@@ -72,7 +72,7 @@ def test_22_02_training_and_inference_of_one_module_in_turn():
         inference.detachFromDevice()
 
 
-def test_22_03_options_of_inference_come_from_those_of_training():
+def test_options_of_inference_come_from_those_of_training():
     opts = options(gradientAccumulation=4, deviceIterations=2, outputMode=OutputMode.Final)
     model = layered()
     poptorch.trainingModel(model, opts, sgd(model))
@@ -84,7 +84,7 @@ def test_22_03_options_of_inference_come_from_those_of_training():
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.float32], ids=str)
-def test_22_04_half_models_with_a_loss_in_float(kind):
+def test_half_models_with_a_loss_in_float(kind):
     model = layered().to(kind)
     optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.01, loss_scaling=16.0)
     wrapped = poptorch.trainingModel(model, options(), optimizer)
@@ -94,7 +94,7 @@ def test_22_04_half_models_with_a_loss_in_float(kind):
     assert all(p.dtype == kind for p in model.state_dict().values())
 
 
-def test_22_06_labels_are_cut_to_the_rows_that_came_out():
+def test_labels_are_cut_to_the_rows_that_came_out():
     wrapped = trainer(scorer(), deviceIterations=4)
     x, target = rows(8)
     _, scores = wrapped(x, target)
@@ -103,7 +103,7 @@ def test_22_06_labels_are_cut_to_the_rows_that_came_out():
     assert 0 <= (scores.argmax(1) == labels).float().mean() <= 1
 
 
-def test_22_07_sum_mode_divided_is_the_mean_of_all():
+def test_sum_mode_divided_is_the_mean_of_all():
     x, target = rows(8)
     settings = {"deviceIterations": 2, "gradientAccumulation": 2}
     summed, _ = trainer(scorer(), outputMode=OutputMode.Sum, **settings)(x, target)
@@ -111,7 +111,7 @@ def test_22_07_sum_mode_divided_is_the_mean_of_all():
     torch.testing.assert_close(summed.div(4).mean(), every.mean(), rtol=0, atol=1e-6)
 
 
-def test_22_08_one_batch_compiles_before_the_first_epoch():
+def test_one_batch_compiles_before_the_first_epoch():
     opts = options(deviceIterations=2)
     loader = poptorch.DataLoader(opts, pairs(8), batch_size=2)
     model = scorer()
@@ -122,7 +122,7 @@ def test_22_08_one_batch_compiles_before_the_first_epoch():
     assert sum(1 for batch in loader if wrapped(*batch)) == 2
 
 
-def test_22_10_a_schedule_sends_its_rate_before_each_step():
+def test_a_schedule_sends_its_rate_before_each_step():
     plain, model = scorer(), scorer()
     batches = [[rows(4, seed)] for seed in range(3)]
     optimizers = [sgd(plain), sgd(model)]
@@ -137,7 +137,7 @@ def test_22_10_a_schedule_sends_its_rate_before_each_step():
     torch.testing.assert_close(weights(model), weights(plain), rtol=0, atol=1e-6)
 
 
-def test_22_11_three_groups_of_which_one_is_no_lamb():
+def test_three_groups_of_which_one_is_no_lamb():
     model = layered()
     named = list(model.named_parameters())
     biases = [p for name, p in named if "bias" in name]
@@ -159,7 +159,7 @@ def test_22_11_three_groups_of_which_one_is_no_lamb():
     wrapped.setOptimizer(optimizer)
 
 
-def test_22_12_the_loss_scale_grows_during_training():
+def test_the_loss_scale_grows_during_training():
     plain, model = scorer(), scorer()
     plain_steps(plain, sgd(plain), [[rows(4)]] * 3)
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, loss_scaling=2.0)
@@ -171,7 +171,7 @@ def test_22_12_the_loss_scale_grows_during_training():
     torch.testing.assert_close(weights(model), weights(plain), rtol=0, atol=1e-6)
 
 
-def test_22_13_a_checkpoint_continues_where_it_was_taken(tmp_path):
+def test_a_checkpoint_continues_where_it_was_taken(tmp_path):
     def made():
         model = scorer()
         optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.01)
@@ -193,7 +193,7 @@ def test_22_13_a_checkpoint_continues_where_it_was_taken(tmp_path):
     torch.testing.assert_close(weights(restored), weights(model), rtol=0, atol=1e-6)
 
 
-def test_22_14_annotated_models_keep_the_names_of_their_weights():
+def test_annotated_models_keep_the_names_of_their_weights():
     model = layered()
     names = list(model.state_dict())
     for index, layer in enumerate(model.layers):
@@ -203,7 +203,7 @@ def test_22_14_annotated_models_keep_the_names_of_their_weights():
     assert [type(layer) for layer in model.layers] == [torch.nn.Linear] * 2
 
 
-def test_22_15_an_average_of_the_weights_is_kept_on_the_host():
+def test_an_average_of_the_weights_is_kept_on_the_host():
     model = scorer()
     wrapped = trainer(model)
     average = {name: value.clone() for name, value in model.state_dict().items()}
@@ -218,7 +218,7 @@ def test_22_15_an_average_of_the_weights_is_kept_on_the_host():
     torch.testing.assert_close(average, expected, rtol=0, atol=1e-6)
 
 
-def test_22_16_detaching_is_guarded_by_a_question():
+def test_detaching_is_guarded_by_a_question():
     wrapped = trainer(scorer())
     for _ in range(2):
         if wrapped.isAttachedToDevice():
@@ -230,14 +230,14 @@ def test_22_16_detaching_is_guarded_by_a_question():
             wrapped.detachFromDevice()
 
 
-def test_22_20_throughput_counts_the_rows_of_a_step():
+def test_throughput_counts_the_rows_of_a_step():
     opts = options(deviceIterations=3, gradientAccumulation=2, replicationFactor=2)
     loader = poptorch.DataLoader(opts, pairs(48), batch_size=2)
     assert loader.combinedBatchSize == len(next(iter(loader))[0]) == 24
 
 
 @pytest.mark.parametrize("level", ["ERR", 4])
-def test_22_21_log_levels_by_name_and_number(level, caplog):
+def test_log_levels_by_name_and_number(level, caplog):
     logger = logging.getLogger("poptorch::python")
     before = logger.level
     try:
@@ -249,7 +249,7 @@ def test_22_21_log_levels_by_name_and_number(level, caplog):
 
 
 @pytest.mark.parametrize("stages", [AutoStage.SameAsIpu, AutoStage.AutoIncrement])
-def test_22_22_and_23_a_pipeline_with_checkpoints_from_hooks(stages):
+def test_a_pipeline_with_checkpoints_from_hooks(stages):
     plain, model = layered(), layered()
     opts = options(gradientAccumulation=4)
     opts.setExecutionStrategy(poptorch.PipelinedExecution(stages))
@@ -266,7 +266,7 @@ def test_22_22_and_23_a_pipeline_with_checkpoints_from_hooks(stages):
     torch.testing.assert_close(weights(model), weights(plain), rtol=0, atol=1e-6)
 
 
-def test_22_23_what_a_hook_returns_replaces_the_output():
+def test_what_a_hook_returns_replaces_the_output():
     model = scorer()
     model.fc.register_forward_hook(lambda module, inputs, output: output * 0 + 1)
     _, scores = trainer(model)(*rows(2))
@@ -279,7 +279,7 @@ class SerialLinear(torch.nn.Linear):
         return poptorch.serializedMatMul(x, self.weight.t(), mode, 3) + self.bias
 
 
-def test_22_24_and_25_a_serialised_projection_under_an_attribute():
+def test_a_serialised_projection_under_an_attribute():
     plain, model = scorer(), scorer()
     model.fc.__class__ = SerialLinear
     outline = poptorch.Attribute(__outline={"layer": "embedding"})
@@ -290,7 +290,7 @@ def test_22_24_and_25_a_serialised_projection_under_an_attribute():
     torch.testing.assert_close(weights(model), weights(plain), rtol=0, atol=1e-6)
 
 
-def test_22_27_the_gradient_of_a_weight_is_anchored():
+def test_the_gradient_of_a_weight_is_anchored():
     opts = options()
     opts.anchorTensor("grad_w", "Gradient___fc.weight")
     model, plain = scorer(), scorer()
@@ -303,7 +303,7 @@ def test_22_27_the_gradient_of_a_weight_is_anchored():
     )
 
 
-def test_22_28_memory_shares_for_every_device():
+def test_memory_shares_for_every_device():
     opts = options().setAvailableMemoryProportion({f"IPU{i}": 0.2 for i in range(4)})
     assert len(trainer_with(opts)(*rows(4))) == 2
 
@@ -313,13 +313,13 @@ def trainer_with(opts):
     return poptorch.trainingModel(model, opts, sgd(model))
 
 
-def test_22_29_very_large_models_name_a_file_for_their_weights(tmp_path):
+def test_very_large_models_name_a_file_for_their_weights(tmp_path):
     opts = options()
     opts._Popart.set("saveInitializersToFile", str(tmp_path / "weights.onnx"))
     assert len(trainer_with(opts)(*rows(4))) == 2
 
 
-def test_22_30_compile_only_runs_need_no_device():
+def test_compile_only_runs_need_no_device():
     wrapped = trainer_with(options().useOfflineIpuTarget(poptorch.ipuHardwareVersion()))
     wrapped.compile(*rows(4))
     assert wrapped.isCompiled()
@@ -327,7 +327,7 @@ def test_22_30_compile_only_runs_need_no_device():
         wrapped(*rows(4))
 
 
-def test_22_32_equal_seeds_before_equal_models():
+def test_equal_seeds_before_equal_models():
     def made():
         options(randomSeed=42)
         return weights(Scorer())
@@ -335,7 +335,7 @@ def test_22_32_equal_seeds_before_equal_models():
     assert torch.equal(made(), made())
 
 
-def test_22_37_options_can_be_subclassed():
+def test_options_can_be_subclassed():
     class Chosen(poptorch.Options):
         def __init__(self, replicas=1):
             super().__init__()

@@ -1,6 +1,6 @@
-"""Behaviours 13 to 20 that the original's own tests pin: inputs, buffers, losses.
+"""Behaviours that the original's own tests pin: inputs, buffers, losses.
 
-For the numbers see test_section_23_running.py.
+Each runs through the public interface only.
 """
 
 import itertools
@@ -14,10 +14,10 @@ import poptorch
 from poptorch import OutputMode
 from wrapping import Calls, inference, options, plain_steps, rows, sgd, trainer
 
-# --- 13 to 18: inputs and buffers
+# --- inputs and buffers
 
 
-def test_23_13_keys_of_a_dictionary_come_in_any_order_and_are_named_when_they_differ():
+def test_keys_of_a_dictionary_come_in_any_order_and_are_named_when_they_differ():
     values = {"a": torch.ones(2), "b": torch.full((2,), 2.0), "c": torch.full((2,), 4.0)}
     wrapped = inference(lambda d: d["a"] + 10 * d["b"] + 100 * d["c"])
     for order in itertools.permutations(values):
@@ -55,7 +55,7 @@ X = torch.arange(4.0)
     ],
     ids=["defaults", "one key", "keys", "constant", "None", "*args", "**kwargs", "all"],
 )
-def test_23_14_arguments_are_taken_as_python_takes_them(args, kwargs):
+def test_arguments_are_taken_as_python_takes_them(args, kwargs):
     model = Everything()
     wrapped = poptorch.inferenceModel(model, options())
     for _ in range(2):
@@ -63,7 +63,7 @@ def test_23_14_arguments_are_taken_as_python_takes_them(args, kwargs):
 
 
 @pytest.mark.parametrize("by_key", [True, False])
-def test_23_14_another_python_number_is_a_value_mismatch(by_key):
+def test_another_python_number_is_a_value_mismatch(by_key):
     wrapped = inference(lambda x, scale: x * scale)
     call = (lambda n: wrapped(X, scale=n)) if by_key else (lambda n: wrapped(X, n))
     assert torch.equal(call(2.0), 2 * X)
@@ -72,7 +72,7 @@ def test_23_14_another_python_number_is_a_value_mismatch(by_key):
     assert torch.equal(call(2.0), 2 * X)
 
 
-def test_23_15_non_contiguous_inputs_compute_alike_and_warn_once(caplog):
+def test_non_contiguous_inputs_compute_alike_and_warn_once(caplog):
     wrapped = inference(lambda x, y: x.cumsum(0) * 2 + y)
     wide = torch.randn(4, 8)
     for x in (wide.t(), wide.t().contiguous(), torch.randn(16, 4)[::2], wide.t()):
@@ -82,7 +82,7 @@ def test_23_15_non_contiguous_inputs_compute_alike_and_warn_once(caplog):
 
 
 @pytest.mark.parametrize("iterations", [1, 2])
-def test_23_16_adding_to_an_input_in_place_changes_the_callers_tensor(iterations):
+def test_adding_to_an_input_in_place_changes_the_callers_tensor(iterations):
     def forward(x, nested):
         x += 1
         nested[0].mul_(3)
@@ -109,7 +109,7 @@ class Counter(nn.Module):
 @pytest.mark.parametrize(
     ("iterations", "accumulation"), [(1, 1), (3, 1), (1, 4), (3, 4)], ids=["1", "D", "GA", "both"]
 )
-def test_23_17_a_counter_increases_once_per_micro_batch(iterations, accumulation):
+def test_a_counter_increases_once_per_micro_batch(iterations, accumulation):
     model, per_call = Counter(), iterations * accumulation
     wrapped = trainer(
         model,
@@ -138,7 +138,7 @@ class Normalised(nn.Module):
 @pytest.mark.parametrize(
     ("iterations", "accumulation"), [(4, 1), (1, 4), (2, 2)], ids=["D", "GA", "both"]
 )
-def test_23_18_batch_norm_updates_its_statistics_per_micro_batch(iterations, accumulation):
+def test_batch_norm_updates_its_statistics_per_micro_batch(iterations, accumulation):
     model, plain, (x, target) = Normalised(), Normalised(), rows(12)
     settings = {"deviceIterations": iterations, "gradientAccumulation": accumulation}
     trainer(model, **settings)(x, target)
@@ -151,11 +151,11 @@ def test_23_18_batch_norm_updates_its_statistics_per_micro_batch(iterations, acc
     assert not torch.allclose(model.norm.running_mean, 0.1 * x.mean(0))  # not of all rows
 
 
-# --- 19 and 20: losses
+# --- losses
 
 
 @pytest.mark.parametrize(("reduction", "gradient"), [("none", 1.0), ("sum", 1.0), ("mean", 1 / 12)])
-def test_23_19_identity_loss_seeds_ones_ones_and_one_over_n(reduction, gradient):
+def test_identity_loss_seeds_ones_ones_and_one_over_n(reduction, gradient):
     model = nn.Module()
     model.weight = nn.Parameter(torch.zeros(4, 3))
     model.forward = lambda x: poptorch.identity_loss(model.weight * x, reduction)
@@ -172,7 +172,7 @@ def _losses(model, x):
     return F.mse_loss(x * model.weight, x), F.l1_loss(x * model.weight, x)
 
 
-def test_23_20_two_separate_losses_are_refused_and_none_too():
+def test_two_separate_losses_are_refused_and_none_too():
     refused = pytest.raises(poptorch.Error, match="Multiple independent losses found in graph")
     with refused:
         trainer(Calls(_losses))(X)
@@ -203,7 +203,7 @@ def _by_autograd(function):
     ],
     ids=["a sum of two", "nested", "between outputs"],
 )
-def test_23_20_a_nested_loss_and_one_between_other_outputs_train(forward):
+def test_a_nested_loss_and_one_between_other_outputs_train(forward):
     model = Calls(forward)
     found = trainer(model)(X)
     expected = Calls(forward)(X)

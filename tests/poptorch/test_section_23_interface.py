@@ -1,6 +1,6 @@
-"""Behaviours 21 to 32 that the original's own tests pin: options, loading, observing, files.
+"""Behaviours that the original's own tests pin: options, loading, observing, files.
 
-For the numbers see test_section_23_running.py.
+Each runs through the public interface only.
 """
 
 import importlib
@@ -28,7 +28,7 @@ FORK = {"sharing_strategy": poptorch.SharingStrategy.Fork}
 X = torch.arange(4.0)
 
 
-# --- 21 and 22: options
+# --- options
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,14 @@ X = torch.arange(4.0)
         (lambda o: setattr(o, "nonsense", 1), AssertionError, "Invalid option"),
     ],
 )
-def test_23_21_wrong_types_and_unknown_names_are_refused(change, kind, words):
+def test_wrong_types_and_unknown_names_are_refused(change, kind, words):
     opts = poptorch.Options()
     with pytest.raises(kind, match=words):
         change(opts)
     assert (opts.device_iterations, opts.replication_factor) == (1, 1)
 
 
-def test_23_21_options_are_frozen_by_a_loader():
+def test_options_are_frozen_by_a_loader():
     opts = poptorch.Options()
     poptorch.DataLoader(opts, data.Range(4))
     for change in (
@@ -66,7 +66,7 @@ def test_23_21_options_are_frozen_by_a_loader():
     assert opts.clone().deviceIterations(2).device_iterations == 2
 
 
-def test_23_21_errors_in_a_file_of_options_show_the_line(tmp_path):
+def test_errors_in_a_file_of_options_show_the_line(tmp_path):
     path = tmp_path / "my.options"
     path.write_text("# a comment\n\ndeviceIterations(3)\nreplicationFactor(2\n")
     with pytest.raises(
@@ -81,7 +81,7 @@ def test_23_21_errors_in_a_file_of_options_show_the_line(tmp_path):
     assert (found.device_iterations, found.Training.gradient_accumulation) == (3, 5)
 
 
-def test_23_22_default_options_of_the_environment_take_enum_names_and_lists(monkeypatch):
+def test_default_options_of_the_environment_take_enum_names_and_lists(monkeypatch):
     monkeypatch.setenv(
         "POPTORCH_DEFAULT_OPTIONS",
         '{"deviceIterations": 4, "Training.gradientAccumulation": 3, '
@@ -96,7 +96,7 @@ def test_23_22_default_options_of_the_environment_take_enum_names_and_lists(monk
     assert found.model_name == "OutputMode.None"  # no member: the string itself
 
 
-# --- 23 to 25: loading
+# --- loading
 
 
 def load(opts, dataset, *args, **kwargs):
@@ -120,7 +120,7 @@ def shards(size, processes, **settings):
     return made
 
 
-def test_23_23_processes_divide_the_dataset_and_take_turns_with_what_is_left():
+def test_processes_divide_the_dataset_and_take_turns_with_what_is_left():
     loaders = shards(26, 3)  # two batches of 4 each: 24 of the 26
     epochs = [[numbers(loader) for loader in loaders] for _ in range(4)]
     for epoch in epochs:
@@ -130,7 +130,7 @@ def test_23_23_processes_divide_the_dataset_and_take_turns_with_what_is_left():
     assert {n for epoch in epochs[:2] for part in epoch for n in part} == set(range(26))
 
 
-def test_23_23_shuffled_processes_stay_disjoint_and_epochs_differ():
+def test_shuffled_processes_stay_disjoint_and_epochs_differ():
     loaders, others = shards(24, 3, shuffle=True), shards(24, 3, shuffle=True)
     epochs = [[numbers(loader) for loader in loaders] for _ in range(3)]
     for epoch in epochs:
@@ -156,7 +156,7 @@ def accessor():
         each.terminate()
 
 
-def test_23_24_leaving_a_loop_early_begins_again_at_the_beginning(accessor):
+def test_leaving_a_loop_early_begins_again_at_the_beginning(accessor):
     opened = accessor(data.Range(9, "tensor"))
     for stop in (3, 0, 7):
         seen = list(itertools.takewhile(lambda n, stop=stop: n <= stop, map(int, opened)))
@@ -164,7 +164,7 @@ def test_23_24_leaving_a_loop_early_begins_again_at_the_beginning(accessor):
     assert [int(n) for n in opened] == list(range(9))
 
 
-def test_23_24_items_keep_their_form_and_failures_surface(accessor):
+def test_items_keep_their_form_and_failures_surface(accessor):
     first = next(iter(accessor(data.Range(2, "dict"))))
     assert {key: value.tolist() for key, value in first.items()} == {"x": [0.0, 0.0], "y": 0}
     assert isinstance(next(iter(accessor(data.Range(2, "tensor")))), torch.Tensor)
@@ -175,7 +175,7 @@ def test_23_24_items_keep_their_form_and_failures_surface(accessor):
 
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("worker_size", [1, 3, 4])
-def test_23_25_rebatching_gives_full_batches_and_one_short_one_if_kept(worker_size, drop_last):
+def test_rebatching_gives_full_batches_and_one_short_one_if_kept(worker_size, drop_last):
     loader = load(
         options(deviceIterations=2),
         data.Range(21),
@@ -191,10 +191,10 @@ def test_23_25_rebatching_gives_full_batches_and_one_short_one_if_kept(worker_si
     assert len(loader) == len(batches)
 
 
-# --- 26 to 29: observing
+# --- observing
 
 
-def test_23_26_printing_writes_a_tensor_and_its_gradient_with_titles_to_stderr(capfd):
+def test_printing_writes_a_tensor_and_its_gradient_with_titles_to_stderr(capfd):
     def forward(self, x):
         y = poptorch.ipu_print_tensor(x * self.weight, "product")
         return poptorch.identity_loss(y * 3, "sum")
@@ -221,7 +221,7 @@ def _branch(x):
 @pytest.mark.parametrize(
     ("function", "positive", "negative"), [(_loop, 8.0, -8.0), (_branch, 2.0, -2.0)]
 )
-def test_23_27_loops_and_branches_return_lists_and_do_not_train(function, positive, negative):
+def test_loops_and_branches_return_lists_and_do_not_train(function, positive, negative):
     kinds = []
     wrapped = inference(lambda x: (kinds.append(type(function(x))), function(x))[1])
     for call in (wrapped, function):
@@ -234,7 +234,7 @@ def test_23_27_loops_and_branches_return_lists_and_do_not_train(function, positi
         trainer(Calls(lambda self, x: F.mse_loss(function(x * self.weight)[0], x)))(X)
 
 
-def test_23_28_hooks_run_in_order_for_every_compilation_until_removed():
+def test_hooks_run_in_order_for_every_compilation_until_removed():
     seen = []
     handles = [
         register(lambda word=f"{kind} {index}": seen.append(word))
@@ -264,7 +264,7 @@ def test_23_28_hooks_run_in_order_for_every_compilation_until_removed():
             register("no function")
 
 
-def test_23_29_counters_have_a_moment_for_every_transfer_in_order():
+def test_counters_have_a_moment_for_every_transfer_in_order():
     iterations, accumulation, replicas = 3, 2, 2
     wrapped = trainer(
         scorer(),
@@ -289,14 +289,14 @@ def test_23_29_counters_have_a_moment_for_every_transfer_in_order():
         assert 0 < shortest <= average <= longest <= whole[1]
 
 
-# --- 30: files
+# --- files
 
 
 def momentum(model):
     return poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def test_23_30_a_training_wrapper_goes_on_from_its_file(tmp_path):
+def test_a_training_wrapper_goes_on_from_its_file(tmp_path):
     path = tmp_path / "missing" / "parents" / "model.poptorch"
     model = scorer()
     wrapped = trainer(model, momentum(model))
@@ -317,7 +317,7 @@ def test_23_30_a_training_wrapper_goes_on_from_its_file(tmp_path):
     assert torch.equal(weights(follower.model), weights(model))
 
 
-def test_23_30_inference_comes_back_with_or_without_its_model(tmp_path, caplog):
+def test_inference_comes_back_with_or_without_its_model(tmp_path, caplog):
     wrapped = poptorch.inferenceModel(scorer(), options(deviceIterations=2))
     expected = wrapped(*rows(4))[1]
     wrapped.save(str(tmp_path))  # a directory
@@ -333,7 +333,7 @@ def test_23_30_inference_comes_back_with_or_without_its_model(tmp_path, caplog):
     assert torch.equal(other(*rows(4))[1], expected)
 
 
-def test_23_30_wrong_files_and_other_versions_are_refused(tmp_path, monkeypatch):
+def test_wrong_files_and_other_versions_are_refused(tmp_path, monkeypatch):
     text, exported = tmp_path / "text", tmp_path / "exported"
     text.write_text("not an executable")
     with pytest.raises(poptorch.Error, match="has not been compiled"):
@@ -350,10 +350,10 @@ def test_23_30_wrong_files_and_other_versions_are_refused(tmp_path, monkeypatch)
         trainer(scorer()).loadExecutable(str(exported))
 
 
-# --- 31 and 32: types and random numbers
+# --- types and random numbers
 
 
-def test_23_31_half_inputs_and_float_weights_give_half_and_other_operators_promote():
+def test_half_inputs_and_float_weights_give_half_and_other_operators_promote():
     x = torch.randn(3, 4)
     layer = nn.Linear(4, 2)
     wrapped = poptorch.inferenceModel(layer, options())
@@ -370,7 +370,7 @@ def dropping(**settings):
     return inference(lambda x: F.dropout(x, 0.5), **settings)
 
 
-def test_23_32_random_numbers_follow_the_seed_and_differ_between_replicas():
+def test_random_numbers_follow_the_seed_and_differ_between_replicas():
     x = torch.ones(4, 64)
 
     def drawn(seed):
@@ -384,7 +384,7 @@ def test_23_32_random_numbers_follow_the_seed_and_differ_between_replicas():
     assert len(masks) == 8  # every row of every call is of another replica or iteration
 
 
-def test_23_32_the_state_of_random_numbers_is_saved_and_restored():
+def test_the_state_of_random_numbers_is_saved_and_restored():
     wrapped, other = dropping(randomSeed=3), dropping(randomSeed=8)
     x = torch.ones(4, 64)
     wrapped(x)

@@ -1,10 +1,7 @@
-"""Behaviours 33 to 40 that the original's own tests pin: optimizers, names, errors, own types.
+"""Behaviours that the original's own tests pin: optimizers, names, errors, own types.
 
-For the numbers see test_section_23_running.py. The last test looks whether all are there.
+Each runs through the public interface only.
 """
-
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +13,7 @@ from poptorch import optim
 from poptorch.poptorch_core import TestErrorType, _throwTestError
 from wrapping import Calls, inference, options, rows, scorer, sgd, trainer, weights
 
-# --- 33 to 35: optimizers
+# --- optimizers
 
 
 def trained(model, optimizer, seeds=range(4)):
@@ -45,7 +42,7 @@ def trained_on_the_host(model, optimizer, max_norm=None, seeds=range(4)):
     ],
     ids=["SGD", "Adam", "AdamW"],
 )
-def test_23_33_clipping_is_clip_grad_norm(ours, torchs):
+def test_clipping_is_clip_grad_norm(ours, torchs):
     clipped, plain, unclipped = scorer(), scorer(), scorer()
     found = trained(clipped, ours(clipped.parameters(), lr=0.1, max_grad_norm=0.05))
     expected = trained_on_the_host(plain, torchs(plain.parameters(), lr=0.1), max_norm=0.05)
@@ -62,7 +59,7 @@ RMSPROPS = {
 
 
 @pytest.mark.parametrize("name", RMSPROPS)
-def test_23_34_rmsprop_is_torchs(name):
+def test_rmsprop_is_torchs(name):
     model, plain = scorer(), scorer()
     found = trained(model, optim.RMSprop(model.parameters(), lr=0.01, **RMSPROPS[name]))
     settings = RMSPROPS[name]
@@ -96,7 +93,7 @@ def tensorflows_rmsprop(centered):
 
 
 @pytest.mark.parametrize("centered", [False, True])
-def test_23_34_rmsprop_of_tensorflow_has_eps_inside_the_root_and_starts_at_one(centered):
+def test_rmsprop_of_tensorflow_has_eps_inside_the_root_and_starts_at_one(centered):
     settings = {"lr": 0.01, "alpha": 0.9, "eps": 1e-3, "centered": centered}
     model, plain, other = scorer(), scorer(), scorer()
     optimizer = optim.RMSprop(model.parameters(), use_tf_variant=True, **settings)
@@ -122,7 +119,7 @@ def lamb(bias_correction, max_norm=65500.0):
 
 @pytest.mark.parametrize("max_norm", [65500.0, 0.5])
 @pytest.mark.parametrize("bias_correction", [True, False])
-def test_23_34_lamb_is_its_formula_on_the_device_and_on_the_host(bias_correction, max_norm):
+def test_lamb_is_its_formula_on_the_device_and_on_the_host(bias_correction, max_norm):
     settings = {"lr": 0.01, "weight_decay": 0.1, "bias_correction": bias_correction}
     models = [scorer() for _ in range(3)]
     made = [
@@ -144,7 +141,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_23_35_a_group_with_a_rate_of_zero_is_frozen(name):
+def test_a_group_with_a_rate_of_zero_is_frozen(name):
     model = scorer()
     groups = [{"params": [model.fc.weight], "lr": 0.0}, {"params": [model.fc.bias], "lr": 0.1}]
     optimizer = MAKERS[name](groups, lr=0.5)
@@ -161,11 +158,11 @@ def test_23_35_a_group_with_a_rate_of_zero_is_frozen(name):
     assert not torch.equal(model.fc.weight, before.weight)
 
 
-# --- 36 to 40
+# --- names, errors, own types
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_23_36_names_of_modules_are_in_names_of_tensors_unless_disabled(enabled):
+def test_names_of_modules_are_in_names_of_tensors_unless_disabled(enabled):
     inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     model = nn.Sequential(inner, nn.Linear(2, 2))
     opts = options() if enabled else options().disableModuleNamescope()
@@ -178,7 +175,7 @@ def test_23_36_names_of_modules_are_in_names_of_tensors_unless_disabled(enabled)
     assert {"0.0.weight", "1.bias"} <= set(names)  # of parameters: always those of state_dict()
 
 
-def test_23_37_errors_have_message_type_and_location():
+def test_errors_have_message_type_and_location():
     with pytest.raises(poptorch.Error) as caught:
         trainer(scorer()).copyWeightsToHost()
     problem = caught.value
@@ -187,7 +184,7 @@ def test_23_37_errors_have_message_type_and_location():
     assert str(problem) == f"'poptorch_py_error': {problem.message}"
 
 
-def test_23_37_device_errors_say_how_to_recover():
+def test_device_errors_say_how_to_recover():
     with pytest.raises(poptorch.RecoverableError) as caught:
         _throwTestError(TestErrorType.PoplarRecoverableFullReset)
     assert caught.value.recovery_action == "FULL_RESET"
@@ -231,7 +228,7 @@ def graphs():
 
 
 @pytest.mark.usefixtures("graphs")
-def test_23_38_own_types_with_dynamic_attributes_go_in_and_come_out():
+def test_own_types_with_dynamic_attributes_go_in_and_come_out():
     def forward(graph, factor):
         changed = Graph(**{name: value * factor for name, value in vars(graph).items()})
         changed.more = graph.x + graph.edges
@@ -251,7 +248,7 @@ def test_23_38_own_types_with_dynamic_attributes_go_in_and_come_out():
 
 
 @pytest.mark.usefixtures("graphs")
-def test_23_38_own_types_train():
+def test_own_types_train():
     model = Calls(lambda self, graph: F.mse_loss(graph.x * self.weight, graph.y))
     wrapped = trainer(model, sgd(model, 0.25))
     wrapped(Graph(x=torch.ones(2), y=torch.zeros(2), name="two"))
@@ -274,7 +271,7 @@ class PartlyFrozen(nn.Module):
 
 
 @pytest.mark.parametrize("as_decorator", [False, True])
-def test_23_39_no_grad_stops_gradients_to_its_parameters(as_decorator):
+def test_no_grad_stops_gradients_to_its_parameters(as_decorator):
     model, plain = PartlyFrozen(as_decorator), PartlyFrozen(as_decorator)
     expected, wrapped = sgd(plain), trainer(model)
     for seed in range(3):
@@ -287,7 +284,7 @@ def test_23_39_no_grad_stops_gradients_to_its_parameters(as_decorator):
     assert not torch.equal(model.last.weight, PartlyFrozen(as_decorator).last.weight)
 
 
-def test_23_40_a_model_without_operators_returns_its_inputs():
+def test_a_model_without_operators_returns_its_inputs():
     x, y = torch.randn(4, 3), torch.arange(4)
     wrapped = inference(lambda a, b: (a, {"b": b, "again": a}, 3, None), deviceIterations=2)
     for _ in range(2):
@@ -297,15 +294,3 @@ def test_23_40_a_model_without_operators_returns_its_inputs():
         assert torch.equal(named["b"], y.int())
         assert (number, nothing) == (3, None)
     assert inference(lambda: 5)() == 5
-
-
-# --- the map
-
-
-def test_every_behaviour_of_section_23_has_a_test():
-    found = {
-        int(number)
-        for path in Path(__file__).parent.glob("test_section_23_*.py")
-        for number in re.findall(r"^def test_23_(\d\d)_\w+\(", path.read_text(), re.MULTILINE)
-    }
-    assert found == set(range(1, 41))

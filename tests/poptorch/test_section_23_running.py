@@ -1,8 +1,7 @@
-"""Behaviours 1 to 12 that the original's own tests pin: results, training, weights, wrappers.
+"""Behaviours that the original's own tests pin: results, training, weights, wrappers.
 
-The numbers are those of section 23 of the semantics that this project reproduces. Each test runs
-through the public interface only; how a behaviour is made, and its corner cases, are tested beside
-the part that makes it.
+Each test runs through the public interface only; how a behaviour is made, and its corner cases, are
+tested beside the part that makes it.
 """
 
 import copy
@@ -32,7 +31,7 @@ def same_weights(model, plain):
     return torch.equal(weights(model), weights(plain))
 
 
-# --- 1 to 5: one call
+# --- one call
 
 
 class Images(nn.Module):
@@ -58,7 +57,7 @@ class Images(nn.Module):
     ],
     ids=["default", "All", "EveryN", "Sum", "Final"],
 )
-def test_23_01_inference_of_ten_iterations_is_the_host_in_every_output_mode(mode, of_host):
+def test_inference_of_ten_iterations_is_the_host_in_every_output_mode(mode, of_host):
     model, x = Images(), torch.randn(10, 1, 5, 6)
     chosen = {} if mode is None else {"outputMode": mode}
     found = poptorch.inferenceModel(model, options(deviceIterations=10, **chosen))(x)
@@ -67,7 +66,7 @@ def test_23_01_inference_of_ten_iterations_is_the_host_in_every_output_mode(mode
     torch.testing.assert_close(found, expected)
 
 
-def test_23_02_ten_iterations_of_training_return_one_loss_by_default():
+def test_ten_iterations_of_training_return_one_loss_by_default():
     plain, (x, target) = scorer(), rows(10)
     micro = list(zip(x.split(1), target.split(1), strict=True))
     losses = plain_steps(plain, sgd(plain), [[each] for each in micro])
@@ -78,7 +77,7 @@ def test_23_02_ten_iterations_of_training_return_one_loss_by_default():
     torch.testing.assert_close(weights(model), weights(plain))
 
 
-def test_23_02_a_thousand_iterations_return_a_thousand_falling_losses():
+def test_a_thousand_iterations_return_a_thousand_falling_losses():
     model, (x, target) = scorer(), rows(1)
     wrapped = trainer(model, sgd(model, 0.01), deviceIterations=1000, outputMode=OutputMode.All)
     losses, _ = wrapped(x.repeat(1000, 1), target.repeat(1000, 1))
@@ -91,7 +90,7 @@ def test_23_02_a_thousand_iterations_return_a_thousand_falling_losses():
 @pytest.mark.parametrize(
     ("reduction", "lr", "lr_in_two"), [(Mean, 0.02, 0.02), (Sum, 0.02, 0.01)], ids=["Mean", "Sum"]
 )
-def test_23_03_accumulating_two_halves_is_the_whole(reduction, lr, lr_in_two):
+def test_accumulating_two_halves_is_the_whole(reduction, lr, lr_in_two):
     chosen = {"accumulationAndReplicationReductionType": reduction}
     whole, halves = scorer(), scorer()
     first = trainer(whole, sgd(whole, lr), gradientAccumulation=1, **chosen)
@@ -104,7 +103,7 @@ def test_23_03_accumulating_two_halves_is_the_whole(reduction, lr, lr_in_two):
 
 
 @pytest.mark.parametrize("reduction", [Mean, Sum], ids=["Mean", "Sum"])
-def test_23_04_replicas_return_their_rows_in_order_and_move_weights_together(reduction):
+def test_replicas_return_their_rows_in_order_and_move_weights_together(reduction):
     chosen = {"accumulationAndReplicationReductionType": reduction, "replicationFactor": 4}
     model, plain = scorer(), scorer()
     wrapped = trainer(model, **chosen)
@@ -120,7 +119,7 @@ def test_23_04_replicas_return_their_rows_in_order_and_move_weights_together(red
     torch.testing.assert_close(weights(model), weights(plain))
 
 
-def test_23_04_a_batch_that_all_replicas_share_trains_like_one():
+def test_a_batch_that_all_replicas_share_trains_like_one():
     model, plain = scorer(), scorer()
     x, target = rows(3)
     loss, scores = trainer(model, replicationFactor=4)(x.repeat(4, 1), target.repeat(4, 1))
@@ -131,7 +130,7 @@ def test_23_04_a_batch_that_all_replicas_share_trains_like_one():
 
 
 @pytest.mark.parametrize("process", [0, 1])
-def test_23_04_a_process_evaluates_the_rows_that_it_is_given(process):
+def test_a_process_evaluates_the_rows_that_it_is_given(process):
     opts = options(deviceIterations=2, replicationFactor=2)
     opts.Distributed.configureProcessId(process, 2)
     x, target = rows(8, process)
@@ -156,7 +155,7 @@ class Chain(nn.Module):
         return poptorch.identity_loss(x.square(), "mean") if self.training else x
 
 
-def test_23_05_a_pipeline_of_four_blocks_needs_seven_accumulations():
+def test_a_pipeline_of_four_blocks_needs_seven_accumulations():
     words = r"gradientAccumulation must be greater than or equal to .* pipeline stages \(7\)"
     x = torch.randn(14, 4)
     for shallow in (1, 2, 3, 4, 5, 6):
@@ -168,7 +167,7 @@ def test_23_05_a_pipeline_of_four_blocks_needs_seven_accumulations():
     assert same_weights(pipelined, plain)  # and no weights are stale
 
 
-def test_23_05_a_pipeline_of_four_blocks_needs_four_iterations_of_inference():
+def test_a_pipeline_of_four_blocks_needs_four_iterations_of_inference():
     words = r"deviceIterations must be greater than or equal to .* pipeline stages \(4\)"
     model, x = Chain().eval(), torch.randn(4, 4)
     for shallow in (1, 2, 3):
@@ -178,14 +177,14 @@ def test_23_05_a_pipeline_of_four_blocks_needs_four_iterations_of_inference():
     torch.testing.assert_close(found, model(x).detach())
 
 
-# --- 6 to 12: weights, optimizers and the lives of wrappers
+# --- weights, optimizers and the lives of wrappers
 
 
 def adam(model, lr=0.01):
     return poptorch.optim.Adam(model.parameters(), lr=lr)
 
 
-def test_23_06_another_optimizer_in_the_middle_of_training_keeps_weights():
+def test_another_optimizer_in_the_middle_of_training_keeps_weights():
     model, plain = scorer(), scorer()
     wrapped = trainer(model, sgd(model, 0.1))
     wrapped(*rows(4))
@@ -198,7 +197,7 @@ def test_23_06_another_optimizer_in_the_middle_of_training_keeps_weights():
     assert same_weights(model, plain)
 
 
-def test_23_06_training_resumes_bit_for_bit_from_an_optimizers_state():
+def test_training_resumes_bit_for_bit_from_an_optimizers_state():
     model = scorer()
     optimizer = adam(model)
     wrapped = trainer(model, optimizer)
@@ -222,7 +221,7 @@ def test_23_06_training_resumes_bit_for_bit_from_an_optimizers_state():
     assert not same_weights(resumed(with_state=False), model)
 
 
-def test_23_07_a_new_learning_rate_moves_no_weights_between_host_and_device():
+def test_a_new_learning_rate_moves_no_weights_between_host_and_device():
     model, plain = scorer(), scorer()
     optimizer = sgd(model)
     wrapped = trainer(model, optimizer)
@@ -240,7 +239,7 @@ def test_23_07_a_new_learning_rate_moves_no_weights_between_host_and_device():
     assert same_weights(model, plain)  # the zeros never reached the device
 
 
-def test_23_08_a_second_state_dict_copies_nothing():
+def test_a_second_state_dict_copies_nothing():
     wrapped, model, plain = trained()
     copies = []
     original = wrapped.copyWeightsToHost
@@ -265,13 +264,13 @@ READS = {
 
 
 @pytest.mark.parametrize("name", READS)
-def test_23_09_reading_a_weight_after_training_gives_the_trained_value(name):
+def test_reading_a_weight_after_training_gives_the_trained_value(name):
     _, model, plain = trained()
     assert READS[name](model, plain.fc.weight.detach())
     assert not READS[name](model, scorer().fc.weight.detach())
 
 
-def test_23_10_a_deep_copy_of_a_wrapped_model_trains_by_itself():
+def test_a_deep_copy_of_a_wrapped_model_trains_by_itself():
     wrapped, model, plain = trained(2)
     twin = copy.deepcopy(model)
     assert same_weights(twin, plain)
@@ -286,7 +285,7 @@ def test_23_10_a_deep_copy_of_a_wrapped_model_trains_by_itself():
     assert same_weights(twin, alone)
 
 
-def test_23_11_inference_wrapped_before_training_sees_trained_weights_at_its_next_call():
+def test_inference_wrapped_before_training_sees_trained_weights_at_its_next_call():
     model, plain, x = scorer(), scorer(), rows(4)
     inferring = poptorch.inferenceModel(model, options())
     assert torch.equal(inferring(*x)[1], plain(*x)[1])
@@ -297,7 +296,7 @@ def test_23_11_inference_wrapped_before_training_sees_trained_weights_at_its_nex
         assert torch.equal(inferring(*x)[1], plain(*x)[1])
 
 
-def test_23_12_a_destroyed_model_can_be_wrapped_again_and_a_wrapped_one_not():
+def test_a_destroyed_model_can_be_wrapped_again_and_a_wrapped_one_not():
     wrapped, model, plain = trained(1)
     with pytest.raises(RuntimeError, match=r"already been wrapped.*destroy\(\)"):
         trainer(model)
@@ -312,7 +311,7 @@ def test_23_12_a_destroyed_model_can_be_wrapped_again_and_a_wrapped_one_not():
     trainer(model)(*rows(4))
 
 
-def test_23_12_destroying_before_the_first_call_does_nothing():
+def test_destroying_before_the_first_call_does_nothing():
     model = scorer()
     wrapped = trainer(model)
     wrapped.destroy()
