@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from abele.runtime.device_registry import Attachment
 from gctools._devices import list_devices
 from gctools._processes import list_holds
 from gctools.system import System
-from helpers.warm_python import python
 
 SOURCE = Path(__file__).parents[2] / "src"
 CPU = torch.device("cpu")
@@ -198,7 +198,7 @@ def test_killed_processes_leave_nothing_and_ended_ones_clear_up(folder):
     env = {**os.environ, "PYTHONPATH": str(SOURCE)}
     children = [
         subprocess.Popen(
-            [python(), "-W", "ignore", "-c", CHILD],
+            [sys.executable, "-W", "ignore", "-c", CHILD],
             env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

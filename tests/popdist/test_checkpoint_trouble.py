@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ import torch
 
 import poptorch
 from checkpointed import Data, Killed, Model, Program
-from helpers.warm_python import python
 from popdist.checkpoint import Checkpointer, CheckpointError, CheckpointWarning
 
 
@@ -267,7 +267,7 @@ def test_bad_arguments_are_told_at_once(tmp_path):
 def test_it_is_imported_without_torch():
     source = Path(__file__).parents[2] / "src"
     code = "import sys, popdist.checkpoint; assert 'torch' not in sys.modules"
-    subprocess.run([python(), "-c", code], env={"PYTHONPATH": str(source)}, check=True)
+    subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(source)}, check=True)
 
 
 def test_an_executor_that_runs_already_takes_the_state_too(folder):

@@ -11,6 +11,7 @@ import torch
 import launching
 import pipelined_instances as program
 import popdist_program
+from helpers.warm_python import python
 
 PROGRAM = Path(program.__file__)
 INSTANCES, STEPS = 2, 7
@@ -44,7 +45,7 @@ def test_a_program_ends_with_the_weights_of_one_process(poprun, tmp_path, monkey
     text = popdist_program.PROGRAM.replace("FOLDER", "__import__('pathlib').Path('.')")
     text = text.replace("range(3)", "range(5)")  # 20 steps
     file.write_text(text + "\nprint(popdist.getNumTotalReplicas(), epochs[-1] < epochs[0], seen)\n")
-    run = poprun(sys.executable, file)
+    run = poprun(python(), file)
     assert run.wait() == 0, run.err
     assert [run.lines(rank) for rank in range(INSTANCES)] == [["4 True 16"]] * INSTANCES
     together = torch.load(tmp_path / "model-0.ckpt", weights_only=True)
@@ -67,7 +68,7 @@ def in_one_process(steps):
 
 def test_pipelines_in_several_instances_go_on_from_checkpoints(poprun, tmp_path, monkeypatch):
     folder = tmp_path / "attached"
-    words = [sys.executable, PROGRAM, tmp_path, STEPS]
+    words = [python(), PROGRAM, tmp_path, STEPS]
     run = poprun("--max-restarts", 1, *words, ABELE_RUNTIME_DIR=str(folder))
     assert run.wait() == 0, run.err
     printed = [dict(line.split(" ", 1) for line in run.lines(rank)) for rank in range(INSTANCES)]
