@@ -18,7 +18,7 @@ join kernels that read the same values, so clones also depend on what backward c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from abele.program import (
     returned_nodes,
     writes,
 )
+from abele.program.aliasing import kept_alive
 from abele.program.printing import node_phase
 
 #: Key of the mark whose changes are borders.
@@ -105,20 +106,12 @@ def _segment(node: torch.fx.Node) -> Any:
     return (node.meta.get("custom") or {}).get(SEGMENT) if forward else None
 
 
-def _memory_of(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """A value and, where it is a view, the values that it keeps alive."""
-    yield node
-    while is_view(node) or (is_getitem(node) and is_view(node_argument(node, 0))):
-        node = node_argument(node, 0)
-        yield node
-
-
 def _computed_again(
     graph: torch.fx.GraphModule, marked: Nodes, order: dict[torch.fx.Node, int]
 ) -> Nodes:
     """The values of forward that backward may compute again."""
     last = max(order[node] for node in marked)
-    kept = {each for node in (*marked, *returned_nodes(graph)) for each in _memory_of(node)}
+    kept = {each for node in (*marked, *returned_nodes(graph)) for each in kept_alive(node)}
     again: Nodes = set()
     for node in order:
         forward = node.op == "call_function" and node_phase(node) == "forward"

@@ -32,6 +32,7 @@ from abele.program import (
     returned_nodes,
     writes,
 )
+from abele.program.aliasing import base
 from abele.program.printing import node_phase, user_line
 
 aten = torch.ops.aten
@@ -97,9 +98,9 @@ class _Magnitudes:
 
     def _sources(self, node: torch.fx.Node) -> Iterator[int]:
         for argument in node.all_input_nodes:
-            base = _base(argument)
-            if _is_floating(base.meta.get("val")):
-                yield self._of(base)
+            memory = base(argument)
+            if _is_floating(memory.meta.get("val")):
+                yield self._of(memory)
 
     def _of(self, node: torch.fx.Node) -> int:
         if node not in self._index:
@@ -135,14 +136,6 @@ def _call(
     values = torch.fx.map_arg(argument, lambda each: each.meta["val"])
     node.meta["val"] = target(values, **kwargs)
     return node
-
-
-def _base(node: torch.fx.Node) -> torch.fx.Node:
-    while True:
-        source = node_argument(node, 0) if is_getitem(node) else node
-        if not is_view(source):
-            return node
-        node = node_argument(source, 0)
 
 
 def _inner_nodes(node: torch.fx.Node) -> Iterator[torch.fx.Node]:

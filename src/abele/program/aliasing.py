@@ -1,7 +1,15 @@
-"""Which nodes of a traced graph live in the same memory, as the schemas of operators say."""
+"""Which values of a graph live in the same memory, and how long each piece of memory is in use.
+
+What the schemas of operators say decides: views and writes share the memory of an argument,
+everything else makes memory of its own. Whoever overwrites a value, plans memory or reports the
+most that is alive at once asks here.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,13 +23,21 @@ SHARES = "shares"
 
 def base(node: torch.fx.Node) -> torch.fx.Node:
     """The node whose memory a value lives in: itself, unless it is a view or an argument."""
-    while True:
-        if node.op == "get_attr":
-            return node.meta.get(SHARES, node)
-        source = _source(node)
-        if source is None:
-            return node
-        node = source
+    *_, last = kept_alive(node)
+    return last.meta.get(SHARES, last) if last.op == "get_attr" else last
+
+
+def kept_alive(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """A value, and the values whose memory it keeps alive: what it is a view of, and so on."""
+    source: torch.fx.Node | None = node
+    while source is not None:
+        yield source
+        source = _source(source)
+
+
+def shares_memory(a: torch.fx.Node, b: torch.fx.Node) -> bool:
+    """Whether a write into one value may show in the other."""
+    return base(a) is base(b)
 
 
 def written(node: torch.fx.Node) -> list[torch.fx.Node]:
@@ -37,23 +53,157 @@ def written(node: torch.fx.Node) -> list[torch.fx.Node]:
     ]
 
 
+class Aliases:
+    """Where values live, remembered: the answers stay while the graph is changed."""
+
+    def __init__(self) -> None:
+        self._known: dict[torch.fx.Node, tuple[torch.fx.Node, bool]] = {}
+
+    def base(self, node: torch.fx.Node) -> torch.fx.Node:
+        """What ``base`` said when it was asked first."""
+        return self._of(node)[0]
+
+    def is_whole(self, node: torch.fx.Node) -> bool:
+        """Whether a value is its memory as it is, not a view of it."""
+        return self._of(node)[1]
+
+    def declare(self, node: torch.fx.Node, memory: torch.fx.Node) -> None:
+        """Note that ``node`` is all of ``memory``, whatever its operator says."""
+        self._known[node] = memory, True
+
+    def _of(self, node: torch.fx.Node) -> tuple[torch.fx.Node, bool]:
+        path = []
+        while node not in self._known:
+            source = _source(node)
+            if source is None:
+                self._known[node] = base(node), SHARES not in node.meta
+            else:
+                path.append(node)
+                node = source
+        memory, whole = self._known[node]
+        for each in reversed(path):
+            whole = whole and writes(each)
+            self._known[each] = memory, whole
+        return memory, whole
+
+
+@dataclasses.dataclass(frozen=True)
+class LiveRange:
+    """A tensor that an operation makes, and when its memory is in use.
+
+    Attributes:
+        node: the operation.
+        result: which of its results, 0 if it has one.
+        first: position of the operation in the order of the graph.
+        last: position of the last node that reads the tensor or a view of it.
+        size: bytes.
+    """
+
+    node: torch.fx.Node
+    result: int
+    first: int
+    last: int
+    size: int
+
+
+class Liveness:
+    """When the memory of each value of a graph is used, in the order of the graph.
+
+    What a graph returns is used by its output node, so it lives to the end. Answers are those of
+    the graph as it was given; it may be changed afterwards.
+
+    Args:
+        graph: values of nodes are in ``meta["val"]``.
+        memory: the node whose memory a value lives in; for whoever knows more than schemas say.
+    """
+
+    def __init__(
+        self,
+        graph: torch.fx.Graph,
+        memory: Callable[[torch.fx.Node], torch.fx.Node] | None = None,
+    ):
+        self._position = {node: index for index, node in enumerate(graph.nodes)}
+        self._memory = _memories(graph, memory or Aliases().base)
+        self._last: dict[torch.fx.Node, int] = {}
+        for node, index in self._position.items():
+            for each in (node, *node.all_input_nodes):
+                self._last[self._memory[each]] = index
+        #: All tensors that operations make, in the order of the graph. Views, and results that
+        #: are written into arguments, take no memory of their own.
+        self.ranges = tuple(self._made())
+
+    def position(self, node: torch.fx.Node) -> int:
+        """The node's place in the order of the graph."""
+        return self._position[node]
+
+    def memory(self, node: torch.fx.Node) -> torch.fx.Node:
+        """The node whose memory a value lives in."""
+        return self._memory[node]
+
+    def last_use(self, node: torch.fx.Node) -> int:
+        """Position of the last node that makes, views, writes or reads the memory of a value."""
+        return self._last[self._memory[node]]
+
+    def bytes_alive(self) -> list[int]:
+        """Bytes of ``ranges`` in use while each node runs, by position."""
+        change = [0] * (len(self._position) + 1)
+        for each in self.ranges:
+            change[each.first] += each.size
+            change[each.last + 1] -= each.size
+        alive = 0
+        return [alive := alive + each for each in change[:-1]]
+
+    def _made(self) -> Iterator[LiveRange]:
+        for node, index in self._position.items():
+            if node.op != "call_function" or self._memory[node] is not node or is_getitem(node):
+                continue
+            value = node.meta.get("val")
+            values = value if isinstance(value, list | tuple) else [value]
+            picked = {user.args[1]: user for user in node.users if is_getitem(user)}
+            for result, each in enumerate(values):
+                if isinstance(each, torch.Tensor):
+                    last = self.last_use(picked.get(result, node))
+                    yield LiveRange(node, result, index, last, each.nbytes)
+
+
+def _memories(
+    graph: torch.fx.Graph, memory: Callable[[torch.fx.Node], torch.fx.Node]
+) -> dict[torch.fx.Node, torch.fx.Node]:
+    """The memory of each value; a result that several nodes pick is one."""
+    picked: dict[Any, torch.fx.Node] = {}
+    memories = {}
+    for node in graph.nodes:
+        where = memory(node)
+        memories[node] = picked.setdefault(where.args, where) if is_getitem(where) else where
+    return memories
+
+
 def _source(node: torch.fx.Node) -> torch.fx.Node | None:
     """The argument whose memory a result shares, if it does."""
     call, index = (node_argument(node, 0), node.args[1]) if is_getitem(node) else (node, 0)
     if not isinstance(call.target, OpOverload) or not isinstance(index, int):
         return None
-    returns = call.target._schema.returns
+    shared = _shared_argument(call.target, index)
+    if shared is None:
+        return None
+    nodes = _nodes(_given(call, *shared))
+    return nodes[0] if nodes else None
+
+
+@functools.cache
+def _shared_argument(target: OpOverload, index: int) -> tuple[int, str] | None:
+    """Position and name of the argument whose memory a result of an operator shares."""
+    returns = target._schema.returns
     # One result may be a list of views of the same tensor.
     result = returns[index if len(returns) > 1 else 0] if returns else None
     if result is None or result.alias_info is None:
         return None
     shared = result.alias_info.before_set
-    for position, argument in enumerate(call.target._schema.arguments):
+    for position, argument in enumerate(target._schema.arguments):
         alias = argument.alias_info
         # A list of views names no set; its argument says that it goes anywhere.
         if alias is not None and (alias.before_set == shared if shared else alias.after_set):
-            found = _nodes(_given(call, position, argument.name))
-            return found[0] if found else None
+            return position, argument.name
     return None
 
 

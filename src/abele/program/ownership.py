@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from abele.errors import CaptureError
-from abele.program.aliasing import base
-from abele.program.core import output_node, returned_nodes, writes
+from abele.program.aliasing import SHARES, base
+from abele.program.core import all_nodes, output_node, returned_nodes, writes
 from abele.program.dense import INSTEAD, other_kind
 
 aten = torch.ops.aten
@@ -35,6 +35,8 @@ def own_constants(graph: torch.fx.GraphModule) -> None:
                 )
             delattr(module, name)
             module.register_buffer(name, value.detach().clone())
+    for node in all_nodes(graph):
+        node.meta.pop(SHARES, None)  # each has memory of its own now
 
 
 def own_outputs(graph: torch.fx.GraphModule) -> None:

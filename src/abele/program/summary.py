@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from abele.program.aliasing import Liveness
 from abele.program.core import (
     Program,
     Role,
     is_getitem,
-    is_view,
-    returned_nodes,
-    writes,
+    subgraphs,
 )
 from abele.program.printing import node_phase
 
@@ -49,32 +47,15 @@ def peak_intermediate_bytes(program: Program) -> int:
     """Most bytes of intermediate values alive at once, if every operation keeps its result.
 
     Values live from the operation that makes them to the last that reads them or a view of them;
-    what is returned lives to the end.
+    what is returned lives to the end. A loop or a branch needs the memory of its body as well.
     """
-    nodes = list(program.graph.graph.nodes)
-    last = {node: index for index, node in enumerate(nodes)}
-    for index in reversed(range(len(nodes))):
-        node = nodes[index]
-        for source in node.all_input_nodes:
-            end = last[node] if is_view(node) or is_getitem(node) else index
-            last[source] = max(last[source], end)
-    last |= dict.fromkeys(returned_nodes(program.graph), len(nodes))
-    freed: dict[int, int] = {}
-    alive = peak = 0
-    for index, node in enumerate(nodes):
-        size = 0 if _owns_nothing(node) else _bytes(node.meta.get("val"))
-        alive += size
-        peak = max(peak, alive)
-        freed[last[node]] = freed.get(last[node], 0) + size
-        alive -= freed.pop(index, 0)
-    return peak
+    return _peak(program.graph)
 
 
-def _owns_nothing(node: torch.fx.Node) -> bool:
-    return node.op != "call_function" or is_view(node) or is_getitem(node) or writes(node)
-
-
-def _bytes(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        return value.nbytes
-    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0
+def _peak(graph: torch.fx.GraphModule) -> int:
+    bodies = {name: _peak(inner) for name, inner in subgraphs(graph)}
+    inside = (
+        max((bodies.get(str(each.target), 0) for each in node.all_input_nodes), default=0)
+        for node in graph.graph.nodes
+    )
+    return max(map(sum, zip(Liveness(graph.graph).bytes_alive(), inside, strict=True)))

@@ -21,7 +21,8 @@ from torch.fx.graph import CodeGen
 from abele import _torch
 from abele._torch import OpOverload
 from abele.errors import CaptureError
-from abele.program import is_getitem, is_view, node_argument, writes
+from abele.program import is_getitem, node_argument, writes
+from abele.program.aliasing import Aliases
 from abele.program.aliasing import written as _written
 from abele.program.printing import user_line
 from abele.trace.control_flow import restore_views
@@ -97,37 +98,16 @@ class _Interpreter(torch.fx.Interpreter):
 
 
 class _Memory:
-    """Which values of a graph live in the same memory, and what that holds now."""
+    """What the memory of each value holds now."""
 
     def __init__(self):
-        self._known: dict[torch.fx.Node, tuple[torch.fx.Node, bool]] = {}
+        self.aliases = Aliases()  # remembered, because replaced writes no longer tell
         self._latest: dict[torch.fx.Node, torch.fx.Node] = {}
-
-    def base(self, node: torch.fx.Node) -> torch.fx.Node:
-        """The node whose memory a value lives in."""
-        return self._of(node)[0]
-
-    def is_whole(self, node: torch.fx.Node) -> bool:
-        """Whether a value is its memory as it is, not a view of it."""
-        return self._of(node)[1]
-
-    def _of(self, node: torch.fx.Node) -> tuple[torch.fx.Node, bool]:
-        # Kept, because replaced writes no longer tell.
-        found = self._known.get(node)
-        if found is None:
-            found = node, True
-            source = node_argument(node, 0) if is_getitem(node) else node
-            if _returns_first_argument(source):
-                found = self._of(node_argument(source, 0))
-            elif is_view(source):
-                found = self.base(node_argument(source, 0)), False
-            self._known[node] = found
-        return found
 
     def replace_writes(self, graph: torch.fx.Graph, values: dict[torch.fx.Node, Any]) -> None:
         """Puts what computes the new value in place of each write."""
         for node in graph.nodes:
-            if any(self.base(each) in self._latest for each in node.all_input_nodes):
+            if any(self.aliases.base(each) in self._latest for each in node.all_input_nodes):
                 node.args = torch.fx.map_arg(node.args, self._now)
                 node.kwargs = torch.fx.map_arg(node.kwargs, self._now)
             if node in values:
@@ -142,17 +122,18 @@ class _Memory:
                     write.meta = {"val": slot.meta["val"]}
 
     def _now(self, node: torch.fx.Node) -> torch.fx.Node:
-        return self._latest.get(self.base(node), node) if self.is_whole(node) else node
+        whole = self.aliases.is_whole(node)
+        return self._latest.get(self.aliases.base(node), node) if whole else node
 
     def _replace(self, node: torch.fx.Node) -> None:
-        written = [self.base(each) for each in _written(node)]
+        written = [self.aliases.base(each) for each in _written(node)]
         alone = _returns_first_argument(node)
         target = _value_of(node.target)
         assert target is not None, node.target
         node.target = target
         if alone:
             # Nobody may have asked yet where it lives, and its new name does not tell.
-            self._known[node] = written[0], True
+            self.aliases.declare(node, written[0])
             self._latest[written[0]] = node
             return
         behind, results = node, node.meta["val"]
@@ -163,7 +144,7 @@ class _Memory:
                 behind = node.graph.call_function(operator.getitem, (node, index))
             behind.meta = {**node.meta, "val": results[index]}
             self._latest[base] = behind
-            self._known[behind] = base, True
+            self.aliases.declare(behind, base)
 
 
 class _Pure:
@@ -178,7 +159,7 @@ class _Pure:
 
     def __init__(self, memory: _Memory):
         self.changed: dict[torch.fx.Node, Any] = {}
-        self._memory = memory
+        self._aliases = memory.aliases
         self._results = Results()
         self._order: dict[torch.fx.Node, int] = {}
         self._last: dict[torch.fx.Node, tuple[int, torch.Tensor]] = {}
@@ -205,22 +186,22 @@ class _Pure:
         for each, new in zip(written, results[len(results) - len(written) :], strict=True):
             if (new.dtype, new.shape) != (each.meta["val"].dtype, each.meta["val"].shape):
                 return False
-            self._last[self._memory.base(each)] = self._order[node], new
+            self._last[self._aliases.base(each)] = self._order[node], new
         return True
 
     def _is_writable(self, node: torch.fx.Node) -> bool:
-        return self._memory.is_whole(node)
+        return self._aliases.is_whole(node)
 
     def _is_stale(self, node: torch.fx.Node) -> bool:
         """Whether a value is a view of something that was written since it was made."""
-        if self._memory.is_whole(node):
+        if self._aliases.is_whole(node):
             return False
-        written_at, _ = self._last.get(self._memory.base(node), (-1, None))
+        written_at, _ = self._last.get(self._aliases.base(node), (-1, None))
         return self._order[node] < written_at
 
     def _value(self, node: torch.fx.Node) -> Any:
-        base = self._memory.base(node)
-        if base in self._last and self._memory.is_whole(node):
+        base = self._aliases.base(node)
+        if base in self._last and self._aliases.is_whole(node):
             return self._last[base][1]
         return self.changed[node] if node in self.changed else node.meta.get("val")
 
