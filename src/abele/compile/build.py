@@ -115,7 +115,7 @@ def build(
         target: use this one instead of choosing; no fallback then.
         cache: where executables are kept between runs, or come from.
         log_folder: where a failing compiler's output goes; default a temporary folder.
-        progress: told the stage and the fraction done.
+        progress: called with each stage and the fraction done, as ``Observer.on_stage`` is.
 
     Raises:
         TargetError: the requested target cannot be used.

@@ -84,7 +84,7 @@ class PipelineRunner:
         if waiting:
             yield waiting
 
-    def run(self, group: Sequence[Step], marks: list[Any], *, wanted: bool) -> Sequence[Returned]:
+    def run(self, group: Sequence[Step], marks: list[Any], wanted: bool) -> Sequence[Returned]:
         """Passes the micro-steps of one update through the stages; see ``Runner``."""
         marks.append(time.perf_counter_ns())  # something has begun
         if group[0][0].index == 0:

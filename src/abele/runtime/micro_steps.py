@@ -32,7 +32,7 @@ class Runner(Protocol):
         """Divides the micro-steps of a call into those that run together, in their order."""
         ...
 
-    def run(self, group: Sequence[Step], marks: list[Any], *, wanted: bool) -> Sequence[Returned]:
+    def run(self, group: Sequence[Step], marks: list[Any], wanted: bool) -> Sequence[Returned]:
         """Runs the micro-steps of one group and the update that the last one ends with.
 
         Args:
@@ -107,9 +107,12 @@ def sequential(executable: Executable) -> Plan:
     """Each micro-step is one run of the program that is the whole of it."""
     programs = {program.name: program for program in executable.programs}
     model = programs.get("forward") or programs.get("step") or programs["accumulate"]
-    return Plan(
-        model=model, start=lambda made, state, update: Sequential(made, model, state, update)
-    )
+
+    def start(made: Executable, state: DeviceState, update: Update) -> Runner:
+        runner = Sequential(made, model, state, update)
+        return RolledBack(runner, state) if state.config.trap_exceptions else runner
+
+    return Plan(model=model, start=start)
 
 
 class Sequential:
@@ -128,24 +131,16 @@ class Sequential:
         # Built once; a step only fills in the batch.
         self._arguments = [state.arguments(model, r) for r in range(state.config.replicas)]
         self._inputs = [i for i, slot in enumerate(model.inputs) if slot.role is Role.INPUT]
-        self._training = state.config.training
-        self._rollback = Rollback(state.written) if state.config.trap_exceptions else None
         self._mark = clock(state.device)
 
     def groups(self, steps: Iterable[Step]) -> Iterator[Sequence[Step]]:
         """Each micro-step by itself."""
         return ((step,) for step in steps)
 
-    def run(self, group: Sequence[Step], marks: list[Any], *, wanted: bool) -> Sequence[Returned]:
+    def run(self, group: Sequence[Step], marks: list[Any], wanted: bool) -> Sequence[Returned]:
         """Runs the only micro-step of a group; see ``Runner``."""
         del wanted  # the program returns its results anyway
         ((step, rows),) = group
-        if self._rollback is None:
-            return (self._run(step, rows, marks),)
-        with self._rollback.around(complete=step.updates or not self._training):
-            return (self._run(step, rows, marks),)
-
-    def _run(self, step: MicroStep, rows: Sequence[torch.Tensor], marks: list[Any]) -> Returned:
         arguments = self._arguments[step.replica].copy()
         for position, tensor in zip(self._inputs, rows, strict=True):
             arguments[position] = tensor
@@ -155,7 +150,34 @@ class Sequential:
             outputs = self._program(arguments)
         applied = self._update.apply() if step.updates else None
         marks.append(mark())
-        return outputs, applied
+        return ((outputs, applied),)
 
     def close(self) -> None:
         """Nothing waits here."""
+
+
+class RolledBack:
+    """Has another runner's groups undone where a trap stops them; a ``Runner``.
+
+    Args:
+        runner: runs them.
+        state: what is put back.
+    """
+
+    def __init__(self, runner: Runner, state: DeviceState):
+        self._runner, self._rollback = runner, Rollback(state.written)
+        self._training = state.config.training
+
+    def groups(self, steps: Iterable[Step]) -> Iterable[Sequence[Step]]:
+        """Those of the other runner."""
+        return self._runner.groups(steps)
+
+    def run(self, group: Sequence[Step], marks: list[Any], wanted: bool) -> Sequence[Returned]:
+        """Runs them there; where they are stopped, state is as after the last update."""
+        complete = group[-1][0].updates or not self._training
+        with self._rollback.around(complete=complete):
+            return self._runner.run(group, marks, wanted)
+
+    def close(self) -> None:
+        """Closes the other runner."""
+        self._runner.close()

@@ -18,7 +18,7 @@ from abele.program import Program, Role
 from abele.runtime.anchors import Anchor, AnchorStore
 from abele.runtime.clock import CallRecord
 from abele.runtime.device_state import DeviceState
-from abele.runtime.micro_steps import Plan, Step, Update, sequential
+from abele.runtime.micro_steps import Plan, Returned, Step, Update, sequential
 from abele.runtime.observers import Observer
 from abele.step import batching
 from abele.step.config import OutputMode, StepConfig
@@ -163,7 +163,16 @@ class Session(DeviceState):
         try:
             for observer in observers:
                 observer.on_call_begin(began_ns)
-            result = deliver(self._outputs(batch, observers))
+            if self._anchors is not None:
+                self._anchors.begin()
+            if self.exchange is not None:
+                self.exchange.begin()
+            try:
+                outputs = self._micro_steps(batch, observers)
+            except BaseException as error:
+                self._give_up(error)
+                raise
+            result = deliver(outputs)
         except BaseException as error:
             self._end(observers, CallRecord(began_ns, marks, time.perf_counter_ns(), error))
             raise
@@ -178,45 +187,43 @@ class Session(DeviceState):
         for observer in observers:
             observer.on_call_end(call)
 
-    def _outputs(
-        self, batch: Sequence[torch.Tensor], observers: Sequence[Observer]
-    ) -> list[torch.Tensor]:
-        if self._anchors is not None:
-            self._anchors.begin()
-        if self.exchange is not None:
-            self.exchange.begin()
-        try:
-            return self._micro_steps(batch, observers)
-        except BaseException as problem:
-            if self.exchange is not None and isinstance(problem, Exception):
-                self.exchange.give_up(problem)
-            # The next call starts with its first micro-batch; nothing may be left of this one.
-            self.drop_unfinished_sums()
-            raise
+    def _give_up(self, error: BaseException) -> None:
+        if self.exchange is not None and isinstance(error, Exception):
+            self.exchange.give_up(error)
+        # The next call starts with its first micro-batch; nothing may be left of this one.
+        self.drop_unfinished_sums()
 
     def _micro_steps(
         self, batch: Sequence[torch.Tensor], observers: Sequence[Observer]
     ) -> list[torch.Tensor]:
-        if len(self._steps) == 1:
-            return self._group(((self._steps[0], batch),), observers)[0]
+        steps = self._steps
+        if len(steps) > 1:
+            return self._joined(batch, observers)
+        # The batch is that of the micro-step: nothing is divided, looked at or joined.
+        if observers or self._anchors is not None:
+            return self._group([(steps[0], batch)], observers)[0][0]
+        return self.runner.run(((steps[0], batch),), self.marks, False)[0][0]
+
+    def _joined(
+        self, batch: Sequence[torch.Tensor], observers: Sequence[Observer]
+    ) -> list[torch.Tensor]:
         kept: list[list[torch.Tensor]] = []
         for group in self.runner.groups(self._micro_batches(batch)):
-            outputs = self._group(group, observers)
-            kept += [each for (step, _), each in zip(group, outputs, strict=True) if step.keeps]
+            for (step, _), (outputs, _) in zip(group, self._group(group, observers), strict=True):
+                if step.keeps:
+                    kept.append(outputs)
         return assemble(kept, self.config)
 
-    def _group(
-        self, group: Sequence[Step], observers: Sequence[Observer]
-    ) -> list[list[torch.Tensor]]:
-        """Runs micro-steps that run together and returns each one's outputs, if they are wanted."""
-        marks, anchors = self.marks, self._anchors
-        returned = self.runner.run(group, marks, wanted=anchors is not None)
+    def _group(self, group: Sequence[Step], observers: Sequence[Observer]) -> Sequence[Returned]:
+        """Runs micro-steps that run together and takes what is anchored out of their outputs."""
+        anchors = self._anchors
+        returned = self.runner.run(group, self.marks, anchors is not None)
         if observers:
             self._tell(observers, group)
         if anchors is None:
-            return [outputs for outputs, _ in returned]
+            return returned
         return [
-            anchors.take(step.index, outputs, applied)
+            (anchors.take(step.index, outputs, applied), applied)
             for (step, _), (outputs, applied) in zip(group, returned, strict=True)
         ]
 
