@@ -1,5 +1,8 @@
 """Observers of a session: what they are told, in which order, and that they come and go freely."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,6 +13,7 @@ from models import MODELS, plain_loss
 from pipelined import at_stage, sessions
 from runs import captured, rule_for, started
 
+SOURCE = Path(__file__).parents[2] / "src"
 DENSE = MODELS["dense"]
 ACCUMULATING = StepConfig(gradient_accumulation=2)
 
@@ -183,3 +187,31 @@ def test_stages_of_building_are_told_by_the_same_object():
         progress=Told(log).on_stage,
     )
     assert [entry[1] for entry in log] == ["passes", "compile forward"]
+
+
+def methods_in(path):
+    """Names of the methods that the classes of a file define."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ClassDef):
+            yield from (each.name for each in node.body if isinstance(each, ast.FunctionDef))
+
+
+def replaced_in(path, methods):
+    """Assignments that put something in the place of a method of another object."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if stored and node.attr in methods and ast.unparse(node.value) != "self":
+            yield f"{path.name}:{node.lineno} {ast.unparse(node)}"
+
+
+def test_nobody_replaces_a_method_of_a_session_or_a_compiled_model():
+    classes = ("abele/runtime/session.py", "abele/runtime/micro_steps.py")
+    classes += ("poptorch/_compiled/model.py", "poptorch/_wrapper/executor.py")
+    methods = {name for path in classes for name in methods_in(SOURCE / path)}
+    properties = {"rng_state"}
+    found = [
+        place
+        for path in (*SOURCE.glob("abele/**/*.py"), *SOURCE.glob("poptorch/**/*.py"))
+        for place in replaced_in(path, methods - properties)
+    ]
+    assert found == []
