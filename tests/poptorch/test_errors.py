@@ -86,7 +86,7 @@ def test_an_error_of_more_than_80_lines_goes_to_a_file_in_log_dir(tmp_path, monk
     def fails(*_, **__):
         raise CaptureError(LONG)
 
-    monkeypatch.setattr("poptorch._compiled.model.capture", fails)
+    monkeypatch.setattr("poptorch._compiled.forward.capture", fails)
     with pytest.raises(poptorch.Error) as caught:
         inference(lambda x: x + 1, logDir=str(tmp_path / "logs"))(X)
     path = tmp_path / "logs" / "poptorch_error.log"

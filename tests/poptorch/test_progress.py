@@ -16,9 +16,9 @@ import warnings
 from poptorch._compiled.progress import CompilationProgress
 
 with CompilationProgress(show=True) as progress:
-    progress.update("compile step", 0.3)
+    progress.on_stage("compile step", 0.3)
     warnings.warn("the cache is full")
-    progress.update("load", 0.9)
+    progress.on_stage("load", 0.9)
 """
 
 

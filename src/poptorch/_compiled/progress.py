@@ -10,6 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from abele.compile.build import BuildRecord
+from abele.runtime.observers import Observer
 
 _FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total} [{elapsed}<{remaining}]{postfix}"
 _TITLE = "Graph compilation"
@@ -20,8 +21,8 @@ _TIME_CONSTANT_S = 15.0
 _TICK_S = 0.2
 
 
-class CompilationProgress:
-    """Context manager whose ``update(stage, fraction)`` moves the bar.
+class CompilationProgress(Observer):
+    """Context manager whose ``on_stage(stage, fraction)`` moves the bar.
 
     Args:
         show: nothing is printed otherwise; a bar on a terminal, else a line for each stage.
@@ -44,7 +45,7 @@ class CompilationProgress:
             warnings.showwarning = self._show_warning
         return self
 
-    def update(self, stage: str, fraction: float) -> None:
+    def on_stage(self, stage: str, fraction: float) -> None:
         """Says that ``stage`` starts and ``fraction`` of the whole is done."""
         with self._lock:
             self._floor, self._since = fraction, time.monotonic()

@@ -77,7 +77,7 @@ class WrappedModel:
         if self.attachment is not None:
             return
         compiled = self.get_compiled()
-        self.attachment = Attachment(self, compiled.record.target, compiled.device)
+        self.attachment = Attachment(self, compiled.record.target, compiled.session.device)
         if self.attachment.problem is not None:
             logger.debug(self.attachment.problem)
 

@@ -20,6 +20,7 @@ from abele.capture.forward_graph import ForwardGraph
 from abele.compile.serialization import graph_to_text
 from abele.errors import AbeleError
 from abele.runtime import host_random
+from poptorch._compiled.forward import call_forward
 from poptorch._compiled.model import CompiledModel
 from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import Error
@@ -92,8 +93,8 @@ def forward_data(model: WrappedModel) -> tuple[dict[str, Any], dict[str, Any]]:
             if flags not in [mode["training"] for mode in modes]:
                 modes.append(_mode(compiled, flags, prepared, inputs, kept))
     host_random.write(random)
-    positional, keywords = compiled.recorded.rebuild(inputs)
-    recorded = compiled.recorded
+    recorded = compiled.inputs.recorded
+    positional, keywords = recorded.rebuild(inputs)
     bound = Bound(recorded.names, tuple(positional), keywords, recorded.defaulted)
     data = {"arguments": recorded_data(Recorded(bound)), "modes": modes}
     return data | {"train": after["train"], "eval": after["eval"]}, kept.members()
@@ -195,7 +196,7 @@ def _entry(
 ) -> tuple[dict[str, Any], bool]:
     run = Recording(compiled, module, wrapped)
     try:
-        made = run.record(inputs, compiled.hidden_paths)
+        made = run.record(inputs, compiled.forward.hidden_paths)
         entry = {
             "graph": kept.add(made.graph),
             "outputs": structure_data(run.outputs, "result"),
@@ -247,12 +248,14 @@ class Recording:
                 self.asked = asked.any
 
     def _on_device(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
-        tracing = Tracing(self._compiled.tracing.options)
-        self.outputs, results = self._compiled.call(self._module, flat, tracing, training=False)
+        tracing = Tracing(self._compiled.forward.tracing.options)
+        self.outputs, results = call_forward(
+            self._compiled.inputs.recorded, self._module, flat, tracing, training=False
+        )
         self.blocks = tracing.devices
         return results
 
     def _on_host(self, flat: list[torch.Tensor]) -> list[torch.Tensor]:
-        positional, keywords = self._compiled.recorded.rebuild(flat)
+        positional, keywords = self._compiled.inputs.recorded.rebuild(flat)
         self.outputs, results = taken_apart(self._module(*positional, **keywords))
         return results

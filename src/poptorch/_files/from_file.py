@@ -1,18 +1,17 @@
-"""A compiled model whose programs, or at least whose code, come out of a file."""
+"""The programs of a compiled model, or at least their code, out of a file."""
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
-from abele.capture import Captured
 from abele.compile import executable, portable_executable
 from abele.compile.build import BuildRecord
 from abele.compile.executable import Executable
 from abele.compile.serialization import first_difference
+from abele.program import Program
 from abele.step.config import StepConfig
 from abele.storage.container import Container
-from poptorch._compiled.model import CompiledModel
+from poptorch._compiled.forward import Traced
 from poptorch._error import error
 from poptorch._files.saved_file import meaning
 from poptorch._values.stored_structure import structure_from
@@ -20,43 +19,47 @@ from poptorch._values.stored_structure import structure_from
 _ADVICE = "Build the wrapper with the model, options and optimizer that were used for the export."
 
 
-class FromFile(CompiledModel):
-    """A compiled model that a file restores.
+class FromFile:
+    """A file has the programs of a compiled model and their code; an ``Origin``.
 
     Args:
-        arguments: those of ``CompiledModel``.
-        file: the open container.
+        file: the container, which is open while the model is compiled.
         retrace: forward is traced again, and has to give the programs of the file; otherwise
             these are used as they are.
     """
 
-    def __init__(self, *arguments: Any, file: Container, retrace: bool):
+    def __init__(self, file: Container, *, retrace: bool):
         self._file, self._retrace = file, retrace
         with meaning(file.path):
             self._content = file.content["executable"]
-            self._stored = portable_executable.captured_in(file, self._content)
-        super().__init__(*arguments)
-        del self._file, self._stored  # the file is about to be closed
+            self._captured = portable_executable.captured_in(file, self._content)
 
-    def _capture(self, examples: list[torch.Tensor], name_modules: bool) -> Captured:
+    def traced(self, trace: Callable[[], Traced]) -> Traced:
+        """The programs of the file.
+
+        Raises:
+            poptorch.Error: the module gives others.
+        """
         if not self._retrace:
             with meaning(self._file.path):
-                self._outputs = structure_from(self._file.content["outputs"])
-            return self._stored
-        found = super()._capture(examples, name_modules)
-        names = [list(captured.by_name) for captured in (self._stored, found)]
+                return Traced(self._captured, structure_from(self._file.content["outputs"]))
+        here = trace()
+        names = [list(captured.by_name) for captured in (self._captured, here.captured)]
         if names[0] != names[1]:
             raise _other(self._file, f"programs {names[0]} there, {names[1]} here")
-        for there, here in zip(self._stored.programs, found.programs, strict=True):
-            different = first_difference(there, here)
+        for there, program in zip(self._captured.programs, here.captured.programs, strict=True):
+            different = first_difference(there, program)
             if different is not None:
                 raise _other(self._file, different)
-        return found
+        return here
 
-    def _build(self, **settings: Any) -> tuple[Executable, BuildRecord]:
+    def built(
+        self, programs: Sequence[Program], config: StepConfig, **settings: Any
+    ) -> tuple[Executable, BuildRecord]:
+        """The code of the file where it fits, else compiled from its programs."""
         with meaning(self._file.path):
             return portable_executable.restore(
-                self._file, self._content, self._programs(), self.config, **settings
+                self._file, self._content, programs, config, **settings
             )
 
 

@@ -1,7 +1,6 @@
 """The files of one wrapper: its executable, and the model with all its state."""
 
 import contextlib
-import functools
 import inspect
 import os
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from abele.runtime import state
 from abele.storage import container
 from abele.storage.container import Container
 from poptorch import profiling
-from poptorch._compiled.model import CompiledModel
+from poptorch._compiled.compilation import Origin
 from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import error
 from poptorch._files.forward_modes import forward_data
@@ -42,7 +41,7 @@ from poptorch._values.stored_structure import (
 from poptorch._version import __version__
 
 #: Compiles for some arguments; the second argument makes the compiled model.
-Compile = Callable[[Bound, Callable[..., CompiledModel]], None]
+Compile = Callable[[Bound, Origin], None]
 
 
 class ModelFiles:
@@ -149,7 +148,7 @@ class ModelFiles:
                 "Use the options of the export."
             )
         check_config(file, self._model.config)
-        self._compile(bound, functools.partial(FromFile, file=file, retrace=retrace))
+        self._compile(bound, FromFile(file, retrace=retrace))
 
     def restore_state(self, file: Container) -> None:
         """Continues from the state in a file with a model."""
@@ -180,7 +179,7 @@ class ModelFiles:
             "device_iterations": model.config.device_iterations,
             "options": options_data(model.options),
             "signature": signature_data(inspect.signature(model.module.forward)),
-            "arguments": recorded_data(compiled.recorded),
+            "arguments": recorded_data(compiled.inputs.recorded),
             "outputs": structure_data(compiled.outputs, "result"),
             "executable": described,
             "per_replica_params": {

@@ -27,6 +27,19 @@ def note_epoch(loader: Any) -> None:
     _epoch_of = weakref.ref(loader)
 
 
+def agree(
+    captured: Captured, config: StepConfig, rule: UpdateRule | None, examples: Sequence[Any]
+) -> None:
+    """With other processes: all have the same before anybody compiles for a long time.
+
+    Raises:
+        DisagreementError: names what differs.
+    """
+    collective = collective_of(config)
+    if collective is not None:
+        collective.agree("the model and its options", facts(captured, config, rule, examples))
+
+
 def facts(
     captured: Captured, config: StepConfig, rule: UpdateRule | None, examples: Sequence[Any]
 ) -> dict[str, str]:

@@ -5,13 +5,13 @@ import datetime
 import sys
 import time
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from tqdm import tqdm
 
 from poptorch import profiling
 from poptorch._compiled import progress
+from poptorch._compiled.compilation import Origin
 from poptorch._compiled.model import CompiledModel
 from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import error
@@ -78,12 +78,12 @@ class Compiling:
         module_weights.wrap(model.user_module, executor, watch)
 
     @profiling.traced("modelCompilation")
-    def run(self, bound: Bound, make: Callable[..., CompiledModel] = CompiledModel) -> None:
+    def run(self, bound: Bound, origin: Origin | None = None) -> None:
         """Compiles for the arguments of a call.
 
         Args:
             bound: the arguments.
-            make: makes the compiled model, given what ``CompiledModel`` is given.
+            origin: where the programs come from, if not from a capture.
 
         Raises:
             poptorch.Error: the model cannot be compiled.
@@ -94,7 +94,7 @@ class Compiling:
         started = time.perf_counter()
         self._bring_up_to_date()
         with self._translated, self._resuming.around_compiling():
-            compiled = self._make(bound, make)
+            compiled = self._make(bound, origin)
         if options.connection_type == ConnectionType.Always:
             model.take_device()
         if self.training is not None:
@@ -143,12 +143,13 @@ class Compiling:
                 "destroyed. Use the newer wrapper, or call model.destroy() first."
             )
 
-    def _make(self, bound: Bound, make: Callable[..., CompiledModel]) -> CompiledModel:
+    def _make(self, bound: Bound, origin: Origin | None) -> CompiledModel:
         model = self._model
         asked, replicas = model.per_replica_params, model.config.replicas
         groups = per_replica.groupings(asked, model.module, replicas)
         config = dataclasses.replace(model.config, replica_groups=groups)
-        model.compiled = make(model.module, bound, config, self._optimizer.rule, model.options)
+        rule, options = self._optimizer.rule, model.options
+        model.compiled = CompiledModel(model.module, bound, config, rule, options, origin=origin)
         offline = model.options.connection_type == ConnectionType.Never
         self._optimizer.state.start(None if offline else model.compiled.session)
         return model.compiled

@@ -210,7 +210,7 @@ class PoplarExecutor:
             wrapped = self._wrapped
             compiled = wrapped.compiled if wrapped.attachment is not None else None
             # The plain case is checked first and costs least: see benchmarks of the call overhead.
-            plain = compiled is not None and not kwargs and compiled.matches(args)
+            plain = compiled is not None and not kwargs and compiled.inputs.matches(args)
             if compiled is None or not plain:
                 tracing.refuse_nested_call()
                 bound = wrapped.binder.bind(args, kwargs)

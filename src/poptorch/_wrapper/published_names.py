@@ -22,7 +22,7 @@ class CompiledInputs:
 
 def compiled_inputs(compiled: CompiledModel) -> CompiledInputs:
     """The inputs of a compiled model."""
-    recorded = compiled.recorded
+    recorded = compiled.inputs.recorded
     structures = [*recorded.positional, *recorded.keywords.values()]
     inputs = [leaf for structure in structures for leaf in leaves(structure)]
     return CompiledInputs(
