@@ -7,6 +7,7 @@ that compute them. It sees the state through ``DeviceState`` and ends updates th
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -68,7 +69,8 @@ class Update:
                 self._run = trapping(program, executable.compiled["apply"].run)
                 self._arguments = state.arguments(program, 0)
                 # Stochastic rounding draws; the weights are one, so the first stream serves all.
-                self._stream = state.shared_stream if program.uses_random else _first(state)
+                alone = functools.partial(state.stream, 0)
+                self._stream = state.shared_stream if program.uses_random else alone
 
     def apply(self) -> list[torch.Tensor] | None:
         """Updates the weights; None where the model's program has done so itself."""
@@ -83,10 +85,6 @@ class Update:
             exchange.after_update(counters)
             exchange.begin()
         return applied
-
-
-def _first(state: DeviceState) -> Callable[[], Any]:
-    return lambda: state.stream(0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
