@@ -19,7 +19,7 @@ import popdist
 import popdist.poptorch
 import poptorch
 import training_cases
-from poptorch._files import resuming
+from poptorch import resuming
 from wrapping import rows, scorer, weights
 
 TOLD: dict[str, str] = {}

@@ -31,7 +31,7 @@ class Machine:
         os.symlink(NAMESPACE, self.proc / "self/ns/pid")
 
     def system(self, nvml=None):
-        from gctools._system import System
+        from gctools.system import System
 
         return System(self.proc, self.sys, nvml, [self.registry])
 
