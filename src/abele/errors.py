@@ -12,6 +12,8 @@
     |- ProgramError          a program breaks its own rules (our bug, or a pass's)
     |- CollectiveError       processes that train together cannot go on
     |  |- PlaceError              the addresses of the processes, or this one's rank, are unknown
+    |  |  |- MeetingPointError        the environment names no host and port to meet at
+    |  |  `- ForeignNoteError         somebody else has written where the processes meet
     |  |- RankLostError           one has ended, died, or never came
     |  |- DisagreementError       they were given different programs, options or values
     |  `- StoppedError            one stopped this update and said why; all others drop it too
@@ -85,6 +87,22 @@ class CollectiveError(AbeleError):
 
 class PlaceError(CollectiveError):
     """This process does not know where the others are, or which of them it is."""
+
+
+class MeetingPointError(PlaceError):
+    """The environment does not say where the processes meet.
+
+    Attributes:
+        size: how many there are.
+    """
+
+    def __init__(self, message: str, size: int):
+        super().__init__(message)
+        self.size = size
+
+
+class ForeignNoteError(PlaceError):
+    """What this process has read of another was written by somebody outside of the run."""
 
 
 class RankLostError(CollectiveError):

@@ -4,14 +4,17 @@ A wrapper connects by itself. ``popdist`` calls these functions to do it earlier
 raised as its own.
 """
 
+from collections.abc import Callable
+
 from abele import collectives
-from abele.errors import CollectiveError
+from abele.errors import CollectiveError, ForeignNoteError, MeetingPointError
 from poptorch._error import Error
 from poptorch.enums import ConnectionType
 from poptorch.options import Options
 
 __all__ = ["connect", "join", "problem_between", "raise_as"]
 
+_LOCAL_RANKS = ("POPDIST_LOCAL_INSTANCE_INDEX",)
 _error_kind: type[Error] = Error
 
 
@@ -25,13 +28,19 @@ def raise_as(kind: type[Error]) -> None:
     _error_kind = kind
 
 
-def problem_between(text: str) -> Error:
+def problem_between(problem: CollectiveError, shorten: Callable[[str], str] = str) -> Error:
     """The error for something that went wrong between processes, to be raised.
 
     Args:
-        text: its message.
+        problem: what the engine raised.
+        shorten: shortens the message.
     """
-    return _error_kind(text)
+    advice = ""
+    if isinstance(problem, MeetingPointError):
+        advice = f" The launcher is poprun --num-instances {problem.size}."
+    elif isinstance(problem, ForeignNoteError):
+        advice = " poprun --host-subnet chooses one."
+    return _error_kind(shorten(f"{problem}{advice}"))
 
 
 def connect(options: Options) -> None:
@@ -59,6 +68,6 @@ def join(rank: int, size: int) -> None:
         poptorch.Error: it is not known where they meet, or one does not come.
     """
     try:
-        collectives.connect(rank, size)
+        collectives.connect(rank, size, _LOCAL_RANKS)
     except CollectiveError as problem:
-        raise problem_between(str(problem)) from problem
+        raise problem_between(problem) from problem

@@ -1,6 +1,7 @@
 """Imports point one way, and private torch names live in one file."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,10 +26,9 @@ IDS = [str(path.relative_to(SOURCE)) for path in FILES]
 # Folders and files of a package: each imports only those before it, whatever depth it has itself.
 ORDERS = {
     "abele": (
-        *("errors", "version", "containers", "garbage", "locks", "storage", "_torch", "program"),
-        *("warn", "step"),
-        *("collectives", "ops", "trace", "kernels", "passes", "capture", "targets", "compile"),
-        *("runtime", "pipeline"),
+        *("errors", "version", "containers", "libraries", "garbage", "locks", "storage", "_torch"),
+        *("program", "warn", "step", "collectives", "ops", "trace", "kernels", "passes", "capture"),
+        *("targets", "compile", "runtime", "pipeline"),
     ),
     "poptorch": (
         *("enums", "_error", "_logging", "_version", "options", "autocasting", "_process"),
@@ -131,6 +131,21 @@ def private_parts(path):
 @pytest.mark.parametrize("path", FILES, ids=IDS)
 def test_no_package_reads_a_private_name_of_another(path):
     assert set(private_parts(path)) == set()
+
+
+ENGINE = [path for path in FILES if path.is_relative_to(SOURCE / "abele")]
+# Words of front-ends, of their launchers and of the device they were made for.
+WORDS = re.compile(
+    r"pop(torch|dist|run|art)|samba|cosmictagger|\bipus?\b|isrunningonipu|trainingmodel|gc-monitor",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("path", ENGINE, ids=[str(p.relative_to(SOURCE)) for p in ENGINE])
+def test_the_engine_names_no_front_end(path):
+    nodes = ast.walk(ast.parse(path.read_text()))
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant)]
+    assert [text for text in texts if isinstance(text, str) and WORDS.search(text)] == []
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if p.parent.name != "_torch"])

@@ -184,8 +184,8 @@ def _sentence(error: Exception) -> str:
         f"at {file}:{line}: `{code}`. {_on_shapes(error)}"
         "A static program has no values yet, only shapes and dtypes. Avoid .item(), "
         "int(tensor), `if tensor`, .tolist() and printing in forward: use tensor operations such "
-        "as torch.where, or branch on shapes or on poptorch.isRunningOnIpu(). Pass num_classes to "
-        "one_hot, and output sizes to functions that take them."
+        "as torch.where, or branch on shapes. Pass num_classes to one_hot, and output sizes to "
+        "functions that take them."
     )
 
 

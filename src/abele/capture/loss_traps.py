@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from abele import _torch
-from abele.capture.losses import MARKED
+from abele.capture.losses import MARKED, marked
 from abele.program import ancestors, is_getitem, is_view
 from abele.program.printing import user_line
 from abele.warn import warn_user
@@ -41,8 +41,8 @@ def warn_of_other_losses(
         if other is None or other is node or not output.requires_grad or output.numel() != 1:
             continue
         advice = (
-            "Wrap the value to train in poptorch.identity_loss(value, reduction='none'), or return "
-            "a detach() of what is only to be looked at."
+            f"Wrap the value to train in {marked('value')}, or return a detach() of what is only "
+            "to be looked at."
         )
         beginning = f"Training follows {name} at {line_of(node)}"
         if _is_made_of(other, node, trained, returned={_torch.traced_node(o) for o in outputs}):

@@ -1,4 +1,4 @@
-"""Finding the loss: PopTorch programs do not pass one, it is recognised by its operator.
+"""Finding the loss: nobody passes one, it is recognised by its operator.
 
 While forward runs, every call of a known loss function is noted with the tensor it returned. A loss
 that feeds another loss is an ordinary reduction; exactly one must remain.
@@ -6,8 +6,9 @@ that feeds another loss is an ordinary reduction; exactly one must remain.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -47,6 +48,8 @@ LOSS_FUNCTIONS: dict[Callable, str] = {
 #: The name of a loss that somebody named himself.
 MARKED = "identity_loss"
 
+# How the user's programs mark a loss; a front-end says what its function is called.
+_marking = contextvars.ContextVar("marking", default="mark_loss({})")
 _active: contextvars.ContextVar[LossFinder | None] = contextvars.ContextVar("finder", default=None)
 
 
@@ -55,6 +58,25 @@ def mark_loss(tensor: torch.Tensor, name: str = MARKED) -> None:
     finder = _active.get()
     if finder is not None:
         finder.found.append((name, tensor))
+
+
+@contextlib.contextmanager
+def marking(call: str) -> Iterator[None]:
+    """While open, advice names this call for marking a loss.
+
+    Args:
+        call: as a program writes it, with ``{}`` for the loss.
+    """
+    token = _marking.set(call)
+    try:
+        yield
+    finally:
+        _marking.reset(token)
+
+
+def marked(value: str) -> str:
+    """The call by which a program marks a value as the loss."""
+    return _marking.get().format(value)
 
 
 class LossFinder(TorchFunctionMode):
@@ -94,17 +116,18 @@ class LossFinder(TorchFunctionMode):
         nodes = {node: (name, value) for node, name, value in traced if node is not None}
         feeding = ancestors(*nodes)
         remaining = [entry for node, entry in nodes.items() if node not in feeding]
+        function = marked("").partition("(")[0]
         if not remaining:
             raise LossError(
                 "Couldn't find a loss in graph! A training model computes its loss inside forward, "
-                "found no torch loss function and no poptorch.identity_loss. Compute the loss in "
-                "forward, or wrap your own in poptorch.identity_loss(loss, reduction='none')."
+                f"found no torch loss function and no {function}. Compute the loss in forward, or "
+                f"wrap your own in {marked('loss')}."
             )
         if len(remaining) > 1:
             names = ", ".join(name for name, _ in remaining)
             raise LossError(
                 "Multiple independent losses found in graph. Graph must have one final loss. "
-                "Wrap final graph loss in poptorch.identity_loss. "
+                f"Wrap final graph loss in {function}. "
                 f"Found {len(remaining)}: {names}."
             )
         return remaining[0]

@@ -18,10 +18,12 @@ from typing import Any
 import numpy
 import torch
 
+from abele import libraries
+
 Parts = Iterator[tuple[str, Any]]
 
 # Objects of these hold nothing that forward computes with, and may hold half the process.
-_OPAQUE = (set(sys.stdlib_module_names) | {"torch", "abele", "poptorch", "tqdm"}) - {
+_OPAQUE = (set(sys.stdlib_module_names) | {"tqdm"}) - {
     "__main__",
     "argparse",
     "collections",
@@ -69,10 +71,14 @@ def attributes(value: Any) -> Parts:
             continue
 
 
+def _is_opaque(module: str) -> bool:
+    return module.partition(".")[0] in _OPAQUE or libraries.has_module(module)
+
+
 def has_attributes(value: Any) -> bool:
     """Whether an object is of a class whose attributes are looked at; it may have none yet."""
     kind = type(value)
-    if kind.__module__.partition(".")[0] in _OPAQUE and not isinstance(value, torch.nn.Module):
+    if _is_opaque(kind.__module__) and not isinstance(value, torch.nn.Module):
         return False
     return kind.__dictoffset__ != 0 or bool(_slots(kind))
 
@@ -101,7 +107,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _of_function(function: types.FunctionType) -> Parts:
-    if (function.__module__ or "torch").partition(".")[0] in _OPAQUE:
+    if _is_opaque(function.__module__ or "torch"):
         return
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+from collections.abc import Sequence
 
 from abele.collectives.place import Place
 from abele.collectives.torch_group import TorchCollective
@@ -13,12 +14,13 @@ _lock = threading.Lock()
 _connected: TorchCollective | None = None
 
 
-def connect(rank: int, size: int) -> TorchCollective:
+def connect(rank: int, size: int, local_ranks: Sequence[str] = ()) -> TorchCollective:
     """Connect with the other processes, once; later calls return the same.
 
     Args:
         rank: number of this process.
         size: how many there are.
+        local_ranks: see ``Place.of_environment``.
 
     Raises:
         PlaceError: the environment does not tell where to meet, or contradicts this.
@@ -28,7 +30,7 @@ def connect(rank: int, size: int) -> TorchCollective:
     global _connected
     with _lock:
         if _connected is None:
-            _connected = TorchCollective(Place.of_environment(rank, size))
+            _connected = TorchCollective(Place.of_environment(rank, size, local_ranks))
             atexit.register(disconnect)
         elif (_connected.rank, _connected.size) != (rank, size):
             raise PlaceError(

@@ -20,7 +20,7 @@ from typing import Any
 from torch import distributed
 
 from abele.collectives.place import Place
-from abele.errors import PlaceError, RankLostError
+from abele.errors import ForeignNoteError, PlaceError, RankLostError
 
 _BACKLOG = 2048  # connections that wait to be taken, as torch's own store
 
@@ -165,9 +165,9 @@ class SignedStore:
         code, _, text = value.partition(b" ")
         expected = self._code(key, text.decode(errors="replace"))
         if not hmac.compare_digest(code, expected.encode()):
-            raise PlaceError(
+            raise ForeignNoteError(
                 f"The note {key} in the store of this run was written by somebody else. Start the "
-                "run again, on a network that others cannot reach (poprun --host-subnet)."
+                "run again, on a network that others cannot reach."
             )
         return text
 

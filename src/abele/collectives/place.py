@@ -1,6 +1,6 @@
 """Which of how many processes this is, and where they meet; read from the environment.
 
-The variables are those of ``torch.distributed``'s ``env://``, which its launchers, poprun and many
+The variables are those of ``torch.distributed``'s ``env://``, which launchers and many
 clusters set.
 """
 
@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import Self
 
-from abele.errors import PlaceError
+from abele.errors import MeetingPointError, PlaceError
 
 #: Seconds until a process that does not come, or is not heard of, counts as lost.
 TIMEOUT = "ABELE_RANK_TIMEOUT"
-#: What the processes of one run have in common and nobody else knows; poprun makes it.
+#: What the processes of one run have in common and nobody else knows; a launcher makes it.
 SECRET = "ABELE_RUN_SECRET"
 _DEFAULT_TIMEOUT_S = 60.0
-_LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "POPDIST_LOCAL_INSTANCE_INDEX")
+_LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,12 +48,14 @@ class Place:
     secret: str = dataclasses.field(default="", repr=False)
 
     @classmethod
-    def of_environment(cls, rank: int, size: int) -> Self:
+    def of_environment(cls, rank: int, size: int, local_ranks: Sequence[str] = ()) -> Self:
         """Return the place of a process that knows its number from elsewhere.
 
         Args:
             rank: as the front-end was told.
             size: likewise.
+            local_ranks: further variables in which a launcher says which process of the host
+                this is.
 
         Raises:
             PlaceError: no meeting point is known, or ``RANK`` and ``WORLD_SIZE`` say otherwise.
@@ -62,17 +65,19 @@ class Place:
             if number is not None and number != value:
                 raise PlaceError(
                     f"{name}={number}, but the options say {value} (process {rank} of {size}). "
-                    "Start the program with poprun or torchrun alone, or unset what an earlier "
-                    "run left in the environment."
+                    "Start the program with one launcher alone, or unset what an earlier run left "
+                    "in the environment."
                 )
         address, port = os.environ.get("MASTER_ADDR"), _number("MASTER_PORT")
         if not address or port is None:
-            raise PlaceError(
+            raise MeetingPointError(
                 f"Process {rank} of {size} does not know where to meet the others: MASTER_ADDR "
-                "and MASTER_PORT are not set. Start the program with poprun --num-instances "
-                f"{size}, which sets them, or set them to a host and a free port of rank 0."
+                "and MASTER_PORT are not set. Start the program with a launcher, which sets them, "
+                "or set them to a host and a free port of rank 0.",
+                size,
             )
-        local = next((n for name in _LOCAL_RANKS if (n := _number(name)) is not None), rank)
+        names = (*_LOCAL_RANKS, *local_ranks)
+        local = next((n for name in names if (n := _number(name)) is not None), rank)
         by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return cls(
             rank=rank,

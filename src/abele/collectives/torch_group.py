@@ -262,7 +262,8 @@ class TorchCollective:
         if joined != (self.rank, self.size):
             raise PlaceError(
                 f"torch.distributed was started as process {joined[0]} of {joined[1]}, but this is "
-                f"process {self.rank} of {self.size}. Let popdist.init() start it."
+                f"process {self.rank} of {self.size}. Leave starting it to this "
+                "connection, which uses these numbers."
             )
 
 

@@ -6,7 +6,6 @@ it is canonical: node names are counted, nothing depends on paths or times, so i
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from abele import libraries
 from abele.program.core import (
     identifier,
     is_getitem,
@@ -40,15 +40,11 @@ _DTYPES = {
 }
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)')
 _WHOLE_FRAME = re.compile(r' *File "[^"]+", line .*\n(?: {4}.*\n?)*')
-# Whole paths: a user's project may well live in a folder called abele or torch.
-_HERE = Path(__file__).parents[1]
-_FOLDERS = (Path(torch.__file__).parent, _HERE, _HERE.parent / "poptorch")
-_LIBRARY = tuple(f"{folder}{os.sep}" for folder in _FOLDERS)
 
 
 def is_library(file: str) -> bool:
     """Whether a stack frame of ``file`` is torch's or this project's, or generated code."""
-    return file.startswith((*_LIBRARY, "<eval_with_key>"))
+    return libraries.has_file(file) or file.startswith("<eval_with_key>")
 
 
 def user_line(stack_trace: str | None) -> tuple[str, int, str] | None:

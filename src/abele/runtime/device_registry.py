@@ -1,6 +1,6 @@
 """Which devices this process holds, told to other processes by one small file.
 
-Tools such as ``gc-monitor`` list the processes that hold a device, and must do so without torch and
+Monitoring tools list the processes that hold a device, and must do so without torch and
 without asking those processes. So each process keeps a file in a folder of its user while it holds
 something: JSON with its PID, when that PID was given out, and what it holds. The kernel says
 whether a PID still is the same process, so that a file which a killed process left means nothing.

@@ -131,7 +131,7 @@ def _sgd_initial(param: torch.Tensor, values: Mapping[str, float]) -> dict[str, 
 def _sgd(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str, Number]) -> None:
     """Stochastic gradient descent with momentum.
 
-    Differs from torch in one documented way of PopTorch: dampening acts on the first step too.
+    Differs from torch in one way: dampening acts on the first step too.
     """
     if not _is_zero(h["weight_decay"]):
         grad = _axpy(grad, param, h["weight_decay"])

@@ -9,8 +9,8 @@
     finalLossScale           the loss scale that gradients were computed with, if it adapts itself
     input0, output0          what goes in and comes out
 
-The prefixes are PopART's. Equal names of forward get the suffixes ``/1``, ``/2`` in the order of
-the program, so a name is unique and the same in every capture.
+Equal names of forward get the suffixes ``/1``, ``/2`` in the order of the program, so a name is
+unique and the same in every capture.
 """
 
 from __future__ import annotations

@@ -90,4 +90,4 @@ def _told() -> Iterator[None]:
     try:
         yield
     except CollectiveError as problem:
-        raise processes.problem_between(str(problem)) from problem
+        raise processes.problem_between(problem) from problem

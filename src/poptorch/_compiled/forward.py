@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from abele.capture import Captured, capture
+from abele.capture import Captured, capture, losses
 from abele.program import Role
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
@@ -93,7 +93,11 @@ class Forward:
             outputs[:] = [made]
             return results
 
-        with self.host_calls.capturing(), recomputation.marking(recomputes):
+        with (
+            self.host_calls.capturing(),
+            recomputation.marking(recomputes),
+            losses.marking("poptorch.identity_loss({}, reduction='none')"),
+        ):
             captured = capture(
                 forward,
                 self.module,

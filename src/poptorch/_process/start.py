@@ -1,7 +1,7 @@
 """What importing the package does to the process, as programs of the original may rely on.
 
-A crash prints its Python stack, forked children may use verbs devices, and an uncaught exception
-reaches the log.
+Frames of this package are no lines of the user's. A crash prints its Python stack, forked children
+may use verbs devices, and an uncaught exception reaches the log.
 """
 
 import atexit
@@ -12,13 +12,16 @@ import signal
 import subprocess
 import sys
 import traceback
+from pathlib import Path
 from types import TracebackType
 
+from abele import libraries
 from poptorch._logging import logger
 
 
 def prepare() -> None:
     """Apply all of it; harmless when repeated."""
+    libraries.register("poptorch", Path(__file__).parents[1])
     os.environ.setdefault("RDMAV_FORK_SAFE", "1")
     _report_crashes()
     # Somebody else's hook (a debugger, a notebook) is worth more than ours.

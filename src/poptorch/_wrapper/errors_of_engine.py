@@ -8,6 +8,7 @@ from abele.errors import (
     BatchError,
     CollectiveError,
     CompilerError,
+    DataDependentError,
     TargetError,
     TrappedError,
 )
@@ -53,17 +54,27 @@ class Translated:
 
     def _told(self, found: AbeleError) -> Exception:
         """The engine's error as programs catch it."""
-        text = shortened(str(found), self._folder)
+        if isinstance(found, CollectiveError):
+            return processes.problem_between(found, self._shortened)
+        text = self._shortened(_with_advice(found))
         if isinstance(found, BatchError):
             return AssertionError(text)
         if isinstance(found, TrappedError):
             action, layer = "IPU_RESET", "poplar_recoverable_runtime_error"
             return RecoverableError(text, action, layer, found.line)
-        if isinstance(found, CollectiveError):
-            return processes.problem_between(text)
         if isinstance(found, TargetError) and not isinstance(found, CompilerError):
             return error(f"Failed to acquire a device: {text}")
         return error(text)
+
+    def _shortened(self, text: str) -> str:
+        return shortened(text, self._folder)
+
+
+def _with_advice(problem: AbeleError) -> str:
+    """The engine's message, and what only this interface has for such a case."""
+    if isinstance(problem, DataDependentError):
+        return f"{problem} What only the host can do stands behind poptorch.isRunningOnIpu()."
+    return str(problem)
 
 
 def shortened(text: str, folder: str) -> str:
