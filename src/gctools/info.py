@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from gctools import _commands
 from gctools._attributes import attributes
 from gctools._devices import Device, list_devices, partition
+from gctools._output import clean, write
 from gctools._processes import list_holds
-from gctools._tables import clean, write
 from gctools._text import UNKNOWN, number, unit
 from gctools.system import System
 

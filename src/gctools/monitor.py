@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -12,24 +13,25 @@ from typing import Any
 
 from gctools import _commands
 from gctools._devices import Device, list_devices, partition
+from gctools._output import width_of, write
 from gctools._processes import Hold, list_holds
-from gctools._tables import Column, Row, box, table, terminal_size, width_of, write
+from gctools._tables import Column, Row, box, table
 from gctools._text import UNKNOWN, count, elapsed, gibibytes, number
 from gctools.system import System
 
 _DEVICES = (
-    Column("ID", align=">"),
+    Column("ID", align="right"),
     Column("Type"),
-    Column("#", align=">", rank=5),
+    Column("#", align="right", rank=5),
     Column("Name", least=16),
-    Column("Cores", align=">"),
-    Column("Usable", align=">", rank=6),
-    Column("Memory (GiB)", align=">", rank=7),
-    Column("Free (GiB)", align=">", rank=4),
-    Column("Clock (MHz)", align=">", rank=3),
-    Column("Temp (C)", align=">", rank=2),
-    Column("Power (W)", align=">", rank=1),
-    Column("NUMA", align=">", rank=8),
+    Column("Cores", align="right"),
+    Column("Usable", align="right", rank=6),
+    Column("Memory (GiB)", align="right", rank=7),
+    Column("Free (GiB)", align="right", rank=4),
+    Column("Clock (MHz)", align="right", rank=3),
+    Column("Temp (C)", align="right", rank=2),
+    Column("Power (W)", align="right", rank=1),
+    Column("NUMA", align="right", rank=8),
     Column("Driver", rank=9, least=8),
     Column("Bus", rank=10),
     Column("Serial", rank=11),
@@ -101,7 +103,7 @@ def _repeated(options: argparse.Namespace) -> int:
             began = time.monotonic()
             frame = _frame(system, options, width_of(sys.stdout))
             if on_terminal:
-                lines = _fitting(frame, terminal_size().lines)
+                lines = _fitting(frame, shutil.get_terminal_size().lines)
                 write(_HOME + "".join(f"{line}{_CLEAR_REST}\n" for line in lines) + _CLEAR)
             else:
                 write(frame)
@@ -222,19 +224,18 @@ def process_tables(
     else:
         title = f"Attached processes in partition {partition()}"
         columns = (
-            Column("PID", title, align=">"),
-            Column("Command", title, least=24),
-            Column("Time", title, align=">"),
-            Column("User", title, rank=3),
+            Column("PID", align="right"),
+            Column("Command", least=24),
+            Column("Time", align="right"),
+            Column("User", rank=3),
         )
-        tables = [
-            _grouped(columns, [(hold, _who(hold)) for hold in here], devices, width),
-        ]
+        rows = [(hold, _who(hold)) for hold in here]
+        tables = [_grouped(title, columns, rows, devices, width)]
     if away:
         title = f"Devices in {partition()} attached from other namespaces"
-        columns = (Column("Application host", title, least=12), Column("User", title, rank=3))
+        columns = (Column("Application host", least=12), Column("User", rank=3))
         rows = [(hold, [str(hold.elsewhere), hold.user]) for hold in away]
-        tables.append(_grouped(columns, rows, devices, width))
+        tables.append(_grouped(title, columns, rows, devices, width))
     return tables
 
 
@@ -245,6 +246,7 @@ def _who(hold: Hold) -> list[str]:
 
 
 def _grouped(
+    title: str,
     columns: Sequence[Column],
     holds: Sequence[tuple[Hold, list[str]]],
     devices: Sequence[Device],
@@ -253,12 +255,12 @@ def _grouped(
     """Groups of rows by device; what is the whole board's stands only in the first row of each."""
     columns = (
         *columns,
-        Column("ID", "Device", align=">"),
-        Column("Type", "Device", rank=6),
-        Column("Target", "Device", rank=5),
-        Column("Clock (MHz)", "Device", align=">", rank=4),
-        Column("Temp (C)", "Board", align=">", rank=2),
-        Column("Power (W)", "Board", align=">", rank=1),
+        Column("Device", align="right"),
+        Column("Type", rank=6),
+        Column("Target", rank=5),
+        Column("Clock (MHz)", align="right", rank=4),
+        Column("Board temp (C)", align="right", rank=2),
+        Column("Board power (W)", align="right", rank=1),
     )
     groups: list[list[Row]] = []
     for device in devices:
@@ -270,7 +272,7 @@ def _grouped(
     unknown = [
         [*t, UNKNOWN, UNKNOWN, h.target, *([UNKNOWN] * 3)] for h, t in holds if not h.devices
     ]
-    return table(columns, [*groups, *([unknown] if unknown else [])], width)
+    return table(columns, [*groups, *([unknown] if unknown else [])], width, title)
 
 
 def _on_device(hold: Hold, texts: list[str], device: Device, *, first: bool) -> Row:

@@ -5,66 +5,71 @@ import io
 import pytest
 
 from gctools import _text
-from gctools._tables import Column, box, can_print, clean, table, width_of
+from gctools._output import can_print, clean, width_of
+from gctools._tables import Column, box, table
 
 COLUMNS = (
-    Column("PID", "Who", align=">"),
-    Column("Command", "Who", least=10),
-    Column("User", "Who", rank=1),
-    Column("Temp", "A long name of a group", align=">", rank=2),
+    Column("PID", align="right"),
+    Column("Command", least=10),
+    Column("User", rank=1),
+    Column("Temp", align="right", rank=2),
 )
 ROWS = [[["7", "python train.py --long", "ada", "41"]], [["1234", "x", "bob", ""]]]
 
 
+def cells(line):
+    return [part.strip() for part in line.strip("|").split("|")]
+
+
 def test_a_table():
-    assert table(COLUMNS, ROWS, None).splitlines() == [
-        "+--------------------------------------+------------------------+",
-        "|                 Who                  | A long name of a group |",
-        "+------+------------------------+------+------------------------+",
-        "| PID  |        Command         | User |          Temp          |",
-        "+------+------------------------+------+------------------------+",
-        "|    7 | python train.py --long | ada  |                     41 |",
-        "+------+------------------------+------+------------------------+",
-        "| 1234 | x                      | bob  |                        |",
-        "+------+------------------------+------+------------------------+",
-    ]
+    title, *lines = table(COLUMNS, ROWS, None, "Who is here").splitlines()
+    assert title == "Who is here"
+    assert cells(lines[1]) == ["PID", "Command", "User", "Temp"]
+    assert cells(lines[3]) == ["7", "python train.py --long", "ada", "41"]
+    assert cells(lines[5]) == ["1234", "x", "bob", ""]
+    assert lines[0] == lines[2] == lines[4] == lines[6]  # a rule between groups
+    assert lines[5].startswith("| 1234 | x  ")
 
 
 @pytest.mark.parametrize(
     ("width", "titles", "command"),
     [
         (60, ["PID", "Command", "User", "Temp"], "python train.py --long"),
-        (40, ["PID", "Command", "User", "Temp"], "python train..."),
-        (30, ["PID", "Command", "User"], "python tr..."),
-        (20, ["PID", "Command"], "python..."),
+        (40, ["PID", "Command", "User", "Temp"], "python train.p…"),
+        (30, ["PID", "Command", "User"], "python trai…"),
+        (20, ["PID", "Command"], "python t…"),
     ],
 )
 def test_a_table_fits_by_cutting_texts_and_then_by_leaving_columns_out(width, titles, command):
     lines = table(COLUMNS, ROWS, width).splitlines()
     assert {len(line) for line in lines} <= set(range(width + 1))
     assert len({len(line) for line in lines}) == 1
-    assert [part.strip() for part in lines[3].strip("|").split("|")] == titles
-    assert f"| {command}" in lines[5]
+    assert cells(lines[1]) == titles
+    assert f"| {command}" in lines[3]
 
 
 def test_a_terminal_too_small_for_anything_still_gets_a_table():
-    assert {len(line) for line in table(COLUMNS, ROWS, 5).splitlines()} == {19}
+    lines = table(COLUMNS, ROWS, 5).splitlines()
+    assert cells(lines[1]) == ["PID", "Command"]
+    assert {len(line) for line in lines} == {19}
 
 
 def test_a_box_in_two_parts():
-    assert box(["gc", "the rest"], 30).splitlines() == [
-        "+----+-----------------------+",
-        "| gc |        the rest       |",
-        "+----+-----------------------+",
-    ]
+    lines = box(["gc", "the rest"], 30).splitlines()
+    assert cells(lines[1]) == ["gc", "the rest"]
+    assert {len(line) for line in lines} == {30}
     assert {len(line) for line in box(["the only text that is too long"], 20).splitlines()} == {20}
 
 
 def test_letters_of_two_columns_and_marks_of_none_keep_boxes_straight():
     rows = [[["1", "訓練.py", "ada", "1"]], [["2", "e\u0301tude", "bob", "2"]]]
     lines = table(COLUMNS, rows, None).splitlines()
-    assert "| 訓練.py |" in lines[5]
-    assert "| e\u0301tude   |" in lines[7]
+    assert "| 訓練.py |" in lines[3]
+    assert "| e\u0301tude   |" in lines[5]
+
+
+def test_command_lines_are_no_markup():
+    assert "| [red]x[/]" in table(COLUMNS, [[["1", "[red]x[/]", "", ""]]], None)
 
 
 def test_command_lines_cannot_move_the_cursor():

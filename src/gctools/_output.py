@@ -1,0 +1,35 @@
+"""Text for a terminal, a file or a pipe, whatever its encoding and width."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import unicodedata
+from typing import TextIO
+
+
+def width_of(stream: TextIO) -> int | None:
+    """Columns of a terminal; None for a file or pipe, which takes any width."""
+    if os.environ.get("COLUMNS", "").strip("0").isdigit() or stream.isatty():
+        return shutil.get_terminal_size().columns
+    return None
+
+
+def clean(text: str) -> str:
+    """Without what would move the cursor or change colours: others choose their command lines."""
+    text = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in text)
+    return re.sub(r" +", " ", text).strip()
+
+
+def can_print(stream: TextIO, text: str) -> str:
+    """A text with question marks for what a stream's encoding does not have."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)
+
+
+def write(text: str, stream: TextIO | None = None) -> None:
+    """Prints to a stream (standard output by default) whatever its encoding."""
+    chosen = sys.stdout if stream is None else stream
+    print(can_print(chosen, text), file=chosen, flush=True)
