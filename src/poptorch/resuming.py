@@ -48,8 +48,8 @@ def state_of(model: PoplarExecutor) -> dict[str, Any]:
         model: the wrapper.
 
     Returns:
-        ``tensors``: parameters, buffers of each replica, optimizer state, values and counters
-        by ``kind/name``; ``random``: its random numbers; ``told``: the optimizer's values as
+        ``tensors``: copies of parameters, buffers of each replica, optimizer state, values and
+        counters by ``kind/name``; ``random``: its random numbers; ``told``: the optimizer's values as
         last set; ``schedule``: what has to be equal where it is put back; ``device``: its type.
 
     Raises:

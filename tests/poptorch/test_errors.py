@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import poptorch
-from abele.errors import CaptureError
+from abele.errors import CaptureError, ForeignNoteError, MeetingPointError, RankLostError
+from poptorch import processes
 from poptorch._wrapper.errors_of_engine import shortened
 from poptorch.poptorch_core import TestErrorType, _throwTestError
 from wrapping import Calls, inference, options, rows, scorer
@@ -43,6 +44,20 @@ def test_errors_of_lower_layers_name_place_type_and_contexts(kind):
         f"In {found.location}: '{found.type}': {found.message}\n"
         "Error raised in:\n  [0] _throwTestError"
     )
+
+
+@pytest.mark.parametrize(
+    ("problem", "text"),
+    [
+        (MeetingPointError("No place.", 4), "No place. The launcher is poprun --num-instances 4."),
+        (ForeignNoteError("A note."), "A note. poprun --host-subnet chooses one."),
+        (RankLostError("One is gone."), "One is gone."),
+    ],
+)
+def test_errors_between_processes_name_the_options_of_poprun(problem, text):
+    found = processes.problem_between(problem)
+    assert isinstance(found, poptorch.Error)
+    assert found.message == text
 
 
 def test_the_pretended_failures_have_the_originals_names():

@@ -63,7 +63,8 @@ class Resuming:
         session = self._model.session
         has_numbers = session.random_state is not None or session.device.type != "cpu"
         return {
-            "tensors": self._weights.present_state(),
+            # Copies: the next call changes the device's own in place.
+            "tensors": {k: v.clone() for k, v in self._weights.present_state().items()},
             "random": random_state.read(session) if has_numbers else None,
             "told": dict(self._optimizer.values()),
             "schedule": self._schedule(),

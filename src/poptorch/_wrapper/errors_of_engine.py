@@ -73,7 +73,7 @@ class Translated:
 def _with_advice(problem: AbeleError) -> str:
     """The engine's message, and what only this interface has for such a case."""
     if isinstance(problem, DataDependentError):
-        return f"{problem} What only the host can do stands behind poptorch.isRunningOnIpu()."
+        return f"{problem} Code for the host alone goes under `if not poptorch.isRunningOnIpu()`."
     return str(problem)
 
 
