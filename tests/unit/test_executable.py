@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import sys
 import zipfile
 
 import pytest
@@ -62,7 +63,7 @@ def test_a_file_is_a_plain_zip_with_the_program_to_read(made, file):
             "programs/forward.bin",
         ]
         assert archive.read("programs/forward.py.txt").decode() == made.programs[0].text()
-        assert json.loads(archive.read("manifest.json"))["key"] == made.key
+        assert json.loads(archive.read("manifest.json"))["content"]["key"] == made.key
 
 
 def test_saving_replaces_what_is_there_and_makes_folders(made, tmp_path):
@@ -110,10 +111,17 @@ def rewrite(path, **changes):
                 archive.writestr(name, data)
 
 
+def with_content(content):
+    """The manifest of a container without members that says this."""
+    head = f'"format": 1, "kind": "abele executable", "byte_order": "{sys.byteorder}"'
+    members = '"members": {"programs/forward.py.txt": {}, "programs/forward.bin": {}}'
+    return f'{{{head}, {members}, "content": {content}}}'
+
+
 @pytest.mark.parametrize(
     "manifest",
-    ["", "{", "[]", "{}", "null", '{"key": 1, "key_parts": "", "sha256": 0, "format": 1}'],
-    ids=["empty", "no JSON", "a list", "no entries", "null", "entries of other types"],
+    ["", "{", "[]", "{}", "null", with_content("[]"), with_content('{"key": 1, "key_parts": ""}')],
+    ids=["empty", "no JSON", "a list", "no entries", "null", "a list inside", "other types"],
 )
 def test_a_foreign_manifest_is_corrupt(file, made, manifest):
     rewrite(file, **{"manifest.json": manifest})

@@ -1,9 +1,8 @@
 """An executable: the compiled programs of one model, and the single file that keeps them.
 
-The file is a plain zip: ``manifest.json`` says what it is, where it may run and the checksum of
-each member; ``programs/NAME.py.txt`` is the program for people, ``programs/NAME.bin`` the compiled
-code.
-Nothing in it is unpickled. It holds native code, so trust it like a program, not like data.
+The file is a container: its manifest says what it is and where it may run,
+``programs/NAME.py.txt`` is the program for people, ``programs/NAME.bin`` the compiled code.
+It holds native code, so trust it like a program, not like data.
 """
 
 from __future__ import annotations
@@ -14,18 +13,19 @@ import hashlib
 import json
 import os
 import secrets
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from abele.errors import CorruptExecutable, ForeignExecutable
 from abele.program import Program
 from abele.step.config import StepConfig
-from abele.storage import files
+from abele.storage import container
+from abele.storage.container import Container
 from abele.targets import Compiled, Target
 
-FORMAT = 2  # 1 did not say how its programs were lowered
+FORMAT = 2  # 1 did not say how its programs were lowered, and was no container
+KIND = "abele executable"
 SUFFIX = ".abele"
 PARTIAL = ".partial"  # a file that is being written, or that a killed process left
 
@@ -67,21 +67,13 @@ class Executable:
             temporary.unlink(missing_ok=True)
             raise
 
-    def _write(self, file: Any) -> None:
+    def _write(self, file: BinaryIO) -> None:
         members = {}
         for program in self.programs:
             members[f"programs/{program.name}.py.txt"] = program.text().encode()
             members[f"programs/{program.name}.bin"] = self.compiled[program.name].payload
-        manifest = {
-            "format": FORMAT,
-            "key": self.key,
-            "key_parts": self.key_parts,
-            "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in members.items()},
-        }
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-            archive.writestr("manifest.json", json.dumps(manifest, indent=1))
-            for name, data in members.items():
-                archive.writestr(name, data)
+        content = {"key": self.key, "key_parts": self.key_parts}
+        container.write_to(file, KIND, content, members)
 
 
 def key_parts(
@@ -143,34 +135,30 @@ def _short(value: Any) -> str:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of an executable file.
+    """Return key and key parts of an executable file.
 
     Raises:
         CorruptExecutable: the file is damaged or is not an executable.
         OSError: there is no such file, or it may not be read.
     """
-    with files.open_regular(path) as file, _damage(path), zipfile.ZipFile(file) as archive:
-        return _manifest(archive)
-
-
-def _manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
-    manifest = json.loads(archive.read("manifest.json"))
-    for name, kind in {"format": int, "key": str, "key_parts": dict, "sha256": dict}.items():
-        if not isinstance(manifest[name], kind):
-            raise TypeError(f"{name} in the manifest is {manifest[name]!r}")
-    return manifest
+    with _opened(path) as file:
+        return file.content
 
 
 @contextlib.contextmanager
-def _damage(path: Path) -> Iterator[None]:
-    """A damaged zip can fail in many ways, none of which means anything else than "damaged"."""
+def _opened(path: Path) -> Iterator[Container]:
+    """Open an executable file while open, and say of damage what to do about it."""
     try:
-        yield
-    except ForeignExecutable:
-        raise
-    except Exception as error:
+        with Container(path, KIND) as file:
+            for name, kind in {"key": str, "key_parts": dict}.items():
+                if not isinstance(file.content.get(name), kind):
+                    value = file.content.get(name)
+                    raise CorruptExecutable(f"{name} in the manifest is {value!r}")
+            yield file
+    except CorruptExecutable as error:
+        cause = error.__cause__ or error
         raise CorruptExecutable(
-            f"{path} is not a readable executable ({type(error).__name__}: {error}). "
+            f"{path} is not a readable executable ({type(cause).__name__}: {cause}). "
             "Delete it; it will be rebuilt."
         ) from error
 
@@ -184,13 +172,9 @@ def load(
         CorruptExecutable: the file is damaged.
         ForeignExecutable: it is sound but made for other programs, torch or hardware.
     """
-    with files.open_regular(path) as file, _damage(path), zipfile.ZipFile(file) as archive:
-        manifest = _manifest(archive)
-        _refuse_foreign(path, manifest, parts)
-        payloads = {
-            program.name: _checked(archive, manifest, f"programs/{program.name}.bin")
-            for program in programs
-        }
+    with _opened(path) as file:
+        _refuse_foreign(path, file.content["key_parts"], parts)
+        payloads = {program.name: file.read(f"programs/{program.name}.bin") for program in programs}
     try:
         return restored(programs, parts, target, payloads.__getitem__)
     except RuntimeError as error:
@@ -231,18 +215,10 @@ def restored(
     )
 
 
-def _refuse_foreign(path: Path, manifest: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
-    there = {**manifest["key_parts"], "format": manifest["format"]}
+def _refuse_foreign(path: Path, there: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
     reason = why_other(there, parts)
     if reason:
         raise ForeignExecutable(
             f"{path} was made for something else: {reason}. "
             "Compile here, or load it where it was made."
         )
-
-
-def _checked(archive: zipfile.ZipFile, manifest: Mapping[str, Any], name: str) -> bytes:
-    data = archive.read(name)
-    if hashlib.sha256(data).hexdigest() != manifest["sha256"][name]:
-        raise zipfile.BadZipFile(f"checksum of {name} does not match")
-    return data
