@@ -470,3 +470,16 @@ def test_tensors_count_as_parameters_for_a_time():
         assert isinstance(tensor, nn.Parameter)
         assert not isinstance(other, nn.Parameter)
     assert not isinstance(tensor, nn.Parameter)
+
+
+def test_the_schema_of_an_operator_names_its_arguments():
+    schema = _torch.schema_of(torch.ops.aten.add_.Tensor)
+    assert schema.name == "aten::add_"
+    assert schema.is_mutable
+    assert [each.name for each in schema.arguments] == ["self", "other", "alpha"]
+
+
+def test_views_lie_in_the_memory_of_their_base():
+    with _torch.static_fakes():
+        base, other = torch.empty(4), torch.empty(4)
+    assert _torch.memory_of(base) == _torch.memory_of(base[1:]) != _torch.memory_of(other)

@@ -265,6 +265,16 @@ def operator_name(operator: OpOverload | HigherOrderOperator) -> str:
     return f"{operator._schema.name}.{operator._overloadname}"
 
 
+def schema_of(operator: OpOverload) -> torch.FunctionSchema:
+    """Return an operator's schema: its arguments, results and which of them it writes."""
+    return operator._schema
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's storage object, which views share, also without data."""
+    return tensor.untyped_storage()._cdata
+
+
 def find_operator(qualified: str) -> OpOverload | HigherOrderOperator | None:
     """Return the operator of this name, None if torch has none; no other member of torch.ops."""
     match = _OPERATOR_NAME.fullmatch(qualified)

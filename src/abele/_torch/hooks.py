@@ -19,20 +19,18 @@ _optimizers: Any = importlib.import_module("torch.optim.optimizer")
 Hooks = MutableMapping[int, Callable[..., Any]]
 
 
-def _values(hooks: Hooks | None) -> list[Callable[..., Any]]:
-    return [] if hooks is None else list(hooks.values())
-
-
 def of_gradient(tensor: torch.Tensor) -> list[Callable[..., Any]]:
     """Return what ``register_hook`` of a leaf has added."""
     untyped: Any = tensor
-    return _values(untyped._backward_hooks)
+    hooks: Hooks = untyped._backward_hooks or {}
+    return list(hooks.values())
 
 
 def after_accumulation(tensor: torch.Tensor) -> list[Callable[..., Any]]:
     """Return what ``register_post_accumulate_grad_hook`` has added."""
     untyped: Any = tensor
-    return _values(untyped._post_accumulate_grad_hooks)
+    hooks: Hooks = untyped._post_accumulate_grad_hooks or {}
+    return list(hooks.values())
 
 
 def of_backward(module: torch.nn.Module) -> tuple[Hooks, Hooks]:

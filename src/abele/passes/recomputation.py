@@ -16,6 +16,8 @@ The order of a graph is all that the reference looks at. Compilers have an order
 join kernels that read the same values, so clones also depend on what backward computed last.
 """
 
+# pyright: basic
+
 from __future__ import annotations
 
 from collections.abc import Iterable

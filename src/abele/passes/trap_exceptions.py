@@ -9,6 +9,8 @@ what propagates is no exception: infinities from infinities and NaN from NaN are
 of minus infinity pass.
 """
 
+# pyright: basic
+
 from __future__ import annotations
 
 import math

@@ -13,6 +13,7 @@ import keyword
 import operator
 import re
 from collections.abc import Iterator
+from typing import Any, cast
 
 import torch
 
@@ -301,9 +302,16 @@ def node_argument(node: torch.fx.Node, index: int) -> torch.fx.Node:
     return argument
 
 
+def called_operator(node: torch.fx.Node) -> OpOverload | None:
+    """Return the operator that a node calls; None for other nodes."""
+    target: Any = node.target
+    return cast("Any", target) if isinstance(target, OpOverload) else None
+
+
 def has_tag(node: torch.fx.Node, tag: torch.Tag) -> bool:
     """Return whether the operator that a node calls has one of torch's tags."""
-    return isinstance(node.target, OpOverload) and tag in node.target.tags
+    called = called_operator(node)
+    return called is not None and tag in called.tags
 
 
 def is_getitem(node: torch.fx.Node) -> bool:

@@ -9,7 +9,8 @@ import torch
 
 from abele import _torch
 from abele._torch import OpOverload
-from abele.program import is_getitem
+from abele.containers import is_sequence
+from abele.program import called_operator, has_tag, is_getitem
 from abele.program.aliasing import base, written
 from abele.trace.plain_tensors import written_stand_in
 
@@ -95,8 +96,8 @@ def results(
 
     def value(each: Any) -> Any:
         nonlocal missing
-        if isinstance(each, list | tuple):
-            return type(each)(value(one) for one in each)
+        if is_sequence(each):
+            return type(each)(value(item) for item in each)
         if not isinstance(each, torch.Tensor):
             return each
         constant = value_of(each)
@@ -113,11 +114,11 @@ def results(
 
 def _computes_the_same_now(node: torch.fx.Node) -> bool:
     """Return whether it is a constant or an operation that draws no numbers."""
-    tags = getattr(node.target, "tags", ())
     of_graph = node.op == "get_attr" or is_getitem(node) or _is_of_torch(node)
-    return of_graph and torch.Tag.nondeterministic_seeded not in tags
+    return of_graph and not has_tag(node, torch.Tag.nondeterministic_seeded)
 
 
 def _is_of_torch(node: torch.fx.Node) -> bool:
     """Return whether an operator is torch's; host calls and prints may differ from run to run."""
-    return isinstance(node.target, OpOverload) and node.target.namespace == "aten"
+    operator = called_operator(node)
+    return operator is not None and operator.namespace == "aten"

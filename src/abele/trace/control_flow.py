@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from abele import _torch
-from abele._torch import OpOverload
 from abele.errors import CaptureError
 from abele.program import subgraphs, writes
 from abele.program.aliasing import base, written
@@ -30,7 +30,7 @@ class _Outlined:
 
     Attributes:
         nodes: of the body, detached from the trace.
-        given: the nodes that stand for the body's arguments.
+        inputs: the nodes that stand for the body's arguments.
         read: nodes of the program that the body reads beside its arguments, in order.
         returned: the nodes of its results.
         fakes: its results, for their shapes and types.
@@ -68,7 +68,7 @@ class _Outlined:
 
 
 def loop(
-    count: int, body: Body, inputs: Sequence[torch.Tensor], check: Callable
+    count: int, body: Body, inputs: Sequence[torch.Tensor], check: Callable[..., None]
 ) -> list[torch.Tensor]:
     """Apply ``body`` ``count`` times to its own results, starting from copies of ``inputs``.
 
@@ -94,15 +94,15 @@ def loop(
     def again(counter: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         return counter < count
 
-    results = torch.ops.higher_order.while_loop(again, graph, (counter, *start), read)
-    return list(results[1:])
+    while_loop: Any = torch.ops.higher_order.while_loop
+    return list(while_loop(again, graph, (counter, *start), read)[1:])
 
 
 def choose(
     condition: torch.Tensor,
     bodies: tuple[Body, Body],
     inputs: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
-    check: Callable,
+    check: Callable[..., None],
 ) -> list[torch.Tensor]:
     """Run one of two bodies, whichever the condition's value asks for at run time.
 
@@ -117,9 +117,7 @@ def choose(
     """
     with scopes.nodes_to_be_moved():
         sides = [
-            _outline(
-                lambda body=body, operands=operands: body(*[each.clone() for each in operands]), ()
-            )
+            _outline(_on_copies(body, operands), ())
             for body, operands in zip(bodies, inputs, strict=True)
         ]
         check(*(side.fakes for side in sides))
@@ -128,7 +126,12 @@ def choose(
         for side in reversed(sides):
             _erase(side)
     operands = tuple(_torch.tracked_fake(node) for node in read)
-    return list(torch.ops.higher_order.cond(condition, first, second, operands))
+    cond: Any = torch.ops.higher_order.cond
+    return list(cond(condition, first, second, operands))
+
+
+def _on_copies(body: Body, operands: Sequence[torch.Tensor]) -> Body:
+    return lambda: body(*[each.clone() for each in operands])
 
 
 def restore_views(graph: torch.fx.GraphModule) -> None:
@@ -140,12 +143,11 @@ def restore_views(graph: torch.fx.GraphModule) -> None:
     for _, inner in subgraphs(graph):
         restore_views(inner)
         for node in inner.graph.nodes:
-            if isinstance(node.target, OpOverload):
-                node.target = _VIEWS.get(node.target, node.target)
+            node.target = _VIEWS.get(node.target, node.target)
         inner.recompile()
 
 
-_VIEWS = {
+_VIEWS: dict[Any, Any] = {
     # Where writes were removed, strides may have changed.
     aten.view_copy.default: aten.reshape.default,
     aten.t_copy.default: aten.t.default,
@@ -178,9 +180,9 @@ def _outline(body: Body, arguments: Sequence[torch.Tensor]) -> _Outlined:
         each if _torch.traced_node(each) is not None else torch.zeros_like(each) + each
         for each in results
     ]
-    mode = _torch.get_proxy_mode()
+    mode: Any = _torch.get_proxy_mode()
     assert mode is not None, "loops and branches of programs exist during capture only"
-    root = mode.tracer.root
+    root: torch.nn.Module = mode.tracer.root
     traced = [node for node in _torch.traced_nodes() if node not in before]
     nodes = [node for node in traced if not _is_constant(node, root)]
     returned = [_node(tensor) for tensor in results]

@@ -17,7 +17,16 @@ from abele.trace import known_shapes
 aten = torch.ops.aten
 
 
-def _batch_norm(x, weight, bias, mean, var, training, momentum, eps):
+def _batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
     """Trace variants of ``native_batch_norm`` whose schemas declare the writes to statistics."""
     if mean is None or var is None:
         return aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
@@ -30,7 +39,9 @@ def _batch_norm(x, weight, bias, mean, var, training, momentum, eps):
     )
 
 
-def _random_from(x, low, high, generator=None):
+def _random_from(
+    x: torch.Tensor, low: int, high: int | None, generator: torch.Generator | None = None
+) -> Any:
     """Trace another overload: this one's name is a keyword, so programs could not be read back."""
     if high is None or generator is not None:
         return NotImplemented
@@ -38,7 +49,13 @@ def _random_from(x, low, high, generator=None):
     return x.copy_(numbers)
 
 
-def _cross_entropy_of_logits(x, target, weight=None, pos_weight=None, reduction=1):
+def _cross_entropy_of_logits(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    pos_weight: torch.Tensor | None = None,
+    reduction: int = 1,
+) -> torch.Tensor:
     """Keep the kernel: retracing would use exp and log, which differ in the last bits."""
     log_sigmoid = torch.nn.functional.logsigmoid(x)
     if pos_weight is not None:
@@ -49,7 +66,7 @@ def _cross_entropy_of_logits(x, target, weight=None, pos_weight=None, reduction=
     return {0: loss.clone, 1: loss.mean, 2: loss.sum}[reduction]()
 
 
-PORTABLE_OPERATORS: dict[Any, Callable] = {
+PORTABLE_OPERATORS: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm.default: _batch_norm,
     getattr(aten.random_, "from"): _random_from,
     aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_logits,

@@ -8,6 +8,8 @@ a write, or there are loops, torch's functionalisation runs the graph once more.
 graph and takes about as long as tracing did.
 """
 
+# pyright: basic
+
 from __future__ import annotations
 
 import functools

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from abele import _torch
+from abele.containers import is_tuple
 from abele.trace.constants import constant_value
 
 aten = torch.ops.aten
 
 
-def _computed_now(operator: _torch.OpOverload) -> Callable:
+def _computed_now(operator: _torch.OpOverload) -> Callable[..., Any]:
     """Return ``operator`` computed during capture if all of its tensors are constants."""
 
     def compute(*args: Any, **kwargs: Any) -> Any:
@@ -27,7 +28,7 @@ def _computed_now(operator: _torch.OpOverload) -> Callable:
         named = dict(zip(kwargs, values[len(args) :], strict=True))
         with _torch.outside_the_trace():
             results = operator(*values[: len(args)], **named)
-        if isinstance(results, tuple):
+        if is_tuple(results):
             return tuple(map(_traced, results))
         return _traced(results)
 
@@ -68,11 +69,12 @@ def _masked_select(x: torch.Tensor, mask: torch.Tensor) -> Any:
     known_mask = _with_values(mask)
     if known_mask is NotImplemented:
         return NotImplemented
-    shape = torch.broadcast_shapes(x.shape, mask.shape)
+    untyped: Any = torch
+    shape: torch.Size = untyped.broadcast_shapes(x.shape, mask.shape)
     return _index(x.expand(shape), [mask.expand(shape)])
 
 
-OPERATORS: dict[_torch.OpOverload, Callable] = {
+OPERATORS: dict[_torch.OpOverload, Callable[..., Any]] = {
     operator: _computed_now(operator)
     for operator in (
         aten.bincount.default,

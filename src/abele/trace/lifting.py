@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -31,7 +32,7 @@ class Lifted:
     name: str
     value: torch.Tensor
     fake: torch.Tensor
-    meta: dict
+    meta: dict[str, Any]
 
 
 def lift(graph: torch.fx.GraphModule) -> list[Lifted]:
@@ -42,7 +43,7 @@ def lift(graph: torch.fx.GraphModule) -> list[Lifted]:
     for node in named:
         memories.setdefault(node.meta.get(SHARES, node), []).append(node)
     changed = {base(each) for node in graph.graph.nodes for each in written(node)}
-    lifted = []
+    lifted: list[Lifted] = []
     for first, nodes in memories.items():
         if len(nodes) > 1 and first in changed:
             lifted.append(_as_views(graph, nodes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Generator, Iterator, Mapping, Set
+from typing import Any, cast
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -34,7 +35,7 @@ class ModuleState:
     @property
     def modules(self) -> dict[str, torch.nn.Module]:
         """The module and its children by path."""
-        return dict(self.module.named_modules())
+        return dict(_modules(self.module))
 
     @classmethod
     def of(cls, module: torch.nn.Module) -> ModuleState:
@@ -71,8 +72,8 @@ def refuse_without_shapes(module: torch.nn.Module) -> None:
     Raises:
         CaptureError: a part is a TorchScript module or a lazy one that has not been called.
     """
-    for path, child in module.named_modules():
-        if isinstance(child, torch.jit.ScriptModule):
+    for path, child in _modules(module):
+        if isinstance(child, cast("Any", torch.jit).ScriptModule):
             raise CaptureError(
                 f"Submodule {path or '(the model)'} is a TorchScript module, whose forward cannot "
                 "be captured. Use the torch.nn.Module that it was made from."
@@ -103,14 +104,22 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return torch.Tensor.as_subclass(torch.Tensor.detach(tensor), torch.Tensor)
 
 
-def _stores(module: torch.nn.Module, kind: str) -> Iterator[tuple[str, torch.nn.Module, dict]]:
+Store = dict[str, Any]
+
+
+def _modules(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    untyped: Any = module
+    return untyped.named_modules()
+
+
+def _stores(module: torch.nn.Module, kind: str) -> Iterator[tuple[str, torch.nn.Module, Store]]:
     # Through __dict__: wrapped modules intercept attribute reads to fetch weights.
-    for prefix, owner in module.named_modules():
-        yield prefix, owner, owner.__dict__[kind]
+    for prefix, owner in _modules(module):
+        yield prefix, owner, vars(owner)[kind]
 
 
 def _named(module: torch.nn.Module, kind: str) -> Iterator[tuple[str, torch.Tensor]]:
-    seen = set()
+    seen: set[int] = set()
     for prefix, _, store in _stores(module, kind):
         for key, value in store.items():
             if value is not None and id(value) not in seen:
@@ -133,7 +142,7 @@ def substituted(
     Raises:
         ReassignedError: on leaving, if forward put another tensor in a substituted place.
     """
-    stores = []
+    stores: list[tuple[str, torch.nn.Module, Store, Store, Store]] = []
     replacement = in_place_of(state, params, buffers)
     for kind in ("_parameters", "_buffers"):
         for prefix, owner, store in _stores(state.module, kind):
@@ -151,7 +160,7 @@ def substituted(
             store.update(original)
 
 
-def _check_kept(prefix: str, owner: torch.nn.Module, store: dict, expected: dict) -> None:
+def _check_kept(prefix: str, owner: torch.nn.Module, store: Store, expected: Store) -> None:
     kind = "Buffer" if store is owner.__dict__["_buffers"] else "Parameter"
     for key in {**expected, **store}:
         name = f"{prefix}.{key}" if prefix else key

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import itertools
-import sys
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from abele import _torch
 from abele._torch import OpOverload
+from abele.containers import is_sequence
 from abele.trace.constants import computed, results
 from abele.trace.out_arguments import has_out, write_results
 from abele.trace.overlaps import each_once
@@ -29,7 +30,10 @@ from abele.trace.plain_tensors import PlainMemory, PlainTensors
 from abele.trace.result_layouts import corrected
 
 Run = Callable[[], Any]
-Trace = Callable[[OpOverload, Sequence, dict[str, Any]], Any]
+Arguments = Sequence[Any]
+Keywords = dict[str, Any]
+Trace = Callable[[OpOverload, Arguments, Keywords], Any]
+Copies = dict[torch.fx.Node, torch.fx.Node]
 Left = tuple[PlainMemory, torch.Tensor | None]
 
 _NUMBERS = {int, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
@@ -121,7 +125,8 @@ class _Memo:
 
     def _stack(self) -> str:
         """Return the frames of all functions named ``forward``, outermost first."""
-        frame, frames = sys._getframe(1), []
+        frame = inspect.currentframe()
+        frames: list[tuple[CodeType, int]] = []
         while frame is not None:
             if frame.f_code.co_name == "forward":
                 frames.append((frame.f_code, frame.f_lineno))
@@ -140,7 +145,7 @@ class _Memo:
 
     # -- operators ---------------------------------------------------------------------
 
-    def call(self, function: OpOverload, args: Sequence, kwargs: dict, trace: Trace) -> Any:
+    def call(self, function: OpOverload, args: Arguments, kwargs: Keywords, trace: Trace) -> Any:
         """Return an operator's results, traced by ``trace`` or from memory."""
         if function is _LIFT and not isinstance(args[0], _torch.FakeTensor):
             return self._plain.lifted(args[0])
@@ -154,12 +159,12 @@ class _Memo:
         return _with_originals(result, originals) if originals else result
 
     def _traced_write(
-        self, function: OpOverload, args: Sequence, kwargs: dict, trace: Trace
+        self, function: OpOverload, args: Arguments, kwargs: Keywords, trace: Trace
     ) -> Any:
-        def call(function: OpOverload, args: Sequence, kwargs: dict) -> Any:
+        def call(function: OpOverload, args: Arguments, kwargs: Keywords) -> Any:
             return self._traced(function, args, kwargs, trace)
 
-        if not function._schema.is_mutable:
+        if not _torch.schema_of(function).is_mutable:
             return call(function, args, kwargs)
         if has_out(function):
             return write_results(function, args, kwargs, call, self._become)
@@ -169,7 +174,7 @@ class _Memo:
         call(function, [once, *args[1:]], kwargs)
         return args[0]
 
-    def _traced(self, function: OpOverload, args: Sequence, kwargs: dict, trace: Trace) -> Any:
+    def _traced(self, function: OpOverload, args: Arguments, kwargs: Keywords, trace: Trace) -> Any:
         if _OF_VALUES.intersection(function.tags):
             constants = results(function, args, kwargs, self._constant_value)
             if constants is not None:
@@ -187,8 +192,8 @@ class _Memo:
         nodes: list[torch.fx.Node] = []
         try:
             with _torch.without_torch_function_modes():
-                key = (function, self._key(args, tensors, nodes), *_state())
-                key = (*key, *((name, self._key(v, tensors, nodes)) for name, v in kwargs.items()))
+                key: tuple[Any, ...] = (function, self._key(args, tensors, nodes), *_state())
+                key += tuple((name, self._key(v, tensors, nodes)) for name, v in kwargs.items())
         except _UnknownError:
             return run()
         if key not in self._calls:
@@ -205,7 +210,7 @@ class _Memo:
 
     def _as_constants(self, value: Any) -> Any:
         """Return results computed from constants alone as values of the trace."""
-        if isinstance(value, list | tuple):
+        if is_sequence(value):
             return type(value)(map(self._as_constants, value))
         return self._plain.lifted(value) if isinstance(value, torch.Tensor) else value
 
@@ -223,7 +228,7 @@ class _Memo:
         """Return what an operator's nodes depend on; collects its tensors and their nodes."""
         if value is None:
             return None
-        kind = type(value)
+        kind = cast("Any", type(value))
         if kind is float:
             return kind, value.hex()  # 0.0 and -0.0 are equal, and NaN is not
         if kind in _NUMBERS:
@@ -263,7 +268,7 @@ class _Memo:
                 results = self._template(result, tensors, copies, set())
         except _UnknownError:
             return None
-        returned = {id(each) for each in (result if isinstance(result, list | tuple) else [result])}
+        returned = {id(each) for each in (result if is_sequence(result) else [result])}
         for tensor, node in zip(tensors, inputs, strict=True):
             if id(tensor) not in returned and self._trace.node_of(tensor) is not node:
                 return None  # an argument has another node now, which no result shows
@@ -271,12 +276,12 @@ class _Memo:
         return _Remembered(nodes, [placeholders[node] for node in inputs], results)
 
     def _template(
-        self, result: Any, tensors: list[_torch.FakeTensor], copies: dict, new: set[int]
+        self, result: Any, tensors: list[_torch.FakeTensor], copies: Copies, new: set[int]
     ) -> Any:
         """Return results as ``_Made`` and ``_Given``; ``new`` collects memory no argument has."""
         if result is None:
             return None
-        if isinstance(result, list | tuple):
+        if is_sequence(result):
             return type(result)(self._template(each, tensors, copies, new) for each in result)
         node = self._trace.node_of(result) if type(result) is _torch.FakeTensor else None
         if node is None or node not in copies:
@@ -286,8 +291,8 @@ class _Memo:
                 return _Given(index, copies[node])
         if "val" not in node.meta:
             raise _UnknownError
-        storages = [tensor.untyped_storage()._cdata for tensor in tensors]
-        storage = result.untyped_storage()._cdata
+        storages = [_torch.memory_of(tensor) for tensor in tensors]
+        storage = _torch.memory_of(result)
         shares = storages.index(storage) if storage in storages else None
         if shares is None and storage in new:
             raise _UnknownError  # two results in the same memory
@@ -306,28 +311,29 @@ class _Memo:
         with _torch.without_torch_function_modes():
             return self._rebuilt(remembered.results, tensors, copies)
 
-    def _rebuilt(self, result: Any, tensors: list[_torch.FakeTensor], copies: dict) -> Any:
+    def _rebuilt(self, result: Any, tensors: list[_torch.FakeTensor], copies: Copies) -> Any:
         if result is None:
             return None
-        if isinstance(result, list | tuple):
+        if is_sequence(result):
             return type(result)(self._rebuilt(each, tensors, copies) for each in result)
         if isinstance(result, _Given):
             tensor = tensors[result.index]
         else:
-            shared = None if result.shares is None else tensors[result.shares]
-            tensor = _torch.laid_out_like(result.like, self._mode, shared)
+            made: _Made = result
+            shared = None if made.shares is None else tensors[made.shares]
+            tensor = _torch.laid_out_like(made.like, self._mode, shared)
         self._trace.stand_for(tensor, copies[result.node])
         return tensor
 
 
 def _with_originals(value: Any, originals: dict[int, torch.Tensor]) -> Any:
     """Return results with the user's own tensors where their stand-ins are returned."""
-    if isinstance(value, list | tuple):
+    if is_sequence(value):
         return type(value)(_with_originals(each, originals) for each in value)
     return originals.get(id(value), value)
 
 
-def _state() -> tuple:
+def _state() -> tuple[torch.dtype, bool, bool]:
     """Return what else an operator may look at."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     return torch.get_default_dtype(), torch.is_grad_enabled(), deterministic

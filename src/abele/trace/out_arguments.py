@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from abele import _torch
-from abele._torch import OpOverload
+from abele._torch import OpOverload, schema_of
+from abele.containers import is_sequence
 from abele.errors import CaptureError
 from abele.warn import user_line
 
@@ -34,17 +35,18 @@ _SUMS = {
     aten.cumprod.default,
 }
 
-Call = Callable[[OpOverload, Sequence, dict[str, Any]], Any]
+Call = Callable[[OpOverload, Sequence[Any], dict[str, Any]], Any]
 
 
 def has_out(function: OpOverload) -> bool:
     """Return whether an operator writes its results into arguments given for that."""
-    return function._schema.is_mutable and any(each.is_out for each in function._schema.arguments)
+    schema = schema_of(function)
+    return schema.is_mutable and any(each.is_out for each in schema.arguments)
 
 
 def write_results(
     function: OpOverload,
-    args: Sequence,
+    args: Sequence[Any],
     kwargs: Mapping[str, Any],
     call: Call,
     become: Callable[[torch.Tensor, torch.Tensor], bool],
@@ -64,7 +66,7 @@ def write_results(
     Raises:
         CaptureError: no operator returns the result, or it does not fit.
     """
-    names = [each.name for each in function._schema.arguments if each.is_out]
+    names = [each.name for each in schema_of(function).arguments if each.is_out]
     outs = [kwargs[name] for name in names]
     others = {name: value for name, value in kwargs.items() if name not in names}
     target = returning(function)
@@ -79,8 +81,8 @@ def write_results(
             "instead, or copy it: out.copy_(result)."
         )
     computed = call(target, args, others)
-    results = list(computed) if isinstance(computed, list | tuple) else [computed]
-    if len(outs) == 1 and isinstance(outs[0], list | tuple):
+    results = list(computed) if is_sequence(computed) else [computed]
+    if len(outs) == 1 and is_sequence(outs[0]):
         outs = list(outs[0])
     for out, result in zip(outs, results, strict=True):
         if out.shape != result.shape:
@@ -98,13 +100,15 @@ def write_results(
 @functools.cache
 def returning(function: OpOverload) -> OpOverload | None:
     """The overload that returns what this one writes into its ``out`` arguments."""
-    packet = getattr(getattr(torch.ops, function.namespace), function._schema.name.split("::")[1])
-    inputs = [_text(each) for each in function._schema.arguments if not each.is_out]
-    others = [getattr(packet, name) for name in packet.overloads()]
-    others = [other for other in others if not other._schema.is_mutable]
-    for ignored in (set(), _OF_FACTORIES):
+    packet = getattr(
+        getattr(torch.ops, function.namespace), schema_of(function).name.split("::")[1]
+    )
+    inputs = [_text(each) for each in schema_of(function).arguments if not each.is_out]
+    others: list[OpOverload] = [getattr(packet, name) for name in packet.overloads()]
+    others = [other for other in others if not schema_of(other).is_mutable]
+    for ignored in (set[str](), _OF_FACTORIES):
         for other in others:
-            arguments = [each for each in other._schema.arguments if each.name not in ignored]
+            arguments = [each for each in schema_of(other).arguments if each.name not in ignored]
             if [_text(each) for each in arguments] == inputs:
                 return other
     return None
@@ -112,7 +116,7 @@ def returning(function: OpOverload) -> OpOverload | None:
 
 def _adds_dtype(function: OpOverload, target: OpOverload) -> bool:
     """Return whether the operator without ``out`` has to get its dtype as an argument."""
-    names = ["dtype" in [each.name for each in f._schema.arguments] for f in (function, target)]
+    names = ["dtype" in [each.name for each in schema_of(f).arguments] for f in (function, target)]
     return names == [False, True]
 
 

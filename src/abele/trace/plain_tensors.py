@@ -20,6 +20,7 @@ import torch
 
 from abele import _torch
 from abele._torch import OpOverload
+from abele.containers import is_sequence
 from abele.errors import CaptureError
 from abele.program import node_argument, writes
 from abele.program.aliasing import SHARES, base
@@ -47,7 +48,7 @@ class PlainMemory:
 
     node: torch.fx.Node
     constant: torch.Tensor
-    tensors: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    tensors: list[torch.Tensor] = dataclasses.field(default_factory=list[torch.Tensor])
     written: bool = False
 
     def leave(self, value: torch.Tensor | None) -> None:
@@ -104,7 +105,7 @@ class PlainTensors:
             stand_in = self.stand_in(value)
             originals[id(stand_in)] = value
             return stand_in
-        if isinstance(value, list | tuple):
+        if is_sequence(value):
             return type(value)([self.exchanged(each, originals) for each in value])
         return value
 
@@ -117,7 +118,7 @@ class PlainTensors:
                     "forward uses a tensor that is neither a parameter nor a buffer and is "
                     f"{kind}; a program keeps dense tensors. {INSTEAD}"
                 )
-            storage = value.untyped_storage()._cdata
+            storage = _torch.memory_of(value)
             layout = tuple(value.shape), value.stride(), value.storage_offset()
             key = storage, value.dtype, layout, value.is_conj(), value.is_neg()
             if storage in self._state:
@@ -139,13 +140,13 @@ class PlainTensors:
 
     def note_writes(self, function: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> None:
         """Note which plain tensors an operator is about to change, and warn once for each."""
-        if not self._memories or not function._schema.is_mutable:
+        if not self._memories or not _torch.schema_of(function).is_mutable:
             return
-        for index, argument in enumerate(function._schema.arguments):
+        for index, argument in enumerate(_torch.schema_of(function).arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             value = args[index] if index < len(args) else kwargs.get(argument.name)
-            for tensor in value if isinstance(value, list | tuple) else [value]:
+            for tensor in value if is_sequence(value) else [value]:
                 self._note_write(tensor)
 
     def refuse_new_shape(self, function: OpOverload, tensor: torch.Tensor) -> None:
@@ -179,7 +180,7 @@ class PlainTensors:
         """Return what stands for a plain tensor that forward has changed; None for any other."""
         with _torch.without_torch_function_modes():
             dense = not isinstance(value, _torch.FakeTensor) and other_kind(value) is None
-            memory = self._memories.get(value.untyped_storage()._cdata) if dense else None
+            memory = self._memories.get(_torch.memory_of(value)) if dense else None
         return self.stand_in(value) if memory is not None and memory.written else None
 
     def written(self) -> list[PlainMemory]:

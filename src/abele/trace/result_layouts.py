@@ -14,6 +14,7 @@ import torch
 
 from abele import _torch
 from abele._torch import OpOverload
+from abele.containers import is_sequence
 from abele.program import is_getitem, node_argument
 
 aten = torch.ops.aten
@@ -40,7 +41,7 @@ def _of_images(*args: Any) -> torch.Tensor:
 
 
 # By operator: for each result that is concerned, a tensor laid out like it.
-_LIKE: dict[Callable, tuple[Like, ...]] = {
+_LIKE: dict[Callable[..., Any], tuple[Like, ...]] = {
     aten.mse_loss_backward.default: (_contiguous(1),),
     aten.smooth_l1_loss_backward.default: (_contiguous(1),),
     aten.huber_loss_backward.default: (_contiguous(1),),
@@ -56,7 +57,7 @@ _LIKE: dict[Callable, tuple[Like, ...]] = {
 }
 
 
-def actual(function: Callable, args: Sequence[Any], result: Any) -> Any:
+def actual(function: Callable[..., Any], args: Sequence[Any], result: Any) -> Any:
     """Return the results of an operator on tensors without data, laid out as its kernel does it.
 
     Args:
@@ -67,12 +68,12 @@ def actual(function: Callable, args: Sequence[Any], result: Any) -> Any:
     likes = _LIKE.get(function)
     if likes is None or args[0].device.type != "cpu":
         return result
-    results = list(result) if isinstance(result, list | tuple) else [result]
+    results = list(result) if is_sequence(result) else [result]
     for index, like in enumerate(likes):
         before, real = results[index], like(*args)
         if before.stride() != real.stride():
             results[index] = real.to(before.dtype)
-    return type(result)(results) if isinstance(result, list | tuple) else results[0]
+    return type(result)(results) if is_sequence(result) else results[0]
 
 
 @contextlib.contextmanager
@@ -80,7 +81,12 @@ def correcting() -> Generator[None]:
     """While open, the results in the trace under way are laid out as kernels do it."""
     with _torch.Interception() as trace:
 
-        def call(function: OpOverload, args: Sequence[Any], kwargs: dict, run: Callable) -> Any:
+        def call(
+            function: OpOverload,
+            args: Sequence[Any],
+            kwargs: dict[str, Any],
+            run: Callable[..., Any],
+        ) -> Any:
             return corrected(trace, function, args, run(function, args, kwargs))
 
         trace.intercept(call, lambda node: None)
@@ -95,7 +101,7 @@ def corrected(
         return result
     with _torch.without_torch_function_modes(), torch.no_grad():
         corrected_result = actual(function, args, result)
-    if not isinstance(corrected_result, list | tuple):
+    if not is_sequence(corrected_result):
         return _in_trace(trace, result, corrected_result)
     return type(corrected_result)(
         _in_trace(trace, *each) for each in zip(result, corrected_result, strict=True)

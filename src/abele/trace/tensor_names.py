@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from abele._torch import OpOverload
+from abele._torch import schema_of
 from abele.errors import CaptureError
 from abele.program import (
     Role,
+    called_operator,
     is_getitem,
     node_argument,
     output_node,
@@ -57,8 +59,13 @@ _KINDS = {
     "_to_copy": "Cast",
 }
 _SILENT = {"detach", "alias"}  # they return their argument
-_STATE = {"exp_avg": "Accl1", "exp_avg_sq": "Accl2", "square_avg": "Accl1", "grad_avg": "Accl2"}
-_STATE |= {"step": "Step"}
+_STATE = {
+    "exp_avg": "Accl1",
+    "exp_avg_sq": "Accl2",
+    "square_avg": "Accl1",
+    "grad_avg": "Accl2",
+    "step": "Step",
+}
 
 
 class Lookup:
@@ -203,15 +210,17 @@ def _of_forward(graph: torch.fx.GraphModule) -> Iterator[tuple[str, torch.fx.Nod
         if not isinstance(node.meta.get("val"), torch.Tensor):
             continue  # an operation with several results: those that are picked are named
         source = node_argument(node, 0) if is_getitem(node) else node
-        if isinstance(source.target, OpOverload) and _operator(source) not in _SILENT:
+        if called_operator(source) is not None and _operator(source) not in _SILENT:
             index = node.args[1] if is_getitem(node) else 0
-            scope = (node.meta.get("custom") or {}).get("scope")
+            custom: dict[str, Any] = node.meta.get("custom") or {}
+            scope = custom.get("scope")
             yield f"{f'{scope}/' if scope else ''}{_kind(source)}:{index}", node
 
 
 def _operator(node: torch.fx.Node) -> str:
-    assert isinstance(node.target, OpOverload)
-    return node.target._schema.name.rpartition("::")[2]
+    operator = called_operator(node)
+    assert operator is not None, node
+    return schema_of(operator).name.rpartition("::")[2]
 
 
 def _kind(node: torch.fx.Node) -> str:

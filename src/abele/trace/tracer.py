@@ -125,7 +125,7 @@ def trace(
 
 def _address(value: torch.Tensor) -> int:
     """Return which memory a tensor lives in."""
-    return value.untyped_storage()._cdata
+    return _torch.memory_of(value)
 
 
 def fake_of(item: Named, mode: _torch.FakeTensorMode) -> torch.Tensor:
