@@ -1,4 +1,4 @@
-"""What goes wrong between a program and the way it was started."""
+"""The error for a program that does not fit the way it was started."""
 
 
 class Error(RuntimeError):

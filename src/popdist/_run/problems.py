@@ -1,4 +1,4 @@
-"""What stops poprun before anything is launched."""
+"""The error that stops poprun before anything is launched."""
 
 
 class Problem(Exception):

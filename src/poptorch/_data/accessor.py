@@ -1,6 +1,7 @@
-"""`AsynchronousDataAccessor`: a data set read ahead by a process of its own.
+"""`AsynchronousDataAccessor`: a data set read ahead by a separate process.
 
-This file is the consumer's side; `_accessor_worker` is the process, `_slots` the memory between.
+This file is the consumer's side; `accessor_worker` is the process, `slots` the memory that both
+share.
 """
 
 import contextlib

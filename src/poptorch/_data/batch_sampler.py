@@ -1,4 +1,4 @@
-"""Micro-batches of a user's batch sampler, put together to what one call consumes.
+"""Combining the micro-batches of a user's batch sampler into the batch of one call.
 
 Micro-batches are collated one by one: a collate function may pad or count within a micro-batch.
 """

@@ -1,4 +1,4 @@
-"""`DataLoader`: torch's loader, giving as many rows as one call of a wrapped model consumes.
+"""`DataLoader`: torch's loader, with as many rows per batch as one call of a wrapped model takes.
 
 The options say how many those are, and which share of the data set this process reads.
 """

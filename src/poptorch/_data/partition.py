@@ -1,4 +1,4 @@
-"""Which elements of a data set each of several processes reads, epoch by epoch.
+"""The division of a data set between processes, epoch by epoch.
 
 Every process computes the same permutation from the same seed, and owns a contiguous range of it.
 """

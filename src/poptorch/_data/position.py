@@ -1,4 +1,4 @@
-"""Where a loader is in its data, and how it gets there again.
+"""The position of a loader in its data, and resuming from it.
 
 The order of an epoch follows from random numbers that torch's loader draws when the epoch begins.
 So a position is the number of the epoch, how many batches were given, and the state of the random

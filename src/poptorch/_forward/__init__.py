@@ -1,1 +1,1 @@
-"""What programs say inside forward about placement and memory, and what capture makes of it."""
+"""Statements of programs inside forward about placement and memory, and their capture."""

@@ -1,8 +1,8 @@
-"""Where the operators of a captured model were placed, and whether that is allowed.
+"""The placement of a captured model's operators, and its checks.
 
-A placement changes no number. It decides the stages of a pipeline (``_pipelines``); the rest are
-rules that programs are written to (how deep a pipeline must be filled, how many devices there may
-be) and a table to look at.
+A placement changes no number. It decides the stages of a pipeline
+(``poptorch._compiled.pipelines``); the rest are rules that programs are written to (how deep a
+pipeline must be filled, how many devices there may be) and a table to look at.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Marks of activations that stay in memory while what lies between them is computed again."""
+"""Marks on activations that stay in memory; those between marks are recomputed."""
 
 import contextlib
 import contextvars

@@ -1,4 +1,4 @@
-"""What forward is being run for, and the loss it may name."""
+"""The purpose of the present run of forward, and the loss that it marks."""
 
 import contextlib
 import contextvars

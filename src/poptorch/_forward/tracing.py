@@ -1,4 +1,4 @@
-"""What annotations need to know while a forward is captured: the options, and the open block."""
+"""The state of a capture that annotations need: the options and the open block."""
 
 import contextlib
 import contextvars

@@ -1,4 +1,4 @@
-"""Decoding what a network trained with the CTC loss says."""
+"""Decoding the output of a network trained with the CTC loss."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Operators that a program brings along."""
+"""Custom operators that a program registers."""
 
 import dataclasses
 import re

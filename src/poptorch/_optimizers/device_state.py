@@ -1,4 +1,4 @@
-"""An optimizer's state on the device, under the names that a user's checkpoint has for it.
+"""An optimizer's state on the device, by the names of users' state dictionaries.
 
 The engine calls a state tensor ``fc.weight.exp_avg``; a state dictionary calls it
 ``Accl1___fc.weight``. One ``DeviceState`` belongs to each training wrapper and stands between the

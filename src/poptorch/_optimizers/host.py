@@ -1,6 +1,6 @@
 """The host's copy of an optimizer's device state: read, loaded, copied and pickled.
 
-``DeviceState`` of ``device_state`` is the other end. The optimizer knows it only weakly, so
+``DeviceState`` of ``device_state`` is its counterpart. The optimizer knows it only weakly, so
 that optimizers can be copied and kept without keeping a device.
 """
 

@@ -1,4 +1,4 @@
-"""From a user's optimizer object to the update rule of a program.
+"""Translation of a user's optimizer object into the update rule of a program.
 
 Only attributes are read; ``step`` and ``zero_grad`` are never called.
 """

@@ -1,1 +1,1 @@
-"""What concerns the whole process: environment variables, devices, instances, trace files."""
+"""The process as a whole: environment variables, devices, instances, trace files."""

@@ -1,4 +1,4 @@
-"""How many devices of the original a program asks for, and what programs hear about hardware.
+"""The number of devices that a program requests, and its view of the hardware.
 
 There is one device here and it takes every count that the original allows, so a program that asks
 for 64 runs as well as one that asks for 1.

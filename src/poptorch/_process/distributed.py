@@ -1,4 +1,4 @@
-"""Training in several processes: what connects them, and what must agree."""
+"""Training in several processes: connecting, comparing settings, and errors."""
 
 import weakref
 from collections.abc import Sequence, Sized

@@ -1,4 +1,4 @@
-"""Every environment variable of the original: what it does here, and a look at those that are set.
+"""The environment variables of the original: their effect here, and a check of those that are set.
 
 One table, from which `docs/compatibility.md` and the checks are made. Nothing is silent: a variable
 that is set without effect, or whose text cannot be read, is reported once.

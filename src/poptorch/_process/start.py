@@ -1,4 +1,4 @@
-"""What importing the package does to the process, as programs of the original may rely on.
+"""Effects of importing the package on the process, which programs of the original rely on.
 
 Frames of this package are no lines of the user's. A crash prints its Python stack, forked children
 may use verbs devices, and an uncaught exception reaches the log.

@@ -1,4 +1,4 @@
-"""Two packages of one name cannot live in one environment; say so instead of mixing them."""
+"""Refusing an environment that also has the original package of the same name."""
 
 import importlib.metadata
 

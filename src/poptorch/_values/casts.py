@@ -1,4 +1,4 @@
-"""Whether the values of a tensor survive in the type that an earlier element fixed."""
+"""Checks that casts to the type of an earlier element keep a tensor's values."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Arguments that are part of the program: whether they still hold what the first call's held.
+"""Checks that arguments compiled into the program have not changed since the first call.
 
 Numbers and texts do not change. Arrays, objects and functions do: the same object may hold other
 values at the next call, and the program would go on with the first ones.

@@ -1,4 +1,4 @@
-"""Containers of the user's own that hold tensors: how to take them apart and put them together.
+"""The registry of users' containers of tensors: how to flatten and rebuild them.
 
 The registry serves arguments and results of wrapped models, loader items and worker processes.
 """

@@ -1,4 +1,4 @@
-"""What a call gives back: ordinary host tensors without gradient history."""
+"""Results of a call: ordinary host tensors without gradient history."""
 
 from typing import Any
 

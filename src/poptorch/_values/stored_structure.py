@@ -1,4 +1,4 @@
-"""Arguments, results and signatures as JSON: what an exported file says about calls.
+"""Arguments, results and signatures as JSON, for exported files.
 
 Tensors are recorded by shape and type, everything else by value. Classes are never imported: a
 container class is used if the program that loads the file has imported its module itself.

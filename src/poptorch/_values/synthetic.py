@@ -1,4 +1,4 @@
-"""Inputs made up on the device, for measuring without the cost of moving data."""
+"""Synthetic inputs on the device, for measuring without the cost of moving data."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The dictionary with checked attributes that every options object is.
+"""The base of all options objects: a dictionary with checked attributes.
 
 A container has a fixed set of public values and a few private attributes. Types, legal values and
 defaults come from `poptorch.options._table`; the containers know nothing about what options mean.

@@ -1,4 +1,4 @@
-"""Settings of the original's backend that mean something here: where a report goes, and how much.
+"""Settings of the original's backend that have an effect here: the folder and extent of reports.
 
 They come from ``options.enableProfiling``, from ``options._Popart.setEngineOptions`` and from the
 environment variable POPLAR_ENGINE_OPTIONS, whose values win.

@@ -1,4 +1,4 @@
-"""`Options.Distributed`: which of how many processes this one is.
+"""`Options.Distributed`: the number of processes and the number of this one.
 
 The numbers come from the environment of MPI, or of torchrun, so that a plain `Options()` in such a
 job is distributed. The data loader divides the data set by them.

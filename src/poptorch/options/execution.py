@@ -1,7 +1,8 @@
 """Execution strategies: how named blocks of a model become stages and phases.
 
 Numbers never depend on the strategy. What programs can see is here: the constructors with their
-checks, and the placement of each block. Which models run as a pipeline, ``_pipelines`` decides.
+checks, and the placement of each block. Which models run as a pipeline,
+``poptorch._compiled.pipelines`` decides.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""`Options.Jit`: what is left of the original's first way of capturing a model."""
+"""`Options.Jit`: settings of the original's first way of capturing a model."""
 
 import logging
 from typing import Self

@@ -1,4 +1,4 @@
-"""What has to be right before anything is launched."""
+"""Checks before anything is launched."""
 
 import contextlib
 import ipaddress

@@ -1,4 +1,4 @@
-"""What counts of arguments meant for mpirun: the environment of instances."""
+"""Arguments for mpirun, of which the environment of instances is used."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""From a command line to options and a program; help and version."""
+"""Parsing a command line into options and a program; help and version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts the instances of a plan, and tells how they ended."""
+"""Starting the instances of a plan, and reporting how they ended."""
 
 from __future__ import annotations
 

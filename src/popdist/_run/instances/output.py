@@ -1,4 +1,4 @@
-"""What instances print: whole lines that say where they are from, and the last ones remembered."""
+"""The output of instances: whole lines with their origin; the last ones are kept for errors."""
 
 from __future__ import annotations
 

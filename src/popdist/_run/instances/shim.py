@@ -1,4 +1,4 @@
-"""The small process between poprun and one instance: it starts it, and leaves nothing behind.
+"""The process between poprun and one instance: starts it, and ends all processes that it started.
 
 Runs by itself, with the standard library only, as ``python -I -S shim.py PROGRAM ARGUMENTS`` with
 its orders in a variable; on another host ssh starts it with ``--remote`` and it reads its orders

@@ -1,4 +1,4 @@
-"""Places that Slurm and MPI gave: poprun takes the one it is in, and starts nothing more."""
+"""Instances placed by Slurm or MPI: poprun becomes the one it runs as and starts no others."""
 
 from __future__ import annotations
 
