@@ -1,4 +1,4 @@
-"""The command ``cosmictagger``: a Hydra command line, two sub-commands, and a help that teaches.
+"""The command ``cosmictagger``: a Hydra command line, two sub-commands, and a help with examples.
 
     cosmictagger run.id=NAME [--config-name PRESET] [GROUP=CHOICE] [KEY=VALUE] ...
     cosmictagger generate --events N --output FILE

@@ -1,4 +1,4 @@
-"""The processes that share one run: which one this is, and what all of them do together.
+"""The processes that share one run: the number of this one, and operations of all of them.
 
     alone()              one process; everything below is free
     of_popdist()         IPU mode: `popdist.init()` under poprun, mpirun or torchrun

@@ -1,4 +1,4 @@
-"""``mode=iotest``: reads and shrinks events, and says how fast; no network."""
+"""``mode=iotest``: reading and downsampling events, with their rate; no network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all modes have in common: folder, log, record, seeds, network and weights."""
+"""The common part of all modes: folder, log, record, seeds, network and weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How good labels are: accuracies and intersections over unions, per plane and per image.
+"""The quality of labels: accuracies and intersections over unions, per plane and per image.
 
 Everything follows from one table of counts per image and plane: how many pixels of each true class
 got each label. A value that does not exist (an image without labelled pixels has no

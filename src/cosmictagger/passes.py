@@ -1,4 +1,4 @@
-"""What a pass over events has come to, and how that is recorded: the same for one instance or many.
+"""The results of a pass over events and their record, the same for one instance or many.
 
 ana_metrics.csv     a row per logged step with labels
 ana/                TensorBoard

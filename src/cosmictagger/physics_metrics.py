@@ -1,4 +1,4 @@
-"""Metrics by what the neutrino was: its energy, its flavour, the current it interacted through."""
+"""Metrics by properties of the neutrino: energy, flavour, and current of its interaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind for people and tools: log, tables, and the record that proves its mode.
+"""Files of a run for people and tools: log, tables, and the record that proves its mode.
 
     process.log                      every line of the run, with times
     train_metrics.csv, test_, ana_   one row per logged step

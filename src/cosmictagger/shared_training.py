@@ -1,4 +1,4 @@
-"""What the instances of a training do together besides its updates; free where there is one."""
+"""Operations of all training instances besides updates; no cost with one instance."""
 
 from __future__ import annotations
 

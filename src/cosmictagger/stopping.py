@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: files on their way are cleared away, and a loop ends in order.
+"""Ctrl-C and SIGTERM: unfinished files are deleted, and a loop ends in order.
 
 Anywhere the signal becomes an exception, so that no half-written file stays. Inside ``Stop`` the
 first one lets the loop finish its step; the second one is the exception, a third ends the process.

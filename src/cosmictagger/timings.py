@@ -1,4 +1,4 @@
-"""How long the parts of each iteration took, and what that makes in images per second."""
+"""Times of the parts of each iteration, and the resulting images per second."""
 
 import contextlib
 import time

@@ -1,4 +1,4 @@
-"""``mode=train``: the loop. It knows batches, steps and files; where a step runs is not its matter.
+"""``mode=train``: the loop over batches, steps and files, independent of the device.
 
 An iteration is a validation where one is due, an update, the records of both, and a checkpoint
 where one is due. A run that is stopped, killed or runs into a bad event goes on from its latest

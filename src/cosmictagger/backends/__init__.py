@@ -1,4 +1,4 @@
-"""The device as an option: one small object per compute mode, and nothing else knows it.
+"""The device as an option: one small object per compute mode; no other code depends on it.
 
 CPU, GPU    `plain`   PyTorch, eager or compiled
 IPU         `ipu`     poptorch: one program per step with the loss inside

@@ -1,4 +1,4 @@
-"""What every backend is: a network that takes steps on a device, and a proof that it did."""
+"""The base of backends: a network that takes steps on a device, and the proof of where they ran."""
 
 from __future__ import annotations
 

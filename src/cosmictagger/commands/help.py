@@ -1,4 +1,4 @@
-"""What ``cosmictagger --help`` prints; keys and their lines come from the configuration itself."""
+"""The text of ``cosmictagger --help``, generated from the configuration's keys and docstrings."""
 
 import inspect
 import re

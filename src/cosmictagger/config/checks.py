@@ -1,4 +1,4 @@
-"""What a configuration asks for in vain, and what it may not ask for.
+"""Settings without effect, and settings that are refused.
 
 Nothing is dropped silently: a key that would change numbers and cannot is refused, one that has
 nothing to act on here is named once in the log.

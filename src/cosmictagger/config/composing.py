@@ -1,4 +1,4 @@
-"""From the words of a command line to a configuration, and mistakes in them told in a sentence."""
+"""Composing a configuration from a command line, with one sentence for each mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the network looks like: the keys ``network.*`` and the networks known by name.
+"""The keys ``network.*``, and the networks that have names.
 
 Keys, defaults, and the names and numbers of the enumerations are those of CosmicTagger
 (https://github.com/coreyjadams/CosmicTagger), so that its command lines and presets mean the same.

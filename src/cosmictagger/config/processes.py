@@ -1,4 +1,4 @@
-"""What a configuration says to the number of processes, and what that makes of a minibatch.
+"""The number of processes of a configuration, and their share of a minibatch.
 
 `run.minibatch_size` means what it means in the published application and its ports:
 

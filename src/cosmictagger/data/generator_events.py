@@ -1,4 +1,4 @@
-"""Who flies where: cosmic muons from above, and the products of one neutrino interaction.
+"""Primary particles of an event: cosmic muons and the products of one neutrino interaction.
 
 Spectra and rates are rough, chosen for events that look like the sample's: muons as cos^2 of the
 zenith angle (Review of Particle Physics 2022, chapter 30), neutrinos of the Booster beam at

@@ -1,4 +1,4 @@
-"""What particles do in liquid argon: energy loss and the charge it frees.
+"""Physics of particles in liquid argon: energy loss and the charge it frees.
 
 Energies are in MeV, lengths in cm. Formulas: Particle Data Group, Review of Particle Physics 2022,
 chapter 34 (Bethe formula, delta rays, multiple scattering, bremsstrahlung); density effect of

@@ -1,4 +1,4 @@
-"""Events out of larcv3 HDF5 files, through h5py: no larcv library, no limit on the voxels.
+"""Reading events of larcv3 HDF5 files through h5py, without the larcv library or its voxel limit.
 
 Everything that can be checked without reading pixels is checked when a file is opened, so that a
 damaged table stops a run at its start and not after hours. What concerns one event names the file,

@@ -1,4 +1,4 @@
-"""Which events make which batch: a pure function of the epoch and the position in it.
+"""The assignment of events to batches: a pure function of the epoch and the position in it.
 
 Batches are cut from one sequence of all events for all instances together, and each instance takes
 its piece of every batch. So the events of a step do not depend on how many instances share it, and

@@ -1,4 +1,4 @@
-"""Writes larcv3 HDF5 files: generated events, predictions, and the small files of tests.
+"""Writing larcv3 HDF5 files: generated events, predictions, and the small files of tests.
 
 The file appears under its name only when it is complete. Until then it is a hidden file in the
 same folder, which goes away when anything goes wrong.

@@ -1,4 +1,4 @@
-"""Does an image fit a network? Asked before anything is built."""
+"""Checks that images fit a network, before anything is built."""
 
 from __future__ import annotations
 

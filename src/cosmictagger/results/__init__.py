@@ -1,4 +1,4 @@
-"""What an inference pass leaves behind: predictions, event displays, curves and a report page.
+"""Files of an inference pass: predictions, event displays, curves and a report page.
 
 `ResultsWriter` takes the pass batch by batch and never holds more than the batch at hand and a few
 events for the displays, so its memory does not grow with the file::

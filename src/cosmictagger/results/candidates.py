@@ -1,4 +1,4 @@
-"""Which events of a pass are drawn: half of them the worst by mIoU and half the best."""
+"""The choice of events to draw: half of them the worst by mIoU and half the best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One event of a pass, kept small: only pixels where something is to be seen."""
+"""One event of a pass in sparse form: only pixels with charge, a label or a prediction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the report looks: a style sheet for light and dark screens, and for paper."""
+"""The style of the report: a style sheet for light and dark screens, and for paper."""
 
 STYLE = """
 :root {

@@ -1,4 +1,4 @@
-"""What the report needs of a pass, in memory that grows by a few numbers per event."""
+"""The numbers of a pass that the report needs, a few per event."""
 
 from __future__ import annotations
 

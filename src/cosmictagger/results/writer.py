@@ -1,4 +1,4 @@
-"""Takes an inference pass batch by batch and writes its results."""
+"""Writing the results of an inference pass, batch by batch."""
 
 from __future__ import annotations
 
