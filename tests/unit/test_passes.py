@@ -123,6 +123,41 @@ def _transposed(x):
 # -- common subexpressions -----------------------------------------------------------------
 
 
+class Shifting(nn.Module):
+    """Keeps a part of a buffer that is written afterwards."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.register_buffer("first", torch.arange(4.0))
+        self.register_buffer("second", torch.zeros(2))
+        self.part = part
+
+    def forward(self, x):
+        self.second.copy_(self.part(self.first))
+        self.first.add_(1)
+        return x + 1
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda first: first[:2],
+        lambda first: first.chunk(2)[1],
+        lambda first: first.split([2, 2])[0],
+        lambda first: first.view(2, 2).unbind()[1],
+    ],
+    ids=["slice", "chunk", "split", "unbind"],
+)
+def test_a_copied_part_of_a_slot_is_that_from_before_the_slot_is_written(part):
+    module = Shifting(part)
+    session, _ = started(module, [torch.ones(2)])
+    for _ in range(2):
+        session.step([torch.ones(2)])
+        module(torch.ones(2))
+    assert torch.equal(session.buffers[0]["first"], module.first)
+    assert torch.equal(session.buffers[0]["second"], module.second)
+
+
 def test_equal_operations_are_done_once():
     def build(op, x):
         one, two = op(aten.exp.default, x), op(aten.exp.default, x)

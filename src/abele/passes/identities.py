@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from abele.passes._edit import editable, finished
-from abele.program import Program, is_view, node_argument
+from abele.program import Program, node_argument
+from abele.program.aliasing import base
 
 aten = torch.ops.aten
 
@@ -37,16 +38,10 @@ def _same_as(node: torch.fx.Node) -> torch.fx.Node | None:
         return node_argument(inner, 0) if inner.target is aten.t.default else None
     if node.target is aten.copy.default:
         source = node_argument(node, 1)
-        if _lives_in_a_slot(source):
+        if base(source).op == "placeholder":
             return None  # the slot may be overwritten before the final copy reads it
         return source if _layout(source) == _layout(node) else None
     return None
-
-
-def _lives_in_a_slot(node: torch.fx.Node) -> bool:
-    while is_view(node):
-        node = node_argument(node, 0)
-    return node.op == "placeholder"
 
 
 def _layout(node: torch.fx.Node) -> tuple[Any, ...]:
