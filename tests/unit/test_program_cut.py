@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from abele import get_target, passes
+from abele import passes
 from abele.program import Role, returned_nodes, writes
 from abele.program.cut import cut
+from abele.targets.reference import Interpreter
 from runs import captured
 
 X = torch.arange(12.0).reshape(4, 3) / 8
@@ -48,7 +49,7 @@ def run(program, state, inputs):
         inputs[slot.name] if slot.role is Role.INPUT else state[slot.name]
         for slot in program.inputs
     ]
-    return get_target("reference").compile(program).run(arguments)
+    return Interpreter().compile(program).run(arguments)
 
 
 def fresh():
