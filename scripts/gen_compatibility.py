@@ -96,14 +96,14 @@ def _line(row) -> str:
 def _tests() -> dict[str, str]:
     """Return the text of every test file by its name."""
     # Of the folders that test poptorch; others mention its options in passing.
-    folders = ("conformance", "poptorch", "unit")
-    paths = [path for each in folders for path in sorted((TESTS / each).glob("test_*.py"))]
+    folders = ("conformance", "footguns", "poptorch", "unit")
+    paths = [path for each in folders for path in sorted((TESTS / each).rglob("test_*.py"))]
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
 def _test_of(name: str) -> str:
     """Return a link to the test file that says most about a name."""
-    path = "tests/poptorch/test_option_table.py"
+    path = "tests/poptorch/options/test_option_table.py"
     # As a member of the package or of an object first: ``print`` alone is in every file.
     for before in (r"poptorch\.", r"\.", r"\b"):
         word = re.compile(rf"{before}{re.escape(name)}\b")

@@ -6,15 +6,13 @@ goes through the public interface.
 
 import collections
 import copy
-import importlib
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
+from helpers import datasets as data
 from poptorch import OutputMode, optim
 from wrapping import (
     Calls,
@@ -27,9 +25,6 @@ from wrapping import (
     trainer,
     weights,
 )
-
-sys.path.append(str(Path(__file__).parent))  # worker processes inherit it
-data = importlib.import_module("datasets_for_tests")
 
 X = torch.arange(12.0).reshape(4, 3)
 

@@ -4,22 +4,18 @@ The others are in ``test_behaviours.py``.
 """
 
 import copy
-import importlib
 import itertools
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import poptorch
+from helpers import datasets as data
 from poptorch import MeanReductionStrategy, OutputMode, optim
 from wrapping import inference, options, plain_steps, rows, scorer, sgd, trainer, weights
-
-sys.path.append(str(Path(__file__).parent))  # worker processes inherit it
-data = importlib.import_module("datasets_for_tests")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),

@@ -3,22 +3,17 @@
 Where a warning is about something that does not exist here, its test asserts what happens instead.
 """
 
-import importlib
 import logging
 import re
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
+from helpers import datasets as data
 from poptorch import optim
 from wrapping import Calls, inference, options, rows, scorer, trainer
-
-sys.path.append(str(Path(__file__).parent))
-data = importlib.import_module("datasets_for_tests")
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 X = torch.arange(12.0).reshape(4, 3)

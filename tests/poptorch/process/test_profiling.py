@@ -13,7 +13,7 @@ from poptorch import profiling
 from poptorch._process import chrome_trace
 from poptorch._process.chrome_trace import TraceFile
 
-SOURCES = str(Path(__file__).resolve().parents[2] / "src")
+SOURCES = str(Path(__file__).resolve().parents[3] / "src")
 
 PROGRAM = """
 import torch, poptorch, poptorch.profiling

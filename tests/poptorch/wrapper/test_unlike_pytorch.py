@@ -4,9 +4,6 @@ Each test runs through the public interface only.
 """
 
 import copy
-import importlib
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,11 +11,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 import poptorch
+from helpers import datasets as data
 from poptorch import OutputMode, ReductionType
 from wrapping import Calls, inference, options, plain_steps, rows, scorer, sgd, trainer, weights
-
-sys.path.append(str(Path(__file__).parent))  # worker processes inherit it
-data = importlib.import_module("datasets_for_tests")
 
 # The original's worked example; test_replicas.py has it with a loader and its weights.
 WORKED = {"deviceIterations": 2, "gradientAccumulation": 4, "replicationFactor": 2}

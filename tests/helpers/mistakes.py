@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
+from helpers import datasets as data
 from wrapping import Calls, Scorer, inference, options, rows, scorer, sgd, trainer
-
-sys.path.append(str(Path(__file__).parent))  # worker processes inherit it
-data = importlib.import_module("datasets_for_tests")
 
 X = torch.ones(4, 3)
 FORK = {"sharing_strategy": poptorch.SharingStrategy.Fork}

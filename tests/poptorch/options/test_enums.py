@@ -8,7 +8,7 @@ import pytest
 
 from poptorch import enums
 
-API = json.loads(Path(__file__).with_name("option_api.json").read_text())
+API = json.loads(Path(__file__).parents[1].joinpath("option_api.json").read_text())
 
 
 @pytest.mark.parametrize("name", sorted(API["enums"]))

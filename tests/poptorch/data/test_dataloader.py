@@ -1,20 +1,15 @@
 """The loader in all modes: sizes, errors, warnings, partitions."""
 
-import importlib
 import itertools
 import logging
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.data import BatchSampler, SequentialSampler
 
 import poptorch
+from helpers import datasets as data
 from poptorch._data.dataloader import DataLoader
-
-sys.path.append(str(Path(__file__).parent))  # worker processes inherit it
-data = importlib.import_module("datasets_for_tests")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),

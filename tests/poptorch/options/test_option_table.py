@@ -12,9 +12,8 @@ from helpers.warm_python import python
 from poptorch import enums
 from poptorch.options import Options, OptionsDict, TensorLocationSettings, _table
 
-HERE = Path(__file__)
-API = json.loads(HERE.with_name("option_api.json").read_text())
-ROOT = HERE.parents[2]
+API = json.loads(Path(__file__).parents[1].joinpath("option_api.json").read_text())
+ROOT = Path(__file__).parents[3]
 FRESH = Options()
 OBJECTS = {
     "OptionsDict": OptionsDict(),

@@ -221,7 +221,7 @@ def test_a_new_process_finds_the_callable_of_a_cached_executable(tmp_path):
                 "-c",
                 PROGRAM,
                 str(tmp_path),
-                str(Path(__file__).parents[1]),
+                str(Path(__file__).parents[2]),
             ],
             env=environment,
             capture_output=True,

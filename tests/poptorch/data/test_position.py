@@ -1,17 +1,12 @@
 """A loader's position: another loader, made alike, gives the rest."""
 
-import importlib
 import itertools
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import poptorch
-
-sys.path.append(str(Path(__file__).parent))  # worker processes inherit it
-data = importlib.import_module("datasets_for_tests")
+from helpers import datasets as data
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),

@@ -2,12 +2,10 @@
 
 import contextlib
 import gc
-import importlib
 import os
 import pickle
 import signal
 import subprocess
-import sys
 import textwrap
 import weakref
 from pathlib import Path
@@ -16,12 +14,10 @@ import pytest
 import torch
 
 import poptorch
+from helpers import datasets as data
 from helpers.warm_python import python
 from poptorch._data.accessor import AsynchronousDataAccessor
 from poptorch._data.dataloader import DataLoader
-
-sys.path.append(str(Path(__file__).parent))  # worker processes inherit it
-data = importlib.import_module("datasets_for_tests")
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"
@@ -408,7 +404,7 @@ SCRIPT = """
     sys.path[:0] = {path!r}
     import poptorch
     from poptorch._data.dataloader import DataLoader
-    from datasets_for_tests import Range
+    from helpers.datasets import Range
 
     if __name__ == "__main__":
         loader = DataLoader(
@@ -422,7 +418,7 @@ SCRIPT = """
 
 
 def run_script(directory, strategy, action):
-    path = [str(Path(poptorch.__file__).parents[1]), str(Path(__file__).parent)]
+    path = [str(Path(poptorch.__file__).parents[1]), str(Path(__file__).parents[2])]
     script = directory / "program.py"
     text = textwrap.dedent(SCRIPT.format(path=path, strategy=int(strategy), action=action))
     script.write_text(text)

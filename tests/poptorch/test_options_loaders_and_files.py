@@ -3,11 +3,8 @@
 Each runs through the public interface only.
 """
 
-import importlib
 import itertools
 import re
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,11 +12,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 import poptorch
+from helpers import datasets as data
 from poptorch import DataLoaderMode, OutputMode
 from wrapping import Calls, inference, options, rows, scorer, trainer, weights
-
-sys.path.append(str(Path(__file__).parent))  # worker processes inherit it
-data = importlib.import_module("datasets_for_tests")
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"

@@ -4,15 +4,12 @@ Four tables: options; wrapping and running; annotations and operators; optimizer
 is what was done wrong, the exact type, words of the message, and a function that does it.
 """
 
-import importlib
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
+from helpers import mistakes as m
 from poptorch import (
     AutoStage,
     CommGroupType,
@@ -28,9 +25,6 @@ from poptorch import (
     optim,
 )
 from wrapping import Calls, inference, options, rows, scorer, sgd, trainer
-
-sys.path.append(str(Path(__file__).parent))
-m = importlib.import_module("mistakes")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),

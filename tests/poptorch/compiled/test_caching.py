@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from abele import get_target
+from helpers import cached_program
 from helpers.warm_python import python
 
 pytestmark = pytest.mark.compiler
-PROGRAM = Path(__file__).with_name("cached_program.py")
+PROGRAM = Path(cached_program.__file__)
 
 
 def _run(*arguments, compiler=True, **variables):
