@@ -14,7 +14,7 @@ from torch import nn
 import abele
 import poptorch
 from abele import passes
-from fakes import Keeping
+from helpers.fakes import Keeping
 
 
 class Tiny(nn.Module):

@@ -7,8 +7,8 @@ import torch
 
 from abele.collectives.protocol import Counts
 from abele.step.config import MeanStrategy, OutputMode, Reduction, StepConfig
-from models import MODELS
-from runs import flat, rule_for, run, started
+from helpers.models import MODELS
+from helpers.runs import flat, rule_for, run, started
 
 ROWS = 3
 CALLS = 3

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from models import MODELS
-from runs import assert_close_by_norm, captured, flat, rule_for, run, started
+from helpers.models import MODELS
+from helpers.runs import assert_close_by_norm, captured, flat, rule_for, run, started
 
 DENSE = MODELS["dense"]
 

@@ -8,8 +8,8 @@ from abele.runtime.anchors import Anchor
 from abele.runtime.session import Session
 from abele.step.config import OutputMode, StepConfig
 from abele.trace.module_state import ModuleState
-from models import Dense
-from runs import flat, rule_for
+from helpers.models import Dense
+from helpers.runs import flat, rule_for
 
 WATCHED = ("fc1.weight", "Gradient___fc1.weight", "UpdatedVar___fc1.weight", "Tanh:0")
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 import poptorch
-from wrapping import inference, sgd, trainer
+from helpers.wrapping import inference, sgd, trainer
 
 X = torch.arange(30.0).reshape(6, 5) / 10
 FACTOR = torch.tensor([1.0, 0.9, 0.8, 0.7, 0.6])

@@ -8,7 +8,7 @@ from abele import ExecutableCache
 from abele.ops.checkpoint import checkpoint
 from abele.ops.host_call import HostCalls, host_call
 from abele.ops.print_tensor import Layout, print_tensor
-from runs import assert_close_by_norm, assert_same_bits, rule_for, run, started
+from helpers.runs import assert_close_by_norm, assert_same_bits, rule_for, run, started
 
 LAYOUT = Layout(digits=2)
 BATCH = [torch.randn(6, 5, generator=torch.Generator().manual_seed(n)) for n in (1, 2)]

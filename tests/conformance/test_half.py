@@ -16,7 +16,15 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 from abele import StepConfig
-from runs import Trained, assert_close_by_norm, assert_same_bits, flat, rule_for, run, started
+from helpers.runs import (
+    Trained,
+    assert_close_by_norm,
+    assert_same_bits,
+    flat,
+    rule_for,
+    run,
+    started,
+)
 
 STEPS, TOLERANCE = 10, 5e-3
 HALVES = [torch.float16, torch.bfloat16]

@@ -10,13 +10,13 @@ import torch
 import poptorch
 from abele.compile.portable_executable import RecompiledWarning
 from abele.targets import cpu
-from exported import everything
+from helpers.exported import everything
 from helpers.warm_python import python
-from wrapping import options, rows, scorer, sgd, trainer
+from helpers.wrapping import options, rows, scorer, sgd, trainer
 
 ELSEWHERE = """
 import sys, torch, poptorch
-from wrapping import rows
+from helpers.wrapping import rows
 wrapped = poptorch.load(sys.argv[1])
 assert wrapped.build_record.cache in ("hit", "off"), wrapped.build_record
 torch.save([wrapped(rows(8)[0]), wrapped.model.state_dict()], sys.argv[2])

@@ -5,8 +5,8 @@ import torch
 
 from abele import ExecutableCache, StepConfig
 from conftest import TARGETS, usable
-from models import MODELS
-from runs import assert_close_by_norm, assert_same_bits, rule_for, run, run_eagerly, started
+from helpers.models import MODELS
+from helpers.runs import assert_close_by_norm, assert_same_bits, rule_for, run, run_eagerly, started
 
 STEPS = 50
 TOLERANCE = 1e-5

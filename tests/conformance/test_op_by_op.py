@@ -11,8 +11,8 @@ import torch
 
 from abele.compile.cache import ExecutableCache
 from abele.targets.cpu.op_by_op import choice, memory
-from planes import WITHOUT_GRADIENT, events, planes
-from runs import assert_close_by_norm, assert_same_bits, rule_for, run, run_eagerly, started
+from helpers.planes import WITHOUT_GRADIENT, events, planes
+from helpers.runs import assert_close_by_norm, assert_same_bits, rule_for, run, run_eagerly, started
 
 pytestmark = [
     pytest.mark.compiler,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from abele.step.update_rules import Group, UpdateRule
-from models import MODELS
-from runs import DEFAULTS, assert_same_bits, rule_for, run, run_eagerly, started
+from helpers.models import MODELS
+from helpers.runs import DEFAULTS, assert_same_bits, rule_for, run, run_eagerly, started
 
 DENSE = MODELS["dense"]
 STEPS = 6

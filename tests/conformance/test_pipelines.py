@@ -17,8 +17,8 @@ from abele.runtime.session import Session
 from abele.step.config import MeanStrategy, OutputMode, Reduction, StepConfig
 from abele.trace.module_state import ModuleState
 from conftest import usable
-from pipelined import at_stage, parts_of, sessions
-from runs import assert_close_by_norm, assert_same_bits, rule_for, run
+from helpers.pipelined import at_stage, parts_of, sessions
+from helpers.runs import assert_close_by_norm, assert_same_bits, rule_for, run
 
 ROWS, CALLS, MICRO_BATCHES = 3, 3, 5
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abele.errors import CaptureError
-from properties import examples
-from random_programs import Model, program, rows
-from runs import assert_same_bits, rule_for, run, run_eagerly, started
+from helpers.properties import examples
+from helpers.random_programs import Model, program, rows
+from helpers.runs import assert_same_bits, rule_for, run, run_eagerly, started
 
 COUNT = int(os.environ.get("ABELE_RANDOM_PROGRAMS", "25"))
 CALLS = 3

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import poptorch
+from helpers.properties import examples
+from helpers.wrapping import options, rows
 from poptorch import optim
-from properties import examples
-from wrapping import options, rows
 
 COUNT = int(os.environ.get("ABELE_RANDOM_TRAININGS", "6"))
 CALLS = 3

@@ -6,7 +6,7 @@ from torch import nn
 
 import poptorch
 from abele import StepConfig, capture
-from wrapping import options, sgd
+from helpers.wrapping import options, sgd
 
 
 @pytest.fixture(autouse=True)

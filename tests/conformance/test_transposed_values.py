@@ -7,7 +7,7 @@ from torch import nn
 
 from abele import _torch
 from abele.trace.result_layouts import _LIKE, actual
-from runs import assert_same_bits, rule_for, run, run_eagerly, started
+from helpers.runs import assert_same_bits, rule_for, run, run_eagerly, started
 
 ORDERS = {"transposed": (0, 2, 1), "permuted": (2, 0, 1)}
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmic_small import SIZE, PlaneNet, event, given
 from cosmictagger import launch
 from cosmictagger.cli import main
 from cosmictagger.data.writer import write_events
+from helpers.cosmic_small import SIZE, PlaneNet, event, given
 
 
 @pytest.fixture

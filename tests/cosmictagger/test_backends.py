@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import poptorch
-from cosmic_small import PlaneNet, batch_of
 from cosmictagger.backends import Settings, create
 from cosmictagger.backends.ipu import IpuBackend
 from cosmictagger.checkpoints import weights_hash
@@ -14,6 +13,7 @@ from cosmictagger.config.mode import Optimizer, OptimizerKind
 from cosmictagger.config.run import ComputeMode, Precision
 from cosmictagger.errors import BackendError, ConfigError
 from cosmictagger.losses import Loss
+from helpers.cosmic_small import PlaneNet, batch_of
 
 STEPS = 10
 

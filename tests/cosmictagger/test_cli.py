@@ -5,13 +5,13 @@ import re
 
 import pytest
 
-from cosmic_small import record
 from cosmictagger.cli import main
 from cosmictagger.config.data import DATA
 from cosmictagger.config.framework import Torch
 from cosmictagger.config.mode import MODES
 from cosmictagger.config.root import PRESETS, network_choices
 from cosmictagger.config.run import Run
+from helpers.cosmic_small import record
 
 
 def test_help_teaches(capsys):

@@ -11,10 +11,10 @@ from cosmictagger import instances
 from cosmictagger.config import processes
 from cosmictagger.config.composing import composed
 from cosmictagger.errors import ConfigError, DataError
+from helpers.instances import results, started
 from helpers.warm_python import python
-from instances import results, started
 
-PROGRAM = Path(__file__).parents[1] / "cosmic_instances.py"
+PROGRAM = Path(__file__).parents[1] / "helpers" / "cosmic_instances.py"
 
 
 @pytest.mark.parametrize("maker", ["of_popdist", pytest.param("of_torch", marks=pytest.mark.long)])

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import launching
-from cosmic_small import column, given, record
 from cosmictagger import checkpoints, cli
+from helpers import launching
+from helpers.cosmic_small import column, given, record
 from helpers.warm_python import python
 
 STEPS = 12

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cosmic_small import column, given, record
 from cosmictagger import checkpoints, cli
-from instances import Ended, results, started
+from helpers.cosmic_small import column, given, record
+from helpers.instances import Ended, results, started
 
 # Without batch norm, whose statistics are those of each replica's images.
 PLAIN = ("network.normalization=none", "run.aux_iterations=2")

@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
 pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
 
-import instances
-from cosmic_small import given, record
-from instances import Ended
+from helpers import instances
+from helpers.cosmic_small import given, record
+from helpers.instances import Ended
 
-COMMAND = Path(__file__).parents[1] / "cosmic_command.py"
+COMMAND = Path(__file__).parents[1] / "helpers" / "cosmic_command.py"
 INFERENCE = ("mode=inference", "mode.weights_location=random", "mode.displays=0")
 TRAINING = ("run.iterations=4", "run.aux_iterations=0", "mode.checkpoint_iteration=2")
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-import cosmic_reference as reference
 from cosmictagger.config.mode import LossBalanceScheme
 from cosmictagger.errors import ConfigError
 from cosmictagger.losses import Loss
+from helpers import cosmic_reference as reference
 
 SCHEMES = ["none", "light", "even", "focal"]
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-import cosmic_reference as reference
 from cosmictagger import metrics
 from cosmictagger.errors import DataError
 from cosmictagger.physics_metrics import Neutrino, by_energy, by_interaction, neutrino_of
+from helpers import cosmic_reference as reference
 
 # Average and planes, in the order of metrics.NAMES.
 PUBLISHED = [

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-import cosmic_reference as reference
 from cosmictagger import models
 from cosmictagger.config.network import named
+from helpers import cosmic_reference as reference
 
 FULL_SIZE = (1280, 2048)
 LONG = pytest.mark.skipif(

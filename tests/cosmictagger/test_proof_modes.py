@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from cosmic_reference import SAMPLE, needs_sample
-from cosmic_small import column, record
 from cosmictagger import checkpoints
 from cosmictagger.cli import main
+from helpers.cosmic_reference import SAMPLE, needs_sample
+from helpers.cosmic_small import column, record
 from helpers.warm_python import python
 
 STEPS, KILLED, EVERY = 10, 7, 4

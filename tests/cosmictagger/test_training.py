@@ -12,13 +12,13 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from cosmic_small import SIZE, column, event, record
 from cosmictagger import checkpoints, training
 from cosmictagger.backends import StepResult
 from cosmictagger.backends.ipu import IpuBackend
 from cosmictagger.backends.plain import PlainBackend
 from cosmictagger.data.writer import write_events
 from cosmictagger.stopping import Stop, Stopped
+from helpers.cosmic_small import SIZE, column, event, record
 
 
 def steps(folder, saver="train"):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import poptorch
-from wrapping import options, rows, scorer, trainer
+from helpers.wrapping import options, rows, scorer, trainer
 
 X = torch.ones(4, 3)
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
-from wrapping import Calls, inference, options, rows, scorer, trainer
+from helpers.wrapping import Calls, inference, options, rows, scorer, trainer
 
 X = torch.ones(4, 3)
 

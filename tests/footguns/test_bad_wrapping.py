@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import poptorch
+from helpers.wrapping import options, rows, scorer, sgd, trainer
 from poptorch._process import vendor_check
-from wrapping import options, rows, scorer, sgd, trainer
 
 
 @pytest.mark.parametrize("wrap", [poptorch.trainingModel, poptorch.inferenceModel])

@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
 from helpers import mistakes as m
+from helpers.wrapping import Calls, inference, options, rows, scorer, sgd, trainer
 from poptorch import (
     AutoStage,
     CommGroupType,
@@ -24,7 +25,6 @@ from poptorch import (
     ShardedExecution,
     optim,
 )
-from wrapping import Calls, inference, options, rows, scorer, sgd, trainer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),

@@ -2,7 +2,7 @@ import pytest
 
 from gctools import _devices
 from gctools.system import System
-from machines import Machine, Nvml
+from helpers.machines import Machine, Nvml
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 import gcipuinfo
 from gctools import info, inventory, monitor
-from machines import Machine, Nvml
+from helpers.machines import Machine, Nvml
 
 SOURCE = Path(__file__).parents[2] / "src"
 

@@ -4,7 +4,7 @@ import pytest
 
 from gctools import _cpus
 from gctools._devices import list_devices
-from machines import Machine, Nvml, put
+from helpers.machines import Machine, Nvml, put
 
 
 def test_sockets_of_a_machine(machine):

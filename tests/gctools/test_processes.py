@@ -6,7 +6,7 @@ import pytest
 
 from gctools._devices import list_devices
 from gctools._processes import list_holds, parse_list
-from machines import HOST, Nvml
+from helpers.machines import HOST, Nvml
 
 
 def holds(machine, nvml=None):

@@ -10,7 +10,7 @@ import warnings
 import torch
 
 import poptorch
-from wrapping import Scorer, rows, sgd
+from helpers.wrapping import Scorer, rows, sgd
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
 from helpers import datasets as data
-from wrapping import Calls, Scorer, inference, options, rows, scorer, sgd, trainer
+from helpers.wrapping import Calls, Scorer, inference, options, rows, scorer, sgd, trainer
 
 X = torch.ones(4, 3)
 FORK = {"sharing_strategy": poptorch.SharingStrategy.Fork}

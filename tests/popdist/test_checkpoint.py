@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import poptorch
-from checkpointed import BATCHES, EPOCHS, Data, Killed, Program, Stream
+from helpers.checkpointed import BATCHES, EPOCHS, Data, Killed, Program, Stream
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import poptorch
-from checkpointed import Data, Killed, Model, Program
+from helpers.checkpointed import Data, Killed, Model, Program
 from popdist.checkpoint import Checkpointer, CheckpointError, CheckpointWarning
 
 

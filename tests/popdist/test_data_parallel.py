@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import instances
 import poptorch
-import training_cases
-from training_cases import CASES, REPLICAS
+from helpers import instances, training_cases
+from helpers.training_cases import CASES, REPLICAS
 
 PROGRAM = Path(training_cases.__file__)
 NORMALISED = "batch norm, dropout, mean by loss"

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import instances
-import instances_at_fault
 import popdist
 import poptorch
 from abele import collectives
-from wrapping import scorer
+from helpers import instances, instances_at_fault
+from helpers.wrapping import scorer
 
 PROGRAM = Path(instances_at_fault.__file__)
 

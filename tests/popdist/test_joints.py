@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import launching
-import pipelined_instances as program
-import popdist_program
+from helpers import launching, popdist_program
+from helpers import pipelined_instances as program
 from helpers.warm_python import python
 
 PROGRAM = Path(program.__file__)
@@ -105,7 +104,7 @@ def test_one_instance_compiles_and_the_other_loads(poprun, tmp_path):
     file = tmp_path / "program.py"
     file.write_text("""
 import popdist, popdist.poptorch, torch
-import pipelined_instances as program
+from helpers import pipelined_instances as program
 torch.set_num_threads(1)
 popdist.init()
 training, _ = program.trainer(popdist.poptorch.Options(), program.Model())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import launching
+from helpers import launching
 from helpers.warm_python import python
 
 PROGRAM = Path(launching.__file__).with_name("resumable.py")

@@ -8,7 +8,7 @@ import torch
 
 import popdist.poptorch
 import poptorch
-from wrapping import rows, scorer, sgd, weights
+from helpers.wrapping import rows, scorer, sgd, weights
 
 Options = popdist.poptorch.Options
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launching import Server
+from helpers.launching import Server
 
 PYTHON = sys.executable
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import poptorch
-from popdist_program import PROGRAM
-from wrapping import rows
+from helpers.popdist_program import PROGRAM
+from helpers.wrapping import rows
 
 
 @pytest.fixture

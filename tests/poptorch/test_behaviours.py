@@ -13,8 +13,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
 from helpers import datasets as data
-from poptorch import OutputMode, optim
-from wrapping import (
+from helpers.wrapping import (
     Calls,
     inference,
     options,
@@ -25,6 +24,7 @@ from wrapping import (
     trainer,
     weights,
 )
+from poptorch import OutputMode, optim
 
 X = torch.arange(12.0).reshape(4, 3)
 

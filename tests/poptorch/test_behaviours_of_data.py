@@ -14,8 +14,8 @@ import torch
 
 import poptorch
 from helpers import datasets as data
+from helpers.wrapping import inference, options, plain_steps, rows, scorer, sgd, trainer, weights
 from poptorch import MeanReductionStrategy, OutputMode, optim
-from wrapping import inference, options, plain_steps, rows, scorer, sgd, trainer, weights
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
+from helpers.wrapping import Scorer, options, plain_steps, rows, scorer, sgd, trainer, weights
 from poptorch import AutoStage, OutputMode
-from wrapping import Scorer, options, plain_steps, rows, scorer, sgd, trainer, weights
 
 
 def pairs(count, seed=1):

@@ -12,8 +12,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
 from helpers import datasets as data
+from helpers.wrapping import Calls, inference, options, rows, scorer, trainer
 from poptorch import optim
-from wrapping import Calls, inference, options, rows, scorer, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 X = torch.arange(12.0).reshape(4, 3)

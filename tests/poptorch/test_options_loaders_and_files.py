@@ -13,8 +13,8 @@ from torch import nn
 
 import poptorch
 from helpers import datasets as data
+from helpers.wrapping import Calls, inference, options, rows, scorer, trainer, weights
 from poptorch import DataLoaderMode, OutputMode
-from wrapping import Calls, inference, options, rows, scorer, trainer, weights
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This process .* is multi-threaded:DeprecationWarning"

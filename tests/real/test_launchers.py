@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-import real_parts
-from real_parts import OTHER_HOSTS, missing, run
+from helpers import real_parts
+from helpers.real_parts import OTHER_HOSTS, missing, run
 
 PROGRAM = """
 import hashlib

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from samba_models import Dense, Net, batch, named, rows
+from helpers.samba_models import Dense, Net, batch, named, rows
 from sambaflow import samba
 from sambaflow.errors import GraphError, InputError, PefDamagedError, UsageError
 

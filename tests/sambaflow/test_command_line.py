@@ -8,7 +8,7 @@ import torch
 
 import samba_cnn
 import samba_logreg
-from samba_models import Dense, named, rows
+from helpers.samba_models import Dense, named, rows
 from sambaflow import logging as samba_logging
 from sambaflow import samba
 from sambaflow.errors import PefDamagedError, UsageError

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.samba_models import Dense, named, rows
 from helpers.warm_python import python
-from samba_models import Dense, named, rows
 from sambaflow import samba
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import sys, torch
-from samba_models import Dense, named, rows
+from helpers.samba_models import Dense, named, rows
 from sambaflow import samba
 
 torch.manual_seed(0)

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import sambaflow.samba.nn as samba_nn
-from samba_models import Dense, Net, batch, named, rows
+from helpers.samba_models import Dense, Net, batch, named, rows
 from sambaflow import logging as samba_logging
 from sambaflow import samba
 from sambaflow.errors import UsageError

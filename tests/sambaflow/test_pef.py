@@ -8,7 +8,7 @@ import torch
 
 from abele import get_target
 from abele.compile.portable_executable import RecompiledWarning
-from samba_models import Dense, Net, named, rows
+from helpers.samba_models import Dense, Net, named, rows
 from sambaflow import samba
 from sambaflow.errors import GraphError, PefDamagedError, PefMismatchError, UsageError
 from sambaflow.samba.utils.pef_utils import get_pefmeta_dict

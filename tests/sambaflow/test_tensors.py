@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from samba_models import Dense, Net, named, rows
+from helpers.samba_models import Dense, Net, named, rows
 from sambaflow import samba
 from sambaflow.samba import SambaTensor
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
-from samba_models import Dense, Net, NetWithLoss, batch, equal_states, named, rows
+from helpers.samba_models import Dense, Net, NetWithLoss, batch, equal_states, named, rows
 from sambaflow import samba
 from sambaflow.errors import UsageError
 

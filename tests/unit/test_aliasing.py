@@ -18,7 +18,7 @@ from abele.program.aliasing import (
     shares_memory,
     written,
 )
-from runs import captured
+from helpers.runs import captured
 
 aten = torch.ops.aten
 X = torch.ones(2, 3)  # 24 bytes

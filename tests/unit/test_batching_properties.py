@@ -12,8 +12,8 @@ from abele.errors import BatchError
 from abele.step import batching
 from abele.step.config import OutputMode, StepConfig
 from abele.step.replica_groups import Grouping, GroupType
-from properties import examples
-from runs import rule_for, started
+from helpers.properties import examples
+from helpers.runs import rule_for, started
 
 LR = 2.0**-9  # so small that the weight stays positive
 

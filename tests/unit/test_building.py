@@ -13,9 +13,9 @@ from abele.errors import CompilerError, TargetError
 from abele.passes.dead_code import dead_code
 from abele.targets import ENVIRONMENT
 from conftest import usable
-from fakes import Failing, Keeping, KeptCode, Refusing
-from models import MODELS
-from runs import captured, rule_for
+from helpers.fakes import Failing, Keeping, KeptCode, Refusing
+from helpers.models import MODELS
+from helpers.runs import captured, rule_for
 
 AFFINE = MODELS["affine"]
 CONFIG = StepConfig(training=False)
@@ -172,8 +172,8 @@ exit 1
 BUILD_TWICE = """
 import sys
 import torch
-from models import MODELS
-from runs import captured
+from helpers.models import MODELS
+from helpers.runs import captured
 from abele import StepConfig, build, get_target
 from abele.errors import CompilerError
 

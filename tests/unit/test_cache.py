@@ -13,10 +13,11 @@ import torch
 from abele import CacheWarning, ExecutableCache, build
 from abele.compile import executable
 from abele.step.config import StepConfig
-from fakes import Keeping
+from helpers import cache_writers
+from helpers.fakes import Keeping
+from helpers.models import MODELS
+from helpers.runs import captured
 from helpers.warm_python import python
-from models import MODELS
-from runs import captured
 
 AFFINE = MODELS["affine"]
 CONFIG = StepConfig(training=False)
@@ -218,7 +219,7 @@ def test_unreadable_neighbours_explain_nothing(programs, isolated_cache):
 
 # -- several processes ---------------------------------------------------------------------
 
-WRITERS = Path(__file__).with_name("cache_writers.py")
+WRITERS = Path(cache_writers.__file__)
 
 
 def writers(job, folder):

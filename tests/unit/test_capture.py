@@ -11,8 +11,8 @@ from torch import nn
 
 from abele import Role, StepConfig, capture
 from abele.errors import CaptureError, DataDependentError, ReassignedError
-from models import MODELS
-from runs import captured, flat, rule_for, started
+from helpers.models import MODELS
+from helpers.runs import captured, flat, rule_for, started
 
 X = torch.arange(12.0).reshape(4, 3) / 8
 

@@ -5,9 +5,9 @@ import datetime
 import pytest
 from torch import distributed
 
-import instances
 from abele.collectives.board import ENDED, STOPPED, Board
 from abele.errors import DisagreementError, RankLostError
+from helpers import instances
 
 
 def test_texts_come_by_rank_and_topics_can_be_used_again(boards):

@@ -11,7 +11,7 @@ from abele.passes.on_device import on_device
 from abele.program import all_nodes, subgraphs
 from abele.trace import control_flow
 from abele.trace.constants import constant_value
-from runs import captured
+from helpers.runs import captured
 
 aten = torch.ops.aten
 X = torch.arange(6.0).reshape(2, 3)

@@ -10,7 +10,7 @@ from abele.ops.print_tensor import print_tensor
 from abele.passes import common_subexpressions, dead_code
 from abele.program import has_effect
 from abele.targets.reference import Interpreter
-from runs import captured
+from helpers.runs import captured
 
 X = torch.ones(2)
 

@@ -14,9 +14,9 @@ from abele import build
 from abele.compile import executable
 from abele.errors import CorruptExecutable, ForeignExecutable
 from abele.step.config import StepConfig
-from fakes import Keeping, KeptCode
-from models import MODELS
-from runs import captured
+from helpers.fakes import Keeping, KeptCode
+from helpers.models import MODELS
+from helpers.runs import captured
 
 AFFINE = MODELS["affine"]
 CONFIG = StepConfig(training=False)

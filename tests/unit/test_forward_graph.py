@@ -14,7 +14,7 @@ from abele.errors import CaptureError, SerializationError
 from abele.step.config import StepConfig
 from abele.step.update_rules import Group, UpdateRule
 from abele.trace.module_state import ModuleState
-from models import MODELS, Affine
+from helpers.models import MODELS, Affine
 
 
 def flat(result):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from abele import StepConfig, passes
-from models import MODELS
-from runs import captured, rule_for
+from helpers.models import MODELS
+from helpers.runs import captured, rule_for
 
 FOLDER = Path(__file__).parents[1] / "golden"
 

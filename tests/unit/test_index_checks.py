@@ -10,7 +10,7 @@ from abele.compile.cache import ExecutableCache
 from abele.errors import IndexCheckError
 from abele.targets.cpu.index_checks import checked
 from abele.targets.reference import Interpreter, Reference
-from runs import rule_for, started
+from helpers.runs import rule_for, started
 
 ROWS = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
 ONES = torch.ones(3, 4)

@@ -7,8 +7,8 @@ import torch
 
 from abele import StepConfig
 from abele.step.loss_scaling import AutomaticScaling, count_saturated, elements, limit
-from models import plain_loss
-from runs import rule_for, started
+from helpers.models import plain_loss
+from helpers.runs import rule_for, started
 
 EVERY = AutomaticScaling()
 

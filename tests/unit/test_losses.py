@@ -9,7 +9,7 @@ from torch import nn
 
 from abele.capture.losses import LOSS_FUNCTIONS, LossFinder, mark_loss
 from abele.errors import LossError
-from runs import captured, rule_for, started
+from helpers.runs import captured, rule_for, started
 
 X = torch.rand(4, 3) * 0.8 + 0.1
 SIGNS = torch.tensor([1.0, -1.0, 1.0, -1.0])

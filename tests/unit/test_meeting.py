@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from torch import distributed
 
-import instances
 from abele.collectives import meeting, place
 from abele.collectives.board import ENDED, Board
 from abele.errors import PlaceError, RankLostError
+from helpers import instances
 
 LISTENING, LOOPBACK, EVERYWHERE = "0A", "0100007F", "00000000"
 

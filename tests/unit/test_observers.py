@@ -9,9 +9,9 @@ import torch
 from abele import StepConfig, build, get_target
 from abele.errors import BatchError
 from abele.runtime.observers import Observer
-from models import MODELS, plain_loss
-from pipelined import at_stage, sessions
-from runs import captured, rule_for, started
+from helpers.models import MODELS, plain_loss
+from helpers.pipelined import at_stage, sessions
+from helpers.runs import captured, rule_for, started
 
 SOURCE = Path(__file__).parents[2] / "src"
 DENSE = MODELS["dense"]

@@ -19,8 +19,8 @@ from abele.step.config import StepConfig
 from abele.targets.cpu import TARGET as CPU
 from abele.targets.cpu.op_by_op import choice
 from abele.targets.reference import Interpreter, Reference
-from planes import WITHOUT_GRADIENT, events, planes
-from runs import assert_close_by_norm, captured, flat, rule_for, run, run_eagerly, started
+from helpers.planes import WITHOUT_GRADIENT, events, planes
+from helpers.runs import assert_close_by_norm, captured, flat, rule_for, run, run_eagerly, started
 
 aten = torch.ops.aten
 OP_BY_OP, INDUCTOR = (CPU.lowering(name) for name in ("op_by_op", "inductor"))

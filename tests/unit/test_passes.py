@@ -10,8 +10,8 @@ from abele.passes import PIPELINE, common_subexpressions, dead_code, identities
 from abele.passes._edit import editable
 from abele.passes.explicit_alpha import explicit_alpha
 from abele.program import Program, Role, Slot
-from models import MODELS
-from runs import assert_same_bits, captured, flat, rule_for, run, started
+from helpers.models import MODELS
+from helpers.runs import assert_same_bits, captured, flat, rule_for, run, started
 
 aten = torch.ops.aten
 X = torch.arange(12.0).reshape(4, 3) / 8

@@ -9,7 +9,7 @@ from torch import nn
 
 from abele.errors import CaptureError, DataDependentError
 from abele.trace.constants import constant_value
-from runs import captured, rule_for, run, run_eagerly, started
+from helpers.runs import captured, rule_for, run, run_eagerly, started
 
 X = torch.tensor([3.0, -2.0, 5.0])
 CHANGES = "forward changes a tensor in place that is neither a parameter nor a buffer"

@@ -7,8 +7,8 @@ import torch
 
 from abele import passes
 from abele.program.printing import is_library, type_text, user_line
-from models import MODELS
-from runs import captured, rule_for
+from helpers.models import MODELS
+from helpers.runs import captured, rule_for
 
 DENSE = MODELS["dense"]
 

@@ -8,8 +8,8 @@ import torch
 from abele.errors import ProgramError
 from abele.passes._edit import editable
 from abele.program import identifier, output_node
-from models import MODELS
-from runs import captured, rule_for
+from helpers.models import MODELS
+from helpers.runs import captured, rule_for
 
 aten = torch.ops.aten
 

@@ -7,7 +7,7 @@ from abele import passes
 from abele.program import Role, returned_nodes, writes
 from abele.program.cut import cut
 from abele.targets.reference import Interpreter
-from runs import captured
+from helpers.runs import captured
 
 X = torch.arange(12.0).reshape(4, 3) / 8
 

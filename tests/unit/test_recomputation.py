@@ -18,8 +18,9 @@ from abele.program import is_getitem, is_view, returned_nodes
 from abele.program.printing import node_phase
 from abele.trace import scopes
 from conftest import usable
-from deep_training import BLOCKS, LAYERS, DeepNetwork, batch
-from runs import assert_same_bits, captured, rule_for, run, started
+from helpers import deep_training
+from helpers.deep_training import BLOCKS, LAYERS, DeepNetwork, batch
+from helpers.runs import assert_same_bits, captured, rule_for, run, started
 
 aten = torch.ops.aten
 
@@ -189,7 +190,7 @@ def test_fewer_bytes_live_at_once():
 
 
 def grown(target, rows, *arguments):
-    program = Path(__file__).parents[1] / "deep_training.py"
+    program = Path(deep_training.__file__)
     # Blocks that go back to the system when they are freed: else the peak is the allocator's.
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(sys.path),

@@ -6,8 +6,8 @@ import torch
 from abele import Reduction, StepConfig
 from abele.step.config import MeanStrategy
 from abele.step.reduction import loss_divisor, reduced
-from models import plain_loss
-from runs import AfterMicroSteps, rule_for, started
+from helpers.models import plain_loss
+from helpers.runs import AfterMicroSteps, rule_for, started
 
 STRATEGIES = list(MeanStrategy)
 

@@ -15,7 +15,7 @@ from abele.targets import released as _released
 from abele.targets.aoti import Package
 from abele.targets.base import Compiled
 from conftest import usable
-from runs import captured
+from helpers.runs import captured
 
 
 class Slow(torch.nn.Module):

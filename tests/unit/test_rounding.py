@@ -9,8 +9,8 @@ import torch
 
 from abele import StepConfig
 from abele.step.rounding import stochastic_half, write_nearest, write_stochastic, writer
-from models import plain_loss
-from runs import AfterMicroSteps, rule_for, started
+from helpers.models import plain_loss
+from helpers.runs import AfterMicroSteps, rule_for, started
 
 EVERY_HALF = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
 DRAWS = 4000

@@ -3,7 +3,7 @@
 import torch
 
 from abele.trace import scopes
-from runs import captured, rule_for
+from helpers.runs import captured, rule_for
 
 
 class Inner(torch.nn.Module):

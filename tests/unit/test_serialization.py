@@ -13,8 +13,8 @@ from abele.compile.serialization import first_difference, from_text, to_text
 from abele.errors import ProgramError, SerializationError
 from abele.program import Program, Role, Slot
 from abele.targets.reference import Interpreter
-from models import MODELS
-from runs import captured, rule_for
+from helpers.models import MODELS
+from helpers.runs import captured, rule_for
 
 
 def programs_of(name, kind="adam", **config):

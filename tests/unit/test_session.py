@@ -7,8 +7,8 @@ from torch import nn
 from abele import get_target
 from abele.errors import BatchError
 from abele.step.config import OutputMode, StepConfig
-from models import MODELS
-from runs import assert_same_bits, captured, rule_for, run, started
+from helpers.models import MODELS
+from helpers.runs import assert_same_bits, captured, rule_for, run, started
 
 DENSE = MODELS["dense"]
 AFFINE = MODELS["affine"]

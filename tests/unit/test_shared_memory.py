@@ -13,7 +13,7 @@ import torch
 from abele.collectives import shared_memory
 from abele.collectives.shared_memory import SharedSums
 from abele.errors import RankLostError
-from instances import together
+from helpers.instances import together
 
 pytestmark = pytest.mark.skipif(not shared_memory._usable(), reason="only where it is used")
 SMALL_SLOT = 4096

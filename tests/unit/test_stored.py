@@ -18,9 +18,9 @@ from abele.compile.portable_executable import (
 from abele.errors import CompilerError, CorruptExecutable, SerializationError
 from abele.runtime import state
 from abele.storage.container import Container, write
-from fakes import Failing, Keeping
-from models import MODELS
-from runs import captured, rule_for, started
+from helpers.fakes import Failing, Keeping
+from helpers.models import MODELS
+from helpers.runs import captured, rule_for, started
 
 AFFINE = MODELS["affine"]
 CONFIG = StepConfig(training=False)

@@ -4,8 +4,8 @@ import torch
 
 from abele.program import summary
 from abele.step.config import StepConfig
-from models import Affine, Dense
-from runs import captured, rule_for
+from helpers.models import Affine, Dense
+from helpers.runs import captured, rule_for
 
 
 def programs(**config):

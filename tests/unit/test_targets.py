@@ -10,8 +10,8 @@ from abele.compile.build import choose_target
 from abele.errors import ForeignExecutable, TargetError
 from abele.step.config import OutputMode, StepConfig
 from abele.targets import ENVIRONMENT, NAMES, Target, requested
-from models import MODELS
-from runs import captured, rule_for, started
+from helpers.models import MODELS
+from helpers.runs import captured, rule_for, started
 
 DENSE = MODELS["dense"]
 

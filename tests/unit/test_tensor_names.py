@@ -8,8 +8,8 @@ from abele.errors import CaptureError
 from abele.program import Role
 from abele.step.config import StepConfig
 from abele.trace.tensor_names import state_name
-from models import MODELS, Dense
-from runs import captured, flat, rule_for
+from helpers.models import MODELS, Dense
+from helpers.runs import captured, flat, rule_for
 
 TRAINED = [name for name in MODELS if name != "affine"]
 

@@ -12,8 +12,8 @@ from abele import Role, StepConfig
 from abele.capture import losses
 from abele.errors import TrappedError
 from abele.runtime.micro_steps import Sequential
-from models import MODELS, plain_loss
-from runs import assert_same_bits, rule_for, run, started
+from helpers.models import MODELS, plain_loss
+from helpers.runs import assert_same_bits, rule_for, run, started
 
 TRAPPING = {"trap_exceptions": True}
 

@@ -7,8 +7,8 @@ import torch
 
 from abele.step import update_rules
 from abele.step.update_rules import RULES, Group, UpdateRule, clip_by_global_norm
-from models import MODELS
-from runs import DEFAULTS, assert_same_bits, rule_for, run, started
+from helpers.models import MODELS
+from helpers.runs import DEFAULTS, assert_same_bits, rule_for, run, started
 
 DENSE = MODELS["dense"]
 SWITCHES = {"nesterov", "centered", "tf_variant", "decoupled", "bias_correction"}

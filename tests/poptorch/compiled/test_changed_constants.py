@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import poptorch
-from wrapping import inference, options, scorer, sgd
+from helpers.wrapping import inference, options, scorer, sgd
 
 X = torch.ones(2)
 

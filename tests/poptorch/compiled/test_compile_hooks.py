@@ -3,7 +3,7 @@
 import pytest
 
 import poptorch
-from wrapping import inference, rows
+from helpers.wrapping import inference, rows
 
 REGISTER = [poptorch.registerPreCompileHook, poptorch.registerPostCompileHook]
 X = rows(2)[0]

@@ -6,9 +6,9 @@ import re
 import pytest
 
 import poptorch
+from helpers.wrapping import inference, rows, trainer
+from helpers.wrapping import scorer as model
 from poptorch import _logging
-from wrapping import inference, rows, trainer
-from wrapping import scorer as model
 
 LOGGER = logging.getLogger("poptorch::python")
 

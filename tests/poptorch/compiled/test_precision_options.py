@@ -8,8 +8,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
 from abele.step.config import MeanStrategy
+from helpers.wrapping import Calls, options, rows, scorer, trainer, weights
 from poptorch import MeanReductionStrategy
-from wrapping import Calls, options, rows, scorer, trainer, weights
 
 INF = float("inf")
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
-from wrapping import inference, options, sgd, weights
+from helpers.wrapping import inference, options, sgd, weights
 
 Pair = namedtuple("Pair", "first second")
 ONE, TWO = torch.ones(1), torch.ones(2)

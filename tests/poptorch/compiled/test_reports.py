@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import poptorch
+from helpers.wrapping import inference, options, rows, scorer, sgd, trainer
 from poptorch import profiling
 from poptorch._report.execution import ExecutionTrace
 from poptorch.options._engine import Report
-from wrapping import inference, options, rows, scorer, sgd, trainer
 
 ENGINE = "POPLAR_ENGINE_OPTIONS"
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import poptorch
+from helpers.wrapping import Calls, inference, options, rows, scorer, sgd, trainer
 from poptorch._compiled import call_times
-from wrapping import Calls, inference, options, rows, scorer, sgd, trainer
 
 KINDS = ("input", "input_complete", "output", "output_complete")
 LATENCIES = ("getHostIpuLatency", "getComputeLatency", "getIpuHostLatency", "getLatency")

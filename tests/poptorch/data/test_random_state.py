@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
-from wrapping import inference
+from helpers.wrapping import inference
 
 X = torch.ones(4, 8)
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
-from exported import Pair, everything
-from wrapping import Calls, options, rows, sgd
+from helpers.exported import Pair, everything
+from helpers.wrapping import Calls, options, rows, sgd
 
 
 @pytest.fixture

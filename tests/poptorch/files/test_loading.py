@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import poptorch
-from exported import Everything, continued_elsewhere, everything
-from wrapping import inference, options, rows, scorer, sgd, trainer
+from helpers.exported import Everything, continued_elsewhere, everything
+from helpers.wrapping import inference, options, rows, scorer, sgd, trainer
 
 OPTIMIZERS = {
     "SGD": lambda m: poptorch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import poptorch
-from exported import Pair
-from wrapping import (
+from helpers.exported import Pair
+from helpers.wrapping import (
     Calls,
     Scorer,
     inference,

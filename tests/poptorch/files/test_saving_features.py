@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
-from wrapping import options
+from helpers.wrapping import options
 
 
 class Two(torch.nn.Module):

@@ -4,7 +4,17 @@ import pytest
 import torch
 
 import poptorch
-from wrapping import Calls, inference, options, plain_steps, rows, scorer, sgd, trainer, weights
+from helpers.wrapping import (
+    Calls,
+    inference,
+    options,
+    plain_steps,
+    rows,
+    scorer,
+    sgd,
+    trainer,
+    weights,
+)
 
 WEIGHT, GRADIENT = "fc.weight", "Gradient___fc.weight"
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import poptorch
-from wrapping import Calls, inference, options
+from helpers.wrapping import Calls, inference, options
 
 FLOATS = torch.linspace(-1, 1, 8).reshape(2, 4)
 aten = torch.ops.aten

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import poptorch
+from helpers.wrapping import Calls, options
 from poptorch._forward.tracing import Tracing, current
-from wrapping import Calls, options
 
 AUTO = poptorch.PipelinedExecution(poptorch.AutoStage.AutoIncrement)
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
-from wrapping import options, sgd, trainer
+from helpers.wrapping import options, sgd, trainer
 
 # Said of every Counter; test_traps.py looks at it.
 pytestmark = pytest.mark.filterwarnings("ignore:forward computes a new value of Counter.note")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import poptorch
-from wrapping import inference
+from helpers.wrapping import inference
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 NO_ARGUMENTS = {

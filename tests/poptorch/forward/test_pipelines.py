@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
 from abele.pipeline import PipelineRunner, workers
-from wrapping import inference, options, sgd
+from helpers.wrapping import inference, options, sgd
 
 BLOCKS = ("features", "middle", "scores")
 ROWS, STAGES, ACCUMULATION = 4, 3, 6

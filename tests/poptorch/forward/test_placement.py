@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import poptorch
+from helpers.wrapping import Calls, options, rows, scorer, sgd, weights
 from poptorch._process.devices import count_ipus
-from wrapping import Calls, options, rows, scorer, sgd, weights
 
 HALF = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
 

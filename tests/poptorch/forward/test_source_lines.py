@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import poptorch
-from wrapping import options
+from helpers.wrapping import options
 
 HELPER = """import torch
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 import poptorch
-from wrapping import inference, options, sgd, trainer
+from helpers.wrapping import inference, options, sgd, trainer
 
 X = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
 CLASSES = torch.tensor([0, 2, 2, 4, 1, 0])

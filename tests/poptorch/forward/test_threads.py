@@ -11,7 +11,7 @@ import poptorch
 from abele import _torch
 from abele.locks import Lock
 from abele.trace import scopes
-from wrapping import options, plain_steps, rows, scorer, sgd, trainer, weights
+from helpers.wrapping import options, plain_steps, rows, scorer, sgd, trainer, weights
 
 
 class Waiting(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import poptorch
-from wrapping import inference, options, trainer
+from helpers.wrapping import inference, options, trainer
 
 X = torch.arange(12.0).reshape(3, 4) / 10
 

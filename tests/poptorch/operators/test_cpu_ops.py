@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
+from helpers.wrapping import inference, options, rows, scorer, sgd, trainer, weights
 from poptorch._operators import cpu_op
-from wrapping import inference, options, rows, scorer, sgd, trainer, weights
 
 
 def doubled(x):
@@ -180,7 +180,7 @@ def test_capturing_leaves_nothing_behind():
 PROGRAM = """
 import json, sys, torch, poptorch
 sys.path[:0] = sys.argv[2:]
-from wrapping import Calls, options
+from helpers.wrapping import Calls, options
 torch.set_num_threads(1)
 
 def host(x):

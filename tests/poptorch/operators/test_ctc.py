@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 import poptorch
-from wrapping import inference, options, sgd, trainer
+from helpers.wrapping import inference, options, sgd, trainer
 
 TIME, BATCH, CLASSES, LONGEST = 9, 3, 5, 4
 INPUT_LENGTHS, TARGET_LENGTHS = torch.tensor([9, 8, 7]), torch.tensor([4, 2, 3])

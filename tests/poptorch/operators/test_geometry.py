@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import poptorch
-from wrapping import inference
+from helpers.wrapping import inference
 
 POINTS = torch.randn(17, 3, generator=torch.Generator().manual_seed(1))
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import poptorch
+from helpers.wrapping import Calls, inference, options
 from poptorch import MatMulSerializationMode as Mode
-from wrapping import Calls, inference, options
 
 SLICED = (Mode.InputChannels, Mode.ReducingDim, Mode.OutputChannels)
 

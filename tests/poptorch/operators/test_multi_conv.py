@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import poptorch
-from wrapping import options
+from helpers.wrapping import options
 
 IMAGES = torch.linspace(-1, 1, 2 * 2 * 5 * 5).reshape(2, 2, 5, 5)
 

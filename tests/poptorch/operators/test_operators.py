@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 import poptorch
-from wrapping import options
+from helpers.wrapping import options
 
 _NARROW = {torch.int64: torch.int32, torch.float64: torch.float32}
 

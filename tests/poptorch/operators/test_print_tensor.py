@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
-from wrapping import inference, options, rows, scorer, sgd, trainer, weights
+from helpers.wrapping import inference, options, rows, scorer, sgd, trainer, weights
 
 
 class Printing(torch.nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import poptorch
-from wrapping import inference, rows, sgd, trainer
+from helpers.wrapping import inference, rows, sgd, trainer
 
 X = torch.arange(40.0).reshape(5, 8)
 TYPES = [torch.int16, torch.int32, torch.int64]

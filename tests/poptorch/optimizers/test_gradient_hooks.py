@@ -6,8 +6,8 @@ from torch.nn.modules.module import register_module_full_backward_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import poptorch
+from helpers.wrapping import options, plain_steps, rows, running, scorer, sgd, trainer, weights
 from poptorch import optim
-from wrapping import options, plain_steps, rows, running, scorer, sgd, trainer, weights
 
 # Torch warns where the input of a module with such a hook needs no gradient.
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")

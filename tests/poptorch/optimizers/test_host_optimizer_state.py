@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import poptorch
+from helpers.wrapping import options, plain_steps, rows, scorer, trainer, weights
 from poptorch import optim
-from wrapping import options, plain_steps, rows, scorer, trainer, weights
 
 KINDS = {
     "SGD": {"lr": 0.1, "momentum": 0.9},

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import poptorch
+from helpers.wrapping import Calls, options, plain_steps, rows, scorer, sgd, trainer, weights
 from poptorch import optim
-from wrapping import Calls, options, plain_steps, rows, scorer, sgd, trainer, weights
 
 SETTINGS = [
     pytest.param("SGD", {"lr": 0.1}, id="sgd"),

@@ -11,9 +11,9 @@ import torch
 
 import poptorch
 from abele.step.optimizer_arguments import ARGUMENTS, Treatment
+from helpers.wrapping import Calls, rows, scorer, trainer, weights
 from poptorch import optim
 from poptorch._optimizers.reading import host_step, to_update_rule
-from wrapping import Calls, rows, scorer, trainer, weights
 
 HONOURED, SPEED, REFUSED = Treatment
 NAMES = ("SGD", "Adam", "AdamW", "RMSprop")

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import poptorch
+from helpers.wrapping import options, rows, running, scorer, sgd, trainer
 from poptorch import optim
-from wrapping import options, rows, running, scorer, sgd, trainer
 
 
 def _changed(optimizer, **values):

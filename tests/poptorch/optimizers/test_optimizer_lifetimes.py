@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import poptorch
+from helpers.wrapping import options, rows, running, scorer, sgd, trainer, weights
 from poptorch import optim
-from wrapping import options, rows, running, scorer, sgd, trainer, weights
 
 
 def momentum(model):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import poptorch
+from helpers.wrapping import options, rows, scorer, trainer, weights
 from poptorch import optim
-from wrapping import options, rows, scorer, trainer, weights
 
 HALF = torch.float16
 OPTIMIZERS = {

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import poptorch
+from helpers.wrapping import rows, running, scorer, trainer, weights
 from poptorch import optim
-from wrapping import rows, running, scorer, trainer, weights
 
 PARAMS = ("fc.weight", "fc.bias")
 

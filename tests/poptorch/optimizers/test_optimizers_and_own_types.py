@@ -9,9 +9,9 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 import poptorch
+from helpers.wrapping import Calls, inference, options, rows, scorer, sgd, trainer, weights
 from poptorch import optim
 from poptorch.poptorch_core import TestErrorType, _throwTestError
-from wrapping import Calls, inference, options, rows, scorer, sgd, trainer, weights
 
 # --- optimizers
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import poptorch
+from helpers.wrapping import trainer
 from poptorch import optim
-from wrapping import trainer
 
 SHAPES = [(), (1,), (0,), (2, 0), (2, 1, 3), (2, 1, 1, 2), (1, 2, 2, 1, 2)]
 KINDS = [

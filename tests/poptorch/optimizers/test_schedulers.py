@@ -5,8 +5,8 @@ import torch
 from torch.optim import lr_scheduler
 
 import poptorch
+from helpers.wrapping import options, rows, scorer, weights
 from poptorch import optim
-from wrapping import options, rows, scorer, weights
 
 SCHEDULERS = {
     "step": lambda o: lr_scheduler.StepLR(o, 2, gamma=0.5),

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import poptorch
+from helpers.wrapping import plain_steps, rows, running, scorer, sgd, trainer, weights
 from poptorch import optim
-from wrapping import plain_steps, rows, running, scorer, sgd, trainer, weights
 
 
 def test_a_changed_rate_counts_from_set_optimizer_on():

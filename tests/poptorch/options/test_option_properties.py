@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import poptorch
+from helpers.properties import examples
 from poptorch import enums
-from properties import examples
 
 ALLOWED = (AssertionError, ValueError, AttributeError, poptorch.Error)
 MEMBERS = [

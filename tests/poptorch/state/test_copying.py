@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import poptorch
-from wrapping import options, rows, running, scorer, sgd, weights
+from helpers.wrapping import options, rows, running, scorer, sgd, weights
 
 COPIES = [copy.deepcopy, lambda wrapped: pickle.loads(pickle.dumps(wrapped))]  # noqa: S301
 

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
+from helpers.wrapping import Calls, trainer
 from poptorch._state.parameter_proxy import ParameterProxy
-from wrapping import Calls, trainer
 
 VALUE = torch.tensor([[1.0, -2.0], [3.0, 4.0]])
 OTHER = torch.tensor([[5.0, 6.0], [7.0, -8.0]])

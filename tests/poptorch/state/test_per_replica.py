@@ -8,8 +8,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
 from abele import get_target
+from helpers.wrapping import Calls, options, trainer
 from poptorch import CommGroupType, VariableRetrievalMode
-from wrapping import Calls, options, trainer
 
 ONE, ALL = VariableRetrievalMode.OnePerGroup, VariableRetrievalMode.AllReplicas
 R = 4

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
+from helpers.wrapping import Calls, inference, options, rows, scorer, sgd, trainer
 from poptorch import CommGroupType, OutputMode
-from wrapping import Calls, inference, options, rows, scorer, sgd, trainer
 
 CONSECUTIVE, ORTHOGONAL = CommGroupType.Consecutive, CommGroupType.Orthogonal
 

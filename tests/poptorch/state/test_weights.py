@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
 from helpers.warm_python import python
-from wrapping import Calls, Scorer, options, plain_steps, rows, scorer, sgd, trainer
+from helpers.wrapping import Calls, Scorer, options, plain_steps, rows, scorer, sgd, trainer
 
 
 def _trained(updates=2, **settings):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import poptorch
-from wrapping import Calls, inference, trainer
+from helpers.wrapping import Calls, inference, trainer
 
 Pair = collections.namedtuple("Pair", "left right")
 X = torch.arange(6.0).reshape(2, 3)

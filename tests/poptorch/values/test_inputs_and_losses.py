@@ -11,8 +11,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 import poptorch
+from helpers.wrapping import Calls, inference, options, plain_steps, rows, sgd, trainer
 from poptorch import OutputMode
-from wrapping import Calls, inference, options, plain_steps, rows, sgd, trainer
 
 # --- inputs and buffers
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import poptorch
-from wrapping import options, rows, scorer, sgd, trainer
+from helpers.wrapping import options, rows, scorer, sgd, trainer
 
 LAYERS = [nn.Linear(4, 3), nn.Conv1d(2, 3, 3), nn.ConvTranspose1d(2, 3, 3)]
 

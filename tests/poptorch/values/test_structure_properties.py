@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import poptorch
-from properties import examples
-from wrapping import inference
+from helpers.properties import examples
+from helpers.wrapping import inference
 
 DTYPES = [
     torch.float32,

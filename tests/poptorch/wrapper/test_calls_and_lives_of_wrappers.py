@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import poptorch
+from helpers.wrapping import options, plain_steps, rows, scorer, sgd, trainer, weights
 from poptorch import OutputMode, ReductionType
-from wrapping import options, plain_steps, rows, scorer, sgd, trainer, weights
 
 Mean, Sum = ReductionType.Mean, ReductionType.Sum
 

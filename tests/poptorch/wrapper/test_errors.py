@@ -8,10 +8,10 @@ import torch
 
 import poptorch
 from abele.errors import CaptureError, ForeignNoteError, MeetingPointError, RankLostError
+from helpers.wrapping import Calls, inference, options, rows, scorer
 from poptorch import processes
 from poptorch._wrapper.errors_of_engine import shortened
 from poptorch.poptorch_core import TestErrorType, _throwTestError
-from wrapping import Calls, inference, options, rows, scorer
 
 X = torch.ones(2)
 LONG = "\n".join(f"line {number}" for number in range(81))

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import poptorch
+from helpers.wrapping import options, rows, scorer, sgd, trainer
 from poptorch import optim
 from poptorch._wrapper import host_training as _host_training
-from wrapping import options, rows, scorer, sgd, trainer
 
 WORDS = "ran on the host, not on"
 

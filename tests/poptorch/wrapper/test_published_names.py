@@ -9,10 +9,10 @@ import torch
 
 import poptorch
 from helpers.warm_python import python
+from helpers.wrapping import Calls, options, rows, scorer, sgd, trainer
 from poptorch import PoplarExecutor
 from poptorch._impl import rewrapModelIfNecessary, unwrapModelIfNecessary
 from poptorch._poplar_executor import PoplarExecutor as ByPath
-from wrapping import Calls, options, rows, scorer, sgd, trainer
 
 
 def test_the_executor_is_found_by_its_path():

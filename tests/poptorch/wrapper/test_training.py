@@ -7,8 +7,18 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
+from helpers.wrapping import (
+    Calls,
+    Scorer,
+    options,
+    plain_steps,
+    rows,
+    scorer,
+    sgd,
+    trainer,
+    weights,
+)
 from poptorch import OutputMode, ReductionType
-from wrapping import Calls, Scorer, options, plain_steps, rows, scorer, sgd, trainer, weights
 
 MICRO = 3
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 import poptorch
-from wrapping import options, rows, sgd, trainer
+from helpers.wrapping import options, rows, sgd, trainer
 
 X, TARGET = rows(4)
 

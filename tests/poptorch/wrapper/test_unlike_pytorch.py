@@ -12,8 +12,18 @@ from torch import nn
 
 import poptorch
 from helpers import datasets as data
+from helpers.wrapping import (
+    Calls,
+    inference,
+    options,
+    plain_steps,
+    rows,
+    scorer,
+    sgd,
+    trainer,
+    weights,
+)
 from poptorch import OutputMode, ReductionType
-from wrapping import Calls, inference, options, plain_steps, rows, scorer, sgd, trainer, weights
 
 # The original's worked example; test_replicas.py has it with a loader and its weights.
 WORKED = {"deviceIterations": 2, "gradientAccumulation": 4, "replicationFactor": 2}

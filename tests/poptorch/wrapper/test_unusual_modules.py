@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import poptorch
-from wrapping import options, sgd
+from helpers.wrapping import options, sgd
 
 # Torch's own, when it scripts or imports its compiler.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import poptorch
+from helpers.wrapping import options
 from poptorch._wrapper import user_frames
-from wrapping import options
 
 
 class Model(torch.nn.Module):

@@ -12,7 +12,7 @@ from torch.nn.utils import prune
 
 import poptorch
 from abele._torch import FakeTensor
-from wrapping import inference, options, sgd
+from helpers.wrapping import inference, options, sgd
 
 X = torch.arange(6.0).reshape(2, 3)
 MEMO: dict = {}

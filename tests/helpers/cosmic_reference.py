@@ -18,7 +18,7 @@ import torch
 from cosmictagger import models
 from cosmictagger.config.network import named
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("ABELE_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))
 SAMPLE = SHARED / "cosmic_tagging_light.h5"
 needs_sample = pytest.mark.skipif(

@@ -12,9 +12,9 @@ import torch
 from abele import ExecutableCache, build
 from abele.compile import executable
 from abele.step.config import StepConfig
-from fakes import Keeping, KeptCode
-from models import MODELS
-from runs import captured
+from helpers.fakes import Keeping, KeptCode
+from helpers.models import MODELS
+from helpers.runs import captured
 
 CONFIG = StepConfig(training=False)
 

@@ -18,9 +18,9 @@ import torch
 import popdist
 import popdist.poptorch
 import poptorch
-import training_cases
+from helpers import training_cases
+from helpers.wrapping import rows, scorer, weights
 from poptorch import resuming
-from wrapping import rows, scorer, weights
 
 TOLD: dict[str, str] = {}
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from instances import free_port
+from helpers.instances import free_port
 
 OTHER_HOSTS = ("127.0.0.2", "127.0.0.3")  # this machine, by addresses that poprun does not know
 _PATIENCE_S = 60.0

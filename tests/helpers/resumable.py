@@ -22,7 +22,7 @@ def main():
     import popdist
     import popdist.poptorch
     import poptorch
-    from checkpointed import Data, Model
+    from helpers.checkpointed import Data, Model
     from popdist.checkpoint import Checkpointer
 
     torch.set_num_threads(1)

@@ -13,8 +13,8 @@ import sys
 import torch
 
 from abele.storage import atomic
-from cosmic_small import PlaneNet
 from cosmictagger import cli, launch
+from helpers.cosmic_small import PlaneNet
 
 
 def main(words: list[str]) -> int:

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
-from wrapping import rows
+from helpers.wrapping import rows
 
 
 class Model(torch.nn.Module):
@@ -29,8 +29,8 @@ from torch.utils.data import TensorDataset
 import popdist
 import popdist.poptorch
 import poptorch
-from popdist_program import Model
-from wrapping import rows
+from helpers.popdist_program import Model
+from helpers.wrapping import rows
 
 
 def create_options(replicas):

@@ -48,7 +48,7 @@ def _resident_bytes(kind: str) -> int:
 
 
 def main() -> None:
-    from runs import rule_for, run, started
+    from helpers.runs import rule_for, run, started
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--checkpoints", action="store_true")

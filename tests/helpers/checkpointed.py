@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
+from helpers.wrapping import options, rows
 from popdist.checkpoint import Checkpointer
-from wrapping import options, rows
 
 EPOCHS, BATCHES = 3, 6
 

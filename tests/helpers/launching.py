@@ -97,7 +97,7 @@ class Server:
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")},
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
         )
         self.running: Run | None = None
         assert self.answer() == "ready"

@@ -56,7 +56,7 @@ def environment(index: int, instances: int, port: int, replicas: int = 1) -> dic
         "MASTER_PORT": port,
         "OMP_NUM_THREADS": 1,
         "ABELE_TARGET": "reference",
-        "PYTHONPATH": os.pathsep.join(filter(None, [*sys.path, str(HERE)])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [*sys.path, str(HERE.parent)])),
     }
     return {name: str(value) for name, value in told.items()}
 

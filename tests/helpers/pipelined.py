@@ -13,7 +13,7 @@ from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
 from abele.trace import scopes
 from abele.trace.module_state import ModuleState
-from runs import flat
+from helpers.runs import flat
 
 
 def at_stage(stage: int) -> None:
