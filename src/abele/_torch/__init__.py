@@ -1,7 +1,7 @@
 """Every name this project uses that torch does not promise to keep, each with its reason.
 
-When torch moves, this folder and ``tests/unit/test_torch_names.py`` change and nothing else does.
-Heavy imports (the compiler) stay inside functions: importing abele must not load Inductor.
+When torch moves, this folder and ``tests/unit/_torch/test_torch_names.py`` change and nothing else
+does. Heavy imports (the compiler) stay inside functions: importing abele must not load Inductor.
 """
 
 # pyright: reportPrivateUsage=false

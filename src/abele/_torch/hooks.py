@@ -1,6 +1,7 @@
 """Hooks registered in torch, which has public functions to add and remove them, none to list them.
 
-These names are private, like all of this folder; ``tests/unit/test_torch_hooks.py`` tests them.
+These names are private, like all of this folder; ``tests/unit/_torch/test_torch_hooks.py`` tests
+them.
 """
 
 # pyright: reportPrivateUsage=false

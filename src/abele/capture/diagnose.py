@@ -21,7 +21,8 @@ from abele.program.printing import is_library
 from abele.trace.constants import constant_value
 from abele.warn import user_line
 
-# Phrases of torch's own errors for "this needs the tensor's data"; see tests/unit/test_capture.py.
+# Phrases of torch's own errors for "this needs the tensor's data";
+# see tests/unit/capture/test_capture.py.
 _NEEDS_DATA = (
     "trying to get value out of a tracing tensor",
     "data-dependent",

@@ -12,7 +12,7 @@ from abele import StepConfig, passes
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
 
-FOLDER = Path(__file__).parents[1] / "golden"
+FOLDER = Path(__file__).parents[2] / "golden"
 
 
 def programs(name, config=None, kind=None, **values):
