@@ -20,15 +20,12 @@ def _loss(model, x):
     return F.mse_loss(x * model.weight, x)
 
 
-def test_a_model_without_loss_is_refused():
+def test_the_words_of_poptorch_stand_in_the_advice():
     with pytest.raises(
         poptorch.Error,
         match=r"Couldn't find a loss in graph.*poptorch\.identity_loss\(loss, reduction='none'\)",
     ):
         _training(lambda self, x: x * self.weight)(X)
-
-
-def test_two_losses_are_refused_even_if_one_is_only_shown():
     with pytest.raises(
         poptorch.Error, match=r"Multiple independent losses.*in poptorch\.identity_loss\. "
     ):
@@ -49,13 +46,6 @@ def test_a_loss_of_integers_is_refused():
 def test_an_unknown_reduction_is_refused():
     with pytest.raises(AssertionError, match="Unsupported reduction type 'max'"):
         poptorch.identity_loss(X, "max")
-
-
-@pytest.mark.parametrize("count", [1, 5, 7])
-def test_rows_must_divide_into_micro_batches(count):
-    wrapped = trainer(scorer(), deviceIterations=2, gradientAccumulation=3)
-    with pytest.raises(AssertionError, match=r"Invalid batch dimension.*multiple of 6"):
-        wrapped(*rows(count))
 
 
 def test_a_tensor_without_dimensions_has_one_row():
@@ -146,23 +136,6 @@ def test_a_data_set_smaller_than_one_batch_is_refused_at_the_first_step():
         next(iter(poptorch.DataLoader(options(deviceIterations=4), Small(), batch_size=2)))
 
 
-def _branches(x):
-    return x + 1 if x.sum() > 0 else x
-
-
-def _reads(x):
-    return x * x.sum().item()
-
-
-@pytest.mark.parametrize(
-    ("forward", "code"), [(_branches, "if x.sum"), (_reads, r"\.item\(\)")], ids=["if", "item"]
-)
-def test_reading_a_value_names_the_line(forward, code):
-    line = forward.__code__.co_firstlineno + 1
-    with pytest.raises(poptorch.Error, match=rf"test_bad_input\.py:{line}: .*{code}"):
-        inference(forward)(X)
-
-
 def _assign(model, value):
     model.note = value
 
@@ -204,9 +177,3 @@ def test_state_can_only_be_written_in_place(act, parameter, words):
     with pytest.raises(poptorch.Error, match=words):
         poptorch.inferenceModel(model, options())(X)
     assert model.note is note
-
-
-def test_backward_on_a_result_is_refused():
-    loss, _ = trainer(scorer())(*rows(4))
-    with pytest.raises(poptorch.Error, match=r"Remove backward\(\) and optimizer\.step\(\)"):
-        loss.backward()

@@ -17,37 +17,6 @@ def test_options_must_be_options(wrap, given):
         wrap(scorer(), given)
 
 
-def test_only_modules_can_be_wrapped():
-    with pytest.raises(poptorch.Error, match=r"'model' is of type function.*torch.nn.Module"):
-        poptorch.inferenceModel(lambda x: x)
-
-
-def test_wrapping_freezes_the_options_but_not_their_copies():
-    chosen = options()
-    wrapped = poptorch.inferenceModel(scorer(), chosen)
-    for frozen in (chosen, wrapped.options):
-        with pytest.raises(AttributeError, match="Can't modify frozen Options"):
-            frozen.deviceIterations(2)
-    chosen.clone().deviceIterations(2)
-    assert chosen.defaultOutputMode()
-
-
-def test_a_module_is_wrapped_for_training_once():
-    model = scorer()
-    wrapped = trainer(model)
-    with pytest.raises(RuntimeError, match=r"already been wrapped.*model\.destroy\(\)"):
-        trainer(model)
-    with pytest.raises(RuntimeError, match="already been wrapped"):
-        poptorch.trainingModel(wrapped, options())
-    model.destroy()
-    trainer(model)
-
-
-def test_inference_accumulates_no_gradients():
-    with pytest.raises(poptorch.Error, match="gradientAccumulation to 1 for an inference model"):
-        poptorch.inferenceModel(scorer(), options(gradientAccumulation=2))
-
-
 def test_buffers_of_a_class_of_their_own_are_refused():
     class Special(torch.Tensor):
         pass
@@ -56,14 +25,6 @@ def test_buffers_of_a_class_of_their_own_are_refused():
     model.register_buffer("special", torch.ones(2).as_subclass(Special))
     with pytest.raises(poptorch.Error, match=r"All buffers must be an instance of torch\.Tensor"):
         trainer(model)
-
-
-def test_an_optimizer_of_another_kind_is_refused():
-    model = scorer()
-    optimizer = torch.optim.Adagrad(model.parameters())
-    with pytest.raises(AssertionError, match="Unsupported optimizer type Adagrad"):
-        poptorch.trainingModel(model, options(), optimizer)
-    trainer(model)  # nothing was wrapped by the failure
 
 
 def test_options_that_cannot_be_honoured_are_named_when_wrapping():
