@@ -104,4 +104,4 @@ def _write(path: Path, content: bytes, mode: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:4], sys.argv[4:]))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]))
