@@ -73,9 +73,11 @@ def _keep_compiled_code(config: pytest.Config) -> None:
     compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None or not config.pluginmanager.hasplugin("cacheprovider"):
         return
+    folder = config.cache.mkdir("compiled")  # type: ignore[reportOptionalMemberAccess]
+    if Path(compiler).parent == folder:
+        return  # a worker inherits the variable from the process that started it
     said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
     version = f"{said.stdout}{torch.__version__} {torch.version.git_version}"
-    folder = config.cache.mkdir("compiled")  # type: ignore[reportOptionalMemberAccess]
     os.environ["CXX"] = str(compiler_cache.install(folder, compiler, version))
 
 
