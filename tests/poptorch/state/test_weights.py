@@ -347,7 +347,8 @@ def test_a_deleted_wrapper_loses_nothing():
 
 def test_a_process_may_end_with_unread_weights():
     code = (
-        "import torch, wrapping\n"
+        "import torch\n"
+        "from helpers import wrapping\n"
         "model = wrapping.scorer()\n"
         "wrapped = wrapping.trainer(model)\n"
         "wrapped(*wrapping.rows(4))\n"
