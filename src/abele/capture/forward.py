@@ -13,9 +13,9 @@ from abele._torch.dynamo import compiled_functions_run_plainly
 from abele._torch.parameters import counted_as_parameters
 from abele.capture import loss_traps
 from abele.capture.diagnose import explained
-from abele.capture.portable import portable_functions
 from abele.capture.recipe import Recipe
-from abele.capture.references import References
+from abele.capture.replacements.portable import portable_functions
+from abele.capture.user_objects.references import References
 from abele.program import Role
 from abele.trace import scopes
 from abele.trace.constants import constant_value

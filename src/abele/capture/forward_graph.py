@@ -22,9 +22,9 @@ from torch.overrides import TorchFunctionMode
 
 from abele import _torch, garbage
 from abele.capture import Call, gradient_hooks, losses
-from abele.capture.leftovers import Leftovers
 from abele.capture.losses import LossFinder
-from abele.capture.portable import portable_functions
+from abele.capture.replacements.portable import portable_functions
+from abele.capture.user_objects.leftovers import Leftovers
 from abele.errors import CaptureError
 from abele.program import Role
 from abele.program.dense import other_kind

@@ -15,7 +15,7 @@ from abele.capture.forward import Forward, state_in_place
 from abele.capture.losses import LossFinder
 from abele.capture.origins import backward_origins
 from abele.capture.recipe import Recipe
-from abele.capture.references import References
+from abele.capture.user_objects.references import References
 from abele.program import Role
 from abele.step import loss_scaling, reduction
 from abele.trace.tracer import Values

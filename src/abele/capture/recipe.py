@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from abele.capture.leftovers import Leftovers
+from abele.capture.user_objects.leftovers import Leftovers
 from abele.errors import CaptureError
 from abele.program import Role
 from abele.step import loss_scaling, reduction, replica_groups

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from abele.capture import offsets
+from abele.capture.replacements import offsets
 from poptorch._error import error
 
 _INDEX_TYPES = (torch.int16, torch.int32, torch.int64)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 import torch
 
-from abele.capture import reachable
+from abele.capture.user_objects import reachable
 from abele.trace.module_state import plain
 from poptorch._error import error
 

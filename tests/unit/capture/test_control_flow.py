@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from abele import passes
-from abele.capture.offsets import difference
+from abele.capture.replacements.offsets import difference
 from abele.errors import ProgramError
 from abele.passes.on_device import on_device
 from abele.program import all_nodes, subgraphs

@@ -12,7 +12,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch
-from abele.capture import cumulative_norm, losses, static_forms
+from abele.capture import losses
+from abele.capture.replacements import cumulative_norm, static_forms
 from abele.errors import LossError
 from abele.ops import ctc_loss
 from abele.trace.constants import constant_value

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from abele import _torch
-from abele.capture import reachable
+from abele.capture.user_objects import reachable
 from abele.program.printing import is_library
 
 ValueOf = Callable[[torch.Tensor], torch.Tensor | None]

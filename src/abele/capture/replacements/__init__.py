@@ -1,0 +1,1 @@
+"""Forms of torch's functions that do not look at values, for forwards that are captured."""

@@ -1,0 +1,1 @@
+"""The user's own objects: which tensors forward finds in them, and which it leaves there."""
