@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         import hydra  # noqa: F401  before any command begins what it could not end
 
-        from cosmictagger.stopping import interruptible
+        from cosmictagger.modes.stopping import interruptible
 
         with interruptible():
             return _run_command(arguments)
@@ -185,14 +185,14 @@ def _run(config: Config) -> int | None:
 
     with launched(config) as launch:
         if config.mode.name is ModeKind.train:
-            from cosmictagger.training import train
+            from cosmictagger.modes.training import train
 
             return train(launch)
         if config.mode.name is ModeKind.iotest:
-            from cosmictagger.iotest import measure
+            from cosmictagger.modes.iotest import measure
 
             return measure(launch)
-        from cosmictagger.inference import infer
+        from cosmictagger.modes.inference import infer
 
         return infer(launch)
 

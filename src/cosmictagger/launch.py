@@ -27,8 +27,8 @@ from cosmictagger.config.root import Config
 from cosmictagger.config.run import ComputeMode
 from cosmictagger.errors import CheckpointError, ConfigError, CosmicTaggerError
 from cosmictagger.instances import Instances
-from cosmictagger.losses import Loss
-from cosmictagger.records import RunRecord, log_to_file, logger, logging_to, warn_once
+from cosmictagger.measures.losses import Loss
+from cosmictagger.recording.records import RunRecord, log_to_file, logger, logging_to, warn_once
 
 _TITLES = {
     ModeKind.train: "Training",

@@ -13,7 +13,7 @@ from cosmictagger.data import Batch, EventFile, EventLoader, SyntheticLoader
 from cosmictagger.data.loader import BatchStream
 from cosmictagger.errors import ConfigError, DataError
 from cosmictagger.instances import Instances, alone
-from cosmictagger.records import logger, warn_once
+from cosmictagger.recording.records import logger, warn_once
 
 _CACHE = "COSMICTAGGER_CACHE"
 _HELD_OUT = 1_000_000  # added to the generator's seed for events that nothing is trained on

@@ -12,7 +12,7 @@ from cosmictagger.checkpoints import weights_hash
 from cosmictagger.config.mode import Optimizer, OptimizerKind
 from cosmictagger.config.run import ComputeMode, Precision
 from cosmictagger.errors import BackendError, ConfigError
-from cosmictagger.losses import Loss
+from cosmictagger.measures.losses import Loss
 from helpers.cosmic_small import PlaneNet, batch_of
 
 STEPS = 10

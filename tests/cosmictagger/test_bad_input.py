@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from abele.storage import atomic
-from cosmictagger import checkpoints, training
+from cosmictagger import checkpoints
 from cosmictagger.cli import main
 from cosmictagger.data import generator
 from cosmictagger.data.layout import Plane
 from cosmictagger.data.writer import write_events
+from cosmictagger.modes import training
 from helpers.cosmic_small import SIZE, column, event, record
 
 EMPTY = Plane(np.zeros(0, np.uint64), np.zeros(0, np.float32))

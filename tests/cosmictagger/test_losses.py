@@ -6,7 +6,7 @@ import torch
 
 from cosmictagger.config.mode import LossBalanceScheme
 from cosmictagger.errors import ConfigError
-from cosmictagger.losses import Loss
+from cosmictagger.measures.losses import Loss
 from helpers import cosmic_reference as reference
 
 SCHEMES = ["none", "light", "even", "focal"]

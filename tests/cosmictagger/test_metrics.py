@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from cosmictagger import metrics
 from cosmictagger.errors import DataError
-from cosmictagger.physics_metrics import Neutrino, by_energy, by_interaction, neutrino_of
+from cosmictagger.measures import metrics
+from cosmictagger.measures.physics_metrics import Neutrino, by_energy, by_interaction, neutrino_of
 from helpers import cosmic_reference as reference
 
 # Average and planes, in the order of metrics.NAMES.

@@ -10,10 +10,10 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from cosmictagger.progress import Bar
-from cosmictagger.records import RunRecord, Table, log_step, logger, logging_to, step_line
-from cosmictagger.tensorboard import Summaries
-from cosmictagger.timings import PARTS, Timings, closing_lines, split_line, throughput
+from cosmictagger.recording.progress import Bar
+from cosmictagger.recording.records import RunRecord, Table, log_step, logger, logging_to, step_line
+from cosmictagger.recording.tensorboard import Summaries
+from cosmictagger.recording.timings import PARTS, Timings, closing_lines, split_line, throughput
 
 
 def test_a_log_line_has_its_words_where_the_analysis_looks(tmp_path):

@@ -9,8 +9,8 @@ import torch
 pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
 pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
 
-from cosmictagger.metrics import KEYS
-from cosmictagger.physics_metrics import Neutrino
+from cosmictagger.measures.metrics import KEYS
+from cosmictagger.measures.physics_metrics import Neutrino
 from cosmictagger.results import report
 from cosmictagger.results.tally import Row, Tally, as_csv
 

@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("h5py", reason="needs abele[cosmictagger]")
 pytest.importorskip("matplotlib", reason="needs abele[cosmictagger]")
 
-from cosmictagger import inference, sharing
 from cosmictagger.config.composing import composed
 from cosmictagger.errors import DataError, InstanceError
 from cosmictagger.instances import Instances
 from cosmictagger.launch import launched
+from cosmictagger.modes import inference, sharing
 from cosmictagger.results import displays
 from helpers.cosmic_small import given, record
 

@@ -12,12 +12,13 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from cosmictagger import checkpoints, training
+from cosmictagger import checkpoints
 from cosmictagger.backends import StepResult
 from cosmictagger.backends.ipu import IpuBackend
 from cosmictagger.backends.plain import PlainBackend
 from cosmictagger.data.writer import write_events
-from cosmictagger.stopping import Stop, Stopped
+from cosmictagger.modes import training
+from cosmictagger.modes.stopping import Stop, Stopped
 from helpers.cosmic_small import SIZE, column, event, record
 
 

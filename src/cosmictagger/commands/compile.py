@@ -6,7 +6,7 @@ from cosmictagger.config.root import Config
 from cosmictagger.config.run import ComputeMode
 from cosmictagger.errors import ConfigError
 from cosmictagger.launch import launched
-from cosmictagger.records import logger
+from cosmictagger.recording.records import logger
 
 
 def run(config: Config) -> None:

@@ -19,7 +19,7 @@ from matplotlib.patches import Patch, Rectangle
 from numpy.typing import NDArray
 
 from abele.storage.atomic import replacing
-from cosmictagger.metrics import NEUTRINO, PLANES
+from cosmictagger.measures.metrics import NEUTRINO, PLANES
 from cosmictagger.results.events import EventRecord, PlaneView
 
 CLASS_NAMES = ("background", "cosmic", "neutrino")

@@ -23,8 +23,8 @@ import numpy as np
 from abele.storage import atomic
 from cosmictagger.data.writer import Event, EventWriter
 from cosmictagger.errors import DataError
-from cosmictagger.metrics import PLANES
-from cosmictagger.physics_metrics import Neutrino
+from cosmictagger.measures.metrics import PLANES
+from cosmictagger.measures.physics_metrics import Neutrino
 from cosmictagger.results.candidates import Candidates, joined
 from cosmictagger.results.events import EventRecord
 from cosmictagger.results.files import PREDICTIONS

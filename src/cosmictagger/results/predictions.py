@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from cosmictagger.data.larcv import EventFile, Plane
 from cosmictagger.data.writer import Event, EventWriter
 from cosmictagger.errors import DataError
-from cosmictagger.metrics import CLASSES, COSMIC, NEUTRINO, PLANES
+from cosmictagger.measures.metrics import CLASSES, COSMIC, NEUTRINO, PLANES
 
 COSMIC_PRODUCER = "cosmic_prediction"
 NEUTRINO_PRODUCER = "neutrino_prediction"

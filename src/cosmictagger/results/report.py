@@ -10,8 +10,8 @@ from html import escape
 from pathlib import Path
 
 from abele.storage.atomic import write_text
-from cosmictagger.metrics import NAMES, PLANES
-from cosmictagger.physics_metrics import Bin
+from cosmictagger.measures.metrics import NAMES, PLANES
+from cosmictagger.measures.physics_metrics import Bin
 from cosmictagger.results.displays import CLASS_NAMES, PLANE_NAMES
 from cosmictagger.results.page import STYLE
 from cosmictagger.results.tally import Row, Tally

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cosmictagger import metrics, physics_metrics
-from cosmictagger.metrics import CLASSES, PLANES
-from cosmictagger.physics_metrics import Bin, Neutrino
+from cosmictagger.measures import metrics, physics_metrics
+from cosmictagger.measures.metrics import CLASSES, PLANES
+from cosmictagger.measures.physics_metrics import Bin, Neutrino
 
 
 @dataclass(frozen=True)

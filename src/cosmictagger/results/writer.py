@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from cosmictagger.data.dense import dense_size
 from cosmictagger.errors import DataError
-from cosmictagger.metrics import CLASSES, PLANES
-from cosmictagger.physics_metrics import neutrino_of
+from cosmictagger.measures.metrics import CLASSES, PLANES
+from cosmictagger.measures.physics_metrics import neutrino_of
 from cosmictagger.results.candidates import Candidates
 from cosmictagger.results.events import EventRecord, sparse_plane
 from cosmictagger.results.files import (

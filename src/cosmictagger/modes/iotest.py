@@ -9,9 +9,9 @@ from cosmictagger import sources
 from cosmictagger.config.data import DataKind
 from cosmictagger.errors import ConfigError
 from cosmictagger.launch import Launch
-from cosmictagger.progress import Bar
-from cosmictagger.records import logger
-from cosmictagger.stopping import Stop
+from cosmictagger.modes.stopping import Stop
+from cosmictagger.recording.progress import Bar
+from cosmictagger.recording.records import logger
 
 
 def measure(launch: Launch) -> int | None:

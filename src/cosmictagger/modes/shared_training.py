@@ -10,13 +10,14 @@ from collections.abc import Sequence
 import torch
 
 from abele.collectives.place import SECRET
-from cosmictagger import checkpoints, metrics, sources
+from cosmictagger import checkpoints, sources
 from cosmictagger.backends import Backend, StepResult
 from cosmictagger.data import Batch
 from cosmictagger.data.loader import BatchStream
 from cosmictagger.instances import Instances
 from cosmictagger.launch import Launch
-from cosmictagger.stopping import SIGNALS
+from cosmictagger.measures import metrics
+from cosmictagger.modes.stopping import SIGNALS
 
 # Poprun and torchrun say how often they have restarted a run, and give each run a value of its own.
 _RESTARTS, _OF_TORCHRUN = "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID"

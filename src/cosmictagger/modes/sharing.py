@@ -23,17 +23,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from abele.storage import atomic
-from cosmictagger import __version__, checkpoints, passes, sources
+from cosmictagger import __version__, checkpoints, sources
 from cosmictagger.backends import Proof
 from cosmictagger.config.checks import plain
 from cosmictagger.data import EventLoader
 from cosmictagger.errors import InstanceError
-from cosmictagger.passes import Passed, Step
-from cosmictagger.records import logger
-from cosmictagger.stopping import Stop
+from cosmictagger.modes import passes
+from cosmictagger.modes.passes import Passed, Step
+from cosmictagger.modes.stopping import Stop
+from cosmictagger.recording.records import logger
 
 if TYPE_CHECKING:
-    from cosmictagger.inference import Pass
+    from cosmictagger.modes.inference import Pass
 
 _FOLDER, _PASS = "parts", "pass.json"
 _FORMAT = 1

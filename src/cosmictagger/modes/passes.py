@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from cosmictagger import metrics
 from cosmictagger.backends import Backend, Proof
 from cosmictagger.config.mode import ModeKind
 from cosmictagger.launch import Launch
-from cosmictagger.records import Table, logger
-from cosmictagger.tensorboard import Summaries
-from cosmictagger.timings import closing_lines, split_line, throughput
+from cosmictagger.measures import metrics
+from cosmictagger.recording.records import Table, logger
+from cosmictagger.recording.tensorboard import Summaries
+from cosmictagger.recording.timings import closing_lines, split_line, throughput
 
 
 @dataclass(frozen=True)

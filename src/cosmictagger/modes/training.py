@@ -18,20 +18,21 @@ from typing import Any
 import torch
 
 from abele.storage import atomic
-from cosmictagger import checkpoints, shared_training, sources
+from cosmictagger import checkpoints, sources
 from cosmictagger.backends import Backend, StepResult
 from cosmictagger.config.checks import plain
 from cosmictagger.data import Batch
 from cosmictagger.data.loader import BatchStream
 from cosmictagger.errors import BackendError, DataError, TrainingError
 from cosmictagger.launch import Launch
-from cosmictagger.progress import Bar
-from cosmictagger.records import Table, log_step, logger, warn_once
-from cosmictagger.schedule import Schedule
-from cosmictagger.shared_training import all_metrics, of_nothing
-from cosmictagger.stopping import Stop
-from cosmictagger.tensorboard import IMAGES_EVERY, Summaries
-from cosmictagger.timings import Timings, closing_lines, split_line, throughput
+from cosmictagger.modes import shared_training
+from cosmictagger.modes.schedule import Schedule
+from cosmictagger.modes.shared_training import all_metrics, of_nothing
+from cosmictagger.modes.stopping import Stop
+from cosmictagger.recording.progress import Bar
+from cosmictagger.recording.records import Table, log_step, logger, warn_once
+from cosmictagger.recording.tensorboard import IMAGES_EVERY, Summaries
+from cosmictagger.recording.timings import Timings, closing_lines, split_line, throughput
 
 _FORMAT = 1  # of checkpoints
 

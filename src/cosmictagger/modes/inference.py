@@ -1,7 +1,7 @@
 """``mode=inference`` and ``mode=evaluate``: every event of a file once, in order.
 
 Inference writes predictions, event displays and a report; evaluate writes numbers only. Several
-instances share the batches out; `cosmictagger.sharing` joins what each of them has found out.
+instances share the batches out; `cosmictagger.modes.sharing` joins what each of them has found out.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from cosmictagger import metrics, passes, sharing, sources
+from cosmictagger import sources
 from cosmictagger.backends import Backend, StepResult
 from cosmictagger.config.mode import ModeKind
 from cosmictagger.data import Batch, EventLoader
 from cosmictagger.data.loader import BatchStream
 from cosmictagger.errors import BackendError, DataError
 from cosmictagger.launch import Launch
-from cosmictagger.passes import Passed, Step
-from cosmictagger.progress import Bar
-from cosmictagger.records import log_step
-from cosmictagger.stopping import Stop
-from cosmictagger.timings import Timings
+from cosmictagger.measures import metrics
+from cosmictagger.modes import passes, sharing
+from cosmictagger.modes.passes import Passed, Step
+from cosmictagger.modes.stopping import Stop
+from cosmictagger.recording.progress import Bar
+from cosmictagger.recording.records import log_step
+from cosmictagger.recording.timings import Timings
 
 _SYNTHETIC_STEPS = 500
 

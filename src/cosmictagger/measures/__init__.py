@@ -1,0 +1,1 @@
+"""How good a prediction is: the loss that trains it, and metrics."""
