@@ -34,12 +34,9 @@ def train(model: Line, replicas: int, x: torch.Tensor, y: torch.Tensor) -> torch
     options.inputReplicaGrouping(replicas, poptorch.CommGroupType.Consecutive)
     training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
     if replicas > 1:
-        one_per_group = (
-            poptorch.CommGroupType.NoGrouping,
-            1,
-            poptorch.VariableRetrievalMode.OnePerGroup,
+        training.weight.replicaGrouping(
+            poptorch.CommGroupType.NoGrouping, 1, poptorch.VariableRetrievalMode.OnePerGroup
         )
-        training.weight.replicaGrouping(*one_per_group)
     return [training(x, y)[0] for _ in range(UPDATES)][-1].reshape(-1)
 
 
@@ -51,11 +48,10 @@ def main() -> int:
     losses = train(joined, MODELS, x, y)
     print("replica | start norm | loss    | trained alone")
     for replica, loss in enumerate(losses):
-        alone = Line(start[replica])
-        train(alone, 1, x, y)
+        train(alone := Line(start[replica]), 1, x, y)
         same = torch.allclose(alone.weight, joined.weight[replica], rtol=1e-5)
-        line = f"{replica:7} | {start[replica].norm():10.3f} | {loss:.5f} | "
-        print(line + ("equal" if same else "differs"))
+        comparison = "equal" if same else "differs"
+        print(f"{replica:7} | {start[replica].norm():10.3f} | {loss:.5f} | {comparison}")
     return 0
 
 

@@ -1,6 +1,7 @@
 """Imports point one way, and private torch names live in one file."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -56,6 +57,11 @@ SUPPORTED = ("abele._torch", "poptorch.options._DistributedOptions")
 ALLOWED = {"torch._ops.OpOverload", "torch.nn.modules.batchnorm._BatchNorm"}
 
 
+@functools.cache
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
 def imported(tree):
     """Dotted names of all modules that a file imports."""
     for node in ast.walk(tree):
@@ -94,7 +100,7 @@ def test_all_packages_are_covered():
 @pytest.mark.parametrize("path", FILES, ids=IDS)
 def test_imports_point_one_way(path):
     package = path.relative_to(SOURCE).parts[0]
-    roots = {name.split(".")[0] for name in imported(ast.parse(path.read_text()))}
+    roots = {name.split(".")[0] for name in imported(tree_of(path))}
     assert not roots & FORBIDDEN[package]
 
 
@@ -103,7 +109,7 @@ APPLICATION = [path for path in FILES if path.is_relative_to(SOURCE / "cosmictag
 
 @pytest.mark.parametrize("path", APPLICATION, ids=[p.stem for p in APPLICATION])
 def test_the_application_sees_programs_through_the_front_ends(path):
-    names = imported(ast.parse(path.read_text()))
+    names = imported(tree_of(path))
     assert {name.split(".")[1] for name in names if name.startswith("abele.")} <= SERVICES
 
 
@@ -111,7 +117,7 @@ def test_the_application_sees_programs_through_the_front_ends(path):
 def test_no_import_inside_a_package_climbs(path):
     package, room, *_ = path.relative_to(SOURCE).parts
     order, room = ORDERS[package], room.removesuffix(".py")
-    names = imported(ast.parse(path.read_text()))
+    names = imported(tree_of(path))
     rooms = {name.split(".")[1] for name in names if name.startswith(f"{package}.")}
     assert rooms <= {*order[: order.index(room)], room}
 
@@ -119,7 +125,7 @@ def test_no_import_inside_a_package_climbs(path):
 def private_parts(path):
     """Names with a leading underscore that a file reads of another package of this repository."""
     package = path.relative_to(SOURCE).parts[0]
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     for name in {dotted(node) for node in ast.walk(tree)} | set(imported(tree)):
         first, *rest = name.split(".")
         private = any(part.startswith("_") and not part.startswith("__") for part in rest)
@@ -143,14 +149,14 @@ WORDS = re.compile(
 
 @pytest.mark.parametrize("path", ENGINE, ids=[str(p.relative_to(SOURCE)) for p in ENGINE])
 def test_the_engine_names_no_front_end(path):
-    nodes = ast.walk(ast.parse(path.read_text()))
+    nodes = ast.walk(tree_of(path))
     texts = [node.value for node in nodes if isinstance(node, ast.Constant)]
     assert [text for text in texts if isinstance(text, str) and WORDS.search(text)] == []
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if p.parent.name != "_torch"])
 def test_private_torch_names_live_in_one_file(path):
-    assert private_names(ast.parse(path.read_text())) == set()
+    assert private_names(tree_of(path)) == set()
 
 
 @pytest.mark.parametrize(

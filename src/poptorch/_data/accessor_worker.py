@@ -247,7 +247,7 @@ class _Worker:
 
     def _give_rows(self, tensors: list[torch.Tensor], rows: int, structure: bytes | None) -> int:
         size = self._slots.layout.rows or 0
-        count, start = 0, min(self._rows_left_out, rows)
+        slots, start = 0, min(self._rows_left_out, rows)
         self._rows_left_out -= start
         while start < rows:
             if self._filled is None:
@@ -259,8 +259,8 @@ class _Worker:
             start, self._rows = start + count, self._rows + count
             if self._rows == size:
                 self._send("full", self._run, self._filled, None, self._structure)
-                self._filled, count = None, count + 1
-        return count
+                self._filled, slots = None, slots + 1
+        return slots
 
     def _take_slot(self) -> int:
         while self._connection.poll(0) or not self._free:

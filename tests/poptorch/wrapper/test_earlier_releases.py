@@ -10,8 +10,8 @@ from poptorch.options import earlier
 
 
 @pytest.fixture(autouse=True)
-def _said(monkeypatch):
-    monkeypatch.setattr(earlier, "_said", set())
+def _logged(monkeypatch):
+    monkeypatch.setattr(earlier, "_logged", set())
 
 
 def test_anchor_modes_are_output_modes(caplog):
