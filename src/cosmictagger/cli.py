@@ -9,6 +9,7 @@ Hydra changes no directory, writes no files and configures no log here.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import traceback
@@ -60,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from cosmictagger.modes.stopping import interruptible
 
         with interruptible():
-            return _run_command(arguments)
+            status = _run_command(arguments)
+            sys.stdout.flush()
+            return status
     except CosmicTaggerError as error:
         return _failed(error)
     except ModuleNotFoundError as missing:
@@ -68,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         print(f"cosmictagger: {error or 'stopped'}; nothing is half written.", file=sys.stderr)
         return 128 + getattr(error, "signal", signal.SIGINT)
+    except BrokenPipeError:  # who reads has seen enough, such as ``head``
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     finally:
         sys.argv = before
 

@@ -2,6 +2,9 @@
 
 import os
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -154,3 +157,13 @@ def test_built_in_events_are_made_once(run, tmp_path, monkeypatch):
     assert run(*small)[0] == 0
     assert [path.stat().st_mtime_ns for path in files] == times
     assert record(out)["steps"] == 4
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    command = [sys.executable, "-m", "cosmictagger", "--help"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.close()
+        problems = process.stderr.read()
+    assert (process.returncode, problems) == (128 + signal.SIGPIPE, "")
