@@ -97,7 +97,8 @@ PROGRAM = """
 import json, os, signal, sys, torch
 torch.set_num_threads(1)
 import poptorch, sambaflow.samba
-from cosmictagger import cli, training
+from cosmictagger import cli
+from cosmictagger.modes import training
 
 last, launches = json.loads(sys.argv[1])
 noted = training.Training._note
