@@ -38,14 +38,14 @@ class Instances:
             popdist.Error: they are not, or one is gone.
         """
         if self._collective is not None:
-            with _told():
+            with _translated_errors():
                 self._collective.agree("the checkpoint", facts)
 
     def bring(self, part: bytes) -> list[bytes]:
         """The parts of all instances by their index, on every one of them."""
         if self._collective is None:
             return [part]
-        with _told():
+        with _translated_errors():
             sizes = [int(n) for n in self._collective.gather("parts", str(len(part)))]
             joined = torch.zeros(sum(sizes), dtype=torch.uint8)
             start = sum(sizes[: self.index])
@@ -65,7 +65,7 @@ class Instances:
         """
         if self._collective is not None:
             size = -1 if data is None else len(data)
-            with _told():
+            with _translated_errors():
                 first = self._collective.gather("outcome", f"{size} {problem}")[0]
             length, _, problem = first.partition(" ")
             if not problem and int(length) >= 0:
@@ -79,13 +79,13 @@ class Instances:
         wire = torch.frombuffer(bytearray(data or size), dtype=torch.uint8) if size else None
         if wire is None:
             return b""
-        with _told():
+        with _translated_errors():
             self._collective.broadcast(wire)
         return wire.numpy().tobytes()
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _translated_errors() -> Iterator[None]:
     """Has errors between instances raised as everywhere in this package."""
     try:
         yield

@@ -41,28 +41,28 @@ class Translated:
         return None
 
     def __exit__(
-        self, kind: type | None, found: BaseException | None, trace: TracebackType | None
+        self, kind: type | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not isinstance(found, Exception):
+        if not isinstance(problem, Exception):
             return
-        hidden = show_user_frames(found)
-        told = self._told(found) if isinstance(found, AbeleError) else found
+        hidden = show_user_frames(problem)
+        translated = self._translated(problem) if isinstance(problem, AbeleError) else problem
         if hidden:
-            note_hidden_frames(told)
-        if told is not found:
-            raise told from found
+            note_hidden_frames(translated)
+        if translated is not problem:
+            raise translated from problem
 
-    def _told(self, found: AbeleError) -> Exception:
+    def _translated(self, problem: AbeleError) -> Exception:
         """The engine's error as programs catch it."""
-        if isinstance(found, CollectiveError):
-            return processes.problem_between(found, self._shortened)
-        text = self._shortened(_with_advice(found))
-        if isinstance(found, BatchError):
+        if isinstance(problem, CollectiveError):
+            return processes.problem_between(problem, self._shortened)
+        text = self._shortened(_with_advice(problem))
+        if isinstance(problem, BatchError):
             return AssertionError(text)
-        if isinstance(found, TrappedError):
+        if isinstance(problem, TrappedError):
             action, layer = "IPU_RESET", "poplar_recoverable_runtime_error"
-            return RecoverableError(text, action, layer, found.line)
-        if isinstance(found, TargetError) and not isinstance(found, CompilerError):
+            return RecoverableError(text, action, layer, problem.line)
+        if isinstance(problem, TargetError) and not isinstance(problem, CompilerError):
             return error(f"Failed to acquire a device: {text}")
         return error(text)
 
