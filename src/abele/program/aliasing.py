@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from abele._torch import OpOverload
-from abele.program.core import is_getitem, node_argument, writes
+from abele._torch import OpOverload, schema_of
+from abele.containers import is_sequence
+from abele.program.core import called_operator, is_getitem, node_argument, writes
 
 #: In the meta of a constant: the constant that stands for the memory both live in.
 SHARES = "shares"
@@ -42,12 +43,12 @@ def shares_memory(a: torch.fx.Node, b: torch.fx.Node) -> bool:
 
 def written(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The tensors that a node writes into, in the order of its operator's schema."""
-    if not writes(node):
+    called = called_operator(node)
+    if called is None or not schema_of(called).is_mutable:
         return []
-    schema = node.target._schema  # type: ignore[union-attr]  # writes() has looked
     return [
         target
-        for index, argument in enumerate(schema.arguments)
+        for index, argument in enumerate(schema_of(called).arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
         for target in _nodes(_given(node, index, argument.name))
     ]
@@ -72,7 +73,7 @@ class Aliases:
         self._known[node] = memory, True
 
     def _of(self, node: torch.fx.Node) -> tuple[torch.fx.Node, bool]:
-        path = []
+        path: list[torch.fx.Node] = []
         while node not in self._known:
             source = _source(node)
             if source is None:
@@ -158,7 +159,7 @@ class Liveness:
             if node.op != "call_function" or self._memory[node] is not node or is_getitem(node):
                 continue
             value = node.meta.get("val")
-            values = value if isinstance(value, list | tuple) else [value]
+            values = value if is_sequence(value) else [value]
             picked = {user.args[1]: user for user in node.users if is_getitem(user)}
             for result, each in enumerate(values):
                 if isinstance(each, torch.Tensor):
@@ -171,7 +172,7 @@ def _memories(
 ) -> dict[torch.fx.Node, torch.fx.Node]:
     """The memory of each value; a result that several nodes pick is one."""
     picked: dict[Any, torch.fx.Node] = {}
-    memories = {}
+    memories: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in graph.nodes:
         where = memory(node)
         memories[node] = picked.setdefault(where.args, where) if is_getitem(where) else where
@@ -181,9 +182,10 @@ def _memories(
 def _source(node: torch.fx.Node) -> torch.fx.Node | None:
     """The argument whose memory a result shares, if it does."""
     call, index = (node_argument(node, 0), node.args[1]) if is_getitem(node) else (node, 0)
-    if not isinstance(call.target, OpOverload) or not isinstance(index, int):
+    called = called_operator(call)
+    if called is None or not isinstance(index, int):
         return None
-    shared = _shared_argument(call.target, index)
+    shared = _shared_argument(called, index)
     if shared is None:
         return None
     nodes = _nodes(_given(call, *shared))
@@ -193,13 +195,14 @@ def _source(node: torch.fx.Node) -> torch.fx.Node | None:
 @functools.cache
 def _shared_argument(target: OpOverload, index: int) -> tuple[int, str] | None:
     """Position and name of the argument whose memory a result of an operator shares."""
-    returns = target._schema.returns
+    schema = schema_of(target)
+    returns = schema.returns
     # One result may be a list of views of the same tensor.
     result = returns[index if len(returns) > 1 else 0] if returns else None
     if result is None or result.alias_info is None:
         return None
     shared = result.alias_info.before_set
-    for position, argument in enumerate(target._schema.arguments):
+    for position, argument in enumerate(schema.arguments):
         alias = argument.alias_info
         # A list of views names no set; its argument says that it goes anywhere.
         if alias is not None and (alias.before_set == shared if shared else alias.after_set):
@@ -212,5 +215,5 @@ def _given(node: torch.fx.Node, index: int, name: str) -> Any:
 
 
 def _nodes(argument: Any) -> list[torch.fx.Node]:
-    values = argument if isinstance(argument, list | tuple) else [argument]
+    values = argument if is_sequence(argument) else [argument]
     return [value for value in values if isinstance(value, torch.fx.Node)]

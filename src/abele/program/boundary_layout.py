@@ -39,7 +39,9 @@ def in_memory_order(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node
     return made
 
 
-def received(graph: torch.fx.Graph, placeholder: torch.fx.Node, node: torch.fx.Node):
+def received(
+    graph: torch.fx.Graph, placeholder: torch.fx.Node, node: torch.fx.Node
+) -> torch.fx.Node:
     """What the receiving program uses in place of ``node``, of which it got the memory."""
     order = memory_order(node.meta["val"])
     if order == sorted(order):

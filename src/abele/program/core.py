@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import torch
 
-from abele._torch import OpOverload
+from abele._torch import OpOverload, schema_of
 from abele.errors import ProgramError
 
 
@@ -175,7 +175,7 @@ def _verify_outputs(program: Program) -> None:
             f"Program {program.name!r} returns {len(returned)} values for "
             f"{len(program.outputs)} output slots."
         )
-    for node, slot in zip(returned, program.outputs, strict=True):
+    for node, slot in zip(cast("list[object]", returned), program.outputs, strict=True):
         if not isinstance(node, torch.fx.Node):
             raise ProgramError(
                 f"Output {slot.name!r} of program {program.name!r} is not a node: {node!r}."
@@ -196,7 +196,7 @@ def _verify_value(program: Program, slot: Slot, node: torch.fx.Node) -> None:
 def _verify_writes(program: Program) -> None:
     """Only ``copy_`` into a slot marked ``mutated`` may write, and every such slot is written."""
     slots = dict(zip(program.placeholders(), program.inputs, strict=True))
-    written = set()
+    written: set[str] = set()
     for node in program.graph.graph.nodes:
         if not writes(node):
             continue
@@ -223,7 +223,8 @@ def _verify_writes(program: Program) -> None:
 
 def writes(node: torch.fx.Node) -> bool:
     """Whether a node changes one of its arguments in place."""
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+    called = called_operator(node)
+    return called is not None and schema_of(called).is_mutable
 
 
 _EFFECTS: set[OpOverload] = set()
@@ -249,10 +250,12 @@ def has_effect(node: torch.fx.Node) -> bool:
 
 def is_view(node: torch.fx.Node) -> bool:
     """Whether a node's results, one or several, live in the memory of its first argument."""
-    if not isinstance(node.target, OpOverload) or writes(node):
+    called = called_operator(node)
+    if called is None:
         return False
-    arguments = node.target._schema.arguments
-    return bool(arguments) and arguments[0].alias_info is not None
+    schema = schema_of(called)
+    reads = bool(schema.arguments) and not schema.is_mutable
+    return reads and schema.arguments[0].alias_info is not None
 
 
 def output_node(graph: torch.fx.GraphModule) -> torch.fx.Node:
@@ -264,7 +267,7 @@ def returned_nodes(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
     """The nodes whose values a graph returns, in order."""
     returned = output_node(graph).args[0]
     assert isinstance(returned, list | tuple)
-    return list(returned)  # type: ignore[arg-type]  # verify() checks that each is a node
+    return cast("list[torch.fx.Node]", list(returned))  # verify() checks that each is one
 
 
 def subgraphs(graph: torch.fx.GraphModule) -> Iterator[tuple[str, torch.fx.GraphModule]]:
@@ -306,6 +309,11 @@ def called_operator(node: torch.fx.Node) -> OpOverload | None:
     """Return the operator that a node calls; None for other nodes."""
     target: Any = node.target
     return cast("Any", target) if isinstance(target, OpOverload) else None
+
+
+def marks_of(node: torch.fx.Node) -> dict[str, Any]:
+    """Return what was written on a node while it was traced; see ``abele.trace.scopes``."""
+    return node.meta.get("custom") or {}
 
 
 def has_tag(node: torch.fx.Node, tag: torch.Tag) -> bool:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from abele import libraries
+from abele.containers import is_sequence
 from abele.program.core import (
     identifier,
     is_getitem,
+    marks_of,
     node_argument,
     output_node,
     returned_nodes,
@@ -79,7 +81,7 @@ def type_text(value: Any) -> str:
     """``f32[16, 1, 28, 28]`` for a tensor, a tuple of such for several results."""
     if isinstance(value, torch.Tensor):
         return f"{_DTYPES.get(value.dtype, str(value.dtype))}{list(value.shape)}"
-    if isinstance(value, tuple | list):
+    if is_sequence(value):
         return f"({', '.join(type_text(item) for item in value)})"
     return type(value).__name__
 
@@ -114,7 +116,7 @@ def program_text(program: Program, *, provenance: bool) -> str:
 
 def node_phase(node: torch.fx.Node) -> str | None:
     """``forward``, ``backward`` or ``update``, as marked by capture."""
-    return (node.meta.get("custom") or {}).get("phase")
+    return marks_of(node).get("phase")
 
 
 def _header(program: Program) -> list[str]:
@@ -170,7 +172,7 @@ def _unused(name: str, taken: set[str]) -> str:
     return name
 
 
-def _parameter(node: torch.fx.Node, names: dict, slot: Slot) -> str:
+def _parameter(node: torch.fx.Node, names: dict[torch.fx.Node, str], slot: Slot) -> str:
     written = ", written" if slot.mutated else ""
     kind = type_text(node.meta["val"])
     return f"    {names[node]},  # {kind} {slot.role}{written}"
@@ -191,7 +193,7 @@ def _statement(node: torch.fx.Node, names: dict[torch.fx.Node, str]) -> str:
 def _argument(value: Any, names: dict[torch.fx.Node, str]) -> str:
     if isinstance(value, torch.fx.Node):
         return names[value]
-    if isinstance(value, list | tuple):
+    if is_sequence(value):
         return f"[{', '.join(_argument(item, names) for item in value)}]"
     return str(value) if isinstance(value, torch.dtype | torch.device) else repr(value)
 
