@@ -18,6 +18,7 @@ from abele.program import (
     Program,
     has_effect,
     is_getitem,
+    marks_of,
     node_argument,
     returned_nodes,
     writes,
@@ -47,8 +48,8 @@ def stage_of(index: int, stages: int) -> int:
 
 def marked_stage(node: Node) -> int | None:
     """The stage that a node's mark names, or that of the operation of forward it belongs to."""
-    custom = node.meta.get("custom") or {}
-    return custom.get(STAGE, custom.get(f"of_{STAGE}"))
+    marks = marks_of(node)
+    return marks.get(STAGE, marks.get(f"of_{STAGE}"))
 
 
 def assign(program: Program, stages: int) -> Parts:

@@ -8,7 +8,7 @@ from abele import passes
 from abele.passes.recomputation import SEGMENT
 from abele.pipeline.assignment import Uncuttable, assign, part_name, stage_of
 from abele.pipeline.random_draws import drawn_first
-from abele.program import Program
+from abele.program import Program, marks_of
 from abele.program import cut as _cut
 from abele.step.config import StepConfig
 
@@ -111,7 +111,7 @@ def _check_state(parts: tuple[_cut.Part, ...], names: list[str]) -> None:
 def _once(part: _cut.Part) -> _cut.Part:
     """Drop marks of what is to be computed again: in the whole program that has been done."""
     for node in part.program.graph.graph.nodes if part.program else ():
-        custom = node.meta.get("custom") or {}
-        if SEGMENT in custom:
-            node.meta["custom"] = {k: v for k, v in custom.items() if k != SEGMENT}
+        marks = marks_of(node)
+        if SEGMENT in marks:
+            node.meta["custom"] = {k: v for k, v in marks.items() if k != SEGMENT}
     return part

@@ -13,7 +13,7 @@ import torch
 
 from abele.passes._edit import editable, finished
 from abele.pipeline.assignment import STAGE
-from abele.program import Program
+from abele.program import Program, marks_of
 from abele.program.cut import draws
 from abele.program.printing import node_phase
 
@@ -41,7 +41,7 @@ def drawn_first(program: Program) -> Program:
         if node.target in _LIKE:
             _read_no_value(node)
         if node.target in _LIKE or not node.all_input_nodes:
-            node.meta["custom"] = {**(node.meta.get("custom") or {}), STAGE: 0}
+            node.meta["custom"] = {**marks_of(node), STAGE: 0}
     return finished(program, graph)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from abele.pipeline.cut import Cut
 from abele.pipeline.running import Passage, Timed
 from abele.pipeline.schedule import ideal_bubble
-from abele.program import Role, summary
+from abele.program import Program, Role, summary
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ def state_bytes(cut: Cut) -> list[dict[str, int]]:
     seen: set[tuple[Role, str]] = set()
     found: list[dict[str, int]] = []
     for stage in range(cut.stages):
-        programs = []
+        programs: list[Program] = []
         for part in cut.parts:
             if part.stage == stage and part.program is not None:
                 own = [s for s in part.program.inputs if (s.role, s.name) not in seen]

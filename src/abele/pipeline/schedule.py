@@ -38,7 +38,7 @@ AHEAD = 2
 
 def one_forward_one_backward(stages: int, micro_batches: int) -> Order:
     """The tasks of each stage in order, for training."""
-    order = []
+    order: Order = []
     for stage in range(stages):
         ahead = min(stages - stage - 1, micro_batches)
         forward = [Task(stage, k) for k in range(micro_batches)]

@@ -17,7 +17,9 @@ import torch
 
 Job = Callable[[], None]
 
-_Inbox = queue.SimpleQueue
+# What a worker is handed: a job, what it sees, whom to tell and the worker's number; None ends it.
+_Order = tuple[contextvars.Context, Job, "_Done", int]
+_Inbox = queue.SimpleQueue[_Order | None]
 #: torch's number of threads for new threads exists once per process.
 _thread_count_lock = threading.Lock()
 
@@ -48,7 +50,7 @@ class WorkerPool:
         self._started_by = 0
         self._threads: list[threading.Thread] = []
         self._inboxes: list[_Inbox] = []
-        self._finalizer: weakref.finalize | None = None
+        self._finalizer: weakref.finalize[[Sequence[_Inbox]], WorkerPool] | None = None
 
     def run(self, jobs: Sequence[Job], stop: Callable[[], None]) -> None:
         """Has each worker do one job and waits until all are done.
