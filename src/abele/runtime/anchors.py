@@ -55,7 +55,7 @@ class AnchorStore:
             for name, own in self._configs.items()
         }
         self._of_model = _positions(anchors, model)
-        self._of_apply = {} if apply is None else _positions(anchors, apply)
+        self._of_apply = _positions(anchors, apply)
         self._kept: dict[str, list[torch.Tensor]] = {}
         self._last, self._complete = max(step.index for step in batching.schedule(config)), False
 
@@ -97,6 +97,7 @@ def _own_config(anchor: Anchor, config: StepConfig) -> StepConfig:
     return own
 
 
-def _positions(anchors: Sequence[Anchor], program: Program) -> Mapping[str, int]:
-    at = {s.name: i for i, s in enumerate(program.outputs) if s.role is Role.ANCHOR}
+def _positions(anchors: Sequence[Anchor], program: Program | None) -> Mapping[str, int]:
+    outputs = () if program is None else program.outputs
+    at = {s.name: i for i, s in enumerate(outputs) if s.role is Role.ANCHOR}
     return {anchor.name: at[anchor.tensor] for anchor in anchors if anchor.tensor in at}

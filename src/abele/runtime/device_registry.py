@@ -105,7 +105,8 @@ def _gpu(device: torch.device) -> dict[str, str]:
     """What tells a GPU from the others of a machine, whatever CUDA_VISIBLE_DEVICES calls it."""
     if device.type != "cuda":
         return {}
-    identifier = str(torch.cuda.get_device_properties(device).uuid)
+    cuda: Any = torch.cuda
+    identifier = str(cuda.get_device_properties(device).uuid)
     return {"uuid": identifier if identifier.startswith("GPU-") else f"GPU-{identifier}"}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 import torch
 
@@ -266,7 +266,7 @@ class DeviceState:
         return self._drawing_from([lent], 0)
 
     @contextlib.contextmanager
-    def _drawing_from(self, streams: list[torch.Tensor], replica: int) -> Iterator[None]:
+    def _drawing_from(self, streams: list[torch.Tensor], replica: int) -> Generator[None]:
         # torch.cuda's generator is another one than the host's; both modules have these names.
         generators = torch.cuda if self.device.type == "cuda" else torch
         outside = generators.get_rng_state()

@@ -14,6 +14,7 @@ import itertools
 import math
 import zlib
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -64,7 +65,8 @@ class Wire:
     def __init__(self, slots: Mapping[str, Slot], device: torch.device):
         dtype = next(iter(slots.values())).dtype
         step = _ALIGNMENT // dtype.itemsize
-        starts, total = [], 0
+        starts: list[int] = []
+        total = 0
         for slot in slots.values():
             starts.append(total)
             total += -(-math.prod(slot.shape) // step) * step
@@ -264,8 +266,9 @@ class Exchange:
         found.copy_(before + new)
 
     def _check(self) -> None:
-        found = self._tail if self._tail_on_host is None else self._tail_on_host
-        stopped, *sums = found.tolist()
+        tail: Any = self._tail if self._tail_on_host is None else self._tail_on_host
+        numbers: list[float] = tail.tolist()
+        stopped, *sums = numbers
         if stopped:
             reasons = self.collective.notes(f"{self._topic} gave up {self.updates}")
             text = "; ".join(

@@ -24,9 +24,9 @@ def read(generator: torch.Generator | None = None) -> dict[str, Any]:
     version, words, gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),
-        "numpy": torch.from_numpy(numpys["state"]["key"].astype(np.int64)),
+        "numpy": _tensor(numpys["state"]["key"].astype(np.int64)),
         "numpy_rest": (int(numpys["state"]["pos"]), numpys["has_gauss"], float(numpys["gauss"])),
-        "python": torch.from_numpy(np.array(words, np.int64)),  # faster than torch.tensor
+        "python": _tensor(np.array(words, np.int64)),
         "python_rest": (version, gauss),
         "own": None if generator is None else generator.get_state(),
     }
@@ -47,3 +47,8 @@ def write(state: Mapping[str, Any], generator: torch.Generator | None = None) ->
     random.setstate((version, tuple(state["python"].tolist()), next_gauss))
     if generator is not None and state["own"] is not None:
         generator.set_state(state["own"])
+
+
+def _tensor(numbers: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
+    untyped: Any = torch
+    return untyped.from_numpy(numbers)  # faster than torch.tensor

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -84,8 +84,8 @@ class Session(DeviceState):
         self._first_replicas = set(config.input_groups.firsts())
         self._anchors = self._anchor_store(anchors, plan.model)
         self._observers = tuple(observers)
-        self.marks: list = []
-        self._last: tuple[int, list, int] | None = None
+        self.marks: list[Any] = []
+        self._last: tuple[int, list[Any], int] | None = None
 
     def _anchor_store(self, anchors: Sequence[Anchor], model: Program) -> AnchorStore | None:
         if not anchors:
@@ -159,7 +159,8 @@ class Session(DeviceState):
             Exception: as from ``step``, or what ``deliver`` or an observer raised.
         """
         observers = self._observers
-        self.marks = marks = []
+        marks: list[Any] = []
+        self.marks = marks
         try:
             for observer in observers:
                 observer.on_call_begin(began_ns)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, cast
 
 import torch
 
@@ -24,7 +25,7 @@ def trapping(program: Program, run: Run) -> Run:
 
     def checked(arguments: list[torch.Tensor]) -> list[torch.Tensor]:
         outputs = run(arguments)
-        found = first_failure(program.checks, outputs.pop().tolist())
+        found = first_failure(program.checks, cast("Any", outputs.pop()).tolist())
         if found is not None:
             raise TrappedError(_sentence(*found), found[0].line)
         return outputs
@@ -85,7 +86,7 @@ class Rollback:
         self._held: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @contextlib.contextmanager
-    def around(self, *, complete: bool) -> Iterator[None]:
+    def around(self, *, complete: bool) -> Generator[None]:
         """Undoes everything since the last update where the micro-step inside is stopped.
 
         Args:
