@@ -7,7 +7,7 @@ place and loads without a compiler.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -53,7 +53,8 @@ def load_program(payload: bytes, device: torch.device) -> Compiled:
         with open(path, "wb") as file:
             file.write(payload)
         # The loader unpacks the package before it returns, so the folder may go.
-        run = _torch.aoti_load(path, -1 if device.index is None else device.index)
+        index = cast("int | None", device.index)  # of a device without number it is None
+        run = _torch.aoti_load(path, -1 if index is None else index)
     run = raising_failures(run)
     return Package(run, payload) if device.type == "cpu" else Compiled(run, payload)
 

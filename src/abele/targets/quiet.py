@@ -7,11 +7,11 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 
 
 @contextlib.contextmanager
-def quiet_compiler() -> Iterator[None]:
+def quiet_compiler() -> Generator[None]:
     """While open, torch's loggers and warnings are silent in this thread.
 
     Whoever sets ``TORCH_LOGS`` wants its logs and gets them.

@@ -8,14 +8,14 @@ then. Programs stay as they are, and so do executables.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from abele import _torch
-from abele._torch import OpOverload
+from abele._torch import schema_of
 from abele.errors import IndexCheckError
-from abele.program import Program, is_getitem, writes
+from abele.program import Program, called_operator, has_tag, is_getitem, marks_of, writes
 from abele.program.printing import user_line
 from abele.targets.base import Compiled, Run
 from abele.targets.reference import Interpreter
@@ -42,6 +42,8 @@ _EXPENSIVE = ("convolution", "mm", "addmm", "bmm", "baddbmm", "_native_batch_nor
 _FEW = 64
 
 Check = Callable[[list[torch.Tensor]], Any]
+# The smallest and the largest index that fits, and one more that does; see ``refuse``.
+_Bounds = tuple[int, int, int | None]
 
 
 class Checked(Compiled):
@@ -82,21 +84,19 @@ def refuse(index: torch.Tensor, low: int, high: int, ignored: int | None, messag
         ignored: one more that fits.
         message: what was expected; what was found is added.
     """
-    for _ in range(2):
-        least, largest = _extremes(index)
-        if low <= least and largest <= high:
-            return
-        if ignored is None:
-            break
-        index, ignored = index[index != ignored], None
+    least, largest = _extremes(index)
+    if ignored is not None and (least < low or largest > high):
+        index = index[index != ignored]
         if not index.numel():
             return
-    raise IndexCheckError(f"{message}, found {least if least < low else largest}.")
+        least, largest = _extremes(index)
+    if least < low or largest > high:
+        raise IndexCheckError(f"{message}, found {least if least < low else largest}.")
 
 
 def _extremes(index: torch.Tensor) -> tuple[int, int]:
     if index.numel() <= _FEW:
-        values = index.flatten().tolist()
+        values: list[int] = cast("Any", index.flatten()).tolist()
         return min(values), max(values)
     least, largest = torch.aminmax(index)
     return int(least.item()), int(largest.item())
@@ -110,7 +110,9 @@ def _after(check: Check, run: Run) -> Run:
     return checked
 
 
-def _checks(program: torch.fx.GraphModule) -> tuple[list[tuple[int, tuple]], torch.fx.Graph | None]:
+def _checks(
+    program: torch.fx.GraphModule,
+) -> tuple[list[tuple[int, tuple[*_Bounds, str]]], torch.fx.Graph | None]:
     """What ``refuse`` is to look at.
 
     Returns:
@@ -119,7 +121,9 @@ def _checks(program: torch.fx.GraphModule) -> tuple[list[tuple[int, tuple]], tor
     """
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
-    seen, inputs, computes = set(), [], False
+    seen: set[tuple[torch.fx.Node, *_Bounds]] = set()
+    inputs: list[tuple[int, tuple[*_Bounds, str]]] = []
+    computes = False
     for node in program.graph.nodes:
         if node.op == "placeholder":
             copies[node] = graph.node_copy(node)
@@ -143,7 +147,8 @@ def _copy(
     copies: dict[torch.fx.Node, torch.fx.Node],
 ) -> bool:
     """Copies what ``wanted`` follows from, unless that is expensive, random or has an effect."""
-    sources, waiting = set(), [wanted]
+    sources: set[torch.fx.Node] = set()
+    waiting = [wanted]
     while waiting:
         node = waiting.pop()
         if node in copies or node in sources:
@@ -163,22 +168,19 @@ def _repeatable(node: torch.fx.Node) -> bool:
         return isinstance(node.meta.get("val"), torch.Tensor)
     if is_getitem(node):
         return True
-    return (
-        isinstance(node.target, OpOverload)
-        and node.target.namespace == "aten"
-        and not writes(node)
-        and torch.Tag.nondeterministic_seeded not in node.target.tags
-        and _name(node) not in _EXPENSIVE
-    )
+    name = _name(node)
+    random = has_tag(node, torch.Tag.nondeterministic_seeded)
+    return bool(name) and name not in _EXPENSIVE and not writes(node) and not random
 
 
 def _name(node: torch.fx.Node) -> str:
     """The operator's name in torch, without its overload; empty if it is none of torch's."""
-    ours = isinstance(node.target, OpOverload) and node.target.namespace == "aten"
-    return str(node.target).split(".")[1] if ours else ""
+    called = called_operator(node)
+    of_torch = called is not None and called.namespace == "aten"
+    return str(called).split(".")[1] if of_torch else ""
 
 
-def _indices(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, tuple[int, int, int | None]]]:
+def _indices(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, _Bounds]]:
     """The indices of an operator; for each the smallest, the largest, and one that is ignored."""
     for index, size, ignored in _sizes(_name(node), node):
         value = index.meta.get("val")
@@ -212,18 +214,18 @@ def _size(tensor: torch.fx.Node, dim: int) -> int:
 
 
 def _argument(node: torch.fx.Node, name: str) -> Any:
-    assert isinstance(node.target, OpOverload)
-    for position, argument in enumerate(node.target._schema.arguments):
+    called = called_operator(node)
+    assert called is not None
+    for position, argument in enumerate(schema_of(called).arguments):
         if argument.name == name:
             given = node.args[position] if position < len(node.args) else argument.default_value
             return node.kwargs.get(name, given)
-    raise KeyError(f"{node.target} has no argument {name!r}")
+    raise KeyError(f"{called} has no argument {name!r}")
 
 
 def _message(node: torch.fx.Node, low: int, high: int, ignored: int | None) -> str:
-    found = user_line(node.meta.get("stack_trace"))
-    custom = node.meta.get("custom") or {}
-    line = f"{found[0]}:{found[1]} in {found[2]}" if found else custom.get("of_line", "")
+    place = user_line(node.meta.get("stack_trace"))
+    line = f"{place[0]}:{place[1]} in {place[2]}" if place else marks_of(node).get("of_line", "")
     name = _name(node).removesuffix("_only").removesuffix("_forward").strip("_")
     besides = "" if ignored is None else f" and {ignored}, which it ignores"
     return f"{line or 'in this program'}: {name} takes the indices {low} to {high}{besides}"

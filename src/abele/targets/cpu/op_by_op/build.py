@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx.graph import CodeGen
 
 from abele import _torch
 from abele.ops import adam, norm_activation
-from abele.program import Program, is_getitem
+from abele.program import Program, is_getitem, node_argument
 from abele.targets.base import Run
 from abele.targets.cpu.op_by_op import calls, memory
 from abele.targets.cpu.op_by_op.convolutions import own_convolution
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 _Node = torch.fx.Node
 
 # Our kernel for each operator, and which argument it may overwrite.
-_OURS: dict[Any, tuple[Callable[..., Callable], int]] = {
+_OURS: dict[Any, tuple[Callable[..., Callable[..., Any]], int]] = {
     norm_activation.forward: (calls.norm_activation, 0),
     norm_activation.backward: (calls.norm_activation_backward, 0),
     norm_activation.evaluation: (calls.scale_shift_activation, 0),
@@ -88,10 +88,10 @@ def _writes_back(node: _Node, lifetimes: Lifetimes) -> bool:
 
     Returns whether that was possible for all of them.
     """
-    params, _, first, second, steps = node.args[:5]
-    arguments = [*params, *first, *second, *steps]  # type: ignore[misc]
-    results = {int(user.args[1]): user for user in node.users if is_getitem(user)}  # type: ignore[arg-type]
-    copies = []
+    params, _, first, second, steps = cast("Any", node.args[:5])
+    arguments: list[_Node] = [*params, *first, *second, *steps]
+    results = {user.args[1]: user for user in node.users if is_getitem(user)}
+    copies: list[_Node] = []
     for index, argument in enumerate(arguments):
         result = results.get(index)
         users = [] if result is None else list(result.users)
@@ -105,7 +105,7 @@ def _writes_back(node: _Node, lifetimes: Lifetimes) -> bool:
             return False
         copies.append(users[0])
     for each in copies:
-        result = each.args[1]
+        result = node_argument(each, 1)
         node.graph.erase_node(each)
         node.graph.erase_node(result)
     return True

@@ -12,7 +12,7 @@ import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
 _KEEP = 2**31 - 1
@@ -23,7 +23,7 @@ _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
+def kept() -> Generator[None]:
     """While open, freed memory stays with this process and is used again."""
     global _running
     with _lock:
