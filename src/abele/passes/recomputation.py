@@ -16,8 +16,6 @@ The order of a graph is all that the reference looks at. Compilers have an order
 join kernels that read the same values, so clones also depend on what backward computed last.
 """
 
-# pyright: basic
-
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -30,8 +28,10 @@ from abele.passes._edit import editable, finished
 from abele.program import (
     Program,
     has_effect,
+    has_tag,
     is_getitem,
     is_view,
+    marks_of,
     node_argument,
     returned_nodes,
     writes,
@@ -105,7 +105,7 @@ def _borders(graph: torch.fx.GraphModule) -> Nodes:
 
 def _segment(node: torch.fx.Node) -> Any:
     forward = node_phase(node) == "forward"
-    return (node.meta.get("custom") or {}).get(SEGMENT) if forward else None
+    return marks_of(node).get(SEGMENT) if forward else None
 
 
 def _computed_again(
@@ -127,8 +127,7 @@ def _computed_again(
 
 
 def _runs_once(node: torch.fx.Node) -> bool:
-    random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-    return random or has_effect(node)
+    return has_tag(node, torch.Tag.nondeterministic_seeded) or has_effect(node)
 
 
 def _clone(
@@ -150,9 +149,8 @@ def _clone(
     return clone
 
 
-def _backward_meta(node: torch.fx.Node) -> dict:
-    custom = node.meta.get("custom") or {}
-    return {**node.meta, "custom": {**custom, "phase": "backward"}}
+def _backward_meta(node: torch.fx.Node) -> dict[str, Any]:
+    return {**node.meta, "custom": {**marks_of(node), "phase": "backward"}}
 
 
 def _bytes(node: torch.fx.Node) -> int:

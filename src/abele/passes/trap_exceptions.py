@@ -9,8 +9,6 @@ what propagates is no exception: infinities from infinities and NaN from NaN are
 of minus infinity pass.
 """
 
-# pyright: basic
-
 from __future__ import annotations
 
 import math
@@ -20,6 +18,7 @@ from typing import Any
 import torch
 
 from abele._torch import HigherOrderOperator, OpOverload
+from abele.containers import is_dict, is_sequence
 from abele.passes._edit import editable, finished
 from abele.program import (
     Check,
@@ -29,6 +28,7 @@ from abele.program import (
     all_nodes,
     is_getitem,
     is_view,
+    marks_of,
     node_argument,
     output_node,
     returned_nodes,
@@ -82,11 +82,12 @@ class _Magnitudes:
         inside = [(inner.args, inner.kwargs) for inner in _inner_nodes(source)]
         constants = list(_constants([source.args, source.kwargs, inside]))
         undefined = "empty" in str(source.target) or any(map(math.isnan, constants))
-        if undefined or not isinstance(source.target, OpOverload | HigherOrderOperator):
+        target: Any = source.target
+        if undefined or not isinstance(target, OpOverload | HigherOrderOperator):
             return None
-        custom = source.meta.get("custom") or {}
-        found = user_line(source.meta.get("stack_trace"))
-        line = f"{found[0]}:{found[1]} in {found[2]}" if found else ""
+        marks = marks_of(source)
+        frame = user_line(source.meta.get("stack_trace"))
+        line = f"{frame[0]}:{frame[1]} in {frame[2]}" if frame else ""
         return Check(
             magnitude=self._of(node),
             sources=tuple(self._sources(source)),
@@ -94,8 +95,8 @@ class _Magnitudes:
             infinite_constant=any(map(math.isinf, constants)),
             operator=str(source.target),
             phase=node_phase(source) or "",
-            scope=custom.get("scope") or custom.get("of_scope", ""),
-            line=line or custom.get("of_line", ""),
+            scope=marks.get("scope") or marks.get("of_scope", ""),
+            line=line or marks.get("of_line", ""),
         )
 
     def _sources(self, node: torch.fx.Node) -> Iterator[int]:
@@ -156,9 +157,9 @@ def _is_floating(value: Any) -> bool:
 def _constants(value: Any) -> Iterator[float]:
     if isinstance(value, float):
         yield value
-    elif isinstance(value, dict):
+    elif is_dict(value):
         yield from _constants(list(value.values()))
-    elif isinstance(value, list | tuple):
+    elif is_sequence(value):
         for item in value:
             yield from _constants(item)
 

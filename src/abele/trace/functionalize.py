@@ -8,8 +8,6 @@ a write, or there are loops, torch's functionalisation runs the graph once more.
 graph and takes about as long as tracing did.
 """
 
-# pyright: basic
-
 from __future__ import annotations
 
 import functools
@@ -21,9 +19,10 @@ import torch
 from torch.fx.graph import CodeGen
 
 from abele import _torch
-from abele._torch import OpOverload
+from abele._torch import OpOverload, schema_of
+from abele.containers import is_sequence
 from abele.errors import CaptureError
-from abele.program import is_getitem, node_argument, writes
+from abele.program import called_operator, is_getitem, node_argument, writes
 from abele.program.aliasing import Aliases
 from abele.program.aliasing import written as _written
 from abele.program.printing import user_line
@@ -130,7 +129,8 @@ class _Memory:
     def _replace(self, node: torch.fx.Node) -> None:
         written = [self.aliases.base(each) for each in _written(node)]
         alone = _returns_first_argument(node)
-        target = _value_of(node.target)
+        called = called_operator(node)
+        target = None if called is None else _value_of(called)
         assert target is not None, node.target
         node.target = target
         if alone:
@@ -180,11 +180,11 @@ class _Pure:
             return True
         if not written and not any(map(self._is_other, node.all_input_nodes)):
             return True
-        found = _computed(node, self._value, self._results)
-        if found is None:
+        computed = _computed(node, self._value, self._results)
+        if computed is None:
             return False
-        self.changed[node] = found
-        results = list(found) if isinstance(found, list | tuple) else [found]
+        self.changed[node] = computed
+        results = list(computed) if is_sequence(computed) else [computed]
         for each, new in zip(written, results[len(results) - len(written) :], strict=True):
             if (new.dtype, new.shape) != (each.meta["val"].dtype, each.meta["val"].shape):
                 return False
@@ -216,16 +216,16 @@ def _is_same_when_retraced(node: torch.fx.Node) -> bool:
     """Whether functionalisation changes nothing about a node but its writes."""
     if node.op != "call_function" or is_getitem(node):
         return True
-    target = node.target
-    return isinstance(target, OpOverload) and not _torch.is_composite(target)
+    called = called_operator(node)
+    return called is not None and not _torch.is_composite(called)
 
 
 def _returns_first_argument(node: torch.fx.Node) -> bool:
     """Whether a node writes into its first argument, and into no other, and returns it."""
-    if not writes(node):
+    called = called_operator(node)
+    if called is None or not writes(node):
         return False
-    assert isinstance(node.target, OpOverload)
-    schema = node.target._schema
+    schema = schema_of(called)
     return len(schema.returns) == 1 and [
         argument.alias_info is not None and argument.alias_info.is_write
         for argument in schema.arguments
@@ -238,23 +238,24 @@ def _value_of(target: OpOverload) -> OpOverload | None:
     if target in _VALUES:
         return _VALUES[target]
     name, overload = _torch.operator_name(target).split(".")
-    found = _torch.find_operator(f"{name.removesuffix('_')}.{overload or 'default'}")
+    candidate = _torch.find_operator(f"{name.removesuffix('_')}.{overload or 'default'}")
     if not name.endswith("_") or torch.Tag.inplace_view in target.tags:
         return None
-    if not isinstance(found, OpOverload) or _torch.is_composite(found):
+    if not isinstance(candidate, OpOverload) or _torch.is_composite(candidate):
         return None
-    same = [each.name for each in found._schema.arguments] == [
-        each.name for each in target._schema.arguments
+    same = [each.name for each in schema_of(candidate).arguments] == [
+        each.name for each in schema_of(target).arguments
     ]
-    return found if same and not found._schema.is_mutable else None
+    return candidate if same and not schema_of(candidate).is_mutable else None
 
 
 def _computed(node: torch.fx.Node, value: Callable[[torch.fx.Node], Any], results: Results) -> Any:
     """What a node, or what stands for a write, computes from values of its arguments, if known."""
     if is_getitem(node):
         return value(node_argument(node, 0))[node.args[1]]
-    assert isinstance(node.target, OpOverload)
-    target = _value_of(node.target) if writes(node) else node.target
+    called = called_operator(node)
+    assert called is not None
+    target = _value_of(called) if writes(node) else called
     if target is aten.copy.default and value(node_argument(node, 0)).is_contiguous():
         return value(node_argument(node, 0))  # most writes of an update
     if target is None:
@@ -268,7 +269,7 @@ def _computed(node: torch.fx.Node, value: Callable[[torch.fx.Node], Any], result
 
 
 def _layout(value: Any) -> Any:
-    if isinstance(value, list | tuple):
+    if is_sequence(value):
         return [_layout(each) for each in value]
     if not isinstance(value, torch.Tensor):
         return value
