@@ -76,9 +76,9 @@ def _downwards(program: Program, stages: int) -> Parts:
             continue
         lowest = _latest(parts, node.all_input_nodes)
         wanted = None if is_copied(node) or is_getitem(node) else _wanted(node, stages)
-        found = [each for each in (lowest, wanted) if each is not None]
-        if found:
-            parts[node] = max(found)
+        bounds = [each for each in (lowest, wanted) if each is not None]
+        if bounds:
+            parts[node] = max(bounds)
     return parts
 
 
@@ -128,9 +128,9 @@ def _check(program: Program, parts: Parts, stages: int) -> None:
         ("draw random numbers", draws),
         ("print or call the host", has_effect),
     ):
-        found = sorted({part for node, part in parts.items() if holds(node)})
-        if len(found) > 1:
-            where = " and ".join(part_name(index, stages) for index in found)
+        indices = sorted({part for node, part in parts.items() if holds(node)})
+        if len(indices) > 1:
+            where = " and ".join(part_name(index, stages) for index in indices)
             raise Uncuttable(f"{where} {what}, and at the same time they would not do so in order")
     for node in returned_nodes(program.graph):
         parts.setdefault(node, _latest(parts, node.all_input_nodes) or 0)

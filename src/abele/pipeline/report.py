@@ -76,13 +76,13 @@ class Measured:
 
 def measured(stages: int, passages: Sequence[Passage]) -> Measured:
     """Sums up the passages of one call; their times are in ns."""
-    found = [timed for passage in passages for timed in passage.times]
+    timings = [timed for passage in passages for timed in passage.times]
 
     def spent(stage: int, backward: bool) -> int:
         wanted = (stage, backward)
         return sum(
             timed.end - timed.begin
-            for timed in found
+            for timed in timings
             if (timed.task.stage, timed.task.backward) == wanted
         )
 
@@ -112,16 +112,16 @@ def _window(passage: Passage) -> int:
 def state_bytes(cut: Cut) -> list[dict[str, int]]:
     """Bytes of each stage's state by kind; what several stages use counts where it comes first."""
     seen: set[tuple[Role, str]] = set()
-    found: list[dict[str, int]] = []
+    by_stage: list[dict[str, int]] = []
     for stage in range(cut.stages):
         programs: list[Program] = []
         for part in cut.parts:
             if part.stage == stage and part.program is not None:
-                own = [s for s in part.program.inputs if (s.role, s.name) not in seen]
-                programs.append(dataclasses.replace(part.program, inputs=tuple(own)))
-        found.append(summary.state_bytes(programs))
+                unseen = [s for s in part.program.inputs if (s.role, s.name) not in seen]
+                programs.append(dataclasses.replace(part.program, inputs=tuple(unseen)))
+        by_stage.append(summary.state_bytes(programs))
         seen |= {(slot.role, slot.name) for program in programs for slot in program.inputs}
-    return found
+    return by_stage
 
 
 def timeline(measured: Measured, width: int = 76) -> str:

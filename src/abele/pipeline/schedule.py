@@ -60,11 +60,11 @@ def needs(task: Task, stages: int, *, training: bool) -> list[Task]:
     stage, k = task.stage, task.micro_batch
     if task.backward:
         return [Task(stage + 1, k, backward=True)] if stage + 1 < stages else []
-    found = [Task(stage - 1, k)] if stage else []
+    tasks = [Task(stage - 1, k)] if stage else []
     if not training and stage + 1 < stages and k >= AHEAD:
         # Otherwise a fast stage would fill the memory in front of a slow one.
-        found.append(Task(stage + 1, k - AHEAD))
-    return found
+        tasks.append(Task(stage + 1, k - AHEAD))
+    return tasks
 
 
 def ideal_bubble(stages: int, micro_batches: int) -> float:

@@ -185,11 +185,11 @@ def _verify_outputs(program: Program) -> None:
 
 def _verify_value(program: Program, slot: Slot, node: torch.fx.Node) -> None:
     value = node.meta.get("val")
-    found = (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else value
-    if found != (slot.shape, slot.dtype):
+    actual = (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else value
+    if actual != (slot.shape, slot.dtype):
         raise ProgramError(
             f"Slot {slot.name!r} of program {program.name!r} says {slot.shape} {slot.dtype}, "
-            f"its node {node.name!r} holds {found}."
+            f"its node {node.name!r} holds {actual}."
         )
 
 

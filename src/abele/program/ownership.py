@@ -22,11 +22,11 @@ def own_constants(graph: torch.fx.GraphModule) -> None:
         CaptureError: one of them is not dense.
     """
     for module in graph.modules():
-        held = [
+        tensors = [
             *module.named_parameters(recurse=False, remove_duplicate=False),
             *module.named_buffers(recurse=False, remove_duplicate=False),
         ]
-        for name, value in held:
+        for name, value in tensors:
             kind = other_kind(value)
             if kind is not None:
                 raise CaptureError(

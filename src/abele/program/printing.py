@@ -199,8 +199,8 @@ def _argument(value: Any, names: dict[torch.fx.Node, str]) -> str:
 
 
 def _source_text(node: torch.fx.Node) -> str | None:
-    found = user_line(node.meta.get("stack_trace"))
-    if found is None:
+    frame = user_line(node.meta.get("stack_trace"))
+    if frame is None:
         return None
-    file, line, function = found
+    file, line, function = frame
     return f"{Path(file).name}:{line} in {function}"

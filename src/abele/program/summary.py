@@ -35,12 +35,12 @@ def state_bytes(programs: Sequence[Program]) -> dict[str, int]:
 
 def operators(program: Program) -> dict[str, dict[str, int]]:
     """How often each operator occurs, by phase, most frequent first."""
-    found: dict[str, Counter[str]] = {}
+    by_phase: dict[str, Counter[str]] = {}
     for node in program.graph.graph.nodes:
         if node.op == "call_function" and not is_getitem(node):
-            counts = found.setdefault(node_phase(node) or "program", Counter())
+            counts = by_phase.setdefault(node_phase(node) or "program", Counter())
             counts[str(node.target)] += 1
-    return {phase: dict(counts.most_common()) for phase, counts in found.items()}
+    return {phase: dict(counts.most_common()) for phase, counts in by_phase.items()}
 
 
 def peak_intermediate_bytes(program: Program) -> int:

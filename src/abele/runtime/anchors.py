@@ -51,8 +51,8 @@ class AnchorStore:
         self._outputs = sum(slot.role is Role.OUTPUT for slot in model.outputs)
         self._configs = {anchor.name: _own_config(anchor, config) for anchor in anchors}
         self._keeps = {
-            name: [step.keeps for step in batching.schedule(own)]
-            for name, own in self._configs.items()
+            name: [step.keeps for step in batching.schedule(anchor_config)]
+            for name, anchor_config in self._configs.items()
         }
         self._of_model = _positions(anchors, model)
         self._of_apply = _positions(anchors, apply)
@@ -92,9 +92,11 @@ class AnchorStore:
 def _own_config(anchor: Anchor, config: StepConfig) -> StepConfig:
     if anchor.mode is None:
         return config
-    own = dataclasses.replace(config, output_mode=anchor.mode, output_period=anchor.period)
-    batching.check_output_period(own)
-    return own
+    anchor_config = dataclasses.replace(
+        config, output_mode=anchor.mode, output_period=anchor.period
+    )
+    batching.check_output_period(anchor_config)
+    return anchor_config
 
 
 def _positions(anchors: Sequence[Anchor], program: Program | None) -> Mapping[str, int]:

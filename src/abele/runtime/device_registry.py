@@ -129,23 +129,23 @@ def _write_all() -> None:
         return  # called from within the loop below, which sees what has changed
     _writing, written = True, None
     try:
-        while written != (held := list(_held.values())):
-            _write(held)
-            written = held
+        while written != (entries := list(_held.values())):
+            _write(entries)
+            written = entries
     finally:
         _writing = False
 
 
-def _write(held: list[dict[str, Any]]) -> None:
+def _write(entries: list[dict[str, Any]]) -> None:
     if not _known:
         _known.update(_describe())
         _sweep(Path(_known["path"]).parent)
     path = Path(_known["path"])
-    if not held:
+    if not entries:
         path.unlink(missing_ok=True)
         return
     files.make_private(path.parent, mode=0o755)
-    text = json.dumps({**_known["record"], "held": held})
+    text = json.dumps({**_known["record"], "held": entries})
     partial = path.with_suffix(".part")
     # Not synchronised with the disk: after a crash of the machine the file would mean nothing.
     partial.write_text(text)

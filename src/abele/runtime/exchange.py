@@ -153,8 +153,8 @@ class Exchange:
         whole = hashlib.blake2b("".join(digests.values()).encode()).hexdigest()
         if len(set(self.collective.gather("initial weights", whole))) == 1:
             return []
-        own = "\n".join(digests.values())
-        tables = [t.split("\n") for t in self.collective.gather("each initial weight", own)]
+        text = "\n".join(digests.values())
+        tables = [t.split("\n") for t in self.collective.gather("each initial weight", text)]
         different = [
             name for index, name in enumerate(state) if len({table[index] for table in tables}) > 1
         ]
@@ -197,9 +197,9 @@ class Exchange:
 
     def after_update(self, counters: Mapping[str, torch.Tensor]) -> None:
         """Notes what the update left in the counters."""
-        found = counters.get(loss_scaling.SATURATED)
-        if found is not None:
-            self._saturated = found.clone()
+        saturated = counters.get(loss_scaling.SATURATED)
+        if saturated is not None:
+            self._saturated = saturated.clone()
 
     def give_up(self, problem: BaseException) -> None:
         """Takes part in the update that the others wait for, only to tell that there is none."""
@@ -257,13 +257,13 @@ class Exchange:
 
     def _add_saturated(self, counters: Mapping[str, torch.Tensor]) -> None:
         """The count runs over several updates; only what is new has not been added yet."""
-        found = counters.get(loss_scaling.SATURATED)
-        if found is None:
+        saturated = counters.get(loss_scaling.SATURATED)
+        if saturated is None:
             return
-        before = torch.zeros_like(found) if self._saturated is None else self._saturated
-        new = found - before
+        before = torch.zeros_like(saturated) if self._saturated is None else self._saturated
+        new = saturated - before
         self._add(new)
-        found.copy_(before + new)
+        saturated.copy_(before + new)
 
     def _check(self) -> None:
         tail: Any = self._tail if self._tail_on_host is None else self._tail_on_host

@@ -272,8 +272,8 @@ class Session(DeviceState):
         Returns:
             A tensor on the device; ``None`` before the first call and for unknown names.
         """
-        found = None if self._anchors is None else self._anchors.kept(name)
-        return None if found is None else assemble([[value] for value in found[0]], found[1])[0]
+        kept = None if self._anchors is None else self._anchors.kept(name)
+        return None if kept is None else assemble([[value] for value in kept[0]], kept[1])[0]
 
 
 def _as_they_are(outputs: list[torch.Tensor]) -> list[torch.Tensor]:

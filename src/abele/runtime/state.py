@@ -28,7 +28,11 @@ def tensors_of(session: Session) -> dict[str, torch.Tensor]:
     }
     for replica, buffers in enumerate(session.buffers):
         kinds[f"{BUFFERS}/{replica}"] = buffers
-    return {f"{kind}/{name}": value for kind, held in kinds.items() for name, value in held.items()}
+    return {
+        f"{kind}/{name}": value
+        for kind, tensors in kinds.items()
+        for name, value in tensors.items()
+    }
 
 
 def put(session: Session, values: Mapping[str, torch.Tensor]) -> None:
@@ -39,9 +43,9 @@ def put(session: Session, values: Mapping[str, torch.Tensor]) -> None:
     Raises:
         SerializationError: the session keeps other tensors; names them.
     """
-    own = tensors_of(session)
-    unlike = own.keys() ^ values.keys()
-    unlike |= {n for n in own.keys() & values.keys() if own[n].shape != values[n].shape}
+    present = tensors_of(session)
+    unlike = present.keys() ^ values.keys()
+    unlike |= {n for n in present.keys() & values.keys() if present[n].shape != values[n].shape}
     if unlike:
         raise SerializationError(
             f"The stored state does not fit this model: {', '.join(sorted(unlike)[:8])} are "

@@ -25,9 +25,9 @@ def trapping(program: Program, run: Run) -> Run:
 
     def checked(arguments: list[torch.Tensor]) -> list[torch.Tensor]:
         outputs = run(arguments)
-        found = first_failure(program.checks, cast("Any", outputs.pop()).tolist())
-        if found is not None:
-            raise TrappedError(_sentence(*found), found[0].line)
+        failure = first_failure(program.checks, cast("Any", outputs.pop()).tolist())
+        if failure is not None:
+            raise TrappedError(_sentence(*failure), failure[0].line)
         return outputs
 
     return checked

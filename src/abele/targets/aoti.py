@@ -68,14 +68,14 @@ class Package(Compiled):
         The loader of torch holds it from beginning to end. What calls operators that only the
         loader can call stays with the loader, and a warning says so.
         """
-        found = _released.load(self.payload)
-        if found is None:
+        run = _released.load(self.payload)
+        if run is None:
             warn_user(
                 "A stage's compiled code calls operators that need torch's loader, which holds "
                 "Python's lock: no other stage works while it runs. Results are the same.",
                 UserWarning,
             )
-        return found or self.run
+        return run or self.run
 
 
 def _example(slot: Slot, device: torch.device) -> torch.Tensor:

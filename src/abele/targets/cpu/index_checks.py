@@ -224,8 +224,8 @@ def _argument(node: torch.fx.Node, name: str) -> Any:
 
 
 def _message(node: torch.fx.Node, low: int, high: int, ignored: int | None) -> str:
-    place = user_line(node.meta.get("stack_trace"))
-    line = f"{place[0]}:{place[1]} in {place[2]}" if place else marks_of(node).get("of_line", "")
+    frame = user_line(node.meta.get("stack_trace"))
+    line = f"{frame[0]}:{frame[1]} in {frame[2]}" if frame else marks_of(node).get("of_line", "")
     name = _name(node).removesuffix("_only").removesuffix("_forward").strip("_")
     besides = "" if ignored is None else f" and {ignored}, which it ignores"
     return f"{line or 'in this program'}: {name} takes the indices {low} to {high}{besides}"

@@ -44,9 +44,9 @@ def with_kernels(program: Program, library: ctypes.CDLL) -> Run:
     graph.graph.set_codegen(CodeGen())
     lifetimes = Lifetimes(graph.graph)
     for node in list(graph.graph.nodes):
-        own = own_convolution(node, library) or own_pool(node, library)
-        if own is not None:
-            node.target = own
+        kernel = own_convolution(node, library) or own_pool(node, library)
+        if kernel is not None:
+            node.target = kernel
         elif node.target in _OURS:
             make, index = _OURS[node.target]
             overwrite = lifetimes.may_overwrite(node, node.args[index])
@@ -75,8 +75,8 @@ def _use_in_place(node: _Node, lifetimes: Lifetimes) -> None:
         value = node.args[index]
         if not isinstance(value, _Node) or not lifetimes.may_overwrite(node, value):
             continue
-        found = value.meta["val"]
-        if found.shape == result.shape and found.dtype == result.dtype and not node.kwargs:
+        argument = value.meta["val"]
+        if argument.shape == result.shape and argument.dtype == result.dtype and not node.kwargs:
             if index:
                 node.args = (value, node.args[0], *node.args[2:])
             node.target = target
