@@ -24,7 +24,7 @@ def attributes(device: Device, holds: Sequence[Hold], prefer: int | None = None)
         prefer: PID that is named rather than others.
     """
     speed = _TRANSFERS_PER_LANE.get(device.link_generation or 0)
-    found = {
+    texts = {
         "id": str(device.id),
         "target": device.kind,
         "partition": partition(),
@@ -55,7 +55,7 @@ def attributes(device: Device, holds: Sequence[Hold], prefer: int | None = None)
         "total board power": unit(device.power_w, "W", 1),
         "uuid": device.uuid or UNKNOWN,
     }
-    return found | _holder([hold for hold in holds if device.id in hold.devices], prefer)
+    return texts | _holder([hold for hold in holds if device.id in hold.devices], prefer)
 
 
 def _bytes(value: int | None) -> str:

@@ -28,10 +28,10 @@ def version() -> str:
     import importlib.util
     import runpy
 
-    found = importlib.util.find_spec("abele")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("abele")
+    if spec is None or spec.origin is None:
         return "unknown"
-    return runpy.run_path(str(Path(found.origin).with_name("version.py")))["__version__"]
+    return runpy.run_path(str(Path(spec.origin).with_name("version.py")))["__version__"]
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:

@@ -32,17 +32,17 @@ class Counters(NamedTuple):
 
 def sockets(system: System) -> dict[int, frozenset[int]]:
     """The logical processors of each socket by its number; empty where nothing tells."""
-    found: dict[int, set[int]] = {}
+    by_socket: dict[int, set[int]] = {}
     for path in _processors(system):
         package = system.number(path / "topology/physical_package_id")
         if package is not None:
-            found.setdefault(int(package), set()).add(int(path.name[3:]))
-    if not found:
+            by_socket.setdefault(int(package), set()).add(int(path.name[3:]))
+    if not by_socket:
         for entry in _cpuinfo(system):
             number = int(entry.get("physical id", 0))
-            found.setdefault(number, set()).add(int(entry["processor"]))
+            by_socket.setdefault(number, set()).add(int(entry["processor"]))
     # Some virtual and Arm machines number their only socket -1.
-    return {number: frozenset(found[number]) for number in sorted(found)}
+    return {number: frozenset(by_socket[number]) for number in sorted(by_socket)}
 
 
 def describe(system: System, number: int, all_sockets: dict[int, frozenset[int]]) -> dict[str, Any]:
@@ -107,8 +107,8 @@ def _cpu_folder(system: System) -> Path:
 
 
 def _processors(system: System) -> list[Path]:
-    found = _cpu_folder(system).glob("cpu[0-9]*")
-    return sorted((p for p in found if p.name[3:].isdigit()), key=lambda p: int(p.name[3:]))
+    paths = _cpu_folder(system).glob("cpu[0-9]*")
+    return sorted((p for p in paths if p.name[3:].isdigit()), key=lambda p: int(p.name[3:]))
 
 
 def _allowed() -> frozenset[int]:
@@ -136,12 +136,12 @@ def _cores(system: System, cpus: frozenset[int], entries: list[dict[str, str]]) 
 
 
 def _clock(system: System, cpus: frozenset[int], entries: list[dict[str, str]]) -> float | None:
-    found = [_float(entry.get("cpu MHz")) for entry in entries]
-    if not any(found):
+    clocks = [_float(entry.get("cpu MHz")) for entry in entries]
+    if not any(clocks):
         base = _cpu_folder(system)
         paths = [base / f"cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in sorted(cpus)[:_SAMPLED]]
-        found = [system.number(path, 1e-3) for path in paths]
-    known = [clock for clock in found if clock]
+        clocks = [system.number(path, 1e-3) for path in paths]
+    known = [clock for clock in clocks if clock]
     return sum(known) / len(known) if known else None
 
 
@@ -171,8 +171,8 @@ def _temperature(system: System, position: int, count: int) -> float | None:
 
 
 def _trailing(path: Path) -> int:
-    found = re.search(r"\d+$", path.name)
-    return int(found[0]) if found else 0
+    match = re.search(r"\d+$", path.name)
+    return int(match[0]) if match else 0
 
 
 def _numa_node(processor: Path) -> int | None:
@@ -184,9 +184,9 @@ def _numa_node(processor: Path) -> int | None:
 
 def _memory(system: System) -> dict[str, int]:
     """Bytes by the name of the line."""
-    found = {}
+    sizes = {}
     for line in (system.text(system.proc / "meminfo") or "").splitlines():
         match = re.fullmatch(r"(\w+):\s+(\d+) kB", line)
         if match:
-            found[match[1]] = int(match[2]) * 1024
-    return found
+            sizes[match[1]] = int(match[2]) * 1024
+    return sizes

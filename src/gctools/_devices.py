@@ -88,13 +88,13 @@ def list_devices(system: System, *, utilisation: bool = False) -> list[Device]:
     if utilisation or any(reading.energy for reading in before.values()):
         interval = _BUSY_S if utilisation else _ENERGY_S
         time.sleep(max(0.0, started + interval - time.monotonic()))
-    for number, found in facts.items():
+    for number, entry in facts.items():
         after = _cpus.counters(system, number, sockets[number])
-        found["power_w"] = _cpus.power(before[number], after, time.monotonic() - started)
-        found["utilisation"] = _cpus.utilisation(before[number], after) if utilisation else None
-        found["architecture"] = platform.machine() or None
-    devices = [Device(i, "CPU", i, **found) for i, found in enumerate(facts.values())]
-    devices += [Device(len(facts) + i, "GPU", i, **found) for i, found in enumerate(gpus)]
+        entry["power_w"] = _cpus.power(before[number], after, time.monotonic() - started)
+        entry["utilisation"] = _cpus.utilisation(before[number], after) if utilisation else None
+        entry["architecture"] = platform.machine() or None
+    devices = [Device(i, "CPU", i, **entry) for i, entry in enumerate(facts.values())]
+    devices += [Device(len(facts) + i, "GPU", i, **entry) for i, entry in enumerate(gpus)]
     return devices
 
 

@@ -45,13 +45,13 @@ class Hold:
 
 def list_holds(system: System, devices: list[Device]) -> list[Hold]:
     """Who holds what, by first device and PID. Files that dead processes left are deleted."""
-    found = [
+    holds = [
         hold
         for folder in system.folders()
         for path in _files(system, folder)
         for hold in _read(system, path, devices)
     ]
-    return sorted(found, key=lambda hold: (hold.devices[:1] or (len(devices),), hold.pid))
+    return sorted(holds, key=lambda hold: (hold.devices[:1] or (len(devices),), hold.pid))
 
 
 def _files(system: System, folder: Path) -> list[Path]:
@@ -88,10 +88,10 @@ def _content(path: Path) -> tuple[int, str]:
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     handle = os.open(path, flags)
     with os.fdopen(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
             raise ValueError(f"{path} is no plain small file")
-        return found.st_uid, file.read(_MOST_BYTES).decode()
+        return status.st_uid, file.read(_MOST_BYTES).decode()
 
 
 def _elsewhere(system: System, record: dict[str, Any]) -> str | None:
@@ -194,11 +194,11 @@ def _allowed(system: System, pid: int) -> frozenset[int] | None:
 
 def parse_list(text: str) -> frozenset[int]:
     """``0-3,8`` as numbers."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+        numbers.update(range(int(first), int(last or first) + 1))
+    return frozenset(numbers)
 
 
 def _command(system: System, record: dict[str, Any], elsewhere: str | None) -> str:

@@ -31,11 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _print(*, as_json: bool, verbose: bool) -> int:
     system = System.here()
-    found = inventory(system)
+    devices = inventory(system)
     if as_json:
-        write(json.dumps({"devices": found}, indent=2))
+        write(json.dumps({"devices": devices}, indent=2))
     else:
-        write("\n".join(_block(device) for device in found) or "No devices.")
+        write("\n".join(_block(device) for device in devices) or "No devices.")
     _commands.say_notes(system, "gc-inventory", verbose=verbose)
     return 0
 

@@ -160,8 +160,8 @@ def _csv(devices: Sequence[Device], holds: Sequence[Hold]) -> str:
     rows.writerow([*of_device, *of_process])
     for device in devices:
         first = [getattr(device, name) for name in of_device]
-        found = [hold for hold in holds if device.id in hold.devices]
-        for hold in found or [None]:
+        holders = [hold for hold in holds if device.id in hold.devices]
+        for hold in holders or [None]:
             rows.writerow([*first, *(getattr(hold, name, None) for name in of_process)])
     for hold in (hold for hold in holds if not hold.devices):
         rows.writerow([*(None for _ in of_device), *(getattr(hold, n) for n in of_process)])
