@@ -105,10 +105,10 @@ def is_internal() -> bool:
 
 def __getattr__(name: str) -> Any:
     """Functions of torch by their names; factories take ``name`` and ``batch_dim``."""
-    found = getattr(torch, name, None)
-    if found is None or name.startswith("_"):
+    value = getattr(torch, name, None)
+    if value is None or name.startswith("_"):
         raise AttributeError(f"samba has no {name!r}, and torch has none either.")
-    return _returning_named(found) if _is_function(found) else found
+    return _returning_named(value) if _is_function(value) else value
 
 
 def _is_function(value: Any) -> bool:

@@ -17,11 +17,11 @@ def materialize(model: torch.nn.Module) -> torch.nn.Module:
         UsageError: a module that cannot initialise what it holds; names it.
     """
     for path, module in model.named_modules():
-        held = [
+        tensors = [
             *module.named_parameters(recurse=False),
             *module.named_buffers(recurse=False),
         ]
-        if not any(value.device.type == "meta" for _, value in held):
+        if not any(value.device.type == "meta" for _, value in tensors):
             continue
         reset = getattr(module, "reset_parameters", None)
         if not callable(reset):

@@ -33,8 +33,8 @@ class _Clipping(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        held = [p for group in self.param_groups for p in group["params"]]
-        torch.nn.utils.clip_grad_norm_(held, self.max_grad_norm)
+        params = [p for group in self.param_groups for p in group["params"]]
+        torch.nn.utils.clip_grad_norm_(params, self.max_grad_norm)
         super().step()
         return loss
 

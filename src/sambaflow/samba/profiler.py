@@ -54,13 +54,13 @@ class Profiler:
 
     def seconds(self, name: str, warmup: int = 0) -> list[float]:
         """Durations of the complete events of a name, without the first ``warmup``."""
-        held = [e for e in self.events if e.name == name and e.end is not None]
-        return [((e.end or 0) - e.start) / 1e9 for e in held[warmup:]]
+        ended = [e for e in self.events if e.name == name and e.end is not None]
+        return [((e.end or 0) - e.start) / 1e9 for e in ended[warmup:]]
 
     def get_throughputs(self, keys: Sequence[str], n: int, warmup: int = 0) -> dict[str, float]:
         """Samples per second by name, for events of ``n`` samples each."""
-        found = {key: self.seconds(key, warmup) for key in keys}
-        return {key: n * len(times) / sum(times) for key, times in found.items() if sum(times)}
+        by_key = {key: self.seconds(key, warmup) for key in keys}
+        return {key: n * len(times) / sum(times) for key, times in by_key.items() if sum(times)}
 
     def print_statistics(
         self,

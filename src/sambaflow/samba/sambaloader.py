@@ -47,9 +47,9 @@ class SambaLoader:
         if isinstance(items, torch.Tensor):
             items = [items]
         if not isinstance(items, list | tuple) or len(items) != len(self.names):
-            found = len(items) if isinstance(items, list | tuple) else type(items).__name__
+            count = len(items) if isinstance(items, list | tuple) else type(items).__name__
             raise UsageError(
-                f"SambaLoader was given names {', '.join(self.names)}, but a batch has {found} "
+                f"SambaLoader was given names {', '.join(self.names)}, but a batch has {count} "
                 "items. Choose the items by function_hook, which returns a list."
             )
         return tuple(

@@ -218,5 +218,5 @@ def to_torch(tensor: Any) -> Any:
     """
     if isinstance(tensor, list | tuple):
         return type(tensor)(to_torch(item) for item in tensor)
-    own = getattr(type(tensor), "torch", None)
-    return tensor.torch() if own is not None else tensor
+    method = getattr(type(tensor), "torch", None)
+    return tensor.torch() if method is not None else tensor

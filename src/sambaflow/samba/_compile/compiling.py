@@ -82,12 +82,12 @@ def load_model(
     """Loads a compiled file; see ``SambaSession.trace_graph``."""
     named, keywords = arguments.named_inputs(inputs)
     _check_indices(loss_indices)
-    found = _optimizers.as_list(optimizers)
+    listed = _optimizers.as_list(optimizers)
     with _pef.opened(pef) as file:
-        rule = _rule(model, optimizers, inference=not found)
+        rule = _rule(model, optimizers, inference=not listed)
         described = _pef.interface(model, named, keywords, rule, loss_indices)
         _pef.check(file.path, file.content["interface"], described)
-        return _load(file, model, named, keywords, rule, found)
+        return _load(file, model, named, keywords, rule, listed)
 
 
 def _load(
@@ -132,12 +132,12 @@ def _check_indices(indices: Any) -> None:
 
 
 def _rule(model: torch.nn.Module, optimizers: Any, *, inference: bool) -> UpdateRule | None:
-    found = _optimizers.as_list(optimizers)
-    if inference and found:
+    listed = _optimizers.as_list(optimizers)
+    if inference and listed:
         raise UsageError(
             "An optimizer was given for inference. Pass None, or compile without --inference."
         )
-    return _optimizers.to_rule(found, parameter_names(model))
+    return _optimizers.to_rule(listed, parameter_names(model))
 
 
 @contextlib.contextmanager

@@ -30,13 +30,13 @@ def as_list(optimizers: Any) -> list[torch.optim.Optimizer]:
     """None, one optimizer or several, as a list."""
     if optimizers is None:
         return []
-    found = list(optimizers) if isinstance(optimizers, list | tuple) else [optimizers]
-    for each in found:
+    listed = list(optimizers) if isinstance(optimizers, list | tuple) else [optimizers]
+    for each in listed:
         if not isinstance(each, torch.optim.Optimizer):
             raise UsageError(
                 f"Expected optimizers of samba.optim or torch.optim, found {type(each).__name__}."
             )
-    return found
+    return listed
 
 
 def to_rule(
@@ -68,8 +68,8 @@ def to_rule(
     groups = [
         _group(o, group, kind, constants, names) for o in optimizers for group in o.param_groups
     ]
-    held = [name for group in groups for name in group.params]
-    twice = sorted({name for name in held if held.count(name) > 1})
+    param_names = [name for group in groups for name in group.params]
+    twice = sorted({name for name in param_names if param_names.count(name) > 1})
     if twice:
         raise UsageError(
             f"Two optimizers hold the same parameters: {', '.join(twice[:8])}. Give each to one."

@@ -144,7 +144,7 @@ def check(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None
     Raises:
         PefMismatchError: names everything that differs.
     """
-    found = [
+    differences = [
         *_named_tensors("parameter", there["parameters"], here["parameters"]),
         *_named_tensors("buffer", there["buffers"], here["buffers"]),
         *_inputs(there["inputs"], here["inputs"]),
@@ -156,17 +156,17 @@ def check(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None
         ("training_mode", "model.training"),
     ):
         if there[name] != here[name]:
-            found.append(f"{text}: compiled for {there[name]}, given {here[name]}")
+            differences.append(f"{text}: compiled for {there[name]}, given {here[name]}")
     wanted = here["loss_indices"]
     if wanted is not None and wanted != there["loss_indices"]:
-        found.append(
+        differences.append(
             f"loss_indices: compiled for {there['loss_indices']}, given {wanted} (pass them to "
             "session.compile too)"
         )
-    if found:
+    if differences:
         raise PefMismatchError(
             f"{path} was compiled for something else:\n  "
-            + "\n  ".join(found[:12])
+            + "\n  ".join(differences[:12])
             + "\nRun it with what it was compiled for, or compile this program again."
         )
 

@@ -79,7 +79,7 @@ def named_inputs(inputs: Any) -> tuple[dict[str, SambaTensor], tuple[str, ...]]:
         raise UsageError(
             f"inputs have to be a tuple, list or dictionary of tensors, found {inputs!r}."
         )
-    found: dict[str, SambaTensor] = {}
+    by_name: dict[str, SambaTensor] = {}
     for index, value in enumerate(inputs):
         if not isinstance(value, torch.Tensor):
             raise UsageError(
@@ -90,12 +90,12 @@ def named_inputs(inputs: Any) -> tuple[dict[str, SambaTensor], tuple[str, ...]]:
         if tensor._sn_name is None:
             # By position, so that compiling and running in two processes agree.
             tensor = from_torch_tensor(value, name=f"input_{index}", batch_dim=tensor.batch_dim)
-        if tensor.sn_name in found:
+        if tensor.sn_name in by_name:
             raise UsageError(
                 f"Two inputs are named {tensor.sn_name!r}. Names tell inputs apart at run time."
             )
-        found[tensor.sn_name] = tensor
-    return found, keywords
+        by_name[tensor.sn_name] = tensor
+    return by_name, keywords
 
 
 def of_run(compiled: Mapping[str, SambaTensor], given: Any) -> dict[str, torch.Tensor]:
@@ -123,11 +123,11 @@ def of_run(compiled: Mapping[str, SambaTensor], given: Any) -> dict[str, torch.T
             f"{', '.join(name or '(unnamed)' for name in names) or 'none'}. Give every tensor the "
             "name of its dummy input: samba.from_torch_tensor(tensor, name=...)."
         )
-    found = dict(zip(map(str, names), values, strict=True))
+    by_name = dict(zip(map(str, names), values, strict=True))
     for name, dummy in compiled.items():
-        check(f"Input {name}", found[name], torch.Tensor, "a tensor", InputError)
-        _check(name, dummy, found[name])
-    return found
+        check(f"Input {name}", by_name[name], torch.Tensor, "a tensor", InputError)
+        _check(name, dummy, by_name[name])
+    return by_name
 
 
 def _check(name: str, dummy: SambaTensor, value: torch.Tensor) -> None:

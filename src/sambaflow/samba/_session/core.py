@@ -40,8 +40,8 @@ class SambaSession:
 
     def setup(self, config: Any = None, **settings: Any) -> None:
         """Keeps ``config`` as the default of ``config_dict``; nothing else has to be set up."""
-        found = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
-        self._settings = dict(found)
+        given = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
+        self._settings = dict(given)
         for name in settings:
             hint(f"session.setup({name}=...)")
 

@@ -143,15 +143,15 @@ class LoadedGraph:
     ) -> None:
         """Writes parameters and buffers to a module and optimizer state to optimizers."""
         target = ModuleState.of(module or self.module)
-        held = {**self.session.params, **self.session.buffers[0]}
+        state = {**self.session.params, **self.session.buffers[0]}
         with torch.no_grad():
             for name, value in {**target.params, **target.buffers}.items():
-                if name not in held or held[name].shape != value.shape:
+                if name not in state or state[name].shape != value.shape:
                     raise UsageError(
                         f"to_cpu was given a model with {name} {list(value.shape)}, which the "
                         "loaded program does not have. Pass the model that was traced."
                     )
-                value.copy_(held[name])
+                value.copy_(state[name])
         if optimizers:
             names = self.names if module is None else parameter_names(module)
             optimizer_objects.to_host(optimizers, names, self.session.optimizer_state)
@@ -166,11 +166,11 @@ class LoadedGraph:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Everything that has a name: inputs, outputs, parameters."""
-        found: dict[str, torch.Tensor] = {**self.inputs}
-        found |= {output.sn_name: output for output in self.outputs}
+        by_name: dict[str, torch.Tensor] = {**self.inputs}
+        by_name |= {output.sn_name: output for output in self.outputs}
         for name, value in self.session.params.items():
-            found[sn_name_of(name)] = SambaTensor(value, name=sn_name_of(name))
-        return found
+            by_name[sn_name_of(name)] = SambaTensor(value, name=sn_name_of(name))
+        return by_name
 
     @property
     def report(self) -> Report:
@@ -345,14 +345,14 @@ class LoadedGraph:
                 f"grad_of_outputs has {len(items)} tensors; backward starts from {len(starts)} "
                 f"outputs of {len(self.outputs)}. Pass one for each of either."
             )
-        found = {i: item for i, item in zip(positions, items, strict=True) if item is not None}
-        extra = [self.outputs[i].sn_name for i in found if i not in starts]
+        by_output = {i: item for i, item in zip(positions, items, strict=True) if item is not None}
+        extra = [self.outputs[i].sn_name for i in by_output if i not in starts]
         if extra:
             raise InputError(
                 f"grad_of_outputs has gradients for {', '.join(extra)}, from which backward does "
                 f"not start. Pass None there, or compile with loss_indices."
             )
-        return found
+        return by_output
 
     def _one(self, index: int) -> torch.Tensor:
         if index not in self._ones:

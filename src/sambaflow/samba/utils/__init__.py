@@ -120,10 +120,10 @@ def parse_dtype(name: str | torch.dtype) -> torch.dtype:
         return name
     short = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
     plain = name.lower().removeprefix("torch.")
-    found = vars(torch).get(short.get(plain, plain))
-    if not isinstance(found, torch.dtype):
+    dtype = vars(torch).get(short.get(plain, plain))
+    if not isinstance(dtype, torch.dtype):
         raise UsageError(f"There is no dtype {name!r}. Use bf16, fp32, int64 and the like.")
-    return found
+    return dtype
 
 
 def assert_close(
@@ -149,19 +149,19 @@ def assert_close(
         AssertionError: they differ by more, in shape, or in where they are finite.
     """
     del unused
-    found, wanted = (torch.as_tensor(to_torch(v)).detach().double() for v in
+    computed, wanted = (torch.as_tensor(to_torch(v)).detach().double() for v in
                      (samba_result, torch_result))  # fmt: skip
-    if found.shape != wanted.shape:
+    if computed.shape != wanted.shape:
         raise AssertionError(
-            f"{name}: shape {list(found.shape)} was computed, {list(wanted.shape)} is right."
+            f"{name}: shape {list(computed.shape)} was computed, {list(wanted.shape)} is right."
         )
-    same = found.eq(wanted) | (found.isnan() & wanted.isnan())
-    gap = torch.where(same, torch.zeros_like(found), (found - wanted).abs())
+    same = computed.eq(wanted) | (computed.isnan() & wanted.isnan())
+    gap = torch.where(same, torch.zeros_like(computed), (computed - wanted).abs())
     largest = float(gap.max()) if gap.numel() else 0.0
     finite = wanted[wanted.isfinite()]
     scale = max(1.0, float(finite.abs().max()) if finite.numel() else 1.0)
     if visualize:
-        print(f"{name}: {found.flatten()[:8].tolist()} against {wanted.flatten()[:8].tolist()}")
+        print(f"{name}: {computed.flatten()[:8].tolist()} against {wanted.flatten()[:8].tolist()}")
     if not largest <= threshold * scale:
         raise AssertionError(
             f"{name}: differs by up to {largest:.3g}, allowed {threshold * scale:.3g}."

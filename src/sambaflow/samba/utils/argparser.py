@@ -81,13 +81,13 @@ def parse_app_args(
     del dev_mode
     parser = argparse.ArgumentParser(conflict_handler="resolve")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    own = {"compile": compile_parser_fn, "test": test_parser_fn}
+    by_command = {"compile": compile_parser_fn, "test": test_parser_fn}
     for command, text in _COMMANDS.items():
         each = commands.add_parser(command, help=text, description=text, conflict_handler="resolve")
         _add_common(each)
         _add_of(command, each)
         _add_hints(each)
-        for add in (common_parser_fn, own.get(command, run_parser_fn)):
+        for add in (common_parser_fn, by_command.get(command, run_parser_fn)):
             if add is not None:
                 add(each)
     args = parser.parse_args(argv)

@@ -16,8 +16,8 @@ from sambaflow.errors import UsageError
 
 def save_tensors(tensors: Mapping[str, torch.Tensor], path: str | os.PathLike[str]) -> None:
     """Writes tensors by name in torch's format, at once or not at all."""
-    held = {name: torch.Tensor.detach(value).cpu() for name, value in tensors.items()}
-    plain = {name: value.as_subclass(torch.Tensor) for name, value in held.items()}
+    copies = {name: torch.Tensor.detach(value).cpu() for name, value in tensors.items()}
+    plain = {name: value.as_subclass(torch.Tensor) for name, value in copies.items()}
     with atomic.replacing(Path(path)) as file:
         torch.save(plain, file)
 
@@ -36,29 +36,30 @@ def load_sharded_checkpoint(
     Raises:
         UsageError: files or weights are missing, damaged, or do not fit; names them.
     """
-    found: dict[str, torch.Tensor] = {}
+    stored: dict[str, torch.Tensor] = {}
     for file in _shards(Path(path)):
         if not file.is_file():
             raise UsageError(f"The checkpoint's file {file} is missing. Copy the whole folder.")
-        found |= _read(file)
-    own = model.state_dict()
-    missing = sorted(own.keys() ^ found.keys())
+        stored |= _read(file)
+    present = model.state_dict()
+    missing = sorted(present.keys() ^ stored.keys())
     if missing:
         raise UsageError(
             f"{path} does not fit the model: {', '.join(missing[:8])} are on one side only. Load "
             "it into the model that it was made from."
         )
-    wrong = [n for n in own if own[n].shape != found[n].shape]
+    wrong = [n for n in present if present[n].shape != stored[n].shape]
     if not ignore_dtype_mismatch:
-        wrong += [n for n in own if own[n].dtype is not found[n].dtype]
+        wrong += [n for n in present if present[n].dtype is not stored[n].dtype]
     if wrong:
         name = wrong[0]
         raise UsageError(
-            f"{path} does not fit the model: {name} is {list(found[name].shape)} "
-            f"{found[name].dtype} there, {list(own[name].shape)} {own[name].dtype} in the model. "
-            "Load it into the model that it was made from; ignore_dtype_mismatch=True converts."
+            f"{path} does not fit the model: {name} is {list(stored[name].shape)} "
+            f"{stored[name].dtype} there, {list(present[name].shape)} {present[name].dtype} in the "
+            "model. Load it into the model that it was made from; ignore_dtype_mismatch=True "
+            "converts."
         )
-    model.load_state_dict(found)
+    model.load_state_dict(stored)
 
 
 def _read(file: Path) -> dict[str, torch.Tensor]:

@@ -117,11 +117,11 @@ def _reference_outputs(
 
 def _compare_gradients(reference: torch.nn.Module, module: torch.nn.Module) -> None:
     graph = session._loaded()
-    own = dict(module.named_parameters())
+    params = dict(module.named_parameters())
     for name, parameter in reference.named_parameters():
-        found = graph.gradient(own[name])
-        if parameter.grad is not None and found is not None:
-            assert_close(found, parameter.grad, f"gradient of {name}", _threshold(parameter))
+        gradient = graph.gradient(params[name])
+        if parameter.grad is not None and gradient is not None:
+            assert_close(gradient, parameter.grad, f"gradient of {name}", _threshold(parameter))
 
 
 def _threshold(tensor: torch.Tensor) -> float:

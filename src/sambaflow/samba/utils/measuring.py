@@ -112,7 +112,7 @@ def measure_sections(
             _finished(graph)
             if index >= _WARMUP:
                 times[name].append(time.perf_counter() - started)
-    medians = {name: statistics.median(found) for name, found in times.items()}
+    medians = {name: statistics.median(samples) for name, samples in times.items()}
     for name, seconds in medians.items():
         print(f"Section {name}: median {seconds * 1e3:.3f} ms")
     return medians
