@@ -26,22 +26,22 @@ def common(model: Any, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         poptorch.Error: the model has not run yet.
         CheckpointError: the optimizer holds something that no file can.
     """
-    held = resuming.state_of(model)
-    tensors = _plain(held.pop("tensors"), "model")
+    state = resuming.state_of(model)
+    tensors = _plain(state.pop("tensors"), "model")
     shared = {name: value for name, value in tensors.items() if not name.startswith(_OWN)}
-    own = {name: value for name, value in tensors.items() if name.startswith(_OWN)}
-    found = {
+    buffers = {name: value for name, value in tensors.items() if name.startswith(_OWN)}
+    joint = {
         "state_dict": resuming.named_weights(model, tensors),
         "tensors": shared,
-        "told": held["told"],
-        "schedule": held["schedule"],
-        "device": held["device"],
+        "told": state["told"],
+        "schedule": state["schedule"],
+        "device": state["device"],
         "optimizer": None if optimizer is None else resuming.optimizer_state(optimizer),
     }
-    return _plain(found, "optimizer"), {"buffers": own, "random": held["random"]}
+    return _plain(joint, "optimizer"), {"buffers": buffers, "random": state["random"]}
 
 
-def own(loader: Any, others: Mapping[str, Any]) -> dict[str, Any]:
+def of_instance(loader: Any, others: Mapping[str, Any]) -> dict[str, Any]:
     """What only this instance knows, outside of the wrapper.
 
     Raises:
@@ -80,12 +80,12 @@ def put_back(content: Mapping[str, Any], index: int, objects: Mapping[str, Any])
             )
     if optimizer is not None:
         resuming.put_optimizer(optimizer, content["optimizer"])
-    held = {
+    state = {
         "tensors": {**content["tensors"], **mine["buffers"]},
         "random": mine["random"],
         **{name: content[name] for name in ("told", "schedule", "device")},
     }
-    resuming.put_back(objects["model"], held, optimizer)
+    resuming.put_back(objects["model"], state, optimizer)
     for name, each in others.items():
         each.load_state_dict(mine["others"][name])
     if loader is not None:
@@ -96,11 +96,11 @@ def put_back(content: Mapping[str, Any], index: int, objects: Mapping[str, Any])
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     """A short hash of names and bits."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name in sorted(tensors):
-        found.update(name.encode())
-        found.update(digests.raw_bytes(tensors[name]))
-    return found.hexdigest()[:16]
+        hasher.update(name.encode())
+        hasher.update(digests.raw_bytes(tensors[name]))
+    return hasher.hexdigest()[:16]
 
 
 def _plain(value: Any, name: str) -> Any:

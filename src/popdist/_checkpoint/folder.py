@@ -22,7 +22,7 @@ def entries(folder: Path) -> list[tuple[int, Path]]:
     if not folder.is_dir():
         return []
     named = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()]
-    return sorted(((int(found[1]), path) for found, path in named if found), reverse=True)
+    return sorted(((int(match[1]), path) for match, path in named if match), reverse=True)
 
 
 def prepare(folder: Path) -> None:
@@ -51,9 +51,9 @@ def newest(folder: Path) -> tuple[Path, bytes] | None:
     Raises:
         CheckpointError: there are some, and all are damaged.
     """
-    found = entries(folder)
+    checkpoints = entries(folder)
     bad: list[str] = []
-    for _, path in found:
+    for _, path in checkpoints:
         data, problem = _read(path)
         if problem is None:
             if bad:

@@ -20,17 +20,17 @@ def write(where: Path, keep: int, counts: Mapping[str, int], objects: Mapping[st
         objects: see `content.put_back`.
     """
     instances = Instances(objects["model"])
-    found, of_wrapper = content.common(objects["model"], objects["optimizer"])
-    own = {**of_wrapper, **content.own(objects["loader"], objects["others"])}
+    joint, of_wrapper = content.common(objects["model"], objects["optimizer"])
+    mine = {**of_wrapper, **content.of_instance(objects["loader"], objects["others"])}
     if instances.number > 1:
         facts = {name: str(value) for name, value in counts.items()}
-        instances.agree({**facts, "hash of the weights": content.digest(found["tensors"])})
-    parts = instances.bring(state_file.to_bytes(own))
+        instances.agree({**facts, "hash of the weights": content.digest(joint["tensors"])})
+    parts = instances.bring(state_file.to_bytes(mine))
     problem = ""
     if instances.index == 0:
         each = [state_file.from_bytes(part) for part in parts]
         try:
-            folder.write(where, counts["steps"], {**counts, **found, "instances": each}, keep)
+            folder.write(where, counts["steps"], {**counts, **joint, "instances": each}, keep)
         except CheckpointError as error:
             problem = str(error)
     instances.from_first(None, problem)
@@ -54,17 +54,17 @@ def read(where: Path, model: Any) -> dict[str, Any] | None:
     data = instances.from_first(data, problem)
     if data is None:
         return None
-    found = state_file.from_bytes(data)
-    number = len(found["instances"])
+    stored = state_file.from_bytes(data)
+    number = len(stored["instances"])
     if number != instances.number:
         raise CheckpointError(
             f"The checkpoint in {path} was written by {number} instances, this run has "
             f"{instances.number}. Start it with as many as before, or begin a new run with its "
             'weights: torch.load(path, weights_only=True)["state_dict"].'
         )
-    return found
+    return stored
 
 
-def put_back(found: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
+def put_back(stored: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
     """Continues from what `read` returned."""
-    content.put_back(found, Instances(objects["model"]).index, objects)
+    content.put_back(stored, Instances(objects["model"]).index, objects)
