@@ -75,11 +75,11 @@ def pipelining(
     if not may_pipeline(options, config):
         return Pipelining(stages, None, f"its strategy is {options._execution_strategy!r}")
     names = _mark(captured.programs[0], placement)
-    found = _decided(captured, stages, config)
-    if isinstance(found, str):
-        logger.warning("A model of %d stages runs sequentially, because %s.", stages, found)
-        return Pipelining(stages, None, found, names)
-    return Pipelining(stages, found, "", names)
+    decision = _decided(captured, stages, config)
+    if isinstance(decision, str):
+        logger.warning("A model of %d stages runs sequentially, because %s.", stages, decision)
+        return Pipelining(stages, None, decision, names)
+    return Pipelining(stages, decision, "", names)
 
 
 def _decided(captured: Captured, stages: int, config: StepConfig) -> Cut | str:

@@ -122,10 +122,10 @@ def _floating(values: Any) -> Iterator[torch.Tensor]:
 
 def _widest(values: Any) -> torch.dtype | None:
     """The type to which all floating tensors promote; None if there are none."""
-    found = None
+    widest = None
     for value in _floating(values):
-        found = value.dtype if found is None else torch.promote_types(found, value.dtype)
-    return found
+        widest = value.dtype if widest is None else torch.promote_types(widest, value.dtype)
+    return widest
 
 
 def _cast_all(values: Any, kind: torch.dtype | None, but: torch.Tensor | None = None) -> Any:

@@ -72,8 +72,8 @@ def with_automatic_scaling(rule: UpdateRule, optimizer: Any, options: Options) -
     Raises:
         ValueError: the settings of ``_Popart`` make no sense.
     """
-    held = options._Popart.options
-    if not held.get("automaticLossScalingSettings.enabled"):
+    settings = options._Popart.options
+    if not settings.get("automaticLossScalingSettings.enabled"):
         return rule
     attributes = getattr(optimizer, "variable_attrs", None)
     if attributes is not None and attributes.isConstant("loss_scaling"):
@@ -83,9 +83,9 @@ def with_automatic_scaling(rule: UpdateRule, optimizer: Any, options: Options) -
         )
         attributes.markAsVariable("loss_scaling")
     given = {
-        field: held[f"automaticLossScalingSettings.{key}"]
+        field: settings[f"automaticLossScalingSettings.{key}"]
         for field, key in _SCALING.items()
-        if f"automaticLossScalingSettings.{key}" in held
+        if f"automaticLossScalingSettings.{key}" in settings
     }
     return replace(rule, loss_scaling_variable=True, automatic_scaling=AutomaticScaling(**given))
 

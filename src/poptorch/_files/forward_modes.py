@@ -129,9 +129,9 @@ def _modes(module: torch.nn.Module) -> Iterator[tuple[str, list[bool], torch.nn.
     """Each mode's name, the flags of its modules, and the model to record or why there is none."""
     present = flags_of(module)
     yield "saved", present, module
-    own = any(type(child).train is not torch.nn.Module.train for child in module.modules())
+    overridden = any(type(child).train is not torch.nn.Module.train for child in module.modules())
     for name, training in (("train", True), ("eval", False)):
-        if not own:
+        if not overridden:
             yield name, [training] * len(present), module
         else:
             yield (name, *_after_own_train(module, training))

@@ -258,5 +258,5 @@ def _values(optimizer: Any) -> dict[str, Any]:
         return {}
     common = {"state", "defaults", "param_groups", "variable_attrs"}
     names = [name for name in extras(optimizer) if name not in common]
-    found = {name: getattr(optimizer, name) for name in names}
-    return {**found, "variable attributes": sorted(attributes._variable_attributes)}
+    values = {name: getattr(optimizer, name) for name in names}
+    return {**values, "variable attributes": sorted(attributes._variable_attributes)}

@@ -85,12 +85,12 @@ def meaning(filename: str | os.PathLike[str]) -> Iterator[None]:
 
 def version_mismatch(file: Container) -> str | None:
     """What to say if the file is of another version, else None."""
-    found = file.content.get("version")
-    if found == __version__:
+    version = file.content.get("version")
+    if version == __version__:
         return None
     return (
-        f"Invalid file {file.path}: PopTorch version mismatch: it was saved by {found!r}, this is "
-        f"{__version__!r}. Export the model again with this version."
+        f"Invalid file {file.path}: PopTorch version mismatch: it was saved by {version!r}, this "
+        f"is {__version__!r}. Export the model again with this version."
     )
 
 

@@ -103,12 +103,12 @@ def _of_slot(slot: Slot) -> dict[str, Any]:
     return {"name": slot.name, "role": slot.role, "shape": list(slot.shape), "dtype": dtype}
 
 
-def _write(folder: Path, found: dict[str, Any], compiled: CompiledModel) -> None:
+def _write(folder: Path, facts: dict[str, Any], compiled: CompiledModel) -> None:
     (folder / "programs").mkdir(parents=True, exist_ok=True)
     for program in compiled.session.executable.programs:
         (folder / "programs" / f"{program.name}.py.txt").write_text(program.text())
-    (folder / "report.json").write_text(json.dumps(found, indent=1) + "\n")
-    (folder / "report.md").write_text(_as_markdown(folder.name, found, compiled))
+    (folder / "report.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (folder / "report.md").write_text(_as_markdown(folder.name, facts, compiled))
 
 
 def add_host_training(options: Options, steps: int, sentence: str) -> None:
@@ -124,21 +124,21 @@ def add_host_training(options: Options, steps: int, sentence: str) -> None:
         return
     wanted.folder.mkdir(parents=True, exist_ok=True)
     path = wanted.folder / "report.json"
-    found = json.loads(path.read_text()) if path.exists() else {}
-    found["host_training"] = {"steps": steps, "what": sentence}
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    facts = json.loads(path.read_text()) if path.exists() else {}
+    facts["host_training"] = {"steps": steps, "what": sentence}
+    path.write_text(json.dumps(facts, indent=1) + "\n")
     with (wanted.folder / "report.md").open("a") as file:
         file.write(f"\n## Not on the device\n\n{sentence}\n")
 
 
-def _as_markdown(name: str, found: dict[str, Any], compiled: CompiledModel) -> str:
-    memory, settings = found["memory"], found["configuration"]
+def _as_markdown(name: str, facts: dict[str, Any], compiled: CompiledModel) -> str:
+    memory, settings = facts["memory"], facts["configuration"]
     rows = [(role.replace("_", " "), size) for role, size in memory["state"].items() if size]
     rows += [
         (f"intermediate values of `{program}`, at most", size)
         for program, size in memory["peak_intermediate"].items()
     ]
-    took = [(part, f"{seconds:.3f}") for part, seconds in found["seconds"].items()]
+    took = [(part, f"{seconds:.3f}") for part, seconds in facts["seconds"].items()]
     per_call = (
         f"One call: {settings['micro_batches_per_call']} micro-batches = "
         f"{settings['device_iterations']} device iterations x "
@@ -146,15 +146,15 @@ def _as_markdown(name: str, found: dict[str, Any], compiled: CompiledModel) -> s
     )
     sections = [
         f"# {name}",
-        f"Target {found['target']}, executable {found['executable'][:12]}, cache "
-        f"{found['cache']}." + (f" Fallback: {found['fallback']}" if found["fallback"] else ""),
+        f"Target {facts['target']}, executable {facts['executable'][:12]}, cache "
+        f"{facts['cache']}." + (f" Fallback: {facts['fallback']}" if facts["fallback"] else ""),
         per_call,
         "## Memory",
         table(("what", "KiB"), [(what, f"{size / 1024:.1f}") for what, size in rows]),
         *report_of(compiled).sections(),
         "## Compiling",
         table(("part", "seconds"), took),
-        *(_operators_text(name, each) for name, each in found["programs"].items()),
+        *(_operators_text(name, each) for name, each in facts["programs"].items()),
     ]
     return "\n\n".join(sections) + "\n"
 

@@ -30,7 +30,7 @@ class PipelineReport:
 
     def as_data(self) -> dict[str, Any]:
         """The same as JSON values: seconds, bytes, shares from 0 to 1."""
-        found, cut = self.measured, self.pipelining.cut
+        measured, cut = self.measured, self.pipelining.cut
         if cut is None:
             return {"stages": [], "sequential": self.pipelining.reason}
         stages: list[dict[str, Any]] = [
@@ -38,33 +38,33 @@ class PipelineReport:
             for name, state in zip(self.pipelining.names, state_bytes(cut), strict=True)
         ]
         data = {"stages": stages, "threads_per_stage": self.threads}
-        if found is None:
+        if measured is None:
             return data
-        for stage, times in zip(stages, found.stages, strict=True):
+        for stage, times in zip(stages, measured.stages, strict=True):
             stage["forward_seconds"] = times.forward_ns / 1e9
             stage["backward_seconds"] = times.backward_ns / 1e9
             stage["held_bytes"] = times.held_bytes
             stage["held_micro_batches"] = times.held_micro_batches
         return data | {
-            "micro_batches": found.micro_batches,
-            "passages": found.passages,
-            "seconds": found.window_ns / 1e9,
-            "bubble": found.bubble,
-            "ideal_bubble": found.ideal_bubble,
-            "stages_at_once": found.at_once,
+            "micro_batches": measured.micro_batches,
+            "passages": measured.passages,
+            "seconds": measured.window_ns / 1e9,
+            "bubble": measured.bubble,
+            "ideal_bubble": measured.ideal_bubble,
+            "stages_at_once": measured.at_once,
         }
 
     def rows(self) -> list[tuple[str, ...]]:
         """A row per stage under ``HEAD``; times are ms per micro-batch."""
-        found, cut = self.measured, self.pipelining.cut
+        measured, cut = self.measured, self.pipelining.cut
         if cut is None:
             return []
         lines = []
         for index, state in enumerate(state_bytes(cut)):
             row = [str(index), self.pipelining.names[index]]
             times = ("", "", "", "")
-            if found is not None:
-                stage, count = found.stages[index], found.micro_batches * found.passages
+            if measured is not None:
+                stage, count = measured.stages[index], measured.micro_batches * measured.passages
                 times = (
                     f"{stage.forward_ns / 1e6 / count:.3f}",
                     f"{stage.backward_ns / 1e6 / count:.3f}",
@@ -76,15 +76,15 @@ class PipelineReport:
 
     def sentence(self) -> str:
         """The bubble, measured and ideal; or why there is no pipeline."""
-        found = self.measured
+        measured = self.measured
         if self.pipelining.cut is None:
             return f"It runs as one program, because {self.pipelining.reason}."
-        if found is None:
+        if measured is None:
             return f"{self.threads} threads per stage; times come with the first call."
         return (
-            f"{found.micro_batches} micro-batches, {self.threads} threads per stage. Bubble "
-            f"{found.bubble:.0%}; {found.ideal_bubble:.0%} if all stages were equally fast. "
-            f"On average {found.at_once:.2f} stages worked at the same time."
+            f"{measured.micro_batches} micro-batches, {self.threads} threads per stage. Bubble "
+            f"{measured.bubble:.0%}; {measured.ideal_bubble:.0%} if all stages were equally fast. "
+            f"On average {measured.at_once:.2f} stages worked at the same time."
         )
 
     def timeline(self) -> str:

@@ -87,8 +87,8 @@ def generation() -> int:
 
 def trainings_of(module: torch.nn.Module) -> list[Shared]:
     """The records of all wrapped modules that this one has been a part of."""
-    found = _shared.get(module)
-    return [] if found is None else found.around
+    shared = _shared.get(module)
+    return [] if shared is None else shared.around
 
 
 def _note_parts(module: torch.nn.Module, shared: Shared) -> None:

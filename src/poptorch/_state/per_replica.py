@@ -31,7 +31,7 @@ def groupings(asked: Asked, module: torch.nn.Module, replicas: int) -> dict[str,
         return {}
     first_names = {id(value): name for name, value in reversed(_all_named(module))}
     by_name = dict(_all_named(module))
-    found = {}
+    by_first_name = {}
     for name, entry in asked.items():
         if name not in by_name:
             raise error(
@@ -42,8 +42,8 @@ def groupings(asked: Asked, module: torch.nn.Module, replicas: int) -> dict[str,
             continue
         grouping = _grouping(name, kind, size, replicas)
         _check_shape(name, by_name[name], grouping, mode)
-        found[first_names[id(by_name[name])]] = grouping
-    return found
+        by_first_name[first_names[id(by_name[name])]] = grouping
+    return by_first_name
 
 
 def _all_named(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:

@@ -11,8 +11,8 @@ def read(session: Session) -> list[int]:
     """The seed, then the state of each replica's generator, or of torch's own without a seed."""
     states = session.random_state
     if states is None:
-        own = _generators(session)
-        return [own.initial_seed(), *_integers(own.get_rng_state())]
+        generator = _generators(session)
+        return [generator.initial_seed(), *_integers(generator.get_rng_state())]
     numbers = [0 if session.seed is None else session.seed]
     for state in states:
         numbers += _integers(state)
@@ -25,21 +25,21 @@ def write(session: Session, numbers: list[int]) -> None:
     Raises:
         ValueError: the state of another number of generators.
     """
-    own = session.random_state
-    states = [_generators(session).get_rng_state()] if own is None else own
+    streams = session.random_state
+    states = [_generators(session).get_rng_state()] if streams is None else streams
     if not all(isinstance(number, int) and -(2**63) <= number < 2**63 for number in numbers[1:]):
         raise ValueError("rng_state must be a list of 64-bit integers, as a wrapper returned it.")
-    found = torch.tensor(numbers[1:], dtype=torch.int64).view(torch.uint8)
+    values = torch.tensor(numbers[1:], dtype=torch.int64).view(torch.uint8)
     sizes = [state.numel() for state in states]
-    if found.numel() != sum(sizes):
+    if values.numel() != sum(sizes):
         raise ValueError(
             f"rng_state must have {1 + sum(sizes) // 8} numbers for {len(states)} generators, "
             f"found {len(numbers)}. Use a state that a wrapper with the same options returned."
         )
-    if own is None:
-        _generators(session).set_rng_state(found)
+    if streams is None:
+        _generators(session).set_rng_state(values)
     else:
-        session.random_state = list(found.split(sizes))
+        session.random_state = list(values.split(sizes))
         session.seed = numbers[0]
 
 

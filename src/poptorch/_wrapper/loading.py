@@ -152,19 +152,19 @@ def _fill(
             "the model, or pass a new instance to load."
         )
     host = ModuleState.of(model)
-    for kind, own, found in (
+    for kind, present, stored in (
         ("parameters", host.params, params),
         ("buffers", host.buffers, buffers),
     ):
-        _check_same(kind, own, found)
+        _check_same(kind, present, stored)
     with torch.no_grad():
         for name, value in {**host.params, **host.buffers}.items():
             value.copy_((params if name in params else buffers)[name])
 
 
-def _check_same(kind: str, own: Any, found: dict[str, torch.Tensor]) -> None:
-    here = {name: (list(value.shape), value.dtype) for name, value in own.items()}
-    there = {name: (list(value.shape), value.dtype) for name, value in found.items()}
+def _check_same(kind: str, present: Any, stored: dict[str, torch.Tensor]) -> None:
+    here = {name: (list(value.shape), value.dtype) for name, value in present.items()}
+    there = {name: (list(value.shape), value.dtype) for name, value in stored.items()}
     unlike = [name for name in {**there, **here} if here.get(name) != there.get(name)]
     if unlike:
         name = unlike[0]

@@ -11,7 +11,7 @@ _INTERNAL = {"abele", "poptorch", "torch", *sys.stdlib_module_names}
 _NOTE = "(Frames of torch and poptorch are left out; POPTORCH_LOG_LEVEL=DEBUG shows them.)"
 
 
-def show_user_frames(found: BaseException) -> bool:
+def show_user_frames(raised: BaseException) -> bool:
     """Takes torch's and this project's frames out of the traceback of an error in forward.
 
     Left are the frames of other code, and the innermost one, which raised. Tracing puts thirty
@@ -20,7 +20,7 @@ def show_user_frames(found: BaseException) -> bool:
     changes.
 
     Args:
-        found: the error; changed in place, like the errors that led to it.
+        raised: the error; changed in place, like the errors that led to it.
 
     Returns:
         Whether frames are gone.
@@ -28,7 +28,7 @@ def show_user_frames(found: BaseException) -> bool:
     if logger.isEnabledFor(10):
         return False
     gone = False
-    for error in _chain(found):
+    for error in _chain(raised):
         frames = list(_frames(error.__traceback__))
         kept = [entry for entry in frames if _is_users(entry.tb_frame)]
         if not kept and not isinstance(error, AbeleError):
