@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from abele.program import Program, Role
+from abele.program import Program, Role, node_argument
 
 aten = torch.ops.aten
 
@@ -31,7 +31,7 @@ def why(program: Program) -> str | None:
     for node in program.graph.graph.nodes:
         if node.target is not aten.convolution.default:
             continue
-        result, weight = node.meta["val"], node.args[1].meta["val"]  # type: ignore[union-attr]
+        result, weight = node.meta["val"], node_argument(node, 1).meta["val"]
         if result.dim() != 4 or result.dtype is not torch.float32:
             continue
         adds = result.numel() * math.prod(weight.shape[1:])
