@@ -7,7 +7,7 @@ import torch
 
 from abele.errors import ProgramError
 from abele.passes._edit import editable
-from abele.program import identifier, output_node
+from abele.program import identifier, marks_of, output_node
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
 
@@ -170,3 +170,9 @@ def test_a_variable_rate_is_not_part_of_the_fingerprint():
 def test_identifiers_are_python(name, expected):
     assert identifier(name) == expected
     assert identifier(name).isidentifier()
+
+
+def test_marks_of_a_node_are_what_was_written_on_it(step):
+    phases = {marks_of(node).get("phase") for node in step.graph.graph.nodes}
+    assert {"forward", "backward", "update"} <= phases
+    assert marks_of(torch.fx.Graph().placeholder("unmarked")) == {}
