@@ -18,7 +18,7 @@ import shlex
 import threading
 from collections.abc import Callable, Generator, Mapping, Reversible, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 
@@ -71,6 +71,7 @@ __all__ = [
     "find_operator",
     "forward_pre_hooks",
     "get_proxy_mode",
+    "is_operator",
     "make_fx",
     "mark_traced",
     "operator_name",
@@ -265,6 +266,11 @@ def operator_name(operator: OpOverload | HigherOrderOperator) -> str:
     return f"{operator._schema.name}.{operator._overloadname}"
 
 
+def is_operator(value: object) -> TypeGuard[OpOverload | HigherOrderOperator]:
+    """Return whether ``value`` is an operator of torch.ops, with which nodes of a graph compute."""
+    return isinstance(value, OpOverload | HigherOrderOperator)
+
+
 def schema_of(operator: OpOverload) -> torch.FunctionSchema:
     """Return an operator's schema: its arguments, results and which of them it writes."""
     return operator._schema
@@ -288,8 +294,7 @@ def find_operator(qualified: str) -> OpOverload | HigherOrderOperator | None:
     value: Any = getattr(space, match["name"], None)
     if match["overload"] and isinstance(value, OpOverloadPacket):
         value = getattr(cast("Any", value), match["overload"], None)
-    known = isinstance(value, OpOverload | HigherOrderOperator)
-    return cast("Any", value) if known else None
+    return value if is_operator(value) else None
 
 
 @functools.cache

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from abele import garbage, passes
 from abele.compile import executable
@@ -23,7 +24,7 @@ from abele.errors import CompilerError, TargetError
 from abele.passes.trap_exceptions import trap_exceptions
 from abele.program import Program
 from abele.step.config import StepConfig
-from abele.targets import ENVIRONMENT, Target, get_target, requested
+from abele.targets import ENVIRONMENT, Compiled, Target, get_target, requested
 from abele.warn import warn_user
 
 # What takes the place of a target that cannot compile.
@@ -73,8 +74,10 @@ class BuildRecord:
     executable: str = ""
     cache: str = "off"
     why: str | None = None
-    lowerings: dict[str, ChosenLowering] = dataclasses.field(default_factory=dict)
-    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    lowerings: dict[str, ChosenLowering] = dataclasses.field(
+        default_factory=dict[str, ChosenLowering]
+    )
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     log: str | None = None
 
 
@@ -160,9 +163,9 @@ def _build_for(
     cache = cache if target.cacheable else None
     if cache is None:
         return _compile(target, lowered, parts, record, progress)
-    found = _load(cache, target, lowered, parts, record)
-    if found is not None:
-        return found
+    stored = _load(cache, target, lowered, parts, record)
+    if stored is not None:
+        return stored
     started: float | None = None
 
     def waiting() -> None:
@@ -174,9 +177,9 @@ def _build_for(
         if started is not None:
             record.seconds["wait"] = time.perf_counter() - started
         if may_be_there:
-            found = _load(cache, target, lowered, parts, record)
-            if found is not None:
-                return found
+            stored = _load(cache, target, lowered, parts, record)
+            if stored is not None:
+                return stored
         record.cache, record.why = "miss", cache.why_missing(parts)
         made = _compile(target, lowered, parts, record, progress)
         started = time.perf_counter()
@@ -201,21 +204,21 @@ def _load(
     cache: ExecutableSource,
     target: Target,
     programs: list[Program],
-    parts: dict,
+    parts: dict[str, Any],
     record: BuildRecord,
 ) -> Executable | None:
     started = time.perf_counter()
-    found = cache.load(programs, parts, target)
-    if found is not None:
+    stored = cache.load(programs, parts, target)
+    if stored is not None:
         record.cache = "hit"
         record.seconds["load"] = time.perf_counter() - started
-    return found
+    return stored
 
 
 def _compile(
     target: Target,
     programs: list[Program],
-    parts: dict,
+    parts: dict[str, Any],
     record: BuildRecord,
     progress: Progress,
 ) -> Executable:
@@ -223,7 +226,7 @@ def _compile(
     if reason is not None:
         raise TargetError(f"Target {target.name!r} cannot compile: {reason}")
     started = time.perf_counter()
-    compiled = {}
+    compiled: dict[str, Compiled] = {}
     for index, program in enumerate(programs):
         progress(f"compile {program.name}", 0.15 + 0.8 * index / len(programs))
         lowering = target.lowering(parts["lowerings"][program.name])

@@ -12,7 +12,7 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ class ExecutableCache:
         return True
 
     @contextlib.contextmanager
-    def only_one(self, key: str, waiting: Callable[[], None]) -> Iterator[bool]:
+    def only_one(self, key: str, waiting: Callable[[], None]) -> Generator[bool]:
         """Lets one process of this host and user at a time make the executable with this key.
 
         The system takes the lock from a process that ends, however it ends.
@@ -119,8 +119,8 @@ class ExecutableCache:
         nearest: list[str] | None = None
         for path in self._listed(SUFFIX):
             with contextlib.suppress(CorruptExecutable, OSError):
-                found = executable.read_manifest(path)["key_parts"]
-                different = executable.differences(found, parts)
+                stored = executable.read_manifest(path)["key_parts"]
+                different = executable.differences(stored, parts)
                 if nearest is None or len(different) < len(nearest):
                     nearest = different
         if nearest is None:

@@ -13,10 +13,11 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from abele.containers import is_dict
 from abele.errors import CorruptExecutable, ForeignExecutable
 from abele.program import Program
 from abele.step.config import StepConfig
@@ -68,7 +69,7 @@ class Executable:
             raise
 
     def _write(self, file: BinaryIO) -> None:
-        members = {}
+        members: dict[str, bytes] = {}
         for program in self.programs:
             members[f"programs/{program.name}.py.txt"] = program.text().encode()
             members[f"programs/{program.name}.bin"] = self.compiled[program.name].payload
@@ -105,28 +106,30 @@ def key_of(parts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def differences(found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> list[str]:
+def differences(
+    stored: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = ""
+) -> list[str]:
     """Names and values of the key parts in which two executables differ."""
-    lines = []
-    for name in sorted({*found, *wanted}):
-        old, new = found.get(name), wanted.get(name)
-        if isinstance(old, dict) and isinstance(new, dict):
+    lines: list[str] = []
+    for name in sorted({*stored, *wanted}):
+        old, new = stored.get(name), wanted.get(name)
+        if is_dict(old) and is_dict(new):
             lines += differences(old, new, f"{prefix}{name}.")
         elif old != new:
             lines.append(f"{prefix}{name}: {_short(old)} there, {_short(new)} here")
     return lines
 
 
-def why_other(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Why an executable with the parts ``found`` is not the wanted one; empty if it is."""
-    if found.get("format") != wanted["format"]:  # what else differs follows from that
+def why_other(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Why an executable with the parts ``stored`` is not the wanted one; empty if it is."""
+    if stored.get("format") != wanted["format"]:  # what else differs follows from that
         return (
-            f"executables of layout {found.get('format')} are not read any more, "
+            f"executables of layout {stored.get('format')} are not read any more, "
             f"only those of layout {wanted['format']}"
         )
-    if found["target"]["target"] != wanted["target"]["target"]:  # each has lowerings of its own
-        found = {**found, "lowerings": wanted["lowerings"]}
-    return "; ".join(differences(found, wanted))
+    if stored["target"]["target"] != wanted["target"]["target"]:  # each has lowerings of its own
+        stored = {**stored, "lowerings": wanted["lowerings"]}
+    return "; ".join(differences(stored, wanted))
 
 
 def _short(value: Any) -> str:
@@ -146,7 +149,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[Container]:
+def _opened(path: Path) -> Generator[Container]:
     """Open an executable file while open, and say of damage what to do about it."""
     try:
         with Container(path, KIND) as file:

@@ -75,7 +75,7 @@ def captured_in(file: Container, content: Mapping[str, Any]) -> Captured:
         CorruptExecutable: a member is damaged, or a program is not the one that was stored.
         SerializationError: a program calls an operator that is unknown here.
     """
-    programs = []
+    programs: list[Program] = []
     for name in content["programs"]:
         text = file.text(f"programs/{name}.json")
         program = from_text(text, file.tensors(f"constants/{name}/"))

@@ -14,12 +14,12 @@ import keyword
 import operator
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import torch
 
-import abele.ops  # noqa: F401 - registers the operators of our own
+import abele.ops  # noqa: F401 # pyright: ignore[reportUnusedImport] - registers our operators
 from abele import _torch
 from abele.errors import AbeleError, SerializationError
 from abele.program import Program, Role, Slot, Stamp
@@ -110,7 +110,7 @@ def _checked(text: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _meaning(kind: str) -> Iterator[None]:
+def _meaning(kind: str) -> Generator[None]:
     """While open, whatever goes wrong with a text is a SerializationError."""
     try:
         yield
@@ -136,18 +136,18 @@ def _slot_data(slot: Slot) -> dict[str, Any]:
 
 
 def _graph_data(graph: torch.fx.GraphModule) -> dict[str, Any]:
-    graphs = {}
+    graphs: dict[str, dict[str, Any]] = {}
     known = graph.state_dict()
     for node in graph.graph.nodes:
         if node.op != "get_attr" or node.target in known:
             continue
-        held = getattr(graph, node.target, None)
-        if not isinstance(held, torch.fx.GraphModule):
+        inner = getattr(graph, node.target, None)
+        if not isinstance(inner, torch.fx.GraphModule):
             raise SerializationError(
-                f"Constant {node.target!r} cannot be stored: it is a {type(held).__name__}, "
+                f"Constant {node.target!r} cannot be stored: it is a {type(inner).__name__}, "
                 "only tensors and graphs are."
             )
-        graphs[node.target] = _graph_data(held)
+        graphs[node.target] = _graph_data(inner)
     return {"nodes": [_node_data(node) for node in graph.graph.nodes], "graphs": graphs}
 
 
@@ -183,7 +183,7 @@ def _target_name(node: torch.fx.Node) -> str:
     for name, function in _FUNCTIONS.items():
         if target is function:
             return name
-    if isinstance(target, _torch.OpOverload | _torch.HigherOrderOperator):
+    if _torch.is_operator(target):
         return _torch.operator_name(target)
     raise SerializationError(
         f"Node {node.name!r} calls {target!r}, which is not an operator of torch.ops and cannot be "
@@ -222,7 +222,8 @@ def _graph_of(
     for name, constant in constants.items():
         if "." not in name:
             root.register_buffer(_identifier(name), constant)
-    graph, nodes = torch.fx.Graph(), {}
+    graph = torch.fx.Graph()
+    nodes: dict[str, torch.fx.Node] = {}
     mode = _torch.FakeTensorMode(allow_non_fake_inputs=True)
     for each in data["nodes"]:
         nodes[each["node_name"]] = _node_of(graph, each, nodes, mode)
@@ -252,7 +253,7 @@ def _node_of(
         name=_identifier(data["node_name"]),
     )
 
-    def tensor(content: list) -> torch.Tensor:
+    def tensor(content: list[Any]) -> torch.Tensor:
         shape, stride, dtype, device = content
         with mode:
             return torch.empty_strided(shape, stride, dtype=decode(dtype), device=device)
@@ -271,13 +272,13 @@ def _node_of(
 def _operator(name: str) -> Any:
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
-    found = _torch.find_operator(name)
-    if found is None:
+    known = _torch.find_operator(name)
+    if known is None:
         raise SerializationError(
             f"The program calls operator {name!r}, which torch does not know here. Import or load "
             "the library that registers it, then try again."
         )
-    return found
+    return known
 
 
 def _identifier(name: Any) -> str:
@@ -287,14 +288,14 @@ def _identifier(name: Any) -> str:
     return name
 
 
-def first_difference(found: Program, wanted: Program) -> str | None:
+def first_difference(stored: Program, wanted: Program) -> str | None:
     """Where two programs differ, in words, or None if they are the same."""
-    if found.fingerprint() == wanted.fingerprint():
+    if stored.fingerprint() == wanted.fingerprint():
         return None
-    old, new = (each.text(provenance=False).splitlines() for each in (found, wanted))
+    old, new = (each.text(provenance=False).splitlines() for each in (stored, wanted))
     for left, right in zip(old, new, strict=False):
         if left != right:
-            return f"program {found.name}: {left.strip()!r} there, {right.strip()!r} here"
+            return f"program {stored.name}: {left.strip()!r} there, {right.strip()!r} here"
     if len(old) != len(new):
-        return f"program {found.name}: {len(old)} lines there, {len(new)} here"
-    return f"program {found.name}: the values of its constants"
+        return f"program {stored.name}: {len(old)} lines there, {len(new)} here"
+    return f"program {stored.name}: the values of its constants"

@@ -363,9 +363,11 @@ def test_operators_are_found_by_the_names_they_have():
     }
     for operator, name in names.items():
         assert isinstance(operator, _torch.OpOverload | _torch.HigherOrderOperator)
+        assert _torch.is_operator(operator)
         assert _torch.operator_name(operator) == name
         assert _torch.find_operator(name) is operator
     assert isinstance(aten.mul, _torch.OpOverloadPacket)
+    assert not _torch.is_operator(aten.mul)
 
 
 @pytest.mark.parametrize("name", ["aten::mul", "aten::ghost.x", "load_library::x.y", "mul", ""])
