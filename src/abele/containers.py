@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
+import numpy
+
 
 def is_sequence(value: object) -> TypeGuard[list[Any] | tuple[Any, ...]]:
     """Return whether ``value`` is a list or a tuple."""
@@ -34,6 +36,17 @@ def is_slice(value: object) -> TypeGuard[slice[Any, Any, Any]]:
 def is_dict(value: object) -> TypeGuard[dict[Any, Any]]:
     """Return whether ``value`` is a dictionary."""
     return isinstance(value, dict)
+
+
+def is_array(value: object) -> TypeGuard[numpy.ndarray[Any, Any]]:
+    """Return whether ``value`` is an array of numpy."""
+    return isinstance(value, numpy.ndarray)
+
+
+def items_of(dictionary: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """Return what a dictionary holds, whatever methods its class overrides."""
+    plain: Any = dict
+    return list(plain.items(dictionary))
 
 
 def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:

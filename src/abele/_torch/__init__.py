@@ -271,6 +271,14 @@ def is_operator(value: object) -> TypeGuard[OpOverload | HigherOrderOperator]:
     return isinstance(value, OpOverload | HigherOrderOperator)
 
 
+def overloads(packet: object) -> list[OpOverload]:
+    """Return the operators of one name, as ``torch.ops.aten.add`` is; none for anything else."""
+    if not isinstance(packet, OpOverloadPacket):
+        return []
+    named = cast("Any", packet)
+    return [getattr(named, name) for name in named.overloads()]
+
+
 def schema_of(operator: OpOverload) -> torch.FunctionSchema:
     """Return an operator's schema: its arguments, results and which of them it writes."""
     return operator._schema

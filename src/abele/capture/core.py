@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -92,9 +92,17 @@ def capture(
         ReassignedError: forward replaces a parameter or buffer.
     """
     lookup = Lookup(anchors)
-    settings = {"name_modules": name_modules, "origins": origins, "given": given}
     with tracing():
-        recipe = recipe_of(call, module, inputs, config, rule, **settings)
+        recipe = recipe_of(
+            call,
+            module,
+            inputs,
+            config,
+            rule,
+            name_modules=name_modules,
+            origins=origins,
+            given=given,
+        )
         with recipe.leftovers.mended():
             captured = _captured(recipe, lookup)
     for program in captured.programs:
@@ -103,7 +111,7 @@ def capture(
 
 
 @contextlib.contextmanager
-def tracing() -> Iterator[None]:
+def tracing() -> Generator[None]:
     """Let one thread at a time read and trace a module."""
     with _torch.TRACING, garbage.uncollected():
         yield

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import linecache
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy
@@ -14,12 +14,15 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch
+from abele.containers import is_array
 from abele.errors import CaptureError, DataDependentError
 from abele.program.aliasing import base
 from abele.program.dense import INSTEAD
 from abele.program.printing import is_library
 from abele.trace.constants import constant_value
 from abele.warn import user_line
+
+Function = Callable[..., Any]
 
 # Phrases of torch's own errors for "this needs the tensor's data";
 # see tests/unit/capture/test_capture.py.
@@ -39,27 +42,27 @@ _MASKS = (
     "Keep the shape: torch.where(mask, x, 0), or (x * mask).sum() / mask.sum() for the mean of "
     "what a mask selects. A mask that is a constant may select."
 )
+_UNIQUE = "Find unique values of inputs in the data set and pass them, padded to one size."
 _STATIC_INSTEAD = {
     "index": _MASKS,
     "masked_select": _MASKS,
     "nonzero": _MASKS,
     "bincount": "Pass a minlength that is larger than every value.",
     "repeat_interleave": "Pass output_size, the sum of all repeats.",
-    "_unique2": "Find unique values of inputs in the data set and pass them, padded to one size.",
+    **dict.fromkeys(("_unique", "_unique2", "unique_consecutive", "unique_dim"), _UNIQUE),
 }
-_STATIC_INSTEAD |= dict.fromkeys(
-    ("_unique", "unique_consecutive", "unique_dim"), _STATIC_INSTEAD["_unique2"]
-)
 
 # The same for tensors that are not dense.
 _NOT_DENSE = ("Cannot access storage of", "nested_tensor", "quantized nyi in meta tensors")
 
 _REENTRANT = "When use_reentrant=True, torch.utils.checkpoint is incompatible"
 
-# What reads a tensor's memory without asking an operator.
-_READ_MEMORY = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__}
+_Tensor: Any = torch.Tensor  # its methods have no types
 
-_SHOW_DATA = {torch.Tensor.__repr__, torch.Tensor.__format__, torch.Tensor.__reduce_ex__}
+# What reads a tensor's memory without asking an operator.
+_READ_MEMORY: set[Function] = {_Tensor.tolist, _Tensor.numpy, _Tensor.__array__}
+
+_SHOW_DATA: set[Function] = {_Tensor.__repr__, _Tensor.__format__, _Tensor.__reduce_ex__}
 
 
 class _Shown(Exception):
@@ -79,8 +82,8 @@ class _Array:
 
     node: torch.fx.Node
     time: int
-    array: numpy.ndarray
-    content: numpy.ndarray
+    array: numpy.ndarray[Any, Any]
+    content: numpy.ndarray[Any, Any]
     line: str = dataclasses.field(default_factory=user_line)
 
     def is_written(self) -> bool:
@@ -117,7 +120,9 @@ class _NoPrinting(TorchFunctionMode):
                     "into the tensor itself, or compute with torch.from_numpy(array)."
                 )
 
-    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
+    def __torch_function__(
+        self, func: Function, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func in _SHOW_DATA:
             raise _Shown(f"{func.__name__} of a tensor")
         if func in _READ_MEMORY:
@@ -127,14 +132,14 @@ class _NoPrinting(TorchFunctionMode):
             with _torch.outside_the_trace():
                 value = func(known, *args[1:], **(kwargs or {}))
             node = _torch.traced_node(args[0])
-            if isinstance(value, numpy.ndarray) and node is not None:
+            if is_array(value) and node is not None:
                 self._arrays.append(_Array(node, len(node.graph.nodes), value, value.copy()))
             return value
         return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
+def explained() -> Generator[None]:
     """Translates what torch says of a forward that cannot be captured.
 
     Every other exception of the user's forward passes unchanged.

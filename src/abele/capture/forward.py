@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 import torch
 
@@ -40,7 +40,7 @@ class Forward:
 
 
 @contextlib.contextmanager
-def state_in_place(recipe: Recipe, values: Values) -> Iterator[References]:
+def state_in_place(recipe: Recipe, values: Values) -> Generator[References]:
     """Give the module, and whoever else refers to its state, the traced tensors while open."""
     traced = values.of(Role.PARAMETER), values.of(Role.BUFFER)
     references = References(in_place_of(recipe.state, *traced))
@@ -67,7 +67,8 @@ def run(recipe: Recipe, values: Values, references: References) -> Forward:
     returned = called(recipe, values, references)
     loss_traps.warn_of_lost_state(recipe.leftovers.reassigned())
     recipe.leftovers.mend(constant_value, state=False)
-    constants, outputs = {}, []
+    constants: dict[int, torch.Tensor] = {}
+    outputs: list[torch.Tensor] = []
     for index, output in enumerate(returned):
         known = None if _torch.traced_node(output) else constant_value(output)
         if known is not None:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import inspect
 import operator
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from abele.capture import Call, gradient_hooks, losses
 from abele.capture.losses import LossFinder
 from abele.capture.replacements.portable import portable_functions
 from abele.capture.user_objects.leftovers import Leftovers
+from abele.containers import is_list
 from abele.errors import CaptureError
 from abele.program import Role
 from abele.program.dense import other_kind
@@ -39,9 +40,11 @@ aten = torch.ops.aten
 #: Entry of a node's marks: the loss that its value was found to be.
 LOSS = "loss"
 
-_READS_DATA = torch.Tensor.data.__get__  # type: ignore[reportAttributeAccessIssue]
-_SETS_DATA = torch.Tensor.data.__set__  # type: ignore[reportAttributeAccessIssue]
-_HOOKS = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook)
+_Tensor: Any = torch.Tensor  # its methods have no types
+_READS_DATA, _SETS_DATA = _Tensor.data.__get__, _Tensor.data.__set__
+_HOOKS = (_Tensor.register_hook, _Tensor.register_post_accumulate_grad_hook)
+
+Marks = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +92,8 @@ def record(
 
     def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
         with _lines_noted(hidden_paths), _Watch(reasons):
-            outputs, losses_found = _called(call, state, tracer.Values(named, tensors))
-        reasons.extend(_own_gradients([*outputs, *losses_found]))
+            outputs, computed_losses = _called(call, state, tracer.Values(named, tensors))
+        reasons.extend(_own_gradients([*outputs, *computed_losses]))
         return outputs
 
     with _untouched(module):
@@ -102,7 +105,7 @@ def _called(
     call: Call, state: ModuleState, values: tracer.Values
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Runs forward in the trace under way; its outputs, and the losses in it, which are marked."""
-    names = {child: path for path, child in state.module.named_modules()}
+    names = {child: path for path, child in state.modules.items()}
     with (
         substituted(state, values.of(Role.PARAMETER), values.of(Role.BUFFER)),
         scopes.recording(names),
@@ -110,21 +113,21 @@ def _called(
         portable_functions(training=False),
     ):
         outputs = call(list(values.of(Role.INPUT).values()))
-    for name, value in finder.found:
+    for name, value in finder.losses:
         node = _torch.traced_node(value)
         if node is not None:
             node.meta["custom"] = {**node.meta.get("custom", {}), LOSS: name}
-    return outputs, [value for _, value in finder.found]
+    return outputs, [value for _, value in finder.losses]
 
 
 @contextlib.contextmanager
-def _untouched(module: torch.nn.Module) -> Iterator[None]:
+def _untouched(module: torch.nn.Module) -> Generator[None]:
     """Puts back, on leaving, what forward set on modules: counters, and caches without data."""
     left = Leftovers(module)
     spaces = [child.__dict__ for child in module.modules()]
     before = [dict(space) for space in spaces]
     kinds = (dict, list, set)
-    held = [
+    containers = [
         (value, copy.copy(value))
         for space in before
         for value in space.values()
@@ -137,14 +140,14 @@ def _untouched(module: torch.nn.Module) -> Iterator[None]:
             if space.keys() != values.keys() or any(space[k] is not v for k, v in values.items()):
                 space.clear()
                 space.update(values)
-        for value, content in held:
+        for value, content in containers:
             value.clear()
-            value.extend(content) if isinstance(value, list) else value.update(content)
+            value.extend(content) if is_list(value) else value.update(content)
         left.mend(lambda tensor: None)
 
 
 @contextlib.contextmanager
-def _plain_tensors_kept(module: torch.nn.Module) -> Iterator[None]:
+def _plain_tensors_kept(module: torch.nn.Module) -> Generator[None]:
     """Puts back, on leaving, what forward wrote into plain tensors.
 
     A trace above autograd records such a write and also does it.
@@ -164,7 +167,7 @@ def _plain_tensors_kept(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _traced(
-    function: Callable, named: Sequence[Named], module: torch.nn.Module
+    function: Callable[..., list[torch.Tensor]], named: Sequence[Named], module: torch.nn.Module
 ) -> torch.fx.GraphModule:
     mode = _torch.static_fakes()
     kept = _plain_tensors_kept(module)
@@ -198,9 +201,7 @@ def _use_fresh_constants(graph: torch.fx.Graph) -> None:
 
 def _kept_target(node: torch.fx.Node) -> Any:
     target: Any = node.target
-    if isinstance(target, _torch.OpOverload | _torch.HigherOrderOperator):
-        return target
-    if target is operator.getitem:
+    if _torch.is_operator(target) or target is operator.getitem:
         return target
     name = getattr(target, "__name__", str(target))
     if name == "_set_grad_enabled":
@@ -216,7 +217,9 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self._reasons = reasons
 
-    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func == _READS_DATA:
             return args[0].detach()  # the same values in the same memory, and traced
         if func == _SETS_DATA:
@@ -250,13 +253,14 @@ class _lines_noted(_torch.Interception):  # noqa: N801 - reads as what it does
 
     def __enter__(self) -> _lines_noted:
         super().__enter__()
-        self.intercept(
-            lambda function, args, kwargs, run: run(function, args, kwargs), self._created
-        )
+        self.intercept(self._call, self._created)
         return self
 
+    def _call(self, function: Any, args: Any, kwargs: Any, run: Callable[..., Any]) -> Any:
+        return run(function, args, kwargs)
+
     def _created(self, node: torch.fx.Node) -> None:
-        frame = sys._getframe(1)
+        frame = inspect.currentframe()
         while frame is not None:
             code = frame.f_code
             hidden = any(fragment in code.co_filename for fragment in self._hidden)
@@ -273,7 +277,7 @@ class _lines_noted(_torch.Interception):  # noqa: N801 - reads as what it does
 def run(
     forward: ForwardGraph,
     tensors: Sequence[torch.Tensor],
-    marks_of: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+    marks_of: Callable[[Marks], Marks] = dict,
 ) -> list[torch.Tensor]:
     """Calls the operators of a graph, on real tensors or inside a trace.
 
@@ -287,7 +291,12 @@ def run(
 
 
 class _Calls(torch.fx.Interpreter):
-    def __init__(self, graph: torch.fx.GraphModule, continue_at: Callable, marks_of: Callable):
+    def __init__(
+        self,
+        graph: torch.fx.GraphModule,
+        continue_at: Callable[[Marks, str | None], None],
+        marks_of: Callable[[Marks], Marks],
+    ):
         super().__init__(graph)
         self._continue_at, self._marks_of = continue_at, marks_of
         self._outer = torch.is_grad_enabled()

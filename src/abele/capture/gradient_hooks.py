@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +21,8 @@ from abele.errors import CaptureError
 _INSTEAD = "Remove it, or compute in forward or in a hook on the parameter's gradient instead."
 
 
-_Function = TypeVar("_Function", bound=Callable)
+Hook = Callable[..., Any]
+_Function = TypeVar("_Function", bound=Hook)
 
 
 def internal(hook: _Function) -> _Function:
@@ -67,7 +68,7 @@ def refused_around_step(optimizer: torch.optim.Optimizer) -> str | None:
     return None
 
 
-def _is_users(hook: Callable) -> bool:
+def _is_users(hook: Hook) -> bool:
     module = getattr(hook, "__module__", None) or ""
     return not (getattr(hook, "_is_internal", False) or module.startswith("torch."))
 
@@ -83,8 +84,9 @@ def register(
         name: of it.
         scale: what the loss is multiplied by; hooks see the gradient without it.
     """
+    untyped: Any = leaf
     for hook in _torch_hooks.of_gradient(original):
-        leaf.register_hook(_checked(hook, f"parameter {name}", scale))
+        untyped.register_hook(_checked(hook, f"parameter {name}", scale))
 
 
 def on_parameters(params: Mapping[str, torch.Tensor]) -> Iterator[str]:
@@ -99,13 +101,13 @@ def on_parameters(params: Mapping[str, torch.Tensor]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def checked_modules(modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
+def checked_modules(modules: Mapping[str, torch.nn.Module]) -> Generator[None]:
     """While open, hooks around the backward of modules have to return something.
 
     Raises:
         CaptureError: while open, from a hook that returns nothing.
     """
-    changed = []
+    changed: list[tuple[_torch_hooks.Hooks, dict[int, Hook]]] = []
     for name, module in modules.items():
         for hooks in _torch_hooks.of_backward(module):
             changed.append((hooks, dict(hooks)))
@@ -118,7 +120,7 @@ def checked_modules(modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
             hooks.update(before)
 
 
-def described(hook: Callable) -> str:
+def described(hook: Hook) -> str:
     """``Hook clip (trainer.py:12)``."""
     function = inspect.unwrap(getattr(hook, "__func__", hook))
     code = getattr(function, "__code__", None)
@@ -127,7 +129,7 @@ def described(hook: Callable) -> str:
     return f"Hook {name}{where}"
 
 
-def _nothing_returned(hook: Callable, what: str) -> CaptureError:
+def _nothing_returned(hook: Hook, what: str) -> CaptureError:
     return CaptureError(
         f"{described(hook)} on {what} returns nothing. A program computes gradients without "
         "Python, so a hook that looks at them would run once, without values. Return the gradient "
@@ -135,7 +137,7 @@ def _nothing_returned(hook: Callable, what: str) -> CaptureError:
     )
 
 
-def _checked(hook: Callable, what: str, scale: float | torch.Tensor) -> Callable:
+def _checked(hook: Hook, what: str, scale: float | torch.Tensor) -> Hook:
     def run(gradient: torch.Tensor) -> torch.Tensor:
         factor = scale.to(gradient.dtype) if isinstance(scale, torch.Tensor) else scale
         scaled = isinstance(scale, torch.Tensor) or scale != 1.0
@@ -151,7 +153,7 @@ def _checked(hook: Callable, what: str, scale: float | torch.Tensor) -> Callable
     return run
 
 
-def _returning(hook: Callable, what: str) -> Callable:
+def _returning(hook: Hook, what: str) -> Hook:
     def run(*arguments: Sequence[Any]) -> Any:
         result = hook(*arguments)
         if result is None:

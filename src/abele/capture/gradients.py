@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -55,12 +56,12 @@ def gradients_of(
         original = recipe.state.originals[name]
         gradient_hooks.register(leaf, original, name, recipe.loss_scale(values))
     with explained():
-        grads = torch.autograd.grad(heads, leaves, seeds, allow_unused=True)
+        grads: Any = torch.autograd.grad(heads, leaves, seeds, allow_unused=True)
     return {n: g.detach() for n, g in zip(names, grads, strict=True) if g is not None}
 
 
 @contextlib.contextmanager
-def differentiable(recipe: Recipe, values: Values) -> Iterator[References]:
+def differentiable(recipe: Recipe, values: Values) -> Generator[References]:
     """Put traced state in place while forward and backward are traced."""
     # Until backward is done: activation checkpointing runs parts of forward again there.
     hooks = gradient_hooks.checked_modules(recipe.state.modules)

@@ -144,18 +144,18 @@ def warn_of_lost_state(reassigned: Iterable[tuple[Any, str, torch.Tensor, torch.
 
 def _reads(node: torch.fx.Node, tensor: torch.Tensor) -> bool:
     """Whether a constant is among what a node is computed from."""
-    mode = _torch.get_proxy_mode()
+    mode: Any = _torch.get_proxy_mode()
     assert mode is not None, "no trace under way"
     with _torch.outside_the_trace(), _torch.without_torch_function_modes():
-        memory = tensor.untyped_storage()._cdata
+        memory = _torch.memory_of(tensor)
         for each in ancestors(node):
             value = getattr(mode.tracer.root, str(each.target)) if each.op == "get_attr" else None
-            if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata == memory:
+            if isinstance(value, torch.Tensor) and _torch.memory_of(value) == memory:
                 return True
     return False
 
 
 def line_of(node: torch.fx.Node) -> str:
     """``FILE:LINE`` of the user's source that made a node."""
-    found = user_line(node.meta.get("stack_trace"))
-    return f"{found[0]}:{found[1]}" if found else "a line unknown"
+    frame = user_line(node.meta.get("stack_trace"))
+    return f"{frame[0]}:{frame[1]}" if frame else "a line unknown"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from abele import _torch
 from abele.errors import LossError
 from abele.program import ancestors
 
-LOSS_FUNCTIONS: dict[Callable, str] = {
+LOSS_FUNCTIONS: dict[Callable[..., Any], str] = {
     F.nll_loss: "nll_loss",
     F.cross_entropy: "cross_entropy",
     F.binary_cross_entropy: "binary_cross_entropy",
@@ -57,11 +57,11 @@ def mark_loss(tensor: torch.Tensor, name: str = MARKED) -> None:
     """Declares ``tensor`` to be a loss of the model being captured; else does nothing."""
     finder = _active.get()
     if finder is not None:
-        finder.found.append((name, tensor))
+        finder.losses.append((name, tensor))
 
 
 @contextlib.contextmanager
-def marking(call: str) -> Iterator[None]:
+def marking(call: str) -> Generator[None]:
     """While open, advice names this call for marking a loss.
 
     Args:
@@ -83,12 +83,12 @@ class LossFinder(TorchFunctionMode):
     """While open, notes every loss that forward computes.
 
     Attributes:
-        found: name and value of each, in the order of computation.
+        losses: name and value of each, in the order of computation.
     """
 
     def __init__(self):
         super().__init__()
-        self.found: list[tuple[str, torch.Tensor]] = []
+        self.losses: list[tuple[str, torch.Tensor]] = []
 
     def __enter__(self):
         self._token = _active.set(self)
@@ -96,13 +96,16 @@ class LossFinder(TorchFunctionMode):
 
     def __exit__(self, *exc: object) -> None:
         _active.reset(self._token)
-        super().__exit__(*exc)
+        untyped: Any = super()
+        untyped.__exit__(*exc)
 
-    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Calls the function and notes its result if it is a loss."""
         result = func(*args, **(kwargs or {}))
         if func in LOSS_FUNCTIONS:
-            self.found.append((LOSS_FUNCTIONS[func], result))
+            self.losses.append((LOSS_FUNCTIONS[func], result))
         return result
 
     def final(self) -> tuple[str, torch.Tensor]:
@@ -111,7 +114,7 @@ class LossFinder(TorchFunctionMode):
         Raises:
             LossError: none or several remain.
         """
-        traced = [(_torch.traced_node(value), name, value) for name, value in self.found]
+        traced = [(_torch.traced_node(value), name, value) for name, value in self.losses]
         # A loss of constants only is in no trace; marking one value twice is one loss.
         nodes = {node: (name, value) for node, name, value in traced if node is not None}
         feeding = ancestors(*nodes)

@@ -9,21 +9,23 @@ need them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
 from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from abele import _torch
+from abele.containers import is_sequence
 from abele.program.printing import user_line
 
 Follow = Callable[[torch.Tensor], contextlib.AbstractContextManager[None]]
 
 
 @contextlib.contextmanager
-def backward_origins(*, wanted: bool) -> Iterator[Follow]:
+def backward_origins(*, wanted: bool) -> Generator[Follow]:
     """While open around forward, remembers what makes autograd's functions.
 
     Args:
@@ -46,9 +48,11 @@ class _Makers(TorchFunctionMode):
         self._current: torch.fx.Node | None = None
         self._last: torch.fx.Node | None = None
 
-    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, list | tuple) else (result,):
+        for tensor in result if is_sequence(result) else (result,):
             if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
                 node = _torch.traced_node(tensor)
                 if node is not None:
@@ -56,10 +60,10 @@ class _Makers(TorchFunctionMode):
         return result
 
     @contextlib.contextmanager
-    def following(self, loss: torch.Tensor) -> Iterator[None]:
+    def following(self, loss: torch.Tensor) -> Generator[None]:
         nodes = _torch.traced_nodes()
         self._last = next(iter(reversed(nodes)), None)
-        handles = []
+        handles: list[RemovableHandle] = []
         for function, maker in self._all_makers(loss):
             handles.append(function.register_prehook(self._entering(maker)))
         yield
@@ -72,7 +76,7 @@ class _Makers(TorchFunctionMode):
         waiting: list[tuple[Node, torch.fx.Node | None]] = []
         if loss.grad_fn is not None:
             waiting.append((loss.grad_fn, None))
-        seen = set()
+        seen: set[Node] = set()
         while waiting:
             function, user = waiting.pop(0)
             if function in seen:
@@ -102,10 +106,10 @@ class _Makers(TorchFunctionMode):
 
 
 def _origin(node: torch.fx.Node) -> dict[str, Any]:
-    found = user_line(node.meta.get("stack_trace"))
-    custom = node.meta.get("custom") or {}
+    frame = user_line(node.meta.get("stack_trace"))
+    custom: dict[str, Any] = node.meta.get("custom") or {}
     return {
         **{f"of_{key}": value for key, value in custom.items() if key != "phase"},
         "of_scope": custom.get("scope", ""),
-        "of_line": f"{found[0]}:{found[1]} in {found[2]}" if found else "",
+        "of_line": f"{frame[0]}:{frame[1]} in {frame[2]}" if frame else "",
     }

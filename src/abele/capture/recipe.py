@@ -166,7 +166,7 @@ def recipe_of(
         inputs=tuple(Named(f"input{i}", Role.INPUT, v) for i, v in enumerate(inputs)),
         config=config,
         rule=rule or UpdateRule(kind="sgd", groups=()),
-        module_names={m: path for path, m in module.named_modules()} if name_modules else {},
+        module_names={m: path for path, m in state.modules.items()} if name_modules else {},
         origins=origins or config.trap_exceptions,
         leftovers=Leftovers(module, *given),
     )

@@ -133,7 +133,7 @@ def _examined(recipe: Recipe) -> tuple[Output, ...]:
         values = Values(slots, fakes)
         with state_in_place(recipe, values) as references, LossFinder() as finder:
             outputs = forward.called(recipe, values, references)
-    criteria = {id(value) for _, value in finder.found}
+    criteria = {id(value) for _, value in finder.losses}
     return tuple(
         Output(
             shape=tuple(value.shape),
@@ -143,6 +143,9 @@ def _examined(recipe: Recipe) -> tuple[Output, ...]:
         )
         for value in outputs
     )
+
+
+_Beside = tuple[Mapping[int, torch.Tensor], tuple[str, ...]]
 
 
 def _step(
@@ -158,7 +161,7 @@ def _step(
         for i in starts
     ]
 
-    def body(values: Values) -> tuple[list[torch.Tensor], tuple]:
+    def body(values: Values) -> tuple[list[torch.Tensor], _Beside]:
         given = [values.of(Role.INPUT)[seed.name] for seed in seeds]
         with differentiable(recipe, values) as references:
             result = forward.run(recipe, values, references)

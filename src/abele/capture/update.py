@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 import torch
 
@@ -103,7 +103,7 @@ def update(recipe: Recipe, values: Values, grads: Gradients, scaled: Scaled) -> 
 @contextlib.contextmanager
 def _following_scale(
     recipe: Recipe, values: Values, grads: Gradients, scaled: Scaled
-) -> Iterator[None]:
+) -> Generator[None]:
     """Undo unsound updates and move the scale, where the loss scale adapts itself."""
     settings = recipe.rule.automatic_scaling
     if settings is None or not scaled.elements:

@@ -104,8 +104,7 @@ def returning(function: OpOverload) -> OpOverload | None:
         getattr(torch.ops, function.namespace), schema_of(function).name.split("::")[1]
     )
     inputs = [_text(each) for each in schema_of(function).arguments if not each.is_out]
-    others: list[OpOverload] = [getattr(packet, name) for name in packet.overloads()]
-    others = [other for other in others if not schema_of(other).is_mutable]
+    others = [other for other in _torch.overloads(packet) if not schema_of(other).is_mutable]
     for ignored in (set[str](), _OF_FACTORIES):
         for other in others:
             arguments = [each for each in schema_of(other).arguments if each.name not in ignored]

@@ -368,6 +368,8 @@ def test_operators_are_found_by_the_names_they_have():
         assert _torch.find_operator(name) is operator
     assert isinstance(aten.mul, _torch.OpOverloadPacket)
     assert not _torch.is_operator(aten.mul)
+    assert aten.mul.Tensor in _torch.overloads(aten.mul)
+    assert _torch.overloads(aten.mul.Tensor) == []
 
 
 @pytest.mark.parametrize("name", ["aten::mul", "aten::ghost.x", "load_library::x.y", "mul", ""])

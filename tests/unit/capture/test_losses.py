@@ -167,7 +167,7 @@ def test_a_mark_outside_of_capture_does_nothing():
     with LossFinder() as finder:
         mark_loss(value, "inside")
     mark_loss(value)
-    assert finder.found == [("inside", value)]
+    assert finder.losses == [("inside", value)]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ class Cumulative(float):
 
 
 @contextlib.contextmanager
-def carrying_counts() -> Iterator[None]:
+def carrying_counts() -> Generator[None]:
     """While open, ``batch_norm`` gets a ``Cumulative`` from modules with ``momentum=None``."""
     here = threading.get_ident()
 

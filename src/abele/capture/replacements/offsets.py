@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from abele import _torch
+from abele.containers import is_sequence
 from abele.program import writes
 
 aten = torch.ops.aten
@@ -56,7 +57,7 @@ def _number(node: torch.fx.Node) -> int:
     return value
 
 
-def _adds_int(node: torch.fx.Node, targets: tuple) -> bool:
+def _adds_int(node: torch.fx.Node, targets: tuple[_torch.OpOverload, ...]) -> bool:
     if node.target not in targets or node.kwargs or len(node.args) != 2:
         return False
     return isinstance(node.args[0], torch.fx.Node) and isinstance(node.args[1], int)
@@ -65,7 +66,7 @@ def _adds_int(node: torch.fx.Node, targets: tuple) -> bool:
 def _same(one: Any, other: Any) -> bool:
     """Whether two values of a trace are computed alike, from the same inputs."""
     if not isinstance(one, torch.fx.Node) or not isinstance(other, torch.fx.Node):
-        if isinstance(one, tuple | list) and isinstance(other, tuple | list):
+        if is_sequence(one) and is_sequence(other):
             return len(one) == len(other) and all(map(_same, one, other))
         return type(one) is type(other) and one == other
     if one is other:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from abele.warn import warn_user
 
 aten = torch.ops.aten
 
+Function = Callable[..., Any]
+
 _REDUCTIONS = ("none", "mean", "sum")  # by the numbers that operators use
 
 
@@ -30,7 +32,7 @@ _OF_CLASSES = (F.nll_loss, F.cross_entropy)
 
 
 def _with_wide_classes(
-    func: Callable, scores: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any
+    func: Function, scores: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
     """Results of wrapped models are int32, and are targets of others."""
     return func(scores, target.long() if target.dtype == torch.int32 else target, *args, **kwargs)
@@ -40,7 +42,9 @@ def _with_wide_classes(
 _SPARSE_AT = {F.embedding: 6, F.embedding_bag: 7, torch.embedding: 4, torch.embedding_bag: 5}
 
 
-def _with_dense_gradient(func: Callable, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
+def _with_dense_gradient(
+    func: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.Tensor:
     index = _SPARSE_AT[func]
     if kwargs.get("sparse") or (len(args) > index and args[index]):
         warn_user(
@@ -54,15 +58,12 @@ def _with_dense_gradient(func: Callable, args: tuple, kwargs: dict[str, Any]) ->
 
 
 @functools.cache
-def _is_made_of_others(func: Callable) -> bool:
+def _is_made_of_others(func: Function) -> bool:
     """Whether a function with ``out=`` calls others that may change the shape of what it gets."""
     packet = getattr(aten, getattr(func, "__name__", ""), None)
-    if not isinstance(packet, _torch.OpOverloadPacket):
-        return False
-    overloads = [getattr(packet, name) for name in packet.overloads()]
     return any(
-        has_out(each) and len(each._schema.returns) == 1 and _torch.is_composite(each)
-        for each in overloads
+        has_out(each) and len(_torch.schema_of(each).returns) == 1 and _torch.is_composite(each)
+        for each in _torch.overloads(packet)
     )
 
 
@@ -71,7 +72,9 @@ class _PortableFunctions(TorchFunctionMode):
         super().__init__()
         self._training = training
 
-    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
+    def __torch_function__(
+        self, func: Function, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func is F.ctc_loss or func is torch.ctc_loss:
             return self._ctc_loss(*args, **(kwargs or {}))
         if func in _OF_CLASSES:
@@ -110,7 +113,7 @@ class _PortableFunctions(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def portable_functions(*, training: bool) -> Iterator[None]:
+def portable_functions(*, training: bool) -> Generator[None]:
     """While open, torch's functions are captured that look at the values of their arguments.
 
     These are ``ctc_loss``, those of ``static_forms``, cumulative batch norms, and the layers of

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -202,7 +203,7 @@ def _beside(input: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
     return var
 
 
-FORMS: dict[Callable, Callable] = {
+FORMS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.bincount: bincount,
     torch.Tensor.bincount: bincount,
     torch.cov: cov,

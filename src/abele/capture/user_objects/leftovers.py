@@ -13,14 +13,15 @@ import functools
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from abele import _torch
 from abele.capture.user_objects import reachable
+from abele.containers import is_dict, items_of
 from abele.program.printing import is_library
 
 ValueOf = Callable[[torch.Tensor], torch.Tensor | None]
@@ -30,9 +31,13 @@ _UNDER_FAKE = object()  # stands for what a dictionary holds under a tensor with
 _STATE = ("_parameters", "_buffers")
 _FILLED = (*_STATE, "_modules")
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
-_LISTS = (list, collections.deque)
+# Kinds of containers, of items of any type.
+_LISTS: Any = (list, collections.deque)
+_SETS: Any = (set,)
+_FIXED: Any = (tuple, frozenset)
 _PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes, torch.Tensor})
-_CACHE = type(functools.lru_cache(len))
+_CACHE: Any = type(functools.lru_cache(len))
+_METHODS: Any = (staticmethod, classmethod)
 _MOST_HOLDERS = 200_000
 
 
@@ -66,7 +71,7 @@ class Leftovers:
             yield from (value for value in before.values() if isinstance(value, torch.Tensor))
 
     @contextlib.contextmanager
-    def mended(self) -> Iterator[None]:
+    def mended(self) -> Generator[None]:
         """Let forward leave tensors without data while open; on leaving, none is left."""
         try:
             yield
@@ -130,7 +135,7 @@ class _Real:
     def is_unusable(self, value: Any, unusable: set[int]) -> bool:
         if isinstance(value, _torch.FakeTensor):
             return self.of(value) is None
-        if isinstance(value, tuple | frozenset):
+        if isinstance(value, _FIXED):
             return any(self.is_unusable(part, unusable) for part in value)
         return value is _UNDER_FAKE or id(value) in unusable
 
@@ -138,12 +143,12 @@ class _Real:
         """The value with real tensors in it; the same object where there is nothing to do."""
         if isinstance(value, _torch.FakeTensor):
             return self.of(value)
-        if not isinstance(value, tuple | frozenset):
+        if not isinstance(value, _FIXED):
             return value
         parts = [self.instead_of(part) for part in value]
         if all(new is old for new, old in zip(parts, value, strict=True)):
             return value
-        make: Any = type(value)
+        make = cast("Any", type(value))
         return make(*parts) if hasattr(value, "_fields") else make(parts)
 
 
@@ -192,7 +197,7 @@ def _holders(roots: tuple[Any, ...], spaces: _Spaces, state: bool = True) -> Ite
         if _can_hold(value):
             yield value
         stack += [
-            part for part in reversed(_held(value, spaces, state)) if type(part) not in _PLAIN
+            part for part in reversed(_contents(value, spaces, state)) if type(part) not in _PLAIN
         ]
 
 
@@ -204,12 +209,12 @@ def _can_hold(value: Any) -> bool:
     return not isinstance(value, types.FunctionType) and reachable.has_attributes(value)
 
 
-def _held(value: Any, spaces: _Spaces, state: bool) -> list[Any]:
+def _contents(value: Any, spaces: _Spaces, state: bool) -> list[Any]:
     if isinstance(value, types.FunctionType):
         return _of_function(value, spaces)
     if isinstance(value, _Variables):
         return [_part_of(value, part, spaces) for part in value.entries().values()]
-    if isinstance(value, staticmethod | classmethod):
+    if isinstance(value, _METHODS):
         return [value.__func__]
     if isinstance(value, property):
         return [value.fget]
@@ -219,13 +224,13 @@ def _held(value: Any, spaces: _Spaces, state: bool) -> list[Any]:
         return [*_entries(value).values(), getattr(value, "__wrapped__", None)]
     if isinstance(value, torch.nn.Module):
         left_out = () if state else _STATE
-        own = [
+        attributes = [
             part
             for key, part in _attributes(value).items()
             # Each module has a dozen dictionaries of torch's, nearly all empty.
             if key not in left_out and (key not in _OF_EVERY_MODULE or key in _FILLED or part)
         ]
-        return [*own, *type(value).__mro__]
+        return [*attributes, *type(value).__mro__]
     # Methods, and what all objects of a class share, are found in the class.
     classes = type(value).__mro__ if reachable.has_attributes(value) else ()
     return [*(part for _, part in reachable.parts(value)), *classes]
@@ -276,16 +281,16 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 def _entries(holder: Any) -> dict[Any, Any]:
     """What an object holds, by key."""
-    if isinstance(holder, dict):
+    if is_dict(holder):
         return {
             key: _UNDER_FAKE if isinstance(key, _torch.FakeTensor) else value
-            for key, value in list(dict.items(holder))
+            for key, value in items_of(holder)
         }
     if isinstance(holder, _Variables):
         return holder.entries()
     if isinstance(holder, _LISTS):
         return dict(enumerate(list(holder)))
-    if isinstance(holder, set):
+    if isinstance(holder, _SETS):
         return {id(part): part for part in list(holder)}
     if isinstance(holder, types.CellType):
         try:
@@ -335,7 +340,7 @@ def _write(holder: Any, key: Any, new: Any, old: Any) -> None:
     """Puts a value in the place of another; ``_ABSENT`` takes the place away."""
     if isinstance(holder, _Variables):
         holder = holder.space
-    if isinstance(holder, set):
+    if isinstance(holder, _SETS):
         holder.discard(old)
         if new is not _ABSENT:
             holder.add(new)

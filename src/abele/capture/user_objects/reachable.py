@@ -15,10 +15,10 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy
 import torch
 
 from abele import libraries
+from abele.containers import is_array, is_dict, is_set, items_of
 
 Parts = Iterator[tuple[str, Any]]
 
@@ -29,7 +29,7 @@ _OPAQUE = (set(sys.stdlib_module_names) | {"tqdm"}) - {
     "collections",
     "types",
 }
-_SEQUENCES = (list, tuple, collections.deque)
+_SEQUENCES: Any = (list, tuple, collections.deque)  # of items of any type
 
 
 def parts(value: Any) -> Parts:
@@ -40,13 +40,18 @@ def parts(value: Any) -> Parts:
     """
     if isinstance(value, torch.Tensor | type | types.ModuleType | enum.Enum):
         return
-    if isinstance(value, dict):
-        yield from ((f"[{key!r}]", part) for key, part in list(dict.items(value)))
+    yield from _items(value)
+    yield from attributes(value)
+
+
+def _items(value: Any) -> Parts:
+    if is_dict(value):
+        yield from ((f"[{key!r}]", part) for key, part in items_of(value))
     elif isinstance(value, _SEQUENCES):
         names = getattr(value, "_fields", None)
         labels = [f".{name}" for name in names] if names else map("[{}]".format, itertools.count())
         yield from zip(labels, list(value), strict=False)
-    elif isinstance(value, set | frozenset):
+    elif is_set(value):
         yield from (("{...}", part) for part in list(value))
     elif isinstance(value, types.FunctionType):
         yield from _of_function(value)
@@ -54,12 +59,11 @@ def parts(value: Any) -> Parts:
         yield from ((".__self__", value.__self__), (".__func__", value.__func__))
     elif isinstance(value, functools.partial):
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
-    elif isinstance(value, numpy.ndarray) and value.dtype.hasobject:
+    elif is_array(value) and value.dtype.hasobject:
         yield from ((f".flat[{index}]", part) for index, part in enumerate(value.flat))
-    yield from attributes(value)
 
 
-def attributes(value: Any) -> Parts:
+def attributes(value: object) -> Parts:
     """The attributes of an object of a user's class, or of a module."""
     if not has_attributes(value):
         return
@@ -75,7 +79,7 @@ def _is_opaque(module: str) -> bool:
     return module.partition(".")[0] in _OPAQUE or libraries.has_module(module)
 
 
-def has_attributes(value: Any) -> bool:
+def has_attributes(value: object) -> bool:
     """Whether an object is of a class whose attributes are looked at; it may have none yet."""
     kind = type(value)
     if _is_opaque(kind.__module__) and not isinstance(value, torch.nn.Module):
@@ -89,21 +93,21 @@ def attributes_of(value: Any) -> dict[str, Any]:
     Read past ``__getattribute__``, which classes override to do something at every reading.
     """
     try:
-        found = object.__getattribute__(value, "__dict__")
+        space = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return space if is_dict(space) else {}
 
 
 @functools.cache
 def _slots(kind: type) -> tuple[str, ...]:
-    found: list[str] = []
+    slots: list[str] = []
     for each in kind.__mro__:
         names = each.__dict__.get("__slots__", ())
         for name in (names,) if isinstance(names, str) else names:
             if isinstance(each.__dict__.get(name), types.MemberDescriptorType):
-                found.append(name)
-    return tuple(found)
+                slots.append(name)
+    return tuple(slots)
 
 
 def _of_function(function: types.FunctionType) -> Parts:

@@ -26,10 +26,13 @@ class References(TorchFunctionMode):
         super().__init__()
         self._instead = instead
 
-    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Calls the function with the other tensors."""
-        kwargs = {name: self.resolved(value) for name, value in (kwargs or {}).items()}
-        return func(*map(self.resolved, args), **kwargs)
+        named: dict[str, Any] = kwargs or {}
+        named = {name: self.resolved(value) for name, value in named.items()}
+        return func(*map(self.resolved, args), **named)
 
     def resolved(self, value: Any) -> Any:
         """The same value with the other tensors in it."""
