@@ -160,11 +160,11 @@ def _bytes(node: torch.fx.Node) -> int:
 
 def _needed(node: torch.fx.Node, again: Nodes, clones: Iterable[torch.fx.Node]) -> Nodes:
     """What has to be computed again for ``node``, and was not yet."""
-    found: Nodes = set()
+    needed: Nodes = set()
     stack = list(node.all_input_nodes)
     while stack:
         each = stack.pop()
-        if each in again and each not in clones and each not in found:
-            found.add(each)
+        if each in again and each not in clones and each not in needed:
+            needed.add(each)
             stack += each.all_input_nodes
-    return found
+    return needed
