@@ -1,4 +1,4 @@
-"""A cache of operator results on tensors without data, by the layouts of the arguments.
+"""What results of an operator depend on, as a key; and a cache of results on tensors without data.
 
     relu(x); relu(y)   ->   one tensor that says how both results lie in memory
 
@@ -8,18 +8,76 @@ One call of torch takes 0.1 to 50 ms, and a graph repeats the same calls a thous
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from abele.containers import is_mapping, is_sequence
+from abele import _torch
+from abele.containers import is_sequence
 from abele.trace.result_layouts import actual
 
-_PLAIN = (int, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+OfTensor = Callable[[torch.Tensor], Hashable]
+
+_PLAIN = {
+    type(None),
+    int,
+    bool,
+    str,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+}
 
 
-class _UnknownError(Exception):
-    """An argument of a kind that cannot be part of a key."""
+class UnknownError(Exception):
+    """An argument or a result of a kind that no key expresses."""
+
+
+def layout_of(tensor: torch.Tensor) -> Hashable:
+    """Return the type of a tensor and how it lies in memory.
+
+    Raises:
+        UnknownError: it is complex, so that it may be conjugated lazily, or it is not dense.
+    """
+    if tensor.layout is not torch.strided or tensor.is_complex():
+        raise UnknownError
+    device = tensor.fake_device if isinstance(tensor, _torch.FakeTensor) else tensor.device
+    return tensor.dtype, device, tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+def key_of_call(
+    function: Hashable,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    of_tensor: OfTensor = layout_of,
+) -> Hashable:
+    """Return a key of everything that an operator's results can depend on.
+
+    Args:
+        function: the operator.
+        args: its arguments.
+        kwargs: further ones.
+        of_tensor: the part of a tensor; called for each, in the order of the arguments.
+
+    Raises:
+        UnknownError: an argument of a kind that no key expresses.
+    """
+    named = kwargs.items()
+    return function, _key(args, of_tensor), *[(name, _key(each, of_tensor)) for name, each in named]
+
+
+def _key(value: Any, of_tensor: OfTensor) -> Hashable:
+    kind = cast("Any", type(value))
+    if kind is float:
+        return kind, value.hex()  # 0.0 and -0.0 are equal, and NaN is not
+    if kind in _PLAIN:
+        return kind, value  # with its type: 1 and True are equal
+    if is_sequence(value):
+        return kind, *[_key(each, of_tensor) for each in value]
+    if isinstance(value, torch.Tensor):
+        return of_tensor(value)
+    raise UnknownError
 
 
 class Results:
@@ -43,27 +101,9 @@ class Results:
         """
         kwargs = kwargs or {}
         try:
-            key = target, _key(args), _key(kwargs)
-        except _UnknownError:
+            key = key_of_call(target, args, kwargs)
+        except UnknownError:
             return actual(target, args, target(*args, **kwargs))
         if key not in self._results:
             self._results[key] = actual(target, args, target(*args, **kwargs))
         return self._results[key]
-
-
-def _key(value: Any) -> Hashable:
-    """Return a key of everything that results can depend on."""
-    if isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided or value.is_complex():
-            raise _UnknownError
-        layout = value.dtype, value.device, value.shape, value.stride()
-        return *layout, value.storage_offset()
-    if is_sequence(value):
-        return type(value), *map(_key, value)
-    if is_mapping(value):
-        return tuple((name, _key(each)) for name, each in sorted(value.items()))
-    if isinstance(value, float):
-        return float, value.hex()  # 0.0 and -0.0 are equal, and NaN is not
-    if isinstance(value, _PLAIN):
-        return type(value), value
-    raise _UnknownError

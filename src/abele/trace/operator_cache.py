@@ -14,9 +14,9 @@ import dataclasses
 import inspect
 import itertools
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from types import CodeType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -24,6 +24,7 @@ from abele import _torch
 from abele._torch import OpOverload
 from abele.containers import is_sequence
 from abele.trace.constants import computed, results
+from abele.trace.layouts import UnknownError, key_of_call, layout_of
 from abele.trace.out_arguments import has_out, write_results
 from abele.trace.overlaps import each_once
 from abele.trace.plain_tensors import PlainMemory, PlainTensors
@@ -36,7 +37,6 @@ Trace = Callable[[OpOverload, Arguments, Keywords], Any]
 Copies = dict[torch.fx.Node, torch.fx.Node]
 Left = tuple[PlainMemory, torch.Tensor | None]
 
-_NUMBERS = {int, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
 _NOT_REMEMBERED = {
     torch.Tag.data_dependent_output,
     torch.Tag.dynamic_output_shape,
@@ -45,10 +45,6 @@ _NOT_REMEMBERED = {
 _META = ("val", "tensor_meta")
 _OF_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _LIFT = torch.ops.aten.lift_fresh.default
-
-
-class _UnknownError(Exception):
-    """An argument or a result that the cache cannot express; the operator is traced as usual."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,12 +186,15 @@ class _Memo:
             return run()
         tensors: list[_torch.FakeTensor] = []
         nodes: list[torch.fx.Node] = []
+
+        def of_tensor(tensor: torch.Tensor) -> Hashable:
+            return self._key(tensor, tensors, nodes)
+
         try:
             with _torch.without_torch_function_modes():
-                key: tuple[Any, ...] = (function, self._key(args, tensors, nodes), *_state())
-                key += tuple((name, self._key(v, tensors, nodes)) for name, v in kwargs.items())
-        except _UnknownError:
-            return run()
+                key = key_of_call(function, args, kwargs, of_tensor), *_state()
+        except UnknownError:
+            return run()  # traced as usual
         if key not in self._calls:
             before = next(iter(reversed(self._trace.graph.nodes)), None)
             result = run()
@@ -224,26 +223,20 @@ class _Memo:
         self._trace.stand_for(tensor, node)
         return True
 
-    def _key(self, value: Any, tensors: list[_torch.FakeTensor], nodes: list[torch.fx.Node]) -> Any:
+    def _key(
+        self, tensor: torch.Tensor, tensors: list[_torch.FakeTensor], nodes: list[torch.fx.Node]
+    ) -> Hashable:
         """Return what an operator's nodes depend on; collects its tensors and their nodes."""
-        if value is None:
-            return None
-        kind = cast("Any", type(value))
-        if kind is float:
-            return kind, value.hex()  # 0.0 and -0.0 are equal, and NaN is not
-        if kind in _NUMBERS:
-            return kind, value
-        if kind in (list, tuple):
-            return kind, *[self._key(each, tensors, nodes) for each in value]
-        node = self._trace.node_of(value) if kind is _torch.FakeTensor else None
-        if node is None or value.is_complex() or value.layout is not torch.strided:
-            raise _UnknownError
-        tensors.append(value)
+        if type(tensor) is not _torch.FakeTensor:
+            raise UnknownError
+        node = self._trace.node_of(tensor)
+        if node is None:
+            raise UnknownError
+        tensors.append(tensor)
         nodes.append(node)
         # Which arguments are the same tensor decides which nodes can be told apart.
-        same = next(index for index, each in enumerate(tensors) if each is value)
-        layout = value.dtype, value.fake_device, value.shape, value.stride()
-        return *layout, value.storage_offset(), value.requires_grad, same, nodes.index(node)
+        same = next(index for index, each in enumerate(tensors) if each is tensor)
+        return layout_of(tensor), tensor.requires_grad, same, nodes.index(node)
 
     def _remembered(
         self,
@@ -266,7 +259,7 @@ class _Memo:
         try:
             with _torch.without_torch_function_modes():
                 results = self._template(result, tensors, copies, set())
-        except _UnknownError:
+        except UnknownError:
             return None
         returned = {id(each) for each in (result if is_sequence(result) else [result])}
         for tensor, node in zip(tensors, inputs, strict=True):
@@ -285,17 +278,17 @@ class _Memo:
             return type(result)(self._template(each, tensors, copies, new) for each in result)
         node = self._trace.node_of(result) if type(result) is _torch.FakeTensor else None
         if node is None or node not in copies:
-            raise _UnknownError
+            raise UnknownError
         for index, tensor in enumerate(tensors):
             if tensor is result:
                 return _Given(index, copies[node])
         if "val" not in node.meta:
-            raise _UnknownError
+            raise UnknownError
         storages = [_torch.memory_of(tensor) for tensor in tensors]
         storage = _torch.memory_of(result)
         shares = storages.index(storage) if storage in storages else None
         if shares is None and storage in new:
-            raise _UnknownError  # two results in the same memory
+            raise UnknownError  # two results in the same memory
         new.add(storage)
         return _Made(node.meta["val"], copies[node], shares)
 
