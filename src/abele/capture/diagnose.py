@@ -102,8 +102,9 @@ class _NoPrinting(TorchFunctionMode):
     it has memory of its own.
     """
 
-    def __init__(self):
+    def __init__(self, shows: bool):
         super().__init__()
+        self._shows = shows
         self._arrays: list[_Array] = []
 
     def check_arrays(self) -> None:
@@ -123,7 +124,7 @@ class _NoPrinting(TorchFunctionMode):
     def __torch_function__(
         self, func: Function, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if func in _SHOW_DATA:
+        if func in _SHOW_DATA and not self._shows:
             raise _Shown(f"{func.__name__} of a tensor")
         if func in _READ_MEMORY:
             known = constant_value(args[0])
@@ -139,17 +140,20 @@ class _NoPrinting(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def explained() -> Generator[None]:
+def explained(*, shows: bool = False) -> Generator[None]:
     """Translates what torch says of a forward that cannot be captured.
 
     Every other exception of the user's forward passes unchanged.
+
+    Args:
+        shows: forward may print, format and pickle tensors, of which torch shows the shape alone.
 
     Raises:
         DataDependentError: the value that it reads is not there yet.
         CaptureError: it makes a tensor that is not dense, or checkpoints reentrantly.
     """
     try:
-        with _NoPrinting() as mode:
+        with _NoPrinting(shows) as mode:
             yield
         mode.check_arrays()
     except Exception as error:

@@ -49,10 +49,12 @@ def state_in_place(recipe: Recipe, values: Values) -> Generator[References]:
 
 
 def called(recipe: Recipe, values: Values, references: References) -> list[torch.Tensor]:
-    """Call forward with the state in place; traced where a trace is under way."""
+    """Call forward with the state in place; traced where a trace is under way.
+
+    Errors are those of torch; whoever calls this opens ``explained``.
+    """
     inputs = values.of(Role.INPUT)
     with (
-        explained(),
         references,
         scopes.recording(recipe.module_names),
         portable_functions(training=recipe.config.training),
@@ -64,7 +66,8 @@ def called(recipe: Recipe, values: Values, references: References) -> list[torch
 
 def run(recipe: Recipe, values: Values, references: References) -> Forward:
     """Run forward in the trace under way, with the state in place."""
-    returned = called(recipe, values, references)
+    with explained():
+        returned = called(recipe, values, references)
     loss_traps.warn_of_lost_state(recipe.leftovers.reassigned())
     recipe.leftovers.mend(constant_value, state=False)
     constants: dict[int, torch.Tensor] = {}

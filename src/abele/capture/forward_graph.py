@@ -22,18 +22,20 @@ from torch.overrides import TorchFunctionMode
 
 from abele import _torch, garbage
 from abele.capture import Call, gradient_hooks, losses
+from abele.capture.diagnose import explained
+from abele.capture.forward import called, state_in_place
 from abele.capture.losses import LossFinder
-from abele.capture.replacements.portable import portable_functions
-from abele.capture.user_objects.leftovers import Leftovers
+from abele.capture.recipe import Recipe, recipe_of
 from abele.containers import is_list
 from abele.errors import CaptureError
 from abele.program import Role
 from abele.program.dense import other_kind
 from abele.program.ownership import own_constants
 from abele.program.printing import is_library
+from abele.step.config import StepConfig
 from abele.trace import scopes, tracer
-from abele.trace.module_state import ModuleState, substituted
-from abele.trace.tracer import Named
+from abele.trace.module_state import tensor_ids
+from abele.trace.tracer import Named, Values
 
 aten = torch.ops.aten
 
@@ -82,37 +84,30 @@ def record(
         CaptureError: forward does what a graph cannot hold.
         DataDependentError: forward reads a value.
     """
-    state = ModuleState.of(module)
+    recipe = recipe_of(call, module, inputs, StepConfig(training=False), None)
+    trainable = recipe.state.trainable
     named = [
-        *(Named(n, Role.PARAMETER, v, n in state.trainable) for n, v in state.params.items()),
-        *(Named(n, Role.BUFFER, v) for n, v in state.buffers.items()),
-        *(Named(f"input{i}", Role.INPUT, v) for i, v in enumerate(inputs)),
+        dataclasses.replace(n, requires_grad=n.role is Role.PARAMETER and n.name in trainable)
+        for n in recipe.model_slots
     ]
-    reasons = list(gradient_hooks.on_parameters(state.originals))
+    reasons = list(gradient_hooks.on_parameters(recipe.state.originals))
 
     def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
         with _lines_noted(hidden_paths), _Watch(reasons):
-            outputs, computed_losses = _called(call, state, tracer.Values(named, tensors))
+            outputs, computed_losses = _called(recipe, Values(named, tensors))
         reasons.extend(_own_gradients([*outputs, *computed_losses]))
         return outputs
 
-    with _untouched(module):
-        graph = _traced(function, named, module)
+    with recipe.leftovers.mended(), _untouched(module):
+        graph = _traced(function, named, recipe)
     return ForwardGraph(graph, "; ".join(dict.fromkeys(reasons)))
 
 
-def _called(
-    call: Call, state: ModuleState, values: tracer.Values
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _called(recipe: Recipe, values: Values) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Runs forward in the trace under way; its outputs, and the losses in it, which are marked."""
-    names = {child: path for path, child in state.modules.items()}
-    with (
-        substituted(state, values.of(Role.PARAMETER), values.of(Role.BUFFER)),
-        scopes.recording(names),
-        LossFinder() as finder,
-        portable_functions(training=False),
-    ):
-        outputs = call(list(values.of(Role.INPUT).values()))
+    place, finder = state_in_place(recipe, values), LossFinder()
+    with place as references, finder, explained(shows=True):
+        outputs = called(recipe, values, references)
     for name, value in finder.losses:
         node = _torch.traced_node(value)
         if node is not None:
@@ -122,8 +117,7 @@ def _called(
 
 @contextlib.contextmanager
 def _untouched(module: torch.nn.Module) -> Generator[None]:
-    """Puts back, on leaving, what forward set on modules: counters, and caches without data."""
-    left = Leftovers(module)
+    """Puts back, on leaving, what forward set on modules: counters and caches."""
     spaces = [child.__dict__ for child in module.modules()]
     before = [dict(space) for space in spaces]
     kinds = (dict, list, set)
@@ -143,19 +137,18 @@ def _untouched(module: torch.nn.Module) -> Generator[None]:
         for value, content in containers:
             value.clear()
             value.extend(content) if is_list(value) else value.update(content)
-        left.mend(lambda tensor: None)
 
 
 @contextlib.contextmanager
-def _plain_tensors_kept(module: torch.nn.Module) -> Generator[None]:
+def _plain_tensors_kept(recipe: Recipe) -> Generator[None]:
     """Puts back, on leaving, what forward wrote into plain tensors.
 
     A trace above autograd records such a write and also does it.
     """
-    state = {id(each) for each in [*module.parameters(), *module.buffers()]}
+    state = tensor_ids(recipe.state.module)
     contents = [
         (each, each._version, each.untyped_storage().clone())
-        for each in {id(each): each for each in Leftovers(module).tensors()}.values()
+        for each in {id(each): each for each in recipe.leftovers.tensors()}.values()
         if id(each) not in state and other_kind(each) is None
     ]
     try:
@@ -167,10 +160,10 @@ def _plain_tensors_kept(module: torch.nn.Module) -> Generator[None]:
 
 
 def _traced(
-    function: Callable[..., list[torch.Tensor]], named: Sequence[Named], module: torch.nn.Module
+    function: Callable[..., list[torch.Tensor]], named: Sequence[Named], recipe: Recipe
 ) -> torch.fx.GraphModule:
     mode = _torch.static_fakes()
-    kept = _plain_tensors_kept(module)
+    kept = _plain_tensors_kept(recipe)
     with kept, _torch.TRACING, garbage.uncollected(), mode, _torch.without_onednn():
         leaves = [tracer.fake_of(each, mode).requires_grad_(each.requires_grad) for each in named]
         with torch.enable_grad(), _torch.without_log_of_fakes(), _torch.code_when_run():

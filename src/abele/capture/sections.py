@@ -13,6 +13,7 @@ import torch
 from abele import _torch
 from abele.capture import forward, gradient_hooks, update
 from abele.capture.core import Captured, tracing
+from abele.capture.diagnose import explained
 from abele.capture.forward import state_in_place
 from abele.capture.gradients import differentiable, gradients_of
 from abele.capture.losses import LossFinder
@@ -131,7 +132,8 @@ def _examined(recipe: Recipe) -> tuple[Output, ...]:
     with mode, _torch.without_log_of_fakes(), torch.enable_grad():
         fakes = [tracer.fake_of(each, mode).requires_grad_(each.requires_grad) for each in slots]
         values = Values(slots, fakes)
-        with state_in_place(recipe, values) as references, LossFinder() as finder:
+        place, finder = state_in_place(recipe, values), LossFinder()
+        with place as references, finder, explained():
             outputs = forward.called(recipe, values, references)
     criteria = {id(value) for _, value in finder.losses}
     return tuple(

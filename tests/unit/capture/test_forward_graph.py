@@ -10,7 +10,7 @@ from torch import nn
 from abele.capture import capture, forward_graph
 from abele.capture.forward_graph import ForwardGraph
 from abele.compile.serialization import graph_from_text, graph_to_text
-from abele.errors import CaptureError, SerializationError
+from abele.errors import CaptureError, DataDependentError, SerializationError
 from abele.step.config import StepConfig
 from abele.step.update_rules import Group, UpdateRule
 from abele.trace.module_state import ModuleState
@@ -242,6 +242,74 @@ def test_what_a_record_cannot_hold_is_refused(kind, reason):
         recorded(module, [torch.randn(4, 3)])
     assert torch.equal(module.weight, weight)
     assert type(module.weight) is nn.Parameter
+
+
+class Reading(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else x
+
+
+def test_a_value_that_is_read_is_named_with_its_line():
+    module = Reading(3, 3)
+    with pytest.raises(DataDependentError, match=r"test_forward_graph\.py:\d+: `return super"):
+        recorded(module, [torch.randn(4, 3)])
+
+
+class Showing(nn.Linear):
+    def forward(self, x):
+        result = super().forward(x)
+        print(result)
+        return result
+
+
+def test_what_forward_prints_is_not_part_of_its_record(capsys):
+    module, x = Showing(3, 3), torch.randn(4, 3)
+    made = recorded(module, [x])
+    assert "FakeTensor" in capsys.readouterr().out
+    assert torch.equal(repeated(made, module)([x])[0], F.linear(x, module.weight, module.bias))
+    assert capsys.readouterr().out == ""
+
+
+class Listed(nn.Linear):
+    """Reaches its weight through a list."""
+
+    def __init__(self):
+        super().__init__(3, 3)
+        self.weights = [self.weight]
+
+    def forward(self, x):
+        return F.linear(x, self.weights[0], self.bias)
+
+
+class Asking(nn.Linear):
+    """Asks whether its weight is a parameter."""
+
+    def forward(self, x):
+        return super().forward(x) * (2 if isinstance(self.weight, nn.Parameter) else 3)
+
+
+class WithCompiledPart(nn.Linear):
+    """Calls a function that was given to ``torch.compile``."""
+
+    def __init__(self):
+        super().__init__(3, 3)
+        self.double = torch.compile(lambda x: x * 2, backend="eager")
+
+    def forward(self, x):
+        return self.double(super().forward(x))
+
+
+@pytest.mark.parametrize("make", [Listed, lambda: Asking(3, 3), WithCompiledPart])
+def test_state_and_functions_are_those_of_a_capture(make):
+    modules = [make() for _ in range(2)]
+    modules[1].load_state_dict(modules[0].state_dict())
+    batch = [torch.randn(4, 3)]
+    made = recorded(modules[0], batch)
+    with torch.no_grad():
+        for module in modules:
+            module.weight.mul_(3)  # after the record
+    with torch.compiler.set_stance("force_eager"):
+        assert_alike_on_the_host(*modules, made, batch)
 
 
 class Caching(nn.Linear):
