@@ -23,7 +23,6 @@ FORBIDDEN = {
     "cosmictagger": {"popart", "examples", "benchmarks", "tests"},
 }
 FILES = sorted(SOURCE.rglob("*.py"))
-IDS = [str(path.relative_to(SOURCE)) for path in FILES]
 # Folders and files of a package: each imports only those before it, whatever depth it has itself.
 ORDERS = {
     "abele": (
@@ -62,13 +61,16 @@ def tree_of(path):
     return ast.parse(path.read_text())
 
 
+@functools.cache
 def imported(tree):
     """Dotted names of all modules that a file imports."""
+    names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
 def dotted(node):
@@ -76,6 +78,12 @@ def dotted(node):
     if isinstance(node, ast.Name):
         return node.id
     return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ""
+
+
+@functools.cache
+def named(tree):
+    """Dotted names that a file uses or imports."""
+    return {dotted(node) for node in ast.walk(tree)} | imported(tree)
 
 
 def is_private(name):
@@ -87,8 +95,7 @@ def is_private(name):
 
 
 def private_names(tree):
-    names = {dotted(node) for node in ast.walk(tree)} | set(imported(tree))
-    chains = {name for name in names if is_private(name)}
+    chains = {name for name in named(tree) if is_private(name)}
     # Of torch._ops and torch._ops.OpOverload only the longer one says what is used.
     return {name for name in chains if not any(o.startswith(f"{name}.") for o in names)} - ALLOWED
 
@@ -97,36 +104,53 @@ def test_all_packages_are_covered():
     assert {path.relative_to(SOURCE).parts[0] for path in FILES} <= FORBIDDEN.keys()
 
 
-@pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_imports_point_one_way(path):
+def faults(files, names_of):
+    """What a rule says of each file that breaks it: one test for all, thousands would take long."""
+    found = {str(path.relative_to(SOURCE)): sorted(names_of(path)) for path in files}
+    assert found, "the rule has no file to look at"
+    return {file: names for file, names in found.items() if names}
+
+
+def lower_packages(path):
+    """Packages that a file imports and its own must not know."""
     package = path.relative_to(SOURCE).parts[0]
-    roots = {name.split(".")[0] for name in imported(tree_of(path))}
-    assert not roots & FORBIDDEN[package]
+    return {name.split(".")[0] for name in imported(tree_of(path))} & FORBIDDEN[package]
+
+
+def test_imports_point_one_way():
+    assert faults(FILES, lower_packages) == {}
 
 
 APPLICATION = [path for path in FILES if path.is_relative_to(SOURCE / "cosmictagger")]
 
 
-@pytest.mark.parametrize("path", APPLICATION, ids=[p.stem for p in APPLICATION])
-def test_the_application_sees_programs_through_the_front_ends(path):
+def parts_of_the_engine(path):
+    """Rooms of the engine that a file imports and that are no service."""
     names = imported(tree_of(path))
-    assert {name.split(".")[1] for name in names if name.startswith("abele.")} <= SERVICES
+    return {name.split(".")[1] for name in names if name.startswith("abele.")} - SERVICES
 
 
-@pytest.mark.parametrize("path", ORDERED, ids=[str(p.relative_to(SOURCE)) for p in ORDERED])
-def test_no_import_inside_a_package_climbs(path):
+def test_the_application_sees_programs_through_the_front_ends():
+    assert faults(APPLICATION, parts_of_the_engine) == {}
+
+
+def later_rooms(path):
+    """Rooms of its own package that a file imports and that come after its own."""
     package, room, *_ = path.relative_to(SOURCE).parts
     order, room = ORDERS[package], room.removesuffix(".py")
     names = imported(tree_of(path))
     rooms = {name.split(".")[1] for name in names if name.startswith(f"{package}.")}
-    assert rooms <= {*order[: order.index(room)], room}
+    return rooms - {*order[: order.index(room)], room}
+
+
+def test_no_import_inside_a_package_climbs():
+    assert faults(ORDERED, later_rooms) == {}
 
 
 def private_parts(path):
     """Names with a leading underscore that a file reads of another package of this repository."""
     package = path.relative_to(SOURCE).parts[0]
-    tree = tree_of(path)
-    for name in {dotted(node) for node in ast.walk(tree)} | set(imported(tree)):
+    for name in named(tree_of(path)):
         first, *rest = name.split(".")
         private = any(part.startswith("_") and not part.startswith("__") for part in rest)
         foreign = first in FORBIDDEN and first != package
@@ -134,9 +158,8 @@ def private_parts(path):
             yield name
 
 
-@pytest.mark.parametrize("path", FILES, ids=IDS)
-def test_no_package_reads_a_private_name_of_another(path):
-    assert set(private_parts(path)) == set()
+def test_no_package_reads_a_private_name_of_another():
+    assert faults(FILES, private_parts) == {}
 
 
 ENGINE = [path for path in FILES if path.is_relative_to(SOURCE / "abele")]
@@ -147,16 +170,36 @@ WORDS = re.compile(
 )
 
 
-@pytest.mark.parametrize("path", ENGINE, ids=[str(p.relative_to(SOURCE)) for p in ENGINE])
-def test_the_engine_names_no_front_end(path):
+def words_of_front_ends(path):
+    """Texts of a file that name a front-end."""
     nodes = ast.walk(tree_of(path))
     texts = [node.value for node in nodes if isinstance(node, ast.Constant)]
-    assert [text for text in texts if isinstance(text, str) and WORDS.search(text)] == []
+    return [text for text in texts if isinstance(text, str) and WORDS.search(text)]
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p.parent.name != "_torch"])
-def test_private_torch_names_live_in_one_file(path):
-    assert private_names(tree_of(path)) == set()
+def test_the_engine_names_no_front_end():
+    assert faults(ENGINE, words_of_front_ends) == {}
+
+
+def test_private_torch_names_live_in_one_file():
+    others = [path for path in FILES if path.parent.name != "_torch"]
+    assert faults(others, lambda path: private_names(tree_of(path))) == {}
+
+
+@pytest.mark.parametrize(
+    ("rule", "file", "code", "fault"),
+    [
+        (lower_packages, "abele/step/x.py", "import poptorch.options", "poptorch"),
+        (parts_of_the_engine, "cosmictagger/x.py", "from abele.capture import core", "capture"),
+        (later_rooms, "abele/step/x.py", "from abele.runtime import session", "runtime"),
+        (private_parts, "sambaflow/x.py", "from abele.step import _x", "abele.step._x"),
+        (words_of_front_ends, "abele/step/x.py", "'for poptorch'", "for poptorch"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_each_rule_sees_its_fault(monkeypatch, rule, file, code, fault):
+    monkeypatch.setitem(globals(), "tree_of", lambda path: ast.parse(code))
+    assert faults([SOURCE / file], rule) == {file: [fault]}
 
 
 @pytest.mark.parametrize(
