@@ -82,12 +82,14 @@ def _sources(arguments: list[str]) -> list[str]:
 
 def _key(version: str, arguments: list[str]) -> str:
     sources, output = _sources(arguments), arguments.index("-o") + 1
-    # Inductor writes where it works into a comment of each source.
+    # Inductor writes where it works into a comment of each source, and adds the commands once it
+    # has compiled it.
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "-").encode()
     digest = hashlib.sha256(version.encode())
     for position, word in enumerate(arguments):
         if word in sources:
-            content = Path(word).read_bytes().replace(folder, b"")
+            content = Path(word).read_bytes().partition(b"\n// Compile cmd")[0]
+            content = content.replace(folder, b"").rstrip()
             digest.update(hashlib.sha256(content).digest())
         elif position != output:
             digest.update(b"\0" + word.encode())
