@@ -24,6 +24,7 @@ FORBIDDEN = {
 }
 FILES = sorted(SOURCE.rglob("*.py"))
 # Folders and files of a package: each imports only those before it, whatever depth it has itself.
+# A package inside another has an order of its own.
 ORDERS = {
     "abele": (
         *("errors", "version", "containers", "libraries", "garbage", "locks", "storage", "_torch"),
@@ -40,13 +41,25 @@ ORDERS = {
         *("_error", "_environment", "_connecting", "_instances", "_checkpoint", "checkpoint"),
         *("poptorch", "_run", "run", "places"),
     ),
+    "sambaflow": ("errors", "logging", "mac", "samba"),
+    "sambaflow.samba": (
+        *("env", "directives", "lazy_param", "materialize", "profiler", "sambatensor"),
+        *("sambaloader", "optim", "nn", "_calls", "_compile", "_session", "utils", "test"),
+    ),
 }
-ORDERED = [
-    path
-    for path in FILES
-    if path.relative_to(SOURCE).parts[0] in ORDERS
-    if path.relative_to(SOURCE).parts[1:] != ("__init__.py",)
-]
+
+
+def packages_of(path):
+    """The ordered packages that a file is in, but for those whose front door it is."""
+    folders = {package: SOURCE / package.replace(".", "/") for package in ORDERS}
+    return [
+        package
+        for package, folder in folders.items()
+        if path.is_relative_to(folder) and path != folder / "__init__.py"
+    ]
+
+
+ORDERED = [path for path in FILES if packages_of(path)]
 # What the application uses of the engine itself; programs it sees through the front-ends only.
 SERVICES = {"storage", "collectives", "errors", "version", "warn"}
 # The one room for private names of torch serves all packages; the original's popdist derives from
@@ -134,13 +147,25 @@ def test_the_application_sees_programs_through_the_front_ends():
     assert faults(APPLICATION, parts_of_the_engine) == {}
 
 
+def rooms(path, package):
+    """The folder or file of a package that a file is in, and those that it imports."""
+    outer = package.replace(".", "/")
+    room = path.relative_to(SOURCE / outer).parts[0].removesuffix(".py")
+    names = (
+        name.removeprefix(f"{package}.")
+        for name in imported(tree_of(path))
+        if name.startswith(f"{package}.")
+    )
+    return room, {name.split(".")[0] for name in names}
+
+
 def later_rooms(path):
-    """Rooms of its own package that a file imports and that come after its own."""
-    package, room, *_ = path.relative_to(SOURCE).parts
-    order, room = ORDERS[package], room.removesuffix(".py")
-    names = imported(tree_of(path))
-    rooms = {name.split(".")[1] for name in names if name.startswith(f"{package}.")}
-    return rooms - {*order[: order.index(room)], room}
+    """Rooms that a file imports and that come after its own, in any package that it is in."""
+    later = set()
+    for package in packages_of(path):
+        room, needed = rooms(path, package)
+        later |= needed - {*ORDERS[package][: ORDERS[package].index(room)], room}
+    return later
 
 
 def test_no_import_inside_a_package_climbs():

@@ -43,8 +43,10 @@ from abele import _torch
 from sambaflow import errors as errors
 from sambaflow.samba import nn as nn
 from sambaflow.samba import optim as optim
+from sambaflow.samba import utils as utils
+from sambaflow.samba._calls.naming import from_torch_model_ as from_torch_model_
 from sambaflow.samba._session.core import SambaSession as SambaSession
-from sambaflow.samba._session.naming import from_torch_model_ as from_torch_model_
+from sambaflow.samba._session.core import session as session
 from sambaflow.samba.nn.parameter import SambaParameter as SambaParameter
 from sambaflow.samba.sambaloader import SambaLoader as SambaLoader
 from sambaflow.samba.sambatensor import SambaTensor as SambaTensor
@@ -53,14 +55,9 @@ from sambaflow.samba.sambatensor import to_torch as to_torch
 
 _torch.preload()
 
-#: The session of this process.
-session = SambaSession()
-
 from_torch_ = from_torch_model_
 from_torch = from_torch_tensor
 to_torch_tensor = to_torch
-
-from sambaflow.samba import utils as utils  # noqa: E402 - it uses the session
 
 
 def randn(

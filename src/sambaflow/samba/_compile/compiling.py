@@ -1,4 +1,4 @@
-"""From a model to a PEF, and from a PEF to a model on the device."""
+"""From a model to a PEF."""
 
 from __future__ import annotations
 
@@ -11,25 +11,19 @@ from typing import Any
 
 import torch
 
-from abele.capture import Captured
-from abele.capture.sections import Output, Sectioned
-from abele.compile import portable_executable
+from abele.capture.sections import Sectioned
 from abele.compile.build import build
-from abele.compile.serialization import first_difference
-from abele.errors import AbeleError, CorruptExecutable, SerializationError, TargetError
+from abele.errors import AbeleError, TargetError
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
 from abele.storage import atomic
-from abele.storage.container import Container
-from abele.storage.values import decode
 from abele.trace.module_state import parameter_names
-from sambaflow.errors import GraphError, PefDamagedError, PefMismatchError, UsageError
-from sambaflow.samba._compile import optimizers as _optimizers
+from sambaflow.errors import GraphError, UsageError
+from sambaflow.samba._calls import arguments
+from sambaflow.samba._calls import optimizers as _optimizers
+from sambaflow.samba._calls.messages import say, say_traced
 from sambaflow.samba._compile import pef as _pef
 from sambaflow.samba._compile.sections import trace_model
-from sambaflow.samba._session import arguments
-from sambaflow.samba._session.loaded import LoadedGraph
-from sambaflow.samba._session.messages import say, say_traced
 from sambaflow.samba.sambatensor import SambaTensor
 
 
@@ -47,15 +41,15 @@ def compile_model(
 ) -> Path:
     """Writes a compiled file; see ``SambaSession.compile``."""
     named, keywords = arguments.named_inputs(inputs)
-    _check_indices(loss_indices)
-    rule = _rule(model, optimizers, inference=inference)
+    check_indices(loss_indices)
+    rule = rule_of(model, optimizers, inference=inference)
     path = _destination(name or type(model).__name__.lower(), settings)
     log = path.with_suffix(".samba.log")
     path.parent.mkdir(parents=True, exist_ok=True)
     say(f"Compiling {name or type(model).__name__}; the log goes to {log}")
     described = _pef.interface(model, named, keywords, rule, loss_indices)
     started = time.perf_counter()
-    traced = _traced(model, named, keywords, rule, loss_indices, fused_only=fused_only)
+    traced = traced_with(model, named, keywords, rule, loss_indices, fused_only=fused_only)
     say_traced(traced, time.perf_counter() - started)
     with _graph_errors():
         config = StepConfig(training=rule is not None)
@@ -72,55 +66,12 @@ def compile_model(
     return path
 
 
-def load_model(
-    model: torch.nn.Module,
-    inputs: Any,
-    optimizers: Any,
-    pef: str | os.PathLike[str],
-    loss_indices: Sequence[int] | None,
-) -> LoadedGraph:
-    """Loads a compiled file; see ``SambaSession.trace_graph``."""
-    named, keywords = arguments.named_inputs(inputs)
-    _check_indices(loss_indices)
-    listed = _optimizers.as_list(optimizers)
-    with _pef.opened(pef) as file:
-        rule = _rule(model, optimizers, inference=not listed)
-        described = _pef.interface(model, named, keywords, rule, loss_indices)
-        _pef.check(file.path, file.content["interface"], described)
-        return _load(file, model, named, keywords, rule, listed)
+def check_indices(indices: Any) -> None:
+    """Refuses ``loss_indices`` that are no list of different positions.
 
-
-def _load(
-    file: Container,
-    model: torch.nn.Module,
-    named: Mapping[str, SambaTensor],
-    keywords: Sequence[str],
-    rule: UpdateRule | None,
-    optimizers: Sequence[torch.optim.Optimizer],
-) -> LoadedGraph:
-    content = file.content
-    fused_only = bool(content["about"]["fused_only"])
-    losses = content["interface"]["loss_indices"]
-    here = _traced(model, named, keywords, rule, losses, fused_only=fused_only)
-    captured = _same_as_stored(file, content["executable"], here.captured)
-    outputs = tuple(
-        Output(
-            shape=tuple(each["shape"]),
-            dtype=decode(each["dtype"]),
-            differentiable=each["differentiable"],
-            loss=each["loss"],
-        )
-        for each in content["outputs"]
-    )
-    traced = Sectioned(captured=captured, outputs=outputs, starts=tuple(content["starts"]))
-    config = StepConfig(training=rule is not None)
-    made, record = portable_executable.restore(
-        file, content["executable"], captured.programs, config
-    )
-    return LoadedGraph(model, named, optimizers, rule, traced, made, record, file.path)
-
-
-def _check_indices(indices: Any) -> None:
+    Raises:
+        UsageError: says what was given.
+    """
     if indices is None:
         return
     needed = "a list of positions of outputs"
@@ -131,7 +82,12 @@ def _check_indices(indices: Any) -> None:
         raise UsageError(f"loss_indices {list(indices)} names an output twice. Name each once.")
 
 
-def _rule(model: torch.nn.Module, optimizers: Any, *, inference: bool) -> UpdateRule | None:
+def rule_of(model: torch.nn.Module, optimizers: Any, *, inference: bool) -> UpdateRule | None:
+    """The update rule of the optimizers; None for inference.
+
+    Raises:
+        UsageError: optimizers that cannot be compiled, or one for inference.
+    """
     listed = _optimizers.as_list(optimizers)
     if inference and listed:
         raise UsageError(
@@ -151,7 +107,7 @@ def _graph_errors() -> Iterator[None]:
         raise GraphError(str(error)) from error
 
 
-def _traced(
+def traced_with(
     model: torch.nn.Module,
     named: Mapping[str, SambaTensor],
     keywords: Sequence[str],
@@ -160,41 +116,16 @@ def _traced(
     *,
     fused_only: bool,
 ) -> Sectioned:
+    """The model captured with inputs as ``arguments.named_inputs`` returns them.
+
+    Raises:
+        GraphError: it cannot be captured; names the line.
+    """
     values = list(named.values())
     by_keyword = dict(zip(keywords, values, strict=True)) if keywords else {}
     positional = [] if keywords else values
     with _graph_errors():
         return trace_model(model, positional, by_keyword, rule, loss_indices, fused_only=fused_only)
-
-
-def _same_as_stored(file: Container, packed: Mapping[str, Any], here: Captured) -> Captured:
-    """What was captured here, if it is what the file holds.
-
-    The file's programs are read only to say how they differ: that takes as long as capturing.
-    """
-    try:
-        for name in file.names:
-            file.read(name)  # checks it
-        there = packed["fingerprints"]
-        if there == {program.name: program.fingerprint() for program in here.programs}:
-            return here
-        if list(there) != list(here.by_name):
-            raise PefMismatchError(
-                f"{file.path} holds programs {', '.join(there)}, this model makes "
-                f"{', '.join(here.by_name)}. Compile it again."
-            )
-        different = [
-            first_difference(program, here.by_name[program.name])
-            for program in portable_executable.captured_in(file, packed).programs
-        ]
-    except (CorruptExecutable, SerializationError) as error:
-        raise PefDamagedError(
-            f"{file.path} is damaged: {error} Compile the program again."
-        ) from error
-    raise PefMismatchError(
-        f"{file.path} was compiled for another forward or other constants: "
-        f"{next(filter(None, different))}. Run the model that was compiled, or compile this one."
-    )
 
 
 def _destination(name: str, settings: Mapping[str, Any]) -> Path:

@@ -15,7 +15,7 @@ from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
 from abele.trace.module_state import ModuleState, plain
 from sambaflow.errors import GraphError
-from sambaflow.samba._session.structure import flat_tensors
+from sambaflow.samba._calls.structure import flat_tensors
 
 
 def trace_model(

@@ -11,11 +11,13 @@ import torch
 
 from sambaflow.errors import UsageError
 from sambaflow.logging import hint
-from sambaflow.samba._compile import optimizers as _optimizers
-from sambaflow.samba._compile.compiling import compile_model, load_model
-from sambaflow.samba._session import arguments
-from sambaflow.samba._session.loaded import LoadedGraph, Report
-from sambaflow.samba._session.messages import say_hints, say_loaded
+from sambaflow.samba._calls import arguments
+from sambaflow.samba._calls import optimizers as _optimizers
+from sambaflow.samba._calls.messages import say_hints
+from sambaflow.samba._compile.compiling import compile_model
+from sambaflow.samba._session.loaded import LoadedGraph
+from sambaflow.samba._session.loading import load_model
+from sambaflow.samba._session.report import Report, say_loaded
 from sambaflow.samba.profiler import Profiler
 from sambaflow.samba.sambatensor import SambaTensor
 
@@ -294,3 +296,7 @@ class SambaSession:
         raise AttributeError(
             f"session has no {name!r}. See docs/sambaflow.md for what this package offers."
         )
+
+
+#: The session of this process.
+session = SambaSession()

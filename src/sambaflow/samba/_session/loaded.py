@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,39 +19,15 @@ from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
 from abele.trace.module_state import ModuleState, parameter_names, plain
 from sambaflow.errors import InputError, UsageError
-from sambaflow.samba._compile import optimizers as _optimizers
-from sambaflow.samba._session import arguments, distributed
-from sambaflow.samba._session.naming import sn_name_of
+from sambaflow.samba._calls import arguments
+from sambaflow.samba._calls import optimizers as _optimizers
+from sambaflow.samba._calls.naming import sn_name_of
+from sambaflow.samba._session import distributed
+from sambaflow.samba._session.report import Report
 from sambaflow.samba.nn.parameter import SambaParameter
 from sambaflow.samba.sambatensor import SambaTensor
 
 SECTIONS = ("fwd", "bckwd", "opt")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Report:
-    """Which executable runs, and where.
-
-    Attributes:
-        pef: the file.
-        target: the target of the engine.
-        device: where tensors live.
-        executable: hash of the executable.
-        origin: ``file`` if the file's own code runs, ``compiled here`` if it does not fit this
-            machine, ``interpreted`` if the target runs programs without compiling.
-        programs: names of the programs.
-        seconds: how long loading took, by part.
-        fallback: why a better target could not be used, if so.
-    """
-
-    pef: str
-    target: str
-    device: str
-    executable: str
-    origin: str
-    programs: tuple[str, ...]
-    seconds: Mapping[str, float]
-    fallback: str | None
 
 
 class LoadedGraph:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
 import torch
 
-if TYPE_CHECKING:
-    from sambaflow.samba._session.loaded import LoadedGraph
+
+class OnDevice(Protocol):
+    """A loaded model, as far as its parameters ask it."""
+
+    def parameter(self, parameter: torch.Tensor) -> torch.Tensor:
+        """The device's present values of a parameter."""
+        ...
+
+    def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """The last run's gradient of a parameter."""
+        ...
 
 
 class SambaParameter(torch.nn.Parameter):
@@ -22,7 +31,7 @@ class SambaParameter(torch.nn.Parameter):
     sn_name: str = ""
     host_memory: bool = False
     sn_region_name: str | None = None
-    _sn_graph: LoadedGraph | None = None
+    _sn_graph: OnDevice | None = None
 
     @property
     def sn_data(self) -> torch.Tensor:

@@ -14,7 +14,11 @@ import torch
 from sambaflow.errors import UsageError
 from sambaflow.logging import hint
 from sambaflow.samba._session import distributed as _distributed
+from sambaflow.samba._session.core import session
 from sambaflow.samba.sambatensor import SambaTensor, to_torch
+from sambaflow.samba.utils import checkpoint as checkpoint
+from sambaflow.samba.utils.measuring import measure_performance as measure_performance
+from sambaflow.samba.utils.measuring import measure_sections as measure_sections
 
 get_world_size = _distributed.world_size
 get_rank = _distributed.rank
@@ -39,8 +43,6 @@ def trace_graph(
     and change nothing: gradients of losses are ones unless they are given, and weights always go to
     the device. ``config_dict`` may carry ``pef``.
     """
-    from sambaflow.samba import session
-
     del init_output_grads, mapping, data_parallel_mode, transfer_device
     pef = pef or (config_dict or {}).get("pef") or ""
     return session.trace_graph(model, inputs, optim, pef=pef, loss_indices=loss_indices, **hints)
@@ -167,8 +169,3 @@ def assert_close(
             f"{name}: differs by up to {largest:.3g}, allowed {threshold * scale:.3g}."
         )
     print(f"{name}: largest difference {largest:.3g}, allowed {threshold * scale:.3g}")
-
-
-from sambaflow.samba.utils import checkpoint as checkpoint  # noqa: E402
-from sambaflow.samba.utils.measuring import measure_performance as measure_performance  # noqa: E402
-from sambaflow.samba.utils.measuring import measure_sections as measure_sections  # noqa: E402

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from sambaflow.logging import samba_logger
-from sambaflow.samba import session
-from sambaflow.samba._session import arguments as _arguments
-from sambaflow.samba._session.structure import flat_tensors
+from sambaflow.samba._calls import arguments as _arguments
+from sambaflow.samba._calls.structure import flat_tensors
+from sambaflow.samba._session.core import session
 from sambaflow.samba.sambatensor import SambaTensor
 from sambaflow.samba.utils import assert_close, measure_performance, measure_sections
 from sambaflow.samba.utils.pef_utils import get_pefmeta

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from abele.storage import atomic
+from sambaflow.samba._session.core import session
 from sambaflow.samba._session.loaded import SECTIONS, LoadedGraph
 
 _WARMUP = 3
@@ -58,8 +59,6 @@ def measure_performance(
         and ``samples_per_s`` (from the median).
     """
     del model, n_chips, run_graph_only, use_sambaloader, hints
-    from sambaflow.samba import session
-
     graph = session._loaded()
     sections = ["fwd"] if inference or graph.rule is None else None
     arguments: dict[str, Any] = {"section_types": sections}
@@ -98,8 +97,6 @@ def measure_sections(
         Seconds by section.
     """
     del model, hints
-    from sambaflow.samba import session
-
     graph = session._loaded()
     names = SECTIONS if graph.rule is not None else ("fwd",)
     ones = [torch.ones(graph.traced.outputs[i].shape) for i in graph.traced.starts]
@@ -119,8 +116,6 @@ def measure_sections(
 
 
 def _timed(run: Callable[[], Any], iterations: int, min_duration: float) -> list[float]:
-    from sambaflow.samba import session
-
     graph = session._loaded()
     for _ in range(_WARMUP):
         run()

@@ -12,7 +12,7 @@ from abele.capture import gradient_hooks
 from abele.step import optimizer_arguments
 from abele.step.update_rules import Group, UpdateRule
 from sambaflow.errors import UsageError
-from sambaflow.samba._session.arguments import check
+from sambaflow.samba._calls.arguments import check
 
 _KINDS: tuple[tuple[type, str, dict[str, float]], ...] = (
     (torch.optim.SGD, "sgd", {"dampening": 0.0}),

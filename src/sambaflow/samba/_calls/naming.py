@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from abele.trace.module_state import plain
-from sambaflow.samba._session.arguments import check_model
+from sambaflow.samba._calls.arguments import check_model
 from sambaflow.samba.nn.parameter import SambaParameter
 
 

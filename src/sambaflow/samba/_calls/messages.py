@@ -7,7 +7,6 @@ from typing import Any
 
 from abele.capture.sections import Sectioned
 from sambaflow.logging import hint
-from sambaflow.samba._session.loaded import Report
 
 # Requests that a program may make and that have no meaning here.
 _HINTS = frozenset(
@@ -42,12 +41,3 @@ def say_traced(traced: Sectioned, seconds: float) -> None:
         origin = "with gradient one" if any(kinds) else "with gradients of the caller"
         starts = ", ".join(f"output_{i}" for i in traced.starts)
         say(f"Backward starts from {starts} {origin}")
-
-
-def say_loaded(report: Report) -> None:
-    reason = f" ({report.fallback})" if report.fallback else ""
-    code = {"file": "the file's own code"}.get(report.origin, report.origin)
-    say(
-        f"PEF {report.pef} runs on target {report.target!r}{reason}, device {report.device}, "
-        f"{code}; executable {report.executable[:12]}"
-    )

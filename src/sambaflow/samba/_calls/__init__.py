@@ -1,0 +1,1 @@
+"""What the calls of a session bring, checked and named, and what they print."""
