@@ -108,7 +108,8 @@ def is_private(name):
 
 
 def private_names(tree):
-    chains = {name for name in named(tree) if is_private(name)}
+    names = named(tree)
+    chains = {name for name in names if is_private(name)}
     # Of torch._ops and torch._ops.OpOverload only the longer one says what is used.
     return {name for name in chains if not any(o.startswith(f"{name}.") for o in names)} - ALLOWED
 

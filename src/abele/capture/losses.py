@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import inspect
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -19,31 +20,19 @@ from abele import _torch
 from abele.errors import LossError
 from abele.program import ancestors
 
-LOSS_FUNCTIONS: dict[Callable[..., Any], str] = {
-    F.nll_loss: "nll_loss",
-    F.cross_entropy: "cross_entropy",
-    F.binary_cross_entropy: "binary_cross_entropy",
-    F.binary_cross_entropy_with_logits: "binary_cross_entropy_with_logits",
-    F.mse_loss: "mse_loss",
-    F.l1_loss: "l1_loss",
-    F.smooth_l1_loss: "smooth_l1_loss",
-    F.kl_div: "kl_div",
-    F.poisson_nll_loss: "poisson_nll_loss",
-    F.hinge_embedding_loss: "hinge_embedding_loss",
-    F.cosine_embedding_loss: "cosine_embedding_loss",
-    F.soft_margin_loss: "soft_margin_loss",
-    F.margin_ranking_loss: "margin_ranking_loss",
-    F.triplet_margin_loss: "triplet_margin_loss",
-    F.ctc_loss: "ctc_loss",
-    # The same operators under their names in ``torch``.
-    torch.poisson_nll_loss: "poisson_nll_loss",
-    torch.hinge_embedding_loss: "hinge_embedding_loss",
-    torch.cosine_embedding_loss: "cosine_embedding_loss",
-    torch.margin_ranking_loss: "margin_ranking_loss",
-    torch.triplet_margin_loss: "triplet_margin_loss",
-    torch.kl_div: "kl_div",
-    torch.ctc_loss: "ctc_loss",
-}
+
+def _loss_functions() -> dict[Callable[..., Any], str]:
+    """Every loss of torch with its name: what ``torch.nn.functional`` lets reduce its result."""
+    functions: dict[Callable[..., Any], str] = {}
+    for name, function in inspect.getmembers(F, inspect.isfunction):
+        if not name.startswith("_") and "reduction" in inspect.signature(function).parameters:
+            functions[function] = name
+            # ``torch`` has some of the same operators under the same name.
+            functions[getattr(torch, name, function)] = name
+    return functions
+
+
+LOSS_FUNCTIONS = _loss_functions()
 
 #: The name of a loss that somebody named himself.
 MARKED = "identity_loss"

@@ -214,6 +214,12 @@ LOSSES = [
     ("poisson_nll_loss", F.poisson_nll_loss, R, P),
     ("soft_margin_loss", F.soft_margin_loss, R, lambda: torch.sign(torch.randn(3, 4))),
     ("triplet_margin_loss", F.triplet_margin_loss, R, R, R),
+    ("HuberLoss", nn.HuberLoss(delta=0.4), R, R),
+    ("MultiMarginLoss", nn.MultiMarginLoss(), R, below(4, 3)),
+    ("MultiLabelMarginLoss", nn.MultiLabelMarginLoss(), R, below(4, 3, 4)),
+    ("MultiLabelSoftMarginLoss", nn.MultiLabelSoftMarginLoss(), R, P),
+    ("TripletMarginWithDistanceLoss", nn.TripletMarginWithDistanceLoss(), R, R, R),
+    ("GaussianNLLLoss", nn.GaussianNLLLoss(), R, R, P),
 ]  # fmt: skip
 
 

@@ -50,6 +50,18 @@ LOSSES = {
     F.soft_margin_loss: lambda y: F.soft_margin_loss(y[:, 0], SIGNS),
     F.margin_ranking_loss: lambda y: F.margin_ranking_loss(y[:, 0], y[:, 1], SIGNS),
     F.triplet_margin_loss: lambda y: F.triplet_margin_loss(y, y + 1, y - 1),
+    F.huber_loss: lambda y: F.huber_loss(y, torch.ones(4, 3)),
+    F.gaussian_nll_loss: lambda y: F.gaussian_nll_loss(y, torch.ones(4, 3), torch.ones(4, 3)),
+    F.multi_margin_loss: lambda y: F.multi_margin_loss(y, CLASSES),
+    F.multilabel_margin_loss: lambda y: F.multilabel_margin_loss(y, CLASSES[:, None].expand(4, 3)),
+    F.multilabel_soft_margin_loss: lambda y: F.multilabel_soft_margin_loss(y, torch.ones(4, 3)),
+    F.triplet_margin_with_distance_loss: (
+        lambda y: F.triplet_margin_with_distance_loss(y, y + 1, y - 1)
+    ),
+    F.linear_cross_entropy: lambda y: F.linear_cross_entropy(y, torch.ones(3, 3), CLASSES),
+    torch.binary_cross_entropy_with_logits: (
+        lambda y: torch.binary_cross_entropy_with_logits(y, torch.ones(4, 3))
+    ),
     torch.poisson_nll_loss: lambda y: torch.poisson_nll_loss(
         y, torch.ones(4, 3), True, False, 1e-8, 1
     ),
@@ -77,7 +89,7 @@ def test_each_loss_function_is_found(loss):
     assert updated(loss) == ("weight",)
 
 
-@pytest.mark.parametrize("module", [nn.MSELoss(), nn.L1Loss(), nn.SmoothL1Loss()], ids=repr)
+@pytest.mark.parametrize("module", [nn.MSELoss(), nn.SmoothL1Loss(), nn.HuberLoss()], ids=repr)
 def test_a_loss_module_is_its_function(module):
     assert updated(lambda y: module(y, X)) == ("weight",)
 

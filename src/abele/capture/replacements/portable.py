@@ -57,6 +57,14 @@ def _with_dense_gradient(
     return func(*args, **kwargs)
 
 
+def _with_form(func: Callable, *args: Any, **kwargs: Any) -> Any:
+    result = static_forms.FORMS[func](*args, **kwargs)
+    if func in losses.LOSS_FUNCTIONS:
+        # Whoever looks for losses sees only the functions that the form calls.
+        losses.mark_loss(result, losses.LOSS_FUNCTIONS[func])
+    return result
+
+
 @functools.cache
 def _is_made_of_others(func: Function) -> bool:
     """Whether a function with ``out=`` calls others that may change the shape of what it gets."""
@@ -87,7 +95,7 @@ class _PortableFunctions(TorchFunctionMode):
         if func is F.batch_norm:
             return cumulative_norm.batch_norm(*args, **(kwargs or {}))
         if func in static_forms.FORMS:
-            return static_forms.FORMS[func](*args, **(kwargs or {}))
+            return _with_form(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def _ctc_loss(
