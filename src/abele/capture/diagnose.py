@@ -14,6 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from abele import _torch
+from abele.capture.reshaped_views import ReshapedViews
 from abele.containers import is_array
 from abele.errors import CaptureError, DataDependentError
 from abele.program.aliasing import base
@@ -106,13 +107,16 @@ class _NoPrinting(TorchFunctionMode):
         super().__init__()
         self._shows = shows
         self._arrays: list[_Array] = []
+        self._views = ReshapedViews()
 
-    def check_arrays(self) -> None:
-        """Refuses writes into arrays whose tensors forward computed with afterwards.
+    def check_writes(self) -> None:
+        """Refuses writes that the program does not see as plain PyTorch does.
 
         Raises:
-            CaptureError: in plain PyTorch the tensor has what was written.
+            CaptureError: into an array whose tensor forward computed with afterwards, or into a
+                view that got another shape in place.
         """
+        self._views.check()
         for each in self._arrays:
             if each.is_written() and each.is_read_later():
                 raise CaptureError(
@@ -136,7 +140,7 @@ class _NoPrinting(TorchFunctionMode):
             if is_array(value) and node is not None:
                 self._arrays.append(_Array(node, len(node.graph.nodes), value, value.copy()))
             return value
-        return func(*args, **(kwargs or {}))
+        return self._views.called(func, args, kwargs or {})
 
 
 @contextlib.contextmanager
@@ -155,7 +159,7 @@ def explained(*, shows: bool = False) -> Generator[None]:
     try:
         with _NoPrinting(shows) as mode:
             yield
-        mode.check_arrays()
+        mode.check_writes()
     except Exception as error:
         if _is_data_dependent(error):
             raise DataDependentError(_sentence(error)) from error
