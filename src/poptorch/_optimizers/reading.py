@@ -187,6 +187,16 @@ def _is_variable(optimizer: Any, name: str, value: Any) -> bool:
     return value != (_NEUTRAL.get(name, 1.0) if neutral is None else neutral)
 
 
+_AGAIN = (
+    "Wrap the model again with it: model.destroy(), then poptorch.trainingModel(model, options, "
+    "optimizer)."
+)
+_VARIABLE = (
+    " Numbers but a momentum of 0 can change later if the optimizer is one of poptorch.optim and "
+    "optimizer.variable_attrs.markAsVariable(...) is called before compiling."
+)
+
+
 def replacement(old: UpdateRule, new: UpdateRule) -> UpdateRule:
     """``new`` in the form in which it can take the place of the compiled ``old``.
 
@@ -197,11 +207,10 @@ def replacement(old: UpdateRule, new: UpdateRule) -> UpdateRule:
         new = replace(new, groups=tuple(map(_as_before, old.groups, new.groups)))
     changed = _difference(old, new)
     if changed is not None:
+        difference, is_number = changed
         raise error(
             "The optimizer is not a valid replacement, because it changes what was compiled in: "
-            f"{changed}. Pass the value to the optimizer's constructor or call "
-            "optimizer.variable_attrs.markAsVariable(...) before compiling; for another type or "
-            "other groups, wrap the model again."
+            f"{difference}. {_AGAIN}{_VARIABLE if is_number else ''}"
         )
     return new
 
@@ -213,29 +222,35 @@ def _as_before(old: Group, new: Group) -> Group:
     return new
 
 
-def _difference(old: UpdateRule, new: UpdateRule) -> str | None:
-    """Return the constant in which two rules differ."""
+def _difference(old: UpdateRule, new: UpdateRule) -> tuple[str, bool] | None:
+    """Return what of the constants differs between two rules, and whether it is a number."""
     if (old.kind, len(old.groups)) != (new.kind, len(new.groups)):
-        return (
-            f"the optimizer's type or number of groups: {old.kind} with {len(old.groups)} to "
-            f"{new.kind} with {len(new.groups)}"
-        )
+        described = [f"{rule.kind} with {len(rule.groups)}" for rule in (old, new)]
+        return f"the optimizer's type or number of groups: {' to '.join(described)}", False
     for index, (before, after) in enumerate(zip(old.groups, new.groups, strict=True)):
-        if before.params != after.params:
-            return f"the parameters of group {index}"
-        if before.variable != after.variable:
-            changed = ", ".join(sorted(before.variable ^ after.variable))
-            return f"constant {changed} of group {index} becomes variable, or the reverse"
-        for name, value in before.values.items():
-            if name not in before.variable and after.values.get(name) != value:
-                return f"constant {name} of group {index}: {value} to {after.values.get(name)}"
+        different = _difference_of_groups(index, before, after)
+        if different is not None:
+            return different
     if old.loss_scaling_variable != new.loss_scaling_variable:
-        return "whether loss_scaling is constant or variable"
+        return "whether loss_scaling is constant or variable", True
     if not old.loss_scaling_variable and old.loss_scaling != new.loss_scaling:
-        return f"constant loss_scaling: {old.loss_scaling} to {new.loss_scaling}"
+        return f"constant loss_scaling: {old.loss_scaling} to {new.loss_scaling}", True
     for name in ("max_grad_norm", "accumulator_dtype", "state_dtypes"):
         if getattr(old, name) != getattr(new, name):
-            return f"constant {name}: {getattr(old, name)} to {getattr(new, name)}"
+            return f"constant {name}: {getattr(old, name)} to {getattr(new, name)}", False
+    return None
+
+
+def _difference_of_groups(index: int, before: Group, after: Group) -> tuple[str, bool] | None:
+    if before.params != after.params:
+        return f"the parameters of group {index}", False
+    if before.variable != after.variable:
+        changed = ", ".join(sorted(before.variable ^ after.variable))
+        return f"constant {changed} of group {index} becomes variable, or the reverse", True
+    for name, value in before.values.items():
+        if name not in before.variable and after.values.get(name) != value:
+            difference = f"constant {name} of group {index}: {value} to {after.values.get(name)}"
+            return difference, not isinstance(value, bool)
     return None
 
 

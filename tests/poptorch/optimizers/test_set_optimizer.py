@@ -105,6 +105,22 @@ def test_constants_cannot_change_and_are_named(maker, name, value, named):
 
 
 @pytest.mark.parametrize(
+    ("maker", "name", "value", "variable"),
+    [
+        ("torch", "maximize", True, False),
+        ("torch", "nesterov", True, False),
+        ("torch adam", "eps", 0.1, True),
+    ],
+)
+def test_only_numbers_are_said_to_be_able_to_change_later(maker, name, value, variable):
+    wrapped, _, optimizer = running(MAKERS[maker])
+    _change(optimizer, name, value)
+    with pytest.raises(poptorch.Error, match=r"Wrap the model again .*model\.destroy") as caught:
+        wrapped.setOptimizer(optimizer)
+    assert ("markAsVariable" in str(caught.value)) == variable
+
+
+@pytest.mark.parametrize(
     ("maker", "name", "value"),
     [
         ("torch with all", "weight_decay", 0.2),
