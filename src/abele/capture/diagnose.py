@@ -56,8 +56,6 @@ _STATIC_INSTEAD = {
 # The same for tensors that are not dense.
 _NOT_DENSE = ("Cannot access storage of", "nested_tensor", "quantized nyi in meta tensors")
 
-_REENTRANT = "When use_reentrant=True, torch.utils.checkpoint is incompatible"
-
 _Tensor: Any = torch.Tensor  # its methods have no types
 
 # What reads a tensor's memory without asking an operator.
@@ -154,7 +152,7 @@ def explained(*, shows: bool = False) -> Generator[None]:
 
     Raises:
         DataDependentError: the value that it reads is not there yet.
-        CaptureError: it makes a tensor that is not dense, or checkpoints reentrantly.
+        CaptureError: it makes a tensor that is not dense, or writes what a program does not see.
     """
     try:
         with _NoPrinting(shows) as mode:
@@ -168,12 +166,6 @@ def explained(*, shows: bool = False) -> Generator[None]:
             raise CaptureError(
                 "forward makes a tensor that is not dense, at "
                 f"{file}:{line}: `{code}`; a program computes with dense tensors. {INSTEAD}"
-            ) from error
-        if isinstance(error, RuntimeError) and _REENTRANT in str(error):
-            raise CaptureError(
-                "forward uses torch.utils.checkpoint with use_reentrant=True, which calls backward "
-                "inside backward; a program has one. Pass use_reentrant=False: the numbers are the "
-                "same."
             ) from error
         raise
 

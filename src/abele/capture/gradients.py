@@ -16,6 +16,7 @@ from abele.capture.forward import Forward, state_in_place
 from abele.capture.losses import LossFinder
 from abele.capture.origins import backward_origins
 from abele.capture.recipe import Recipe
+from abele.capture.reentrant import refuse_reentrant_checkpoints
 from abele.capture.user_objects.references import References
 from abele.program import Role
 from abele.step import loss_scaling, reduction
@@ -49,12 +50,16 @@ def gradients_of(
         heads: tensors that forward made.
         seeds: a gradient of each.
         values: the traced slots.
+
+    Raises:
+        CaptureError: backward leads through a reentrant checkpoint.
     """
     params, names = values.of(Role.PARAMETER), recipe.trained
     leaves = [params[name] for name in names]
     for name, leaf in zip(names, leaves, strict=True):
         original = recipe.state.originals[name]
         gradient_hooks.register(leaf, original, name, recipe.loss_scale(values))
+    refuse_reentrant_checkpoints(heads)
     with explained():
         grads: Any = torch.autograd.grad(heads, leaves, seeds, allow_unused=True)
     return {n: g.detach() for n, g in zip(names, grads, strict=True) if g is not None}

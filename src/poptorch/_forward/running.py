@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from abele.capture import losses
+from abele.warn import user_line
 from poptorch._error import error
 
 # What forward is being captured for: None outside, then whether it is training.
@@ -32,17 +33,19 @@ def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
     """
     if reduction not in _REDUCTIONS:
         raise AssertionError(
-            f"Unsupported reduction type {reduction!r} in identity_loss. Use one of {_REDUCTIONS}."
+            f"Unsupported reduction type {reduction!r} in identity_loss, at {user_line()}. Use one "
+            f"of {_REDUCTIONS}."
         )
     if not isinstance(x, torch.Tensor):
         raise error(
-            f"identity_loss takes a torch.Tensor, found {x!r} of type {type(x).__name__}. A loss "
-            "is computed from the model's parameters: pass the tensor itself, not its value."
+            f"identity_loss takes a torch.Tensor, found {x!r} of type {type(x).__name__}, at "
+            f"{user_line()}. A loss is computed from the model's parameters: pass the tensor "
+            "itself, not its value."
         )
     if _capturing.get() and not x.is_floating_point():
         raise error(
-            f"The loss given to identity_loss is of type {x.dtype}, which has no gradient. "
-            "Compute the loss in floating point: identity_loss(x.float(), ...)."
+            f"The loss given to identity_loss is of type {x.dtype}, which has no gradient, at "
+            f"{user_line()}. Compute the loss in floating point: identity_loss(x.float(), ...)."
         )
     loss = x if reduction == "none" else getattr(x, reduction)()
     losses.mark_loss(loss)

@@ -118,8 +118,18 @@ def test_a_lazy_module_trains_after_its_first_call():
 def test_a_reentrant_checkpoint_is_refused_in_training_only():
     model = Loss(Checkpointed())
     assert torch.equal(poptorch.inferenceModel(model, options())(X), model(X).detach())
-    with pytest.raises(poptorch.Error, match="Pass use_reentrant=False"):
+    line = r"at \S+test_unusual_modules.py:\d+: `return torch.utils.checkpoint.checkpoint\(self.fc"
+    with pytest.raises(poptorch.Error, match=rf"{line}.*Pass use_reentrant=False"):
         poptorch.trainingModel(model, options())(X)
+
+
+def test_a_reentrant_checkpoint_of_an_input_is_refused_because_it_would_not_train():
+    class Asking(Checkpointed):
+        def forward(self, x):
+            return super().forward(x.requires_grad_())
+
+    with pytest.raises(poptorch.Error, match="Pass use_reentrant=False"):
+        poptorch.trainingModel(Loss(Asking()), options())(X)
 
 
 @pytest.mark.parametrize("value", [3.0, [torch.ones(1)], None])
@@ -128,3 +138,17 @@ def test_a_loss_that_is_no_tensor_is_refused(value):
         poptorch.Error, match=r"identity_loss takes a torch\.Tensor, found .* of type"
     ):
         poptorch.identity_loss(value, "sum")
+
+
+@pytest.mark.parametrize(
+    ("loss", "reduction", "kind"),
+    [(X, 3.0, AssertionError), (3.0, "sum", poptorch.Error), (X.int(), "sum", poptorch.Error)],
+    ids=["reduction", "value", "dtype"],
+)
+def test_a_wrong_use_of_identity_loss_names_its_line(loss, reduction, kind):
+    class Wrong(nn.Module):
+        def forward(self, x):
+            return poptorch.identity_loss(loss, reduction)
+
+    with pytest.raises(kind, match=r"at \S+test_unusual_modules.py:\d+: `return poptorch.identity"):
+        poptorch.trainingModel(Loss(Wrong()), options())(X)
