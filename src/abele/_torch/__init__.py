@@ -326,7 +326,9 @@ def code_when_run() -> Generator[None]:
         yield
 
 
-def graph_module(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
+def graph_module(
+    root: torch.nn.Module | dict[str, Any], graph: torch.fx.Graph
+) -> torch.fx.GraphModule:
     """Return a graph with the constants of ``root`` that generates its code when it first runs."""
     from torch.fx._lazy_graph_module import _LazyGraphModule
 

@@ -10,6 +10,7 @@ from abele.compile.cache import ExecutableCache
 from abele.errors import IndexCheckError
 from abele.targets.cpu.index_checks import checked
 from abele.targets.reference import Interpreter, Reference
+from abele.trace import control_flow
 from helpers.runs import rule_for, started
 
 ROWS = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
@@ -89,6 +90,78 @@ def test_an_index_found_by_another_index_is_named_by_its_own_line():
         session.step([torch.tensor([0, 7, 1])])
     with pytest.raises(IndexCheckError, match=r"index takes the indices -5 to 4, found 9\."):
         session.step([torch.tensor([0, 2, 1])])
+
+
+def _walk(table, index):
+    """Three rows from each index on, and a sum that no index follows from."""
+    _, total, rest = control_flow.loop(
+        3,
+        lambda i, total, rest: [i + 1, total + F.embedding(i, table), rest @ rest.t()],
+        [index, ONES, table[:3, :3]],
+        _fits,
+    )
+    return total + rest.sum()
+
+
+def _chosen(table, index):
+    sides = lambda a: [table[index] + a], lambda a: [a + 1]
+    return control_flow.choose(index.sum() >= 0, sides, ([ONES], [ONES]), _fits)[0]
+
+
+def _chosen_each_time(table, index):
+    def body(i, total):
+        sides = lambda a: [a + table.index_select(0, i)], lambda a: [a - 1]
+        return [i - 1, *control_flow.choose(i.min() >= 0, sides, ([total], [total]), _fits)]
+
+    return control_flow.loop(3, body, [index, ONES], _fits)[1]
+
+
+def _after_a_loop(table, index):
+    return F.embedding(control_flow.loop(2, lambda i: [i + 1], [index], _fits)[0], table)
+
+
+def _never(table, index):
+    return control_flow.loop(0, lambda i: [table[i][:, 0].long()], [index], _fits)[0]
+
+
+def _fits(*results):
+    pass
+
+
+INSIDE = {
+    "loop": (_walk, [0, 2], [(3, 5), (-1, -1)]),
+    "branch": (_chosen, [4, 0, -9], [(5, 5), (7, 7)]),
+    "branch in a loop": (_chosen_each_time, [4, 1, -3], [(5, 5), (6, 6)]),
+    "after a loop": (_after_a_loop, [0, 2], [(3, 5), (-3, -1)]),
+    "loop of no repetitions": (_never, [7, -9], []),
+}
+
+
+@pytest.mark.parametrize(("function", "right", "wrong"), INSIDE.values(), ids=INSIDE)
+def test_indices_inside_loops_and_branches(function, right, wrong):
+    start = (torch.tensor([0, 0, 0]),)
+    session, _ = started(Indexed(function), start, None, INFER, target=Checking())
+    plain, _ = started(Indexed(function), start, None, INFER, target=Reference())
+    for value in right:
+        index = torch.tensor([value, value, max(value, 0)])
+        (found,), (expected,) = session.step([index]), plain.step([index])
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    for value, named in wrong:
+        with pytest.raises(IndexCheckError, match=rf"checks\.py:\d+ in .* takes .* {named}\.$"):
+            session.step([torch.tensor([0, value, 0])])
+
+
+@pytest.mark.compiler
+def test_a_wrong_index_inside_a_compiled_loop_does_not_end_the_process():
+    reason = get_target("cpu").cannot_compile()
+    if reason is not None:
+        pytest.skip(reason)
+    session, _ = started(Indexed(_walk), (torch.tensor([0, 1, 2]),), None, INFER, target="cpu")
+    with pytest.raises(IndexCheckError, match=r"embedding takes .*, found 5\.$"):
+        session.step([torch.tensor([0, 3, 2])])
+    plain, _ = started(Indexed(_walk), (torch.tensor([0, 1, 2]),), None, INFER, target=Reference())
+    found, expected = (each.step([torch.tensor([0, 1, 2])])[0] for each in (session, plain))
+    torch.testing.assert_close(found, expected)
 
 
 class Classifier(nn.Module):

@@ -1,0 +1,89 @@
+"""Which operators of a program index, by what, and which indices fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from abele._torch import OpOverload
+from abele.program.printing import user_line
+
+# Operators that index along an argument, and the names of their tensor and their index.
+_ALONG = dict.fromkeys(
+    (
+        *("gather", "scatter", "scatter_add", "scatter_reduce", "index_select", "index_add"),
+        *("index_copy", "index_reduce", "index_fill"),
+    ),
+    ("self", "index"),
+)
+_ROWS = dict.fromkeys(
+    ("embedding", "_embedding_bag", "_embedding_bag_forward_only"), ("weight", "indices")
+)
+_LISTS = ("index", "index_put")
+_LOSSES = ("nll_loss_forward", "nll_loss2d_forward")
+_WRAPPING = ("index_fill", "index", "index_put", "take", "put")  # -1 is the last element
+
+
+def name_of(node: torch.fx.Node) -> str:
+    """The operator's name in torch, without its overload; empty if it is none of torch's."""
+    ours = isinstance(node.target, OpOverload) and node.target.namespace == "aten"
+    return str(node.target).split(".")[1] if ours else ""
+
+
+def indices(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, tuple[int, int, int | None]]]:
+    """The indices of an operator; for each the smallest, the largest, and one that is ignored."""
+    for index, size, ignored in _sizes(name_of(node), node):
+        value = index.meta.get("val")
+        if value is None or value.dtype in (torch.bool, torch.uint8) or not value.numel():
+            continue
+        yield index, (-size if name_of(node) in _WRAPPING else 0, size - 1, ignored)
+
+
+def _sizes(name: str, node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, int, int | None]]:
+    if name in _ALONG:
+        tensor, index = (_argument(node, each) for each in _ALONG[name])
+        yield index, _size(tensor, _argument(node, "dim")), None
+    elif name in _ROWS:
+        tensor, index = (_argument(node, each) for each in _ROWS[name])
+        yield index, _size(tensor, 0), None
+    elif name in ("take", "put"):
+        yield _argument(node, "index"), _argument(node, "self").meta["val"].numel(), None
+    elif name in _LOSSES:
+        tensor = _argument(node, "self")
+        size = _size(tensor, min(1, tensor.meta["val"].dim() - 1))
+        yield _argument(node, "target"), size, _argument(node, "ignore_index")
+    elif name in _LISTS:
+        for dim, index in enumerate(_argument(node, "indices")):
+            if index is not None:
+                yield index, _size(_argument(node, "self"), dim), None
+
+
+def _size(tensor: torch.fx.Node, dim: int) -> int:
+    shape = tensor.meta["val"].shape
+    return shape[dim] if shape else 1
+
+
+def _argument(node: torch.fx.Node, name: str) -> Any:
+    assert isinstance(node.target, OpOverload)
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.name == name:
+            given = node.args[position] if position < len(node.args) else argument.default_value
+            return node.kwargs.get(name, given)
+    raise KeyError(f"{node.target} has no argument {name!r}")
+
+
+def message(node: torch.fx.Node, line: str, low: int, high: int, ignored: int | None) -> str:
+    """Say which indices an operator takes; ``line`` is that of the loop or branch it stands in."""
+    name = name_of(node).removesuffix("_only").removesuffix("_forward").strip("_")
+    besides = "" if ignored is None else f" and {ignored}, which it ignores"
+    where = line_of(node) or line
+    return f"{where or 'in this program'}: {name} takes the indices {low} to {high}{besides}"
+
+
+def line_of(node: torch.fx.Node) -> str:
+    """Return the user's line that an operator comes from, or nothing."""
+    found = user_line(node.meta.get("stack_trace"))
+    custom = node.meta.get("custom") or {}
+    return f"{found[0]}:{found[1]} in {found[2]}" if found else custom.get("of_line", "")
