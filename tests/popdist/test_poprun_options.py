@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -150,6 +151,17 @@ print(*sys.modules)
     assert "usage: poprun [options] PROGRAM" in done.stdout
     assert "poprun topology" in done.stdout
     assert {"torch", "numpy", "abele"}.isdisjoint(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--num-instances", "2", "--print-topology"]])
+def test_a_reader_that_has_seen_enough_is_no_error(words):
+    command = [sys.executable, "-m", "popdist.run", *words]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.close()
+        problems = process.stderr.read()
+    assert (process.returncode, problems) == (128 + signal.SIGPIPE, "")
 
 
 def test_versions(capsys):

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         text = parsing.asks_for(arguments)
         if text is not None:
-            sys.stdout.write(text)
+            _show(text)
             return 0
         return _run(*parsing.parse(arguments))
     except Problem as problem:
@@ -45,6 +45,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         logger.warning("Ended by SIGINT before anything was launched")
         return 128 + signal.SIGINT
+    except _NobodyReadsError:
+        return 128 + signal.SIGPIPE
+
+
+class _NobodyReadsError(Exception):
+    """Who reads standard output has seen enough, such as ``head``."""
+
+
+def _show(text: str) -> None:
+    """Write to standard output.
+
+    Raises:
+        _NobodyReadsError: nobody reads it.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        # The interpreter would try to flush once more when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise _NobodyReadsError from error
 
 
 def _run(explicit: dict[str, Any], program: list[str]) -> int:
@@ -66,8 +87,10 @@ def _run(explicit: dict[str, Any], program: list[str]) -> int:
     plan = _plan(options)
     _check_instance(options, plan)
     if options["print_topology"] or verbosity > 1:
-        on_stdout = options["print_topology"]
-        print(table(plan), file=sys.stdout if on_stdout else sys.stderr, flush=True)
+        if options["print_topology"]:
+            _show(f"{table(plan)}\n")
+        else:
+            print(table(plan), file=sys.stderr, flush=True)
     if not program:
         if options["print_topology"]:
             return 0
