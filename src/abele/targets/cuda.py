@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from abele.passes.explicit_alpha import explicit_alpha
-from abele.passes.on_device import on_device
+from abele.passes.of_lowerings.explicit_alpha import explicit_alpha
+from abele.passes.of_lowerings.on_device import on_device
 from abele.program import Program
 from abele.targets import aoti
 from abele.targets.base import Compiled, Lowering, Target, require_code

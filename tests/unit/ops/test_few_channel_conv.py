@@ -7,8 +7,8 @@ import torch
 
 from abele._torch import make_fx
 from abele.ops import few_channel_conv, max_pool
-from abele.passes.few_channel_convolutions import few_channel_convolutions
-from abele.passes.unpadded_max_pools import unpadded_max_pools
+from abele.passes.of_lowerings.few_channel_convolutions import few_channel_convolutions
+from abele.passes.of_lowerings.unpadded_max_pools import unpadded_max_pools
 from abele.program import Program, Role, Slot
 
 aten = torch.ops.aten

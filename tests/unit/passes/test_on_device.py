@@ -3,7 +3,7 @@
 import torch
 
 from abele import StepConfig, capture, passes
-from abele.passes.on_device import on_device
+from abele.passes.of_lowerings.on_device import on_device
 from abele.program import Program
 
 META = torch.device("meta")

@@ -10,11 +10,11 @@ from torch import nn
 
 from abele import capture, passes
 from abele.ops import adam, memory_layout, norm_activation
-from abele.passes.channels_last import channels_last
-from abele.passes.folded_normalisation import folded_normalisation
-from abele.passes.fused_adam import fused_adam
-from abele.passes.fused_normalisation import fused_normalisation
-from abele.passes.pointwise_before_upsampling import pointwise_before_upsampling
+from abele.passes.of_lowerings.channels_last import channels_last
+from abele.passes.of_lowerings.folded_normalisation import folded_normalisation
+from abele.passes.of_lowerings.fused_adam import fused_adam
+from abele.passes.of_lowerings.fused_normalisation import fused_normalisation
+from abele.passes.of_lowerings.pointwise_before_upsampling import pointwise_before_upsampling
 from abele.step.config import StepConfig
 from abele.targets.cpu import TARGET as CPU
 from abele.targets.cpu.op_by_op import choice

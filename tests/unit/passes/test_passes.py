@@ -8,7 +8,7 @@ from abele import passes
 from abele.errors import ProgramError
 from abele.passes import PIPELINE, common_subexpressions, dead_code, identities
 from abele.passes._edit import editable
-from abele.passes.explicit_alpha import explicit_alpha
+from abele.passes.of_lowerings.explicit_alpha import explicit_alpha
 from abele.program import Program, Role, Slot
 from helpers.models import MODELS
 from helpers.runs import assert_same_bits, captured, flat, rule_for, run, started

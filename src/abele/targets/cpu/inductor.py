@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from abele import _torch, kernels
-from abele.passes.explicit_alpha import explicit_alpha
-from abele.passes.few_channel_convolutions import few_channel_convolutions
-from abele.passes.unpadded_max_pools import unpadded_max_pools
+from abele.passes.of_lowerings.explicit_alpha import explicit_alpha
+from abele.passes.of_lowerings.few_channel_convolutions import few_channel_convolutions
+from abele.passes.of_lowerings.unpadded_max_pools import unpadded_max_pools
 from abele.program import Program
 from abele.targets import aoti
 from abele.targets.base import Compiled, Lowering, require_code

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abele import kernels
-from abele.passes.channels_last import channels_last
-from abele.passes.folded_normalisation import folded_normalisation
-from abele.passes.fused_adam import fused_adam
-from abele.passes.fused_normalisation import fused_normalisation
-from abele.passes.pointwise_before_upsampling import pointwise_before_upsampling
+from abele.passes.of_lowerings.channels_last import channels_last
+from abele.passes.of_lowerings.folded_normalisation import folded_normalisation
+from abele.passes.of_lowerings.fused_adam import fused_adam
+from abele.passes.of_lowerings.fused_normalisation import fused_normalisation
+from abele.passes.of_lowerings.pointwise_before_upsampling import pointwise_before_upsampling
 from abele.program import Program
 from abele.targets.base import Compiled, Lowering, require_code
 from abele.targets.cpu.compiler import compiler, instruction_set

@@ -17,7 +17,7 @@ import torch
 from abele import _torch
 from abele.ops import norm_activation
 from abele.passes._edit import editable, finished
-from abele.passes.fused_normalisation import ACTIVATIONS
+from abele.passes.of_lowerings.fused_normalisation import ACTIVATIONS
 from abele.program import Program, is_getitem, writes
 
 aten = torch.ops.aten

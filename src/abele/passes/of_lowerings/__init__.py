@@ -1,0 +1,1 @@
+"""Passes that the lowering of a program applies after the common ones; they may change rounding."""
