@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - torch's own convention
 
-from abele import kernels
 from abele.errors import CorruptExecutable
+from abele.kernels import binding, build
 from abele.ops import adam, norm_activation
-from abele.targets.cpu.op_by_op import calls, library
+from abele.targets.cpu.op_by_op import calls
 
 compiler = shutil.which("g++") or shutil.which("clang++")
 pytestmark = [
@@ -30,12 +30,12 @@ def same_numbers():
 
 @pytest.fixture(scope="module")
 def code():
-    return kernels.op_by_op_library(compiler, "here")
+    return build.shared_library(compiler, "here")
 
 
 @pytest.fixture(scope="module")
 def own(code):
-    return library.load(code)
+    return binding.load(code)
 
 
 def inputs(shape, *, scale=1.0, offset=0.0):
@@ -109,7 +109,7 @@ def test_threads_do_not_change_a_bit(own, monkeypatch):
     grad = grad.contiguous(memory_format=torch.channels_last)
     results = []
     for threads in (1, 2, 5):
-        monkeypatch.setattr(calls, "threads_for", lambda floats, count=threads: count)
+        monkeypatch.setattr(calls, "threads_for", lambda *_, count=threads: count)
         results.append(ours(own, *values, 0.01, grad, True))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
@@ -155,4 +155,4 @@ def test_adam_is_the_rule(own, decay):
 
 def test_a_library_that_is_none_is_refused():
     with pytest.raises(CorruptExecutable, match="kernels cannot be loaded"):
-        library.load(b"no library")
+        binding.load(b"no library")

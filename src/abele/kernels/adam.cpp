@@ -2,10 +2,10 @@
 //
 // The arithmetic is that of update_rules.py, operation by operation, in float32 with corrections in
 // float64. Work is cut into pieces of equal size, wherever tensors begin.
-#include "adam.h"
-
 #include <algorithm>
 #include <cmath>
+
+#include "abi.h"
 
 namespace {
 
@@ -36,8 +36,8 @@ void update(const AbeleAdam& adam, const AbeleAdamTensor& t, double rate, int64_
 
 }  // namespace
 
-void abele_adam(const AbeleAdam* adam, const AbeleAdamTensor* tensors, int64_t count, double rate,
-                int threads) {
+int abele_adam(const AbeleAdam* adam, const AbeleAdamTensor* tensors, int64_t count, double rate,
+               int threads) {
   for (int64_t k = 0; k < count; ++k) *tensors[k].step += 1.0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   for (int64_t k = 0; k < count; ++k) {
@@ -47,4 +47,5 @@ void abele_adam(const AbeleAdam* adam, const AbeleAdamTensor* tensors, int64_t c
       update(*adam, tensors[k], rate, piece * PIECE,
              std::min(tensors[k].size, (piece + 1) * PIECE));
   }
+  return ABELE_OK;
 }

@@ -102,6 +102,7 @@ struct Tile {
   Index weight_plane, weight_row, weight_step;
   Index tap_rows, tap_cols;
   const float* bias;
+  float slope;
   Vec* out;
   Index out_plane, out_step;
 };
@@ -129,6 +130,7 @@ void correlate_tile(const Tile& t) {
     for (int k = 0; k < COLS; ++k) {
       Vec value = sums[r][k];
       if (t.bias != nullptr) value += broadcast(t.bias[r]);
+      if (t.slope != 1.0f) value = value > 0.0f ? value : value * t.slope;
       t.out[r * t.out_plane + k * t.out_step] = value;
     }
 }
@@ -149,6 +151,7 @@ struct CorrelationTask {
   const Columns* plan;
   Index planned;
   const float *packed, *bias;
+  float slope;
   float* samples;
   Index valid;
 
@@ -163,6 +166,7 @@ struct CorrelationTask {
     tile.weight_row = c.dilation_h * c.kernel_w * rows;
     tile.weight_step = c.dilation_w * rows;
     tile.bias = bias == nullptr ? nullptr : bias + first;
+    tile.slope = slope;
     tile.out_plane = height * c.out_width, tile.out_step = c.dilation_w;
     const float* weight = packed + first * in.channels * c.kernel_h * c.kernel_w;
     for (Index y = 0; y < height; ++y)

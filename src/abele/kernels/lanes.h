@@ -6,9 +6,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <new>
+
+#include "calls.h"
 
 namespace abele {
 
@@ -33,18 +33,6 @@ inline void keep(Vec& v) {
 }
 
 using Quad = float __attribute__((vector_size(16)));
-using Index = int64_t;
-
-inline Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
-
-// Part `i` of `n` things cut into `parts` as evenly as possible.
-struct Part {
-  Index begin, size;
-};
-inline Part part(Index n, Index parts, Index i) {
-  const Index begin = n * i / parts;
-  return {begin, n * (i + 1) / parts - begin};
-}
 
 inline Vec broadcast(float value) { return value - Vec{}; }
 
@@ -139,37 +127,5 @@ inline void from_lanes(const Vec* lanes, Index count, float* samples, Index stri
     }
   }
 }
-
-// Memory that a thread keeps between calls; it only grows.
-class Scratch {
- public:
-  ~Scratch() { std::free(memory_); }
-  // Forgets earlier reservations and makes room for `bytes` in all.
-  void reset(size_t bytes) {
-    used_ = 0;
-    if (bytes <= size_) return;
-    std::free(memory_);
-    size_ = (bytes + 4095) / 4096 * 4096;
-    memory_ = static_cast<char*>(std::aligned_alloc(64, size_));
-    if (memory_ == nullptr) {
-      size_ = 0;
-      throw std::bad_alloc();
-    }
-  }
-  template <class T>
-  T* take(Index count) {
-    T* result = reinterpret_cast<T*>(memory_ + used_);
-    used_ += room<T>(count);
-    return result;
-  }
-  template <class T>
-  static size_t room(Index count) {
-    return (count * sizeof(T) + 63) / 64 * 64;
-  }
-
- private:
-  char* memory_ = nullptr;
-  size_t size_ = 0, used_ = 0;
-};
 
 }  // namespace abele

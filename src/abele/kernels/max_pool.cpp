@@ -1,8 +1,12 @@
-// Max pooling; windows of 2x2, by far the most common, eight at a time.
-#include "max_pool.h"
-
+// Max pooling over windows of 2x2, eight at a time: of eight channels, or of eight columns.
+//
+// Images with their channels apart are so many images of one channel. A place takes one byte where
+// an index takes eight, and the way back writes each pixel once instead of clearing an image and
+// scattering into it.
 #include <algorithm>
+#include <cstring>
 
+#include "calls.h"
 #include "lanes.h"
 
 namespace abele {
@@ -11,76 +15,290 @@ namespace {
 constexpr Index WIDTH = 8;
 using Values = float __attribute__((vector_size(WIDTH * sizeof(float))));
 using Places = int32_t __attribute__((vector_size(WIDTH * sizeof(int32_t))));
+using Bytes = uint8_t __attribute__((vector_size(WIDTH)));
 
-// Columns 0, 2, 4, ... and 1, 3, 5, ... of sixteen.
+template <class T>
+T load(const void* from) {
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+template <class T>
+void store(void* to, T value) {
+  std::memcpy(to, &value, sizeof value);
+}
+
+// The larger images.
+struct Images {
+  Index count, channels, height, width;
+  explicit Images(const AbelePool& pool)
+      : count(pool.channels_last ? pool.images : pool.images * pool.channels),
+        channels(pool.channels_last ? pool.channels : 1),
+        height(pool.height),
+        width(pool.width) {}
+  Index row() const { return width * channels; }
+  Index columns() const { return width / 2; }  // of windows
+  Index rows() const { return height / 2; }
+};
+
+// A row of windows: its number in its image, and where it begins in the images and the results.
+struct Row {
+  Index number, large, small;
+};
+
+template <class Body>
+void each_row(const Images& images, int threads, Body body) {
+  const Index windows = images.columns() * images.channels;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (int t = 0; t < threads; ++t) {
+    auto [done, left] = part(images.count * images.rows(), threads, t);
+    while (left > 0) {
+      const Index image = done / images.rows(), first = done % images.rows();
+      const Index count = std::min(left, images.rows() - first);
+      const Index large = (image * images.height + 2 * first) * images.row();
+      for (Index i = 0; i < count; ++i)
+        body(Row{first + i, large + 2 * i * images.row(), (done + i) * windows});
+      done += count, left -= count;
+    }
+  }
+}
+
+// Even and odd columns of sixteen.
 struct Pairs {
   Values even, odd;
-  explicit Pairs(const float* row) {
-    Values low, high;
-    std::memcpy(&low, row, sizeof low);
-    std::memcpy(&high, row + WIDTH, sizeof high);
-    even = ABELE_SHUFFLE(Places, low, high, 0, 2, 4, 6, 8, 10, 12, 14);
-    odd = ABELE_SHUFFLE(Places, low, high, 1, 3, 5, 7, 9, 11, 13, 15);
+  static Pairs from(const float* row) {
+    const Values low = load<Values>(row), high = load<Values>(row + WIDTH);
+    return {ABELE_SHUFFLE(Places, low, high, 0, 2, 4, 6, 8, 10, 12, 14),
+            ABELE_SHUFFLE(Places, low, high, 1, 3, 5, 7, 9, 11, 13, 15)};
+  }
+  void to(float* row) const {
+    store(row, ABELE_SHUFFLE(Places, even, odd, 0, 8, 1, 9, 2, 10, 3, 11));
+    store(row + WIDTH, ABELE_SHUFFLE(Places, even, odd, 4, 12, 5, 13, 6, 14, 7, 15));
   }
 };
 
-// `later` follows `best` in scan order.
-inline void take(Values later, int32_t place, Values& best, Places& places) {
-  const Places taken = (later > best) | (later != later);
-  best = taken ? later : best;
-  places = taken ? places * 0 + place : places;
-}
+// The largest of values that come in scan order, and what was noted of it.
+struct Best {
+  Values value;
+  Places note = {};
+  void take(Values next, int32_t of_next) {
+    const Places taken = (next > value) | (next != next);
+    value = taken ? next : value;
+    note = taken ? note * 0 + of_next : note;
+  }
+};
 
-void eight_windows(const AbelePool& p, const float* x, int32_t place, float* values,
-                   Index* indices) {
-  const Pairs top(x), bottom(x + p.in_width);
-  const int32_t down = static_cast<int32_t>(p.in_width);
-  Values best = top.even;
-  Places offsets = {};
-  take(top.odd, 1, best, offsets);
-  take(bottom.even, down, best, offsets);
-  take(bottom.odd, down + 1, best, offsets);
-  const Places columns = {0, 2, 4, 6, 8, 10, 12, 14};
-  offsets += columns + place;
-  std::memcpy(values, &best, sizeof best);
-  for (Index i = 0; i < WIDTH; ++i) indices[i] = offsets[i];
-}
+enum class Note { NOTHING, PLACE, INDEX };
 
-void window(const AbelePool& p, const float* x, Index place, float* value, Index* index) {
-  Index best = 0;
-  for (Index kh = 0; kh < p.kernel_height; ++kh)
-    for (Index kw = 0; kw < p.kernel_width; ++kw) {
-      const Index at = kh * p.in_width + kw;
-      if (x[at] > x[best] || x[at] != x[at]) best = at;
-    }
-  *value = x[best];
-  *index = place + best;
-}
+// Where results go, and what is noted of each pixel of a window: its place, or how many pixels it
+// comes after the first.
+template <Note NOTE>
+struct Results {
+  float* y;
+  uint8_t* places;
+  int64_t* indices;
+  int32_t down;
 
-void pool_plane(const AbelePool& p, const float* x, float* values, Index* indices) {
-  const bool two = p.kernel_height == 2 && p.kernel_width == 2 && p.stride_width == 2;
-  for (Index y = 0; y < p.out_height; ++y, values += p.out_width, indices += p.out_width) {
-    const Index row = y * p.stride_height * p.in_width;
-    // The last eight windows of a row may overlap those before: doing some twice costs less than
-    // doing them one by one.
-    for (Index i = 0; two && p.out_width >= WIDTH && i < p.out_width; i += WIDTH) {
-      const Index first = std::min(i, p.out_width - WIDTH), place = row + 2 * first;
-      eight_windows(p, x + place, static_cast<int32_t>(place), values + first, indices + first);
-    }
-    for (Index i = 0; !(two && p.out_width >= WIDTH) && i < p.out_width; ++i) {
-      const Index place = row + i * p.stride_width;
-      window(p, x + place, place, values + i, indices + i);
+  int32_t note(int k) const { return NOTE == Note::INDEX ? k % 2 + k / 2 * down : k; }
+  // `before`: index of the first pixel of each window.
+  void write(const Best& best, Index at, Places before) const {
+    store(y + at, best.value);
+    if constexpr (NOTE == Note::PLACE)
+      store(places + at, __builtin_convertvector(best.note, Bytes));
+    if constexpr (NOTE == Note::INDEX) {
+      const Places index = before + best.note;
+      for (Index i = 0; i < WIDTH; ++i) indices[at + i] = index[i];
     }
   }
+  void write(float value, int k, Index at, Index before) const {
+    y[at] = value;
+    if constexpr (NOTE == Note::PLACE) places[at] = static_cast<uint8_t>(k);
+    if constexpr (NOTE == Note::INDEX) indices[at] = before + note(k);
+  }
+};
+
+// One window of one channel; `row` and `next` are the distances to its other pixels.
+template <Note NOTE>
+void one(const float* x, Index next, Index row, const Results<NOTE>& to, Index at, Index before) {
+  const float values[] = {x[0], x[next], x[row], x[row + next]};
+  int best = 0;
+  for (int k = 1; k < 4; ++k)
+    if (values[k] > values[best] || values[k] != values[k]) best = k;
+  to.write(values[best], best, at, before);
 }
+
+template <Note NOTE>
+void eight_columns(const float* x, Index row, const Results<NOTE>& to, Index at, int32_t before) {
+  const Pairs top = Pairs::from(x), bottom = Pairs::from(x + row);
+  Best best = {top.even};
+  best.take(top.odd, to.note(1));
+  best.take(bottom.even, to.note(2));
+  best.take(bottom.odd, to.note(3));
+  to.write(best, at, Places{0, 2, 4, 6, 8, 10, 12, 14} + before);
+}
+
+template <Note NOTE>
+void eight_channels(const float* x, Index next, Index row, const Results<NOTE>& to, Index at,
+                    int32_t before) {
+  Best best = {load<Values>(x)};
+  best.take(load<Values>(x + next), to.note(1));
+  best.take(load<Values>(x + row), to.note(2));
+  best.take(load<Values>(x + row + next), to.note(3));
+  to.write(best, at, Places{} + before);
+}
+
+void one_back(float grad, uint8_t place, Index next, Index row, float* x) {
+  x[0] = place == 0 ? grad : 0.0f;
+  x[next] = place == 1 ? grad : 0.0f;
+  x[row] = place == 2 ? grad : 0.0f;
+  x[row + next] = place == 3 ? grad : 0.0f;
+}
+
+// The gradients of eight windows' pixels at one place.
+struct Back {
+  Values grad;
+  Places place;
+  Back(const float* from, const uint8_t* places)
+      : grad(load<Values>(from)), place(__builtin_convertvector(load<Bytes>(places), Places)) {}
+  Values at(int32_t k) const { return place == k ? grad : Values{}; }
+};
+
+void eight_columns_back(const Back& back, Index row, float* x) {
+  Pairs{back.at(0), back.at(1)}.to(x);
+  Pairs{back.at(2), back.at(3)}.to(x + row);
+}
+
+void eight_channels_back(const Back& back, Index next, Index row, float* x) {
+  store(x, back.at(0));
+  store(x + next, back.at(1));
+  store(x + row, back.at(2));
+  store(x + row + next, back.at(3));
+}
+
+// Calls eight(x, y, column) or one(x, y, column) for the windows of a row, with their places in
+// the images, in the results and in the row.
+template <class Eight, class One>
+void each_column(const Images& images, const Row& r, Eight eight, One one) {
+  const Index columns = images.columns();
+  if (columns < WIDTH) {
+    for (Index i = 0; i < columns; ++i) one(r.large + 2 * i, r.small + i, i);
+    return;
+  }
+  // The last eight may overlap those before: doing some twice costs less than one by one.
+  for (Index i = 0; i < columns; i += WIDTH) {
+    const Index first = std::min(i, columns - WIDTH);
+    eight(r.large + 2 * first, r.small + first, first);
+  }
+}
+
+// The same for eight channels or one of each window.
+template <class Eight, class One>
+void each_channel(const Images& images, const Row& r, Eight eight, One one) {
+  const Index channels = images.channels;
+  for (Index i = 0; i < images.columns(); ++i) {
+    const Index from = r.large + 2 * i * channels, to = r.small + i * channels;
+    Index c = 0;
+    for (; c + WIDTH <= channels; c += WIDTH) eight(from + c, to + c, i);
+    for (; c < channels; ++c) one(from + c, to + c, i);
+  }
+}
+
+// Descriptions come by value: what is written could otherwise be a part of them, for all the
+// compiler knows, and they would be read again for every window.
+template <Note NOTE>
+void pool_columns(const Images images, const Row r, const float* x, const Results<NOTE> to) {
+  const Index row = images.row(), first = r.number * 2 * row;
+  each_column(
+      images, r,
+      [=](Index from, Index at, Index column) {
+        eight_columns(x + from, row, to, at, static_cast<int32_t>(first + 2 * column));
+      },
+      [=](Index from, Index at, Index column) {
+        one(x + from, 1, row, to, at, first + 2 * column);
+      });
+}
+
+template <Note NOTE>
+void pool_channels(const Images images, const Row r, const float* x, const Results<NOTE> to) {
+  const Index next = images.channels, row = images.row(), first = r.number * 2 * images.width;
+  each_channel(
+      images, r,
+      [=](Index from, Index at, Index column) {
+        eight_channels(x + from, next, row, to, at, static_cast<int32_t>(first + 2 * column));
+      },
+      [=](Index from, Index at, Index column) {
+        one(x + from, next, row, to, at, first + 2 * column);
+      });
+}
+
+template <Note NOTE>
+void forward(const Images& images, const float* x, float* y, uint8_t* places, int64_t* indices,
+             int threads) {
+  const Results<NOTE> to = {y, places, indices, static_cast<int32_t>(images.width)};
+  if (images.channels == 1)
+    each_row(images, threads, [=](const Row& r) { pool_columns(images, r, x, to); });
+  else
+    each_row(images, threads, [=](const Row& r) { pool_channels(images, r, x, to); });
+}
+
+// Pixels that belong to no window have no gradient.
+void clear_rest(const Images& images, const Row& r, float* x) {
+  const Index row = images.row();
+  float* from = x + r.large;
+  if (images.width % 2 != 0)
+    for (float* end : {from + row, from + 2 * row}) std::fill(end - images.channels, end, 0.0f);
+  if (images.height % 2 != 0 && r.number == images.rows() - 1)
+    std::fill(from + 2 * row, from + 3 * row, 0.0f);
+}
+
+void back_columns(const Images images, const Row r, const float* grad, const uint8_t* places,
+                  float* x) {
+  const Index row = images.row();
+  each_column(
+      images, r,
+      [=](Index to, Index at, Index) {
+        eight_columns_back(Back(grad + at, places + at), row, x + to);
+      },
+      [=](Index to, Index at, Index) { one_back(grad[at], places[at], 1, row, x + to); });
+  clear_rest(images, r, x);
+}
+
+void back_channels(const Images images, const Row r, const float* grad, const uint8_t* places,
+                   float* x) {
+  const Index next = images.channels, row = images.row();
+  each_channel(
+      images, r,
+      [=](Index to, Index at, Index) {
+        eight_channels_back(Back(grad + at, places + at), next, row, x + to);
+      },
+      [=](Index to, Index at, Index) { one_back(grad[at], places[at], next, row, x + to); });
+  clear_rest(images, r, x);
+}
+
+bool has_code(const Images& images) { return images.height * images.width <= INT32_MAX; }
 
 }  // namespace
 }  // namespace abele
 
-void abele_max_pool(const AbelePool* pool, const float* x, float* values, int64_t* indices,
-                    int threads) {
-  const int64_t in = pool->in_height * pool->in_width, out = pool->out_height * pool->out_width;
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-  for (int64_t plane = 0; plane < pool->planes; ++plane)
-    abele::pool_plane(*pool, x + plane * in, values + plane * out, indices + plane * out);
+using namespace abele;
+
+int abele_max_pool(const AbelePool* pool, const float* x, float* y, uint8_t* places,
+                   int64_t* indices, int threads) {
+  const Images images(*pool);
+  if (!has_code(images) || (places != nullptr && indices != nullptr)) return ABELE_NO_CODE;
+  const auto run = indices != nullptr  ? forward<Note::INDEX>
+                   : places != nullptr ? forward<Note::PLACE>
+                                       : forward<Note::NOTHING>;
+  run(images, x, y, places, indices, threads);
+  return ABELE_OK;
+}
+
+int abele_max_pool_backward(const AbelePool* pool, const float* grad_y, const uint8_t* places,
+                            float* grad_x, int threads) {
+  const Images images(*pool);
+  if (!has_code(images)) return ABELE_NO_CODE;
+  if (images.rows() == 0) std::fill(grad_x, grad_x + images.count * images.row(), 0.0f);
+  const auto run = images.channels == 1 ? back_columns : back_channels;
+  each_row(images, threads, [=](const Row& r) { run(images, r, grad_y, places, grad_x); });
+  return ABELE_OK;
 }

@@ -5,13 +5,9 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/c/shim.h>
 
-#include "few_channel_conv.h"
-#include "max_pool.h"
+#include "conv.h"
 
 namespace {
-
-// Splitting a call costs microseconds; each thread should have this many vector operations to do.
-constexpr int64_t WORK_PER_THREAD = 60000;
 
 // Stops at the first failure and keeps it.
 struct Calls {
@@ -44,29 +40,17 @@ struct Calls {
     return data<T>(*result);
   }
 
-  int threads(int64_t work) {
+  int threads(int64_t floats, int64_t multiply_adds) {
     uint32_t available = 1;
     if (!ok(torch_get_num_threads(&available))) return 1;
-    const int64_t useful = work / WORK_PER_THREAD;
-    return static_cast<int>(useful < 1 ? 1 : useful < available ? useful : available);
+    return abele_threads(floats, multiply_adds, static_cast<int>(available));
   }
 };
 
-int64_t out_size(int64_t in, int64_t kernel, int64_t stride, int64_t pad) {
-  return (in + 2 * pad - kernel) / stride + 1;
-}
-
-AbeleConv describe(const int64_t* x, const int64_t* weight, const int64_t* stride,
-                   const int64_t* padding) {
-  return {x[0],      x[1],       x[2],       x[3],       weight[0],
-          weight[2], weight[3],  stride[0],  stride[1],  padding[0],
-          padding[1], out_size(x[2], weight[2], stride[0], padding[0]),
-          out_size(x[3], weight[3], stride[1], padding[1])};
-}
-
-int64_t multiply_adds(const AbeleConv& c) {
-  return (c.batch + 15) / 16 * c.out_channels * c.out_height * c.out_width * c.in_channels *
-         c.kernel_height * c.kernel_width;
+abele::Conv describe(const int64_t* x, const int64_t* weight, const int64_t* stride,
+                     const int64_t* padding) {
+  return abele::Conv({x[0], x[1], x[2], x[3], weight[0], weight[2], weight[3], stride[0],
+                      stride[1], padding[0], padding[1], 0, 1.0});
 }
 
 }  // namespace
@@ -80,12 +64,12 @@ AOTITorchError aoti_torch_cpu_few_channel_conv(AtenTensorHandle x, AtenTensorHan
   Calls calls;
   const int64_t *x_sizes = calls.sizes(x), *weight_sizes = calls.sizes(weight);
   if (calls.error) return calls.error;
-  const AbeleConv conv = describe(x_sizes, weight_sizes, stride, padding);
-  const int64_t sizes[] = {conv.batch, conv.out_channels, conv.out_height, conv.out_width};
+  const abele::Conv conv = describe(x_sizes, weight_sizes, stride, padding);
+  const int64_t sizes[] = {conv.images, conv.out_channels, conv.out_height, conv.out_width};
   float* y = calls.create(4, sizes, aoti_torch_dtype_float32(), result);
   const float *x_data = calls.data(x), *weight_data = calls.data(weight);
   const float* bias_data = bias == nullptr ? nullptr : calls.data(*bias);
-  const int threads = calls.threads(multiply_adds(conv));
+  const int threads = calls.threads(0, conv.multiply_adds());
   if (calls.error) return calls.error;
   return abele_conv_forward(&conv, x_data, weight_data, bias_data, y, threads);
 }
@@ -97,36 +81,33 @@ AOTITorchError aoti_torch_cpu_few_channel_conv_backward(
   Calls calls;
   const int64_t *x_sizes = calls.sizes(x), *weight_sizes = calls.sizes(weight);
   if (calls.error) return calls.error;
-  const AbeleConv conv = describe(x_sizes, weight_sizes, stride, padding);
+  const abele::Conv conv = describe(x_sizes, weight_sizes, stride, padding);
   const int32_t f32 = aoti_torch_dtype_float32();
   float* dx = grad_x == nullptr ? nullptr : calls.create(4, x_sizes, f32, grad_x);
   float* dw = grad_weight == nullptr ? nullptr : calls.create(4, weight_sizes, f32, grad_weight);
   float* db = grad_bias == nullptr ? nullptr : calls.create(1, weight_sizes, f32, grad_bias);
   const float *grad_data = calls.data(grad), *x_data = calls.data(x);
   const float* weight_data = calls.data(weight);
-  const int threads = calls.threads(((dx != nullptr) + (dw != nullptr)) * multiply_adds(conv));
+  const int64_t passes = (dx != nullptr) + (dw != nullptr);
+  const int threads = calls.threads(0, passes * conv.multiply_adds());
   if (calls.error) return calls.error;
   return abele_conv_backward(&conv, grad_data, x_data, weight_data, dx, dw, db, threads);
 }
 
-AOTITorchError aoti_torch_cpu_max_pool(AtenTensorHandle x, const int64_t* kernel, int64_t,
-                                       const int64_t* stride, int64_t, AtenTensorHandle* values,
+AOTITorchError aoti_torch_cpu_max_pool(AtenTensorHandle x, AtenTensorHandle* values,
                                        AtenTensorHandle* indices) {
   Calls calls;
   const int64_t* sizes = calls.sizes(x);
   if (calls.error) return calls.error;
-  const AbelePool pool = {sizes[0] * sizes[1], sizes[2], sizes[3], kernel[0], kernel[1],
-                          stride[0], stride[1], out_size(sizes[2], kernel[0], stride[0], 0),
-                          out_size(sizes[3], kernel[1], stride[1], 0)};
-  const int64_t out_sizes[] = {sizes[0], sizes[1], pool.out_height, pool.out_width};
+  const AbelePool pool = {sizes[0], sizes[1], sizes[2], sizes[3], 0};
+  const int64_t out_sizes[] = {sizes[0], sizes[1], sizes[2] / 2, sizes[3] / 2};
   const int32_t f32 = aoti_torch_dtype_float32(), i64 = aoti_torch_dtype_int64();
-  float* value_data = calls.create(4, out_sizes, f32, values);
+  float* y = calls.create(4, out_sizes, f32, values);
   int64_t* index_data = calls.create<int64_t>(4, out_sizes, i64, indices);
   const float* x_data = calls.data(x);
-  const int threads = calls.threads(pool.planes * pool.out_height * pool.out_width * 4);
+  const int threads = calls.threads(sizes[0] * sizes[1] * sizes[2] * sizes[3], 0);
   if (calls.error) return calls.error;
-  abele_max_pool(&pool, x_data, value_data, index_data, threads);
-  return AOTI_TORCH_SUCCESS;
+  return abele_max_pool(&pool, x_data, y, nullptr, index_data, threads);
 }
 
 }  // extern "C"

@@ -4,7 +4,7 @@
 #include <array>
 #include <utility>
 
-#include "few_channel_conv.h"
+#include "conv.h"
 #include "images.h"
 
 namespace abele {
@@ -64,7 +64,7 @@ constexpr int TAPS_BLOCKS = MAX_CHANNELS * MAX_TAPS;
 constexpr auto TAPS_KERNELS = taps_kernels(std::make_integer_sequence<int, TAPS_BLOCKS>());
 
 struct WeightGradient {
-  const AbeleConv& conv;
+  const Conv& conv;
   Image grad, x;
 
   // Taps are the columns of the kernel, or, where it has only one, the input channels.

@@ -1,7 +1,6 @@
-"""Max pooling over windows that lie inside the image.
+"""Max pooling over windows of 2x2 that overlap neither each other nor a border.
 
-Computes ``aten.max_pool2d_with_indices`` without padding and dilation. Importing this module
-registers it.
+Computes ``aten.max_pool2d_with_indices`` with these settings. Importing this module registers it.
 """
 
 from __future__ import annotations
@@ -16,25 +15,20 @@ _FORWARD = "abele::max_pool"
 
 torch.library.define(
     _FORWARD,
-    "(Tensor x, int[2] kernel, int[2] stride) -> (Tensor, Tensor)",
+    "(Tensor x) -> (Tensor, Tensor)",
     tags=(torch.Tag.needs_contiguous_strides, torch.Tag.pt2_compliant_tag),
 )
 
 
 @torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
-def _forward(
-    x: torch.Tensor, kernel: list[int], stride: list[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    values, indices = torch.ops.aten.max_pool2d_with_indices(x, kernel, stride)
+def _forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    values, indices = torch.ops.aten.max_pool2d_with_indices(x, [2, 2], [2, 2])
     return values.contiguous(), indices.contiguous()
 
 
 @shapes_of(_FORWARD)
-def _forward_shape(
-    x: torch.Tensor, kernel: list[int], stride: list[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    height, width = ((x.shape[2 + i] - kernel[i]) // stride[i] + 1 for i in (0, 1))
-    shape = (*x.shape[:2], height, width)
+def _forward_shape(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (*x.shape[:2], x.shape[2] // 2, x.shape[3] // 2)
     return x.new_empty(shape), x.new_empty(shape, dtype=torch.int64)
 
 

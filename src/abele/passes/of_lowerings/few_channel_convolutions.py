@@ -5,7 +5,7 @@
 
 and likewise their backward. The library's kernels fill their registers with 16 channels, ours with
 samples. Which is faster was measured with AVX-512 on 1 and 2 cores; see
-``benchmarks/few_channel_conv.py``.
+``benchmarks/convolutions.py``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Replacement of max pooling over windows inside the image by our own kernel.
 
-    a = max_pool2d_with_indices(x, [2, 2], [2, 2])   ->   a = max_pool(x, [2, 2], [2, 2])
+    a = max_pool2d_with_indices(x, [2, 2], [2, 2])   ->   a = max_pool(x)
 
 Generated code compares pixel by pixel; the kernel compares eight windows at a time. Values and
 indices are the same to the bit.
@@ -25,7 +25,7 @@ def unpadded_max_pools(program: Program) -> Program:
     for node in graph.graph.nodes:
         arguments: tuple[Any, ...] = node.args
         if node.target is aten.max_pool2d_with_indices.default and _is_supported(*arguments):
-            substitute(node, max_pool.forward, (arguments[0], [2, 2], [2, 2]))
+            substitute(node, max_pool.forward, (arguments[0],))
     return finished(program, graph)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from abele import _torch, kernels
+from abele import _torch
+from abele.kernels import build
 from abele.targets.base import Lowering, Target
 from abele.targets.cpu.compiler import compiler, instruction_set
 from abele.targets.cpu.inductor import Inductor
@@ -53,7 +54,7 @@ class Cpu(Target):
             "machine": platform.machine(),
             "isa": instruction_set(),
             "options": _torch.default_options_for_cpu(),
-            "kernels": kernels.fingerprint(),
+            "kernels": build.fingerprint(),
         }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from abele import _torch, kernels
+from abele.kernels import build
 from abele.passes.of_lowerings.explicit_alpha import explicit_alpha
 from abele.passes.of_lowerings.few_channel_convolutions import few_channel_convolutions
 from abele.passes.of_lowerings.unpadded_max_pools import unpadded_max_pools
@@ -33,7 +34,7 @@ class Inductor(Lowering):
         path = compiler() or "g++"
         options = _torch.default_options_for_cpu() | _torch.option_for_compiler(path)
         if kernels.used_by(program):
-            library = kernels.static_library(path, instruction_set())
+            library = build.static_library(path, instruction_set())
             options |= _torch.options_for_kernels(library, kernels.shims())
         compiled, _ = aoti.compile_program(program, _HOST, options)
         return checked(program, compiled)

@@ -12,21 +12,7 @@ from typing import Any
 
 import torch
 
-from abele.targets.cpu.op_by_op.library import Adam, AdamTensor, Norm
-
-# A thread's share of memory traffic should be worth waking it, in floats.
-_FLOATS_PER_THREAD = 16384
-
-
-def threads_for(floats: int) -> int:
-    """How many threads a pass over this many floats is worth."""
-    return max(1, min(torch.get_num_threads(), floats // _FLOATS_PER_THREAD))
-
-
-def _check(status: int) -> int:
-    if status > 1:
-        raise MemoryError("A kernel found no memory for its sums.")
-    return status
+from abele.kernels.binding import Adam, AdamTensor, Norm, threads_for
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -43,16 +29,18 @@ def norm_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., A
 
     def norm_activation(x, weight, bias, mean, var, momentum, eps, slope):
         x = _rows(x)
-        norm, threads = _describe(x, slope, momentum, eps), threads_for(x.numel())
+        norm, threads = _describe(x, slope, momentum, eps), threads_for(library, x.numel())
         statistics = x.new_empty((3, x.shape[1]))
         new_mean, new_var = torch.empty_like(mean), torch.empty_like(var)
         inputs = [each.data_ptr() for each in (x, weight, bias, mean, var)]
         outputs = [each.data_ptr() for each in (statistics, new_mean, new_var)]
-        from_y = _check(library.abele_norm_statistics(norm, *inputs, *outputs, threads))
-        y = x if overwrite and from_y else torch.empty_like(x)
+        y_is_enough = ctypes.c_int32()
+        from_y = ctypes.byref(y_is_enough)
+        library.abele_norm_statistics(norm, *inputs, *outputs, from_y, threads)
+        y = x if overwrite and y_is_enough else torch.empty_like(x)
         inputs = [each.data_ptr() for each in (x, weight, bias, statistics)]
-        _check(library.abele_norm_apply(norm, *inputs, y.data_ptr(), threads))
-        return y, y if from_y else x, statistics, new_mean, new_var
+        library.abele_norm_apply(norm, *inputs, y.data_ptr(), threads)
+        return y, y if y_is_enough else x, statistics, new_mean, new_var
 
     return norm_activation
 
@@ -62,12 +50,12 @@ def norm_activation_backward(library: ctypes.CDLL, *, overwrite: bool) -> Callab
 
     def norm_activation_backward(grad, kept, weight, bias, statistics, slope):
         grad = _rows(grad)
-        norm, threads = _describe(kept, slope), threads_for(kept.numel())
+        norm, threads = _describe(kept, slope), threads_for(library, kept.numel())
         grad_x = grad if overwrite else torch.empty_like(grad)
         grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(bias)
         inputs = [each.data_ptr() for each in (grad, kept, weight, bias, statistics)]
         outputs = [each.data_ptr() for each in (grad_x, grad_weight, grad_bias)]
-        _check(library.abele_norm_backward(norm, *inputs, *outputs, threads))
+        library.abele_norm_backward(norm, *inputs, *outputs, threads)
         return grad_x, grad_weight, grad_bias
 
     return norm_activation_backward
@@ -81,7 +69,7 @@ def scale_shift_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable
         y = x if overwrite else torch.empty_like(x)
         pointers = [each.data_ptr() for each in (x, scale, shift, y)]
         norm = _describe(x, slope)
-        _check(library.abele_scale_shift(norm, *pointers, threads_for(x.numel())))
+        library.abele_scale_shift(norm, *pointers, threads_for(library, x.numel()))
         return y
 
     return scale_shift_activation
@@ -100,7 +88,7 @@ def adam(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
         tensors = (AdamTensor * len(params))(
             *((row[0].numel(), *(each.data_ptr() for each in row)) for row in columns)
         )
-        threads = threads_for(sum(each.numel() for each in params))
+        threads = threads_for(library, sum(each.numel() for each in params))
         settings = Adam(beta1, beta2, eps, decay)
         library.abele_adam(settings, tensors, len(params), rate.item(), threads)
         return [*params, *first, *second, *steps]

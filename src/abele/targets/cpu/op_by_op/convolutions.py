@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from abele import _torch
-from abele.errors import CorruptExecutable
-from abele.targets.cpu.op_by_op.calls import threads_for
-from abele.targets.cpu.op_by_op.library import Conv
+from abele.kernels import on_tensors
+from abele.kernels.on_tensors import CHANNELS_LAST
 
 aten = torch.ops.aten
 
@@ -26,9 +25,6 @@ _MOST_WEIGHTS = 32 * 32 * 9
 # The kernel takes that many pixels of a row at once.
 _LEAST_WIDTH = 16
 _LANES = 8
-_ADDS_PER_THREAD = 2**20
-
-NO_CODE = 3  # of image_conv.h
 
 
 def own_convolution(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | None:
@@ -73,64 +69,37 @@ def _sizes_fit(image: torch.Tensor, weight: torch.Size, padding: list[int]) -> b
     )
 
 
-def _describe(x: torch.Tensor, weight: torch.Tensor, slope: float) -> tuple[Conv, int]:
-    images, channels, height, width = x.shape
-    conv = Conv(images, height, width, channels, weight.shape[0], weight.shape[2], slope)
-    return conv, threads_for(16384 * images * height * width * weight.numel() // _ADDS_PER_THREAD)
-
-
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
+    return x.contiguous(memory_format=CHANNELS_LAST)
 
 
-def _check(status: int) -> None:
-    if status == NO_CODE:
-        raise CorruptExecutable(
-            "The executable's kernels lack a convolution of this program. Compile it again."
-        )
-    if status:
-        raise MemoryError("A convolution found no memory for its sums.")
+def _half(weight: torch.Tensor) -> list[int]:
+    return [weight.shape[2] // 2] * 2
 
 
 def _forward(library: ctypes.CDLL, slope: float) -> Callable[..., torch.Tensor]:
     def convolution(x, weight, bias, *_):
-        x, weight = _rows(x), weight.contiguous()
-        conv, threads = _describe(x, weight, slope)
-        shape = (x.shape[0], weight.shape[0], *x.shape[2:])
-        y = torch.empty(shape, memory_format=torch.channels_last)
-        start = None if bias is None else bias.data_ptr()
-        pointers = x.data_ptr(), weight.data_ptr(), start, y.data_ptr()
-        _check(library.abele_conv(conv, *pointers, 0, threads))
-        return y
+        arguments = _rows(x), weight.contiguous(), bias, [1, 1], _half(weight)
+        return on_tensors.conv(library, *arguments, layout=CHANNELS_LAST, slope=slope)
 
     return convolution
 
 
 def _backward(library: ctypes.CDLL, slope: float) -> Callable[..., Any]:
+    del slope  # a convolution with activation has no backward
+
     def convolution_backward(grad, x, weight, sizes, *settings):
-        *settings, (of_x, of_weight, of_bias) = settings
+        *settings, wanted = settings
         grad, x, weight = _rows(grad), _rows(x), weight.contiguous()
-        conv, threads = _describe(x, weight, slope)
         out, inputs = weight.shape[:2]
-        grad_x = grad_weight = None
-        if of_x:
-            grad_x, of_x = torch.empty(x.shape, memory_format=torch.channels_last), False
-            pointers = grad.data_ptr(), weight.data_ptr(), None, grad_x.data_ptr()
-            _check(library.abele_conv(conv, *pointers, 1, threads))
-        if of_weight and out % _LANES == 0 and (inputs == 1 or inputs % _LANES == 0):
-            grad_weight, of_weight = torch.empty_like(weight), False
-            pointers = x.data_ptr(), grad.data_ptr(), grad_weight.data_ptr()
-            _check(library.abele_conv_weight_gradient(conv, *pointers, threads))
-        grad_bias = None
-        if of_x or of_weight:
-            mask = [of_x, of_weight, of_bias]
+        fills = out % _LANES == 0 and (inputs == 1 or inputs % _LANES == 0)
+        ours = [wanted[0], wanted[1] and fills, wanted[2]]
+        arguments = grad, x, weight, [1, 1], _half(weight), ours
+        gradients = on_tensors.conv_backward(library, *arguments, layout=CHANNELS_LAST)
+        if wanted[1] and not fills:
+            mask = [False, True, False]
             rest = aten.convolution_backward(grad, x, weight, sizes, *settings, mask)
-            # What was not asked for is None there.
-            grad_x = rest[0] if grad_x is None else grad_x
-            grad_weight = rest[1] if grad_weight is None else grad_weight
-            grad_bias = rest[2]
-        elif of_bias:
-            grad_bias = grad.sum((0, 2, 3))
-        return grad_x, grad_weight, grad_bias
+            gradients[1] = rest[1]
+        return tuple(gradients)
 
     return convolution_backward

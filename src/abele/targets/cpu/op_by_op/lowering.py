@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abele import kernels
+from abele.kernels import binding, build
 from abele.passes.of_lowerings.channels_last import channels_last
 from abele.passes.of_lowerings.folded_normalisation import folded_normalisation
 from abele.passes.of_lowerings.fused_adam import fused_adam
@@ -12,7 +12,7 @@ from abele.program import Program
 from abele.targets.base import Compiled, Lowering, require_code
 from abele.targets.cpu.compiler import compiler, instruction_set
 from abele.targets.cpu.index_checks import checked
-from abele.targets.cpu.op_by_op import choice, library
+from abele.targets.cpu.op_by_op import choice
 from abele.targets.cpu.op_by_op.build import with_kernels
 
 
@@ -34,11 +34,11 @@ class OpByOp(Lowering):
 
     def compile(self, program: Program) -> Compiled:
         """Compile the kernels, once per machine; seconds, later none."""
-        code = kernels.op_by_op_library(compiler() or "g++", instruction_set())
+        code = build.shared_library(compiler() or "g++", instruction_set())
         return self.load(program, code)
 
     def load(self, program: Program, payload: bytes) -> Compiled:
         """Map the kernels into this process; milliseconds."""
         require_code(payload, "cpu")
-        run = with_kernels(program, library.load(payload))
+        run = with_kernels(program, binding.load(payload))
         return checked(program, Compiled(run, payload))

@@ -1,15 +1,11 @@
-// Direct convolutions on blocks of samples: forward and backward of ordinary NCHW tensors.
-#include "few_channel_conv.h"
-
+// Direct convolutions on blocks of samples: forward and backward of images with channels apart.
 #include "correlation.h"
 #include "weight_gradient.h"
 
 namespace abele {
 namespace {
 
-thread_local Scratch scratch;
-
-Index lane_blocks(const AbeleConv& conv) { return ceil_div(conv.batch, LANES); }
+Index lane_blocks(const Conv& conv) { return ceil_div(conv.images, LANES); }
 
 // A correlation, its packed weights and the room its threads write to.
 struct Correlator {
@@ -21,20 +17,16 @@ struct Correlator {
 
   Index weights() const { return c.out_channels * in_channels * c.kernel_h * c.kernel_w; }
   Index out_room() const { return MAX_ROWS * c.task_pixels(); }
-  size_t room(int threads) const {
-    return Scratch::room<Columns>(c.max_columns()) + Scratch::room<float>(weights()) +
-           Scratch::room<Vec>(threads * out_room());
-  }
-  void prepare(const Packing& packing, Index width, int threads) {
+  void prepare(const Packing& packing, Index width, int threads, Scratch& scratch) {
     plan = scratch.take<Columns>(c.max_columns());
     packed = scratch.take<float>(weights());
     out = scratch.take<Vec>(threads * out_room());
     planned = plan_columns(c, width, plan);
     pack(c, packing, packed);
   }
-  void run(const Team& team, int thread, const Image& in, const float* bias, float* samples,
-           Index valid) const {
-    const CorrelationTask task = {c, in, plan, planned, packed, bias, samples, valid};
+  void run(const Team& team, int thread, const Image& in, const float* bias, float slope,
+           float* samples, Index valid) const {
+    const CorrelationTask task = {c, in, plan, planned, packed, bias, slope, samples, valid};
     const Index tasks = c.blocks() * ceil_div(c.out_height, c.rows_per_task());
     team.share(tasks, [&](Index t) { task(t, out + thread * out_room()); });
   }
@@ -46,8 +38,7 @@ struct Images {
   int count;
   Images(Image shape, Index blocks, int threads)
       : image(shape), count(blocks_per_thread(blocks, threads) ? threads : 1) {}
-  size_t room() const { return Scratch::room<Vec>(count * image.size()); }
-  void prepare() { image.pixels = scratch.take<Vec>(count * image.size()); }
+  void prepare(Scratch& scratch) { image.pixels = scratch.take<Vec>(count * image.size()); }
   Image of(int thread) const {
     Image result = image;
     result.pixels += (count > 1 ? thread : 0) * image.size();
@@ -55,8 +46,10 @@ struct Images {
   }
 };
 
-void forward(const AbeleConv& conv, const float* x, const float* weight, const float* bias,
-             float* y, int threads) {
+}  // namespace
+
+void planes::forward(const Conv& conv, const float* x, const float* weight, const float* bias,
+                     float* y, int threads, Scratch& scratch) {
   Correlator correlator = {{conv.out_channels, conv.out_height, conv.out_width,
                             conv.kernel_height, conv.kernel_width, conv.stride_height,
                             conv.stride_width, conv.pad_height, conv.pad_width, 1, 1},
@@ -66,30 +59,29 @@ void forward(const AbeleConv& conv, const float* x, const float* weight, const f
   Images inputs({conv.in_channels, conv.in_height, conv.in_width, c.left(),
                  c.right(conv.in_width), nullptr},
                 blocks, threads);
-  scratch.reset(inputs.room() + correlator.room(threads));
-  inputs.prepare();
+  inputs.prepare(scratch);
   correlator.prepare({weight, conv.in_channels * taps, taps, conv.in_channels, false},
-                     conv.in_width, threads);
-  const Index in_size = conv.in_channels * conv.in_height * conv.in_width;
-  const Index out_size = conv.out_channels * conv.out_height * conv.out_width;
+                     conv.in_width, threads, scratch);
+  const float slope = static_cast<float>(conv.slope);
   with_teams(blocks, threads, [&](const Team& team, int thread) {
     const Image in = inputs.of(thread);
     for (Index b = team.first_block; b < blocks; b += team.block_step) {
-      const Index n = b * LANES, valid = std::min<Index>(LANES, conv.batch - n);
-      fill(team, in, x + n * in_size, valid);
+      const Index n = b * LANES, valid = std::min<Index>(LANES, conv.images - n);
+      fill(team, in, x + n * conv.in_size(), valid);
       team.wait();
-      correlator.run(team, thread, in, bias, y + n * out_size, valid);
+      correlator.run(team, thread, in, bias, slope, y + n * conv.out_size(), valid);
       team.wait();
     }
   });
 }
+
+namespace {
 
 // Threads with blocks of their own add up weight gradients of their own; the first uses the result.
 struct Partial {
   float *weight, *bias;
   Index weight_size, bias_size;
 
-  size_t room(int count) const { return Scratch::room<float>(count * (weight_size + bias_size)); }
   Partial of(int thread, float* others) const {
     if (thread == 0) return *this;
     float* own = others + (thread - 1) * (weight_size + bias_size);
@@ -103,7 +95,7 @@ struct Partial {
 };
 
 struct Backward {
-  const AbeleConv& conv;
+  const Conv& conv;
   const float *grad, *x;
   float* grad_x;
   const Correlator& correlator;
@@ -111,36 +103,37 @@ struct Backward {
 
   void operator()(const Team& team, int thread, const Partial& result) const {
     const Index blocks = lane_blocks(conv);
-    const Index in_size = conv.in_channels * conv.in_height * conv.in_width;
-    const Index out_size = conv.out_channels * conv.out_height * conv.out_width;
     const WeightGradient weights = {conv, grads.of(thread), inputs.of(thread)};
     for (Index b = team.first_block; b < blocks; b += team.block_step) {
-      const Index n = b * LANES, valid = std::min<Index>(LANES, conv.batch - n);
+      const Index n = b * LANES, valid = std::min<Index>(LANES, conv.images - n);
       const bool first = b == team.first_block;
-      fill(team, weights.grad, grad + n * out_size, valid);
-      if (result.weight != nullptr) fill(team, weights.x, x + n * in_size, valid);
+      fill(team, weights.grad, grad + n * conv.out_size(), valid);
+      if (result.weight != nullptr) fill(team, weights.x, x + n * conv.in_size(), valid);
       team.wait();
       if (result.weight != nullptr)
         team.share(weights.tasks(), [&](Index t) { weights(t, result.weight, first); });
       if (result.bias != nullptr)
         team.share(conv.out_channels, [&](Index o) { weights.bias(o, result.bias, first); });
       if (grad_x != nullptr)
-        correlator.run(team, thread, weights.grad, nullptr, grad_x + n * in_size, valid);
+        correlator.run(team, thread, weights.grad, nullptr, 1.0f, grad_x + n * conv.in_size(),
+                       valid);
       team.wait();
     }
   }
 };
 
-void backward(const AbeleConv& conv, const float* grad, const float* x, const float* weight,
-              float* grad_x, float* grad_weight, float* grad_bias, int threads) {
+}  // namespace
+
+void planes::backward(const Conv& conv, const float* grad, const float* x, const float* weight,
+                      const Gradients& to, int threads, Scratch& scratch) {
   Correlator correlator = {{conv.in_channels, conv.in_height, conv.in_width, conv.kernel_height,
                             conv.kernel_width, 1, 1, conv.kernel_height - 1 - conv.pad_height,
                             conv.kernel_width - 1 - conv.pad_width, conv.stride_height,
                             conv.stride_width},
                            conv.out_channels};
   const Correlation& c = correlator.c;
-  const Index blocks = lane_blocks(conv), taps = c.kernel_h * c.kernel_w;
-  const bool wants_x = grad_x != nullptr;
+  const Index blocks = lane_blocks(conv), taps = conv.taps();
+  const bool wants_x = to.x != nullptr;
   Images grads({conv.out_channels, conv.out_height, conv.out_width, wants_x ? c.left() : 0,
                 wants_x ? c.right(conv.out_width) : 0, nullptr},
                blocks, threads);
@@ -148,15 +141,13 @@ void backward(const AbeleConv& conv, const float* grad, const float* x, const fl
   Images inputs({conv.in_channels, conv.in_height, conv.in_width, conv.pad_width,
                  std::max<Index>(0, reach - conv.pad_width - conv.in_width), nullptr},
                 blocks, threads);
-  const Partial result = {grad_weight, grad_bias, conv.out_channels * conv.in_channels * taps,
-                          conv.out_channels};
-  scratch.reset(grads.room() + inputs.room() + correlator.room(threads) + result.room(threads));
-  grads.prepare();
-  inputs.prepare();
+  const Partial result = {to.weight, to.bias, conv.weights(), conv.out_channels};
+  grads.prepare(scratch);
+  inputs.prepare(scratch);
   correlator.prepare({weight, taps, conv.in_channels * taps, conv.out_channels, true},
-                     conv.out_width, threads);
+                     conv.out_width, threads, scratch);
   float* others = scratch.take<float>(threads * (result.weight_size + result.bias_size));
-  const Backward run = {conv, grad, x, grad_x, correlator, grads, inputs};
+  const Backward run = {conv, grad, x, to.x, correlator, grads, inputs};
   const bool own = blocks_per_thread(blocks, threads);
   const int started = with_teams(blocks, threads, [&](const Team& team, int thread) {
     run(team, thread, result.of(own ? thread : 0, others));
@@ -164,28 +155,4 @@ void backward(const AbeleConv& conv, const float* grad, const float* x, const fl
   for (int thread = 1; own && thread < started; ++thread) result.add(result.of(thread, others));
 }
 
-template <class Body>
-int guarded(Body body) {
-  try {
-    body();
-    return 0;
-  } catch (const std::bad_alloc&) {
-    return 1;
-  }
-}
-
-}  // namespace
 }  // namespace abele
-
-int abele_conv_forward(const AbeleConv* conv, const float* x, const float* weight,
-                       const float* bias, float* y, int threads) {
-  return abele::guarded([&] { abele::forward(*conv, x, weight, bias, y, threads); });
-}
-
-int abele_conv_backward(const AbeleConv* conv, const float* grad, const float* x,
-                        const float* weight, float* grad_x, float* grad_weight,
-                        float* grad_bias, int threads) {
-  return abele::guarded([&] {
-    abele::backward(*conv, grad, x, weight, grad_x, grad_weight, grad_bias, threads);
-  });
-}

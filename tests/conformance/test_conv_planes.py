@@ -1,4 +1,4 @@
-"""The C++ kernels against torch in double precision."""
+"""Convolutions of images with their channels apart, against torch in double precision."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import shutil
 import pytest
 import torch
 
-from abele import kernels
-from abele.errors import CompilerError
-from abele.kernels.direct import Kernels
+from abele.kernels import binding, build, on_tensors
 
 aten = torch.ops.aten
 compiler = shutil.which("g++") or shutil.which("clang++")
@@ -38,8 +36,8 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory):
-    return Kernels(compiler, tmp_path_factory.mktemp("kernels") / "kernels.so")
+def own():
+    return binding.load(build.shared_library(compiler, "here"))
 
 
 def error(found: torch.Tensor, exact: torch.Tensor) -> float:
@@ -75,13 +73,13 @@ def test_forward_and_backward(own, case, batch, threads):
     *_, stride, padding, _ = case
     x, weight, bias, grad = tensors(batch, case)
     for each in (bias, None):
-        found = own.conv(x, weight, each, stride, padding, threads)
+        found = on_tensors.conv(own, x, weight, each, stride, padding, threads=threads)
         plain = aten.conv2d(x, weight, each, stride, padding)
         wide = None if each is None else each.double()
         exact = aten.conv2d(x.double(), weight.double(), wide, stride, padding)
         assert_as_exact_as_torch(found, plain, exact)
     mask = [True] * 3
-    found = own.conv_backward(grad, x, weight, stride, padding, mask, threads)
+    found = on_tensors.conv_backward(own, grad, x, weight, stride, padding, mask, threads=threads)
     plain = backward(grad, x, weight, stride, padding, mask)
     exact = backward(grad.double(), x.double(), weight.double(), stride, padding, mask)
     for ours, theirs, referee in zip(found, plain, exact, strict=True):
@@ -94,8 +92,10 @@ def test_forward_and_backward(own, case, batch, threads):
 def test_gradients_do_not_depend_on_which_are_wanted(own, mask, batch, threads):
     case = CASES[1]
     x, weight, _, grad = tensors(batch, case)
-    found = own.conv_backward(grad, x, weight, (1, 1), (0, 0), mask, threads)
-    everything = own.conv_backward(grad, x, weight, (1, 1), (0, 0), [True] * 3, threads)
+    found = on_tensors.conv_backward(own, grad, x, weight, (1, 1), (0, 0), mask, threads=threads)
+    everything = on_tensors.conv_backward(
+        own, grad, x, weight, (1, 1), (0, 0), [True] * 3, threads=threads
+    )
     for ours, all_, wanted in zip(found, everything, mask, strict=True):
         assert ours is None if not wanted else torch.equal(ours, all_)
 
@@ -104,58 +104,21 @@ def test_gradients_do_not_depend_on_which_are_wanted(own, mask, batch, threads):
 def test_special_values_reach_the_result(own, value):
     x, weight, bias, grad = tensors(17, CASES[1])
     x[16, 3, 6, 6] = value
-    found = own.conv(x, weight, bias, (1, 1), (0, 0))
+    found = on_tensors.conv(own, x, weight, bias, (1, 1), (0, 0), threads=1)
     expected = aten.conv2d(x, weight, bias)
     assert torch.equal(found.isnan(), expected.isnan())
     assert torch.equal(found.isinf(), expected.isinf())
     grad[16, 2, 4, 4] = value
-    found = own.conv_backward(grad, x, weight, (1, 1), (0, 0), [True] * 3)
+    found = on_tensors.conv_backward(own, grad, x, weight, (1, 1), (0, 0), [True] * 3)
     expected = backward(grad, x, weight, (1, 1), (0, 0), [True] * 3)
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours.isfinite(), theirs.isfinite())
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("size", [(2, 2), (5, 7), (26, 26), (17, 150)])
-@pytest.mark.parametrize("kind", ["random", "ties", "special"])
-def test_max_pool_equals_torch(own, kind, size, threads):
-    torch.manual_seed(0)
-    x = torch.randn(3, 5, *size) if kind == "random" else torch.randint(-2, 2, (3, 5, *size)) * 1.0
-    if kind == "special":
-        x[torch.rand_like(x) < 0.3] = math.nan
-        x[torch.rand_like(x) < 0.2] = -math.inf
-    values, indices = own.max_pool(x, (2, 2), (2, 2), threads)
-    expected, expected_indices = aten.max_pool2d_with_indices(x, [2, 2], [2, 2])
-    assert torch.equal(indices, expected_indices)
-    torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
-
-
-def test_a_compiler_that_fails_is_named_and_quoted(tmp_path, monkeypatch):
-    broken = tmp_path / "broken.cpp"
-    broken.write_text("#error this is not C++\n")
-    monkeypatch.setattr(kernels, "KERNELS", (str(broken),))
-    with pytest.raises(CompilerError, match="could not be compiled") as caught:
-        kernels.shared_library(compiler, tmp_path / "kernels.so")
-    assert "this is not C++" in caught.value.log
-
-
-@pytest.fixture
-def cache_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(kernels, "KERNELS", ("max_pool.cpp",))
-    kernels.cache_folder.cache_clear()
-    yield tmp_path
-    kernels.cache_folder.cache_clear()
-
-
-def test_the_static_library_is_compiled_once(cache_folder):
-    first = kernels.static_library(compiler, "here")
-    stamp = first.stat().st_mtime_ns
-    assert kernels.static_library(compiler, "here") == first
-    assert first.stat().st_mtime_ns == stamp
-    assert list((cache_folder / "abele").iterdir()) == [first]
-
-
-def test_a_cache_that_cannot_be_written_costs_only_time(cache_folder):
-    (cache_folder / "abele").write_text("a file where the folder should be")
-    assert kernels.static_library(compiler, "here").exists()
+@pytest.mark.parametrize("slope", [0.0, 0.1])
+def test_an_activation_is_a_part_of_forward(own, slope):
+    x, weight, bias, _ = tensors(17, CASES[1])
+    plain = on_tensors.conv(own, x, weight, bias, (1, 1), (0, 0), threads=1)
+    found = on_tensors.conv(own, x, weight, bias, (1, 1), (0, 0), slope=slope, threads=1)
+    assert (plain < 0).any()
+    assert torch.equal(found, torch.where(plain > 0, plain, plain * slope))

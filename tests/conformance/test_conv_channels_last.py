@@ -1,8 +1,7 @@
-"""The convolutions of images with few channels against torch in double precision."""
+"""Convolutions of channels-last images with few channels, against torch in double precision."""
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import math
 import platform
@@ -12,9 +11,10 @@ import subprocess
 import pytest
 import torch
 
-from abele import kernels
-from abele.targets.cpu.op_by_op import convolutions, library
-from abele.targets.cpu.op_by_op.library import Conv
+from abele.errors import CorruptExecutable
+from abele.kernels import binding, build
+from abele.kernels.binding import Conv
+from abele.targets.cpu.op_by_op import convolutions
 
 aten = torch.ops.aten
 compiler = shutil.which("g++") or shutil.which("clang++")
@@ -44,12 +44,14 @@ CANARY, WORDS = 12345.0, 64
 
 @pytest.fixture(scope="module")
 def own():
-    return library.load(kernels.op_by_op_library(compiler, "here"))
+    return binding.load(build.shared_library(compiler, "here"))
 
 
 def described(case, slope=1.0):
     images, inputs, out, kernel, height, width = case
-    return Conv(images, height, width, inputs, out, kernel, slope)
+    half = kernel // 2
+    sizes = images, inputs, height, width, out, kernel, kernel
+    return Conv(*sizes, 1, 1, half, half, 1, slope)
 
 
 def tensors(case):
@@ -80,23 +82,26 @@ def taken_out(memory, shape, *, image):
     return inner.view(images, height, width, channels).permute(0, 3, 1, 2)
 
 
-def convolved(own, case, x, weight, bias=None, *, slope=1.0, back=False, threads=1):
-    images, inputs, out, _, height, width = case
-    shape = (images, inputs if back else out, height, width)
+def convolved(own, case, x, weight, bias=None, *, slope=1.0, threads=1):
+    images, _, out, _, height, width = case
+    shape = (images, out, height, width)
     memory, inner = guarded(shape)
     start = None if bias is None else bias.data_ptr()
     pointers = x.data_ptr(), weight.data_ptr(), start, inner.data_ptr()
-    assert own.abele_conv(described(case, slope), *pointers, int(back), threads) == 0
+    own.abele_conv_forward(described(case, slope), *pointers, threads)
     return taken_out(memory, shape, image=True)
 
 
-def of_weight(own, case, x, grad, *, threads=1):
-    _, inputs, out, kernel, *_ = case
-    shape = (out, inputs, kernel, kernel)
-    memory, inner = guarded(shape)
-    pointers = x.data_ptr(), grad.data_ptr(), inner.data_ptr()
-    assert own.abele_conv_weight_gradient(described(case), *pointers, threads) == 0
-    return taken_out(memory, shape, image=False)
+def gradient(own, case, which, x, weight, grad, *, threads=1):
+    """That of x, weight or bias: 0, 1 or 2."""
+    images, inputs, out, kernel, height, width = case
+    shapes = (images, inputs, height, width), (out, inputs, kernel, kernel), (out,)
+    memory, inner = guarded(shapes[which])
+    results = [None, None, None]
+    results[which] = inner.data_ptr()
+    pointers = grad.data_ptr(), x.data_ptr(), weight.data_ptr(), *results
+    own.abele_conv_backward(described(case), *pointers, threads)
+    return taken_out(memory, shapes[which], image=which == 0)
 
 
 def has_weight_gradient(case):
@@ -109,7 +114,8 @@ def exactly(case, x, weight, bias, grad, slope):
     y = aten.conv2d(x, weight, None if bias is None else bias.double(), [1, 1], half)
     y = torch.where(y > 0, y, y * slope)
     rest = None, [1, 1], half, [1, 1], False, [0, 0], 1, [True, True, False]
-    return y, *aten.convolution_backward(grad, x, weight, *rest)[:2]
+    of_x, of_weight, _ = aten.convolution_backward(grad, x, weight, *rest)
+    return y, of_x, of_weight, grad.sum((0, 2, 3))
 
 
 def error(found, exact):
@@ -119,11 +125,11 @@ def error(found, exact):
 def check(own, case):
     x, weight, bias, grad = tensors(case)
     for slope, start in itertools.product((1.0, 0.01, 0.0), (bias, None)):
-        y, of_x, wanted = exactly(case, x, weight, start, grad, slope)
+        y, *gradients = exactly(case, x, weight, start, grad, slope)
         assert error(convolved(own, case, x, weight, start, slope=slope), y) < 5e-7
-    assert error(convolved(own, case, grad, weight, back=True), of_x) < 5e-7
-    if has_weight_gradient(case):
-        assert error(of_weight(own, case, x, grad), wanted) < 5e-7
+    for which, exact in enumerate(gradients):
+        if which != 1 or has_weight_gradient(case):
+            assert error(gradient(own, case, which, x, weight, grad), exact) < 5e-7
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -138,8 +144,8 @@ def test_threads_do_not_change_a_bit(own, case):
     def results(threads):
         settings = {"threads": threads}
         yield convolved(own, case, x, weight, bias, **settings)
-        yield convolved(own, case, grad, weight, back=True, **settings)
-        yield of_weight(own, case, x, grad, **settings)
+        for which in range(3):
+            yield gradient(own, case, which, x, weight, grad, **settings)
 
     alone = list(results(1))
     for threads in (2, 5):
@@ -151,12 +157,10 @@ def test_weight_gradients_of_a_large_image_keep_their_digits(own):
     case = (1, 8, 8, 3, 320, 512)
     x, weight, _, grad = tensors(case)
     x += 3
-    assert (
-        error(
-            of_weight(own, case, x, grad, threads=2), exactly(case, x, weight, None, grad, 1.0)[2]
-        )
-        < 2e-6
-    )
+    _, _, *exact = exactly(case, x, weight, None, grad, 1.0)
+    for which in (1, 2):
+        found = gradient(own, case, which, x, weight, grad, threads=2)
+        assert error(found, exact[which - 1]) < 2e-6
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -167,8 +171,9 @@ def test_what_is_not_finite_reaches_its_neighbours_and_nobody_else(own, bad):
     found = convolved(own, case, x, weight, bias).isfinite()
     assert torch.equal(found, aten.conv2d(x, weight, bias, [1, 1], [1, 1]).isfinite())
     assert found.logical_not().sum() == 8 * 3 * 2
-    assert of_weight(own, case, x, grad)[:, 2].isfinite().all()
-    assert not of_weight(own, case, x, grad)[:, 3].isfinite().any()
+    of_weight = gradient(own, case, 1, x, weight, grad)
+    assert of_weight[:, 2].isfinite().all()
+    assert not of_weight[:, 3].isfinite().any()
 
 
 @pytest.mark.parametrize(
@@ -178,9 +183,29 @@ def test_what_has_no_code_is_refused_and_not_computed(own, case):
     x, weight, bias, _ = tensors(case)
     y = torch.full_like(x, CANARY)
     pointers = x.data_ptr(), weight.data_ptr(), bias.data_ptr(), y.data_ptr()
-    status = own.abele_conv(described(case), *pointers, 0, 1)
-    assert status == convolutions.NO_CODE
+    with pytest.raises(CorruptExecutable, match="abele_conv_forward has no code for these sizes"):
+        own.abele_conv_forward(described(case), *pointers, 1)
     assert (y == CANARY).all()
+
+
+@pytest.mark.parametrize("field", ["stride_width", "pad_height", "kernel_height"])
+def test_a_description_that_is_not_plain_has_no_code(own, field):
+    case = CASES[3]
+    x, weight, bias, _ = tensors(case)
+    description = described(case)
+    setattr(description, field, 2)
+    y = torch.full_like(x, CANARY)
+    pointers = x.data_ptr(), weight.data_ptr(), bias.data_ptr(), y.data_ptr()
+    with pytest.raises(CorruptExecutable, match="has no code"):
+        own.abele_conv_forward(description, *pointers, 1)
+    assert (y == CANARY).all()
+
+
+def test_a_weight_gradient_without_code_is_refused(own):
+    case = (1, 5, 7, 3, 6, 19)
+    x, weight, _, grad = tensors(case)
+    with pytest.raises(CorruptExecutable, match="abele_conv_backward has no code"):
+        gradient(own, case, 1, x, weight, grad)
 
 
 # -- which convolutions are given to the kernels ---------------------------------------------------
@@ -251,13 +276,14 @@ def test_backward_gives_what_was_asked_for(own, capable, case, mask):
 # -- other processors and compilers ----------------------------------------------------------------
 
 
-def library_for(path, *flags):
+def library_for(folder, *flags):
     """The kernels compiled otherwise, with every warning an error."""
-    source = kernels.FOLDER / "image_conv.cpp"
-    usual = [flag for flag in kernels.FLAGS if flag != "-march=native"]
-    command = [compiler, *usual, "-fvisibility=default", "-Wall", "-Wextra", "-Werror", *flags]
-    subprocess.run([*command, "-shared", "-o", str(path), str(source)], check=True)
-    return library.typed_convolutions(ctypes.CDLL(str(path)))
+    usual = [flag for flag in build.FLAGS if flag != "-march=native"]
+    flags = *usual, "-Wall", "-Wextra", "-Werror", *flags
+    objects = build.compiled(compiler, str(folder), build.KERNELS, flags)
+    path = folder / "kernels.so"
+    subprocess.run([compiler, "-shared", "-fopenmp", "-o", str(path), *objects], check=True)
+    return binding.bound(path)
 
 
 x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="flags of x86")
@@ -267,7 +293,7 @@ x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="
 @pytest.mark.thorough
 @pytest.mark.parametrize("flag", ["-march=native", "-march=haswell", "-march=x86-64"])
 def test_processors_with_narrower_registers_compute_the_same(tmp_path, flag):
-    narrow = library_for(tmp_path / "narrow.so", flag)
+    narrow = library_for(tmp_path, flag)
     for case in CASES:
         check(narrow, case)
     if flag != "-march=native":

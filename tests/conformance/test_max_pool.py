@@ -1,4 +1,4 @@
-"""Max pooling of channels-last images as programs run operator by operator do it, against torch."""
+"""Max pooling of both layouts, and as programs that run operator by operator do it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import shutil
 import pytest
 import torch
 
-from abele import kernels
-from abele.targets.cpu.op_by_op import library, pools
+from abele.errors import CorruptExecutable
+from abele.kernels import binding, build, on_tensors
+from abele.targets.cpu.op_by_op import pools
 
 aten = torch.ops.aten
 compiler = shutil.which("g++") or shutil.which("clang++")
@@ -25,16 +26,58 @@ SHAPES = [(1, 8, 2, 2), (2, 8, 6, 10), (3, 5, 4, 8), (2, 21, 8, 4), (1, 1, 6, 6)
 
 @pytest.fixture(scope="module")
 def own():
-    return library.load(kernels.op_by_op_library(compiler, "here"))
+    return binding.load(build.shared_library(compiler, "here"))
 
 
-def images(shape, kind="random"):
+def images(shape, kind="random", layout=torch.channels_last):
     torch.manual_seed(3)
     x = torch.randn(shape) if kind == "random" else torch.randint(-2, 2, shape) * 1.0
     if kind == "special":
         x[torch.rand_like(x) < 0.3] = math.nan
         x[torch.rand_like(x) < 0.2] = -math.inf
-    return x.contiguous(memory_format=torch.channels_last)
+    return x.contiguous(memory_format=layout)
+
+
+# Rows of fewer than eight windows, of eight, and of some more; one channel, eight, and some more.
+BOTH = [*SHAPES, (3, 5, 5, 7), (3, 2, 17, 150), (1, 9, 2, 33), (2, 3, 26, 26), (1, 1, 3, 16)]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", BOTH, ids=str)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("kind", ["random", "ties", "special"])
+def test_a_kernel_equals_torch_in_both_layouts(own, kind, layout, shape, threads):
+    x = images(shape, kind, layout)
+    wanted, wanted_indices = aten.max_pool2d_with_indices(x, [2, 2], [2, 2])
+    settings = {"layout": layout, "threads": threads}
+    for note in ({}, {"places": True}, {"indices": True}):
+        y, places, indices = on_tensors.max_pool(own, x, **note, **settings)
+        torch.testing.assert_close(y, wanted, rtol=0, atol=0, equal_nan=True)
+        assert (places is None, indices is None) == ("places" not in note, "indices" not in note)
+        if indices is not None:
+            assert torch.equal(indices, wanted_indices)
+        if places is not None:
+            grad = torch.randn_like(y)
+            found = on_tensors.max_pool_backward(own, grad, x.shape, places, **settings)
+            exact = aten.max_pool2d_with_indices_backward(grad, x, *SETTINGS, wanted_indices)
+            assert torch.equal(found, exact)
+
+
+def test_an_image_without_a_window_has_no_gradient(own):
+    places = torch.empty(2, 3, 0, 4, dtype=torch.uint8)
+    shape = torch.Size((2, 3, 1, 8))
+    found = on_tensors.max_pool_backward(own, torch.empty(2, 3, 0, 4), shape, places)
+    assert torch.equal(found, torch.zeros(shape))
+
+
+def test_places_and_indices_at_once_have_no_code(own):
+    with pytest.raises(CorruptExecutable, match="abele_max_pool has no code"):
+        on_tensors.max_pool(own, torch.randn(1, 1, 4, 4), places=True, indices=True)
+
+
+def test_a_tensor_of_another_layout_is_refused(own):
+    with pytest.raises(ValueError, match=r"The kernels want torch.channels_last, not strides"):
+        on_tensors.max_pool(own, torch.randn(2, 3, 4, 4), layout=torch.channels_last)
 
 
 def nodes(shape, settings=SETTINGS, *, read=True, shown=False, dtype=torch.float32):
@@ -71,7 +114,7 @@ def test_threads_do_not_change_a_bit(own, monkeypatch):
     pool, backward = (pools.own_pool(node, own) for node in nodes(SHAPES[-1]))
     x, results = images(SHAPES[-1]), []
     for threads in (1, 3):
-        monkeypatch.setattr(pools, "threads_for", lambda floats, count=threads: count)
+        monkeypatch.setattr(on_tensors, "threads_for", lambda *_, count=threads: count)
         y, places = pool(x, *SETTINGS)
         results.append((y, places, backward(y, x, *SETTINGS, places)))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
@@ -100,8 +143,7 @@ def test_images_in_the_default_order_are_the_librarys(own):
     [
         {"shown": True},
         {"dtype": torch.float64},
-        {"shape": (2, 8, 7, 10)},
-        {"shape": (2, 8, 6, 11)},
+        {"shape": (2, 8, 7, 10), "settings": ([2, 2], [2, 2], [0, 0], [1, 1], True)},
         {"settings": ([3, 3], [2, 2], [0, 0], [1, 1], False)},
         {"settings": ([2, 2], [1, 1], [0, 0], [1, 1], False)},
         {"settings": ([2, 2], [2, 2], [1, 1], [1, 1], False)},

@@ -1,0 +1,130 @@
+// Every function and structure of the kernels' library, for whoever calls it.
+//
+// This is plain C that includes nothing but <stdint.h>, and the library needs neither torch nor
+// Python: link the archive, or open the shared object, and call. binding.py says the same in ctypes.
+//
+// Tensors are dense and of float32 unless said otherwise. Images are [images, channels, height,
+// width]; with `channels_last` that is their shape, and memory has [images, height, width,
+// channels]. Weights of convolutions are [out, in, height, width]. Results are written by the
+// callee into memory of the caller, and may not overlap an argument unless a comment says so.
+//
+// `threads`: how many may work, at least 1; `abele_threads` says how many are worth waking. Kernels
+// keep up to 64 MiB for each calling thread between calls, and free it when the thread ends.
+#ifndef ABELE_ABI_H
+#define ABELE_ABI_H
+
+#include <stdint.h>
+
+#ifdef __GNUC__
+#define ABELE_API __attribute__((visibility("default")))
+#else
+#define ABELE_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// What functions return; without ABELE_OK their results mean nothing, and without code none are
+// written.
+enum { ABELE_OK = 0, ABELE_NO_MEMORY = 1, ABELE_NO_CODE = 2 };
+
+// How many of `available` threads a pass over this many floats with this many multiply-adds keeps
+// busy; at least 1.
+ABELE_API int abele_threads(int64_t floats, int64_t multiply_adds, int available);
+
+// -- convolution, without groups and dilation --------------------------------------------------
+
+typedef struct AbeleConv {
+  int64_t images, in_channels, in_height, in_width;
+  int64_t out_channels, kernel_height, kernel_width;
+  int64_t stride_height, stride_width, pad_height, pad_width;
+  int64_t channels_last;  // 0 or 1
+  double slope;           // of an activation of the result below zero; 1 for none
+} AbeleConv;
+
+// With `channels_last` there is code for stride 1, kernels of 1x1, 3x3 and 5x5, padding that keeps
+// the size, and rows of at least 16 pixels (8 without AVX-512).
+//
+// y = activation(x * weight + bias); `bias` may be null.
+ABELE_API int abele_conv_forward(const AbeleConv* conv, const float* x, const float* weight,
+                                 const float* bias, float* y, int threads);
+
+// Gradients of x, weight and bias from `grad`, that of x * weight + bias; those that are null are
+// not computed. With `channels_last` there is code for that of the weight where the outputs are a
+// multiple of 8 and the inputs too, or one.
+ABELE_API int abele_conv_backward(const AbeleConv* conv, const float* grad, const float* x,
+                                  const float* weight, float* grad_x, float* grad_weight,
+                                  float* grad_bias, int threads);
+
+// -- max pooling, windows of 2x2 that do not overlap -------------------------------------------
+
+// Of the larger images. A last row or column that fills no window belongs to none.
+typedef struct AbelePool {
+  int64_t images, channels, height, width;
+  int64_t channels_last;  // 0 or 1
+} AbelePool;
+
+// Largest value of each window, and one of two notes where it came from, or none: its place is 0 to
+// 3 in scan order, its index counts the pixels of the image before it. NaN counts as largest; the
+// first of equal values is taken, and the last NaN, as torch does. There is code for images of less
+// than 2^31 pixels, and not for both notes.
+ABELE_API int abele_max_pool(const AbelePool* pool, const float* x, float* y, uint8_t* places,
+                             int64_t* indices, int threads);
+
+// Each gradient goes to the place its value came from; the others get zero.
+ABELE_API int abele_max_pool_backward(const AbelePool* pool, const float* grad_y,
+                                      const uint8_t* places, float* grad_x, int threads);
+
+// -- batch normalisation of channels-last images with its activation ---------------------------
+
+typedef struct AbeleNorm {
+  int64_t rows, channels;       // rows: images times pixels
+  double momentum, eps, slope;  // slope: of the activation below zero; 1 for none
+} AbeleNorm;
+
+// `statistics` is [3][channels]: mean, 1 / standard deviation, and whether y alone is enough for
+// backward, which `*from_y` says too: 0 or 1.
+ABELE_API int abele_norm_statistics(const AbeleNorm* norm, const float* x, const float* weight,
+                                    const float* bias, const float* mean, const float* var,
+                                    float* statistics, float* new_mean, float* new_var,
+                                    int32_t* from_y, int threads);
+
+// y = activation(normalised x * weight + bias); y may be x.
+ABELE_API int abele_norm_apply(const AbeleNorm* norm, const float* x, const float* weight,
+                               const float* bias, const float* statistics, float* y, int threads);
+
+// Gradients from that of y. `kept` is y where `statistics` say so, else x. `grad_x` may be `grad`.
+ABELE_API int abele_norm_backward(const AbeleNorm* norm, const float* grad, const float* kept,
+                                  const float* weight, const float* bias, const float* statistics,
+                                  float* grad_x, float* grad_weight, float* grad_bias,
+                                  int threads);
+
+// y = activation(x * scale + shift), with `scale` and `shift` for each channel; y may be x.
+ABELE_API int abele_scale_shift(const AbeleNorm* norm, const float* x, const float* scale,
+                                const float* shift, float* y, int threads);
+
+// -- Adam, over many parameters at once --------------------------------------------------------
+
+typedef struct AbeleAdam {
+  double beta1, beta2, eps, decay;  // decay: decoupled from the gradient
+} AbeleAdam;
+
+// One parameter, updated in place. `step` counts updates.
+typedef struct AbeleAdamTensor {
+  int64_t size;
+  float* param;
+  float* first;
+  float* second;
+  const float* grad;
+  double* step;
+} AbeleAdamTensor;
+
+ABELE_API int abele_adam(const AbeleAdam* adam, const AbeleAdamTensor* tensors, int64_t count,
+                         double rate, int threads);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif  // ABELE_ABI_H

@@ -1,0 +1,162 @@
+"""The kernels' library in Python: what ``abi.h`` declares, as ctypes.
+
+Every call checks what the function returns. A test compares this file with the header.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from abele.errors import CorruptExecutable
+from abele.kernels.build import cache_folder
+from abele.storage import atomic
+
+_LOADED: dict[str, ctypes.CDLL] = {}
+_LOADING = threading.Lock()
+#: Of what functions return; every other status means that there is no code.
+OK, NO_MEMORY = 0, 1
+
+
+def _integers(*names: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_int64) for name in names]
+
+
+def _doubles(*names: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_double) for name in names]
+
+
+class Conv(ctypes.Structure):
+    """``AbeleConv``: sizes of the images, the kernel and the way it moves."""
+
+    _fields_ = [
+        *_integers("images", "in_channels", "in_height", "in_width"),
+        *_integers("out_channels", "kernel_height", "kernel_width"),
+        *_integers("stride_height", "stride_width", "pad_height", "pad_width", "channels_last"),
+        *_doubles("slope"),
+    ]
+
+
+class Pool(ctypes.Structure):
+    """``AbelePool``: the larger images."""
+
+    _fields_ = _integers("images", "channels", "height", "width", "channels_last")
+
+
+class Norm(ctypes.Structure):
+    """``AbeleNorm``: rows are images times pixels."""
+
+    _fields_ = [*_integers("rows", "channels"), *_doubles("momentum", "eps", "slope")]
+
+
+class Adam(ctypes.Structure):
+    """``AbeleAdam``: settings that all parameters share."""
+
+    _fields_ = _doubles("beta1", "beta2", "eps", "decay")
+
+
+class AdamTensor(ctypes.Structure):
+    """``AbeleAdamTensor``: one parameter and its state."""
+
+    _fields_ = [
+        *_integers("size"),
+        *((name, ctypes.c_void_p) for name in ("param", "first", "second", "grad", "step")),
+    ]
+
+
+STRUCTURES: dict[str, type[ctypes.Structure]] = {
+    "AbeleConv": Conv,
+    "AbelePool": Pool,
+    "AbeleNorm": Norm,
+    "AbeleAdam": Adam,
+    "AbeleAdamTensor": AdamTensor,
+}
+
+
+def _takes(structure: type[ctypes.Structure], pointers: int, *more: Any) -> tuple[Any, ...]:
+    return (ctypes.POINTER(structure), *[ctypes.c_void_p] * pointers, *more, ctypes.c_int)
+
+
+#: Arguments of each function; all but ``abele_threads``, which counts, return a status.
+SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "abele_threads": (ctypes.c_int64, ctypes.c_int64, ctypes.c_int),
+    "abele_conv_forward": _takes(Conv, 4),
+    "abele_conv_backward": _takes(Conv, 6),
+    "abele_max_pool": _takes(Pool, 4),
+    "abele_max_pool_backward": _takes(Pool, 3),
+    "abele_norm_statistics": _takes(Norm, 9),
+    "abele_norm_apply": _takes(Norm, 5),
+    "abele_norm_backward": _takes(Norm, 8),
+    "abele_scale_shift": _takes(Norm, 4),
+    "abele_adam": _takes(Adam, 0, ctypes.POINTER(AdamTensor), ctypes.c_int64, ctypes.c_double),
+}
+
+
+def load(code: bytes) -> ctypes.CDLL:
+    """Map the library with these bytes into this process, once.
+
+    Its functions take pointers as integers, and raise ``MemoryError`` where there is no memory and
+    ``CorruptExecutable`` where there is no code for what they are asked.
+
+    Raises:
+        CorruptExecutable: the bytes are no library for this machine.
+    """
+    name = hashlib.sha256(code).hexdigest()[:16]
+    with _LOADING:
+        if name not in _LOADED:
+            path = cache_folder() / f"abele_kernels_{name}.so"
+            if not _holds(path, code):
+                # At once: other processes may be loading the file of this name.
+                with atomic.replacing(path) as file:
+                    file.write(code)
+            try:
+                _LOADED[name] = bound(path)
+            except (OSError, AttributeError) as error:
+                raise CorruptExecutable(
+                    f"The executable's kernels cannot be loaded: {error}."
+                ) from error
+        return _LOADED[name]
+
+
+def _holds(path: Path, code: bytes) -> bool:
+    try:
+        return path.read_bytes() == code
+    except OSError:
+        return False
+
+
+def bound(path: Path) -> ctypes.CDLL:
+    """Return the library at ``path`` with functions that know their arguments.
+
+    Raises:
+        OSError: the file is no library for this machine.
+        AttributeError: it lacks a function of ``abi.h``.
+    """
+    library = ctypes.CDLL(str(path))
+    for name, arguments in SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, ctypes.c_int
+        if name != "abele_threads":
+            function.errcheck = _checked
+    return library
+
+
+def _checked(status: int, function: Any, arguments: tuple[Any, ...]) -> None:
+    del arguments
+    if status == NO_MEMORY:
+        raise MemoryError(f"The kernel {function.__name__} found no memory for its sums.")
+    if status != OK:
+        raise CorruptExecutable(
+            f"The executable's kernel {function.__name__} has no code for these sizes. "
+            "Compile the program again."
+        )
+
+
+def threads_for(library: ctypes.CDLL, floats: int, multiply_adds: int = 0) -> int:
+    """Return how many of torch's threads a pass of this size keeps busy; at least 1."""
+    return library.abele_threads(floats, multiply_adds, torch.get_num_threads())

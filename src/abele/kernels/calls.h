@@ -1,0 +1,72 @@
+// What every kernel begins with: the description, memory, and no exception that leaves it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <vector>
+
+#include "abi.h"
+
+namespace abele {
+
+using Index = int64_t;
+
+inline Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
+
+// Part `i` of `n` things cut into `parts` as evenly as possible.
+struct Part {
+  Index begin, size;
+};
+inline Part part(Index n, Index parts, Index i) {
+  const Index begin = n * i / parts;
+  return {begin, n * (i + 1) / parts - begin};
+}
+
+// Memory that a thread keeps between calls; what a call takes is valid until the next begins.
+class Scratch {
+ public:
+  ~Scratch();
+  // Forgets what earlier calls took, and joins it to one block, unless that is much.
+  void begin();
+  template <class T>
+  T* take(Index count) {
+    return static_cast<T*>(take_bytes(count * sizeof(T)));
+  }
+  template <class T>
+  T* zeros(Index count) {
+    T* result = take<T>(count);
+    for (Index i = 0; i < count; ++i) result[i] = T{};
+    return result;
+  }
+
+ private:
+  struct Block {
+    char* memory;
+    size_t size;
+  };
+  void* take_bytes(size_t bytes);
+  void add(size_t bytes);
+  void release();
+
+  std::vector<Block> blocks_;
+  size_t used_ = 0;  // of the last block
+};
+
+// That of the calling thread. Only the function that was called takes from it, no other thread.
+Scratch& scratch();
+
+// Calls body(scratch) and says whether there was memory for it.
+template <class Body>
+int guarded(Body body) {
+  try {
+    Scratch& memory = scratch();
+    memory.begin();
+    body(memory);
+    return ABELE_OK;
+  } catch (const std::bad_alloc&) {
+    return ABELE_NO_MEMORY;
+  }
+}
+
+}  // namespace abele

@@ -1,0 +1,167 @@
+"""The kernels of convolutions and max pools as functions of tensors.
+
+Each takes the library that ``binding.load`` returns. ``layout`` says how the images lie in memory:
+``torch.contiguous_format`` or ``torch.channels_last``; those of the results lie the same way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from abele.kernels.binding import Conv, Pool, threads_for
+
+PLANES, CHANNELS_LAST = torch.contiguous_format, torch.channels_last
+
+
+def describe(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    layout: torch.memory_format = PLANES,
+    slope: float = 1.0,
+) -> Conv:
+    """Return the convolution of ``x`` ``[N, C, H, W]`` with ``weight`` ``[O, C, h, w]``."""
+    last = int(layout is CHANNELS_LAST)
+    return Conv(*x.shape, weight.shape[0], *weight.shape[2:], *stride, *padding, last, slope)
+
+
+def conv(
+    library: ctypes.CDLL,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    *,
+    layout: torch.memory_format = PLANES,
+    slope: float = 1.0,
+    threads: int | None = None,
+) -> torch.Tensor:
+    """Return a convolution, without groups and dilation, and its leaky ReLU.
+
+    Args:
+        library: the kernels.
+        x: float32 ``[N, C, H, W]``.
+        weight: float32 ``[O, C, h, w]``, contiguous.
+        bias: float32 ``[O]``.
+        stride: of rows and columns; likewise ``padding``.
+        padding: zeros at each border.
+        layout: of the images; see ``abi.h`` for what there is code for.
+        slope: of the activation below zero; 1 for none.
+        threads: how many work; default: as many as it is worth.
+
+    Raises:
+        CorruptExecutable: there is no code for this convolution.
+        MemoryError: there is no memory.
+        ValueError: a tensor does not lie as it has to.
+    """
+    sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
+    out = [(size + 2 * pad - kernel) // step + 1 for size, kernel, step, pad in sizes]
+    y = torch.empty((x.shape[0], weight.shape[0], *out), memory_format=layout)
+    pointers = _pointer(x, layout), _pointer(weight), _pointer(bias), _pointer(y, layout)
+    description = describe(x, weight, stride, padding, layout, slope)
+    threads = threads or _threads(library, y, weight)
+    library.abele_conv_forward(description, *pointers, threads)
+    return y
+
+
+def conv_backward(
+    library: ctypes.CDLL,
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_mask: Sequence[bool],
+    *,
+    layout: torch.memory_format = PLANES,
+    threads: int | None = None,
+) -> list[torch.Tensor | None]:
+    """Return the gradients of ``x``, ``weight`` and a bias; ``None`` where the mask says so.
+
+    Takes and raises what ``conv`` does; ``grad`` is that of its result without activation.
+    """
+    results = [
+        torch.empty(x.shape, memory_format=layout) if output_mask[0] else None,
+        torch.empty(weight.shape) if output_mask[1] else None,
+        torch.empty(weight.shape[0]) if output_mask[2] else None,
+    ]
+    inputs = _pointer(grad, layout), _pointer(x, layout), _pointer(weight)
+    outputs = _pointer(results[0], layout), _pointer(results[1]), _pointer(results[2])
+    description = describe(x, weight, stride, padding, layout)
+    threads = threads or _threads(library, grad, weight, sum(output_mask[:2]))
+    library.abele_conv_backward(description, *inputs, *outputs, threads)
+    return results
+
+
+def _threads(library: ctypes.CDLL, y: torch.Tensor, weight: torch.Tensor, passes: int = 1) -> int:
+    return threads_for(library, 0, passes * y.numel() * weight[0].numel())
+
+
+def max_pool(
+    library: ctypes.CDLL,
+    x: torch.Tensor,
+    *,
+    layout: torch.memory_format = PLANES,
+    places: bool = False,
+    indices: bool = False,
+    threads: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Return the largest values of windows of 2x2, their places and their indices.
+
+    Args:
+        library: the kernels.
+        x: float32 ``[N, C, H, W]``; a last odd row or column belongs to no window.
+        layout: of the images.
+        places: whether to return where in its window a value was: uint8, 0 to 3 in scan order.
+        indices: whether to return where in its image: int64, as torch does.
+        threads: how many work; default: as many as it is worth.
+
+    Raises:
+        CorruptExecutable: the images have 2^31 pixels or more.
+        ValueError: ``x`` does not lie as it has to.
+    """
+    shape = (*x.shape[:2], x.shape[2] // 2, x.shape[3] // 2)
+    y = torch.empty(shape, memory_format=layout)
+    where = torch.empty(shape, dtype=torch.uint8, memory_format=layout) if places else None
+    index = torch.empty(shape, dtype=torch.int64, memory_format=layout) if indices else None
+    pointers = (_pointer(each, layout) for each in (x, y, where, index))
+    threads = threads or threads_for(library, x.numel())
+    library.abele_max_pool(_pool(x.shape, layout), *pointers, threads)
+    return y, where, index
+
+
+def max_pool_backward(
+    library: ctypes.CDLL,
+    grad: torch.Tensor,
+    shape: torch.Size,
+    places: torch.Tensor,
+    *,
+    layout: torch.memory_format = PLANES,
+    threads: int | None = None,
+) -> torch.Tensor:
+    """Return the gradient of the images of ``shape``, from that of the values and their places.
+
+    Takes and raises what ``max_pool`` does.
+    """
+    grad_x = torch.empty(shape, memory_format=layout)
+    pointers = (_pointer(each, layout) for each in (grad, places, grad_x))
+    threads = threads or threads_for(library, grad_x.numel())
+    library.abele_max_pool_backward(_pool(shape, layout), *pointers, threads)
+    return grad_x
+
+
+def _pool(shape: torch.Size, layout: torch.memory_format) -> Pool:
+    return Pool(*shape, int(layout is CHANNELS_LAST))
+
+
+def _pointer(tensor: torch.Tensor | None, layout: torch.memory_format = PLANES) -> int | None:
+    if tensor is None:
+        return None
+    if not tensor.is_contiguous(memory_format=layout):
+        raise ValueError(f"The kernels want {layout}, not strides {tensor.stride()}.")
+    return tensor.data_ptr()

@@ -1,0 +1,128 @@
+"""The kernels' library: made once, and called from C without torch."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from abele.errors import CompilerError
+from abele.kernels import binding, build
+
+compiler = shutil.which("g++") or shutil.which("clang++")
+pytestmark = [
+    pytest.mark.compiler,
+    pytest.mark.skipif(compiler is None, reason="no C++ compiler on PATH"),
+]
+
+AS_C = ("-x", "c", "-std=c99", "-Wall", "-Wextra", "-pedantic", "-Werror")
+
+
+def output(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def object_of(folder, source):
+    """``source`` compiled as C that knows the header alone."""
+    (folder / "main.c").write_text(source)
+    command = [compiler, *AS_C, f"-I{build.FOLDER}", "-c", str(folder / "main.c")]
+    subprocess.run([*command, "-o", str(folder / "main.o")], check=True)
+    return str(folder / "main.o")
+
+
+def test_the_shared_library_needs_no_torch(tmp_path):
+    path = tmp_path / "kernels.so"
+    path.write_bytes(build.shared_library(compiler, "here"))
+    assert "torch" not in output("ldd", str(path))
+    symbols = output("nm", "-D", "--defined-only", str(path)).split("\n")
+    assert {line.split()[-1] for line in symbols if line} == set(binding.SIGNATURES)
+
+
+def test_the_archive_links_to_plain_c(tmp_path):
+    """A window of 2x2 of a program in C: its largest value, and where it was."""
+    main = object_of(
+        tmp_path,
+        """#include "abi.h"
+        int main(void) {
+          const float x[4] = {1, 2, 4, 3};
+          float y; uint8_t place;
+          const AbelePool pool = {1, 1, 2, 2, 0};
+          if (abele_max_pool(&pool, x, &y, &place, 0, 1) != ABELE_OK) return 1;
+          return y == 4 && place == 2 ? 0 : 2;
+        }
+        """,
+    )
+    archive, program = build.static_library(compiler, "here"), str(tmp_path / "program")
+    subprocess.run([compiler, main, str(archive), "-fopenmp", "-o", program], check=True)
+    subprocess.run([program], check=True)
+    assert "torch" not in output("ldd", program)
+
+
+def test_structures_lie_in_memory_as_c_lays_them_out(tmp_path):
+    lines = []
+    for name, structure in binding.STRUCTURES.items():
+        lines.append(f'printf("%zu\\n", sizeof({name}));')
+        lines += [
+            f'printf("%zu\\n", offsetof({name}, {field[0]}));' for field in structure._fields_
+        ]
+    head = '#include <stddef.h>\n#include <stdio.h>\n#include "abi.h"\n'
+    source = head + "int main(void) {\n" + "\n".join(lines) + "\nreturn 0;\n}\n"
+    program = str(tmp_path / "program")
+    subprocess.run([compiler, object_of(tmp_path, source), "-o", program], check=True)
+    expected = []
+    for structure in binding.STRUCTURES.values():
+        expected.append(ctypes.sizeof(structure))
+        expected += [getattr(structure, field[0]).offset for field in structure._fields_]
+    assert list(map(int, output(program).split())) == expected
+
+
+def test_threads_are_those_that_are_worth_waking():
+    library = binding.load(build.shared_library(compiler, "here"))
+    assert library.abele_threads(0, 0, 4) == 1
+    assert library.abele_threads(2 * 16384, 0, 4) == 2
+    assert library.abele_threads(16384, 960000, 4) == 2
+    assert library.abele_threads(2**40, 2**40, 4) == 4
+    assert library.abele_threads(2**40, 0, 0) == 1
+
+
+def test_a_call_without_memory_is_an_error():
+    library = binding.load(build.shared_library(compiler, "here"))
+    norm = binding.Norm(1, 2**58, 0.1, 1e-5, 1.0)
+    with pytest.raises(MemoryError, match="abele_scale_shift found no memory"):
+        library.abele_scale_shift(norm, None, None, None, None, 1)
+
+
+def test_a_compiler_that_fails_is_named_and_quoted(tmp_path):
+    broken = tmp_path / "broken.cpp"
+    broken.write_text("#error this is not C++\n")
+    with pytest.raises(CompilerError, match="could not be compiled") as caught:
+        build.compiled(compiler, str(tmp_path), [str(broken)])
+    assert "this is not C++" in caught.value.log
+
+
+@pytest.fixture
+def cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "KERNELS", ("calls.cpp",))
+    build.cache_folder.cache_clear()
+    yield tmp_path
+    build.cache_folder.cache_clear()
+
+
+def test_archive_and_library_are_compiled_once(cache_folder):
+    first = build.static_library(compiler, "here")
+    stamp = first.stat().st_mtime_ns
+    library = build.shared_library(compiler, "here")
+    assert library.startswith(b"\x7fELF")
+    assert build.static_library(compiler, "here") == first
+    assert first.stat().st_mtime_ns == stamp
+    made = {path.suffix for path in (cache_folder / "abele").iterdir()}
+    assert made == {".a", ".so"}
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(cache_folder):
+    (cache_folder / "abele").write_text("a file where the folder should be")
+    assert Path(build.static_library(compiler, "here")).exists()
