@@ -126,3 +126,17 @@ def test_archive_and_library_are_compiled_once(cache_folder):
 def test_a_cache_that_cannot_be_written_costs_only_time(cache_folder):
     (cache_folder / "abele").write_text("a file where the folder should be")
     assert Path(build.static_library(compiler, "here")).exists()
+
+
+def test_what_a_call_could_not_have_does_not_spoil_the_next():
+    library = binding.load(build.shared_library(compiler, "here"))
+    x, scale, y = ((ctypes.c_float * 4)(*values) for values in ([1, 2, 3, 4], [2] * 4, [0] * 4))
+    pointers = [ctypes.addressof(each) for each in (x, scale, scale, y)]
+    for rows, channels in ((2, 2), (1, 2**58), (2, 2), (4, 1)):
+        norm = binding.Norm(rows, channels, 0.1, 1e-5, 1.0)
+        if channels > 4:
+            with pytest.raises(MemoryError, match="found no memory"):
+                library.abele_scale_shift(norm, *pointers, 1)
+            continue
+        library.abele_scale_shift(norm, *pointers, 1)
+        assert list(y) == [4, 6, 8, 10]

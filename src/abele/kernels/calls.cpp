@@ -19,11 +19,20 @@ Scratch::~Scratch() { release(); }
 
 void Scratch::begin() {
   used_ = 0;
-  if (blocks_.size() == 1 && blocks_[0].size <= MOST_KEPT) return;
-  size_t total = 0;
-  for (const Block& block : blocks_) total += block.size;
+  if (blocks_.size() <= 1) return;
+  const size_t bytes = total();
   release();
-  if (total > 0 && total <= MOST_KEPT) add(total);
+  add(bytes);
+}
+
+void Scratch::end() {
+  if (total() > MOST_KEPT) release();
+}
+
+size_t Scratch::total() const {
+  size_t bytes = 0;
+  for (const Block& block : blocks_) bytes += block.size;
+  return bytes;
 }
 
 void* Scratch::take_bytes(size_t bytes) {

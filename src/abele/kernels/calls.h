@@ -23,12 +23,16 @@ inline Part part(Index n, Index parts, Index i) {
   return {begin, n * (i + 1) / parts - begin};
 }
 
-// Memory that a thread keeps between calls; what a call takes is valid until the next begins.
+// Memory that a thread keeps between calls; what a call takes is valid until it ends.
 class Scratch {
  public:
   ~Scratch();
-  // Forgets what earlier calls took, and joins it to one block, unless that is much.
+  // Forgets what earlier calls took, and joins it to one block.
   void begin();
+  // Gives memory back where it is more than a thread should keep.
+  void end();
+  // Gives all memory back.
+  void release();
   template <class T>
   T* take(Index count) {
     return static_cast<T*>(take_bytes(count * sizeof(T)));
@@ -46,8 +50,8 @@ class Scratch {
     size_t size;
   };
   void* take_bytes(size_t bytes);
+  size_t total() const;
   void add(size_t bytes);
-  void release();
 
   std::vector<Block> blocks_;
   size_t used_ = 0;  // of the last block
@@ -59,12 +63,14 @@ Scratch& scratch();
 // Calls body(scratch) and says whether there was memory for it.
 template <class Body>
 int guarded(Body body) {
+  Scratch& memory = scratch();
   try {
-    Scratch& memory = scratch();
     memory.begin();
     body(memory);
+    memory.end();
     return ABELE_OK;
   } catch (const std::bad_alloc&) {
+    memory.release();
     return ABELE_NO_MEMORY;
   }
 }

@@ -1,0 +1,135 @@
+// Gradients that are sums over all pixels of channels-last images: those of weight and bias.
+//
+// A row is summed in float, rows in double, parts of rows in their order.
+#pragma once
+
+#include <algorithm>
+#include <array>
+
+#include "channel_vectors.h"
+#include "conv.h"
+
+namespace abele::channels_last {
+
+constexpr Index PART = 16;  // rows whose gradients are summed before others
+
+// sums[I][K]: what one row of inputs (I of its channels) and one row of gradients give.
+template <int V, int K, int I>
+void row_gradient(const float* x, Index in, const float* grad, Index out, Index width,
+                  double* sums) {
+  constexpr Index HALF = K / 2;
+  Vec<V> row[I][K] = {};
+  Vec<V> near[K];  // gradients of the pixels around, from right to left
+  const Vec<V> zero = {};
+  for (Index k = 0; k < K; ++k) {
+    const Index at = HALF - k - 1;  // one step before the first pixel
+    near[k] = at >= 0 && at < width ? load<V>(grad + at * out) : zero;
+  }
+  for (Index p = 0; p < width; ++p) {
+#pragma GCC unroll 8
+    for (int k = K - 1; k > 0; --k) near[k] = near[k - 1];
+    near[0] = p + HALF < width ? load<V>(grad + (p + HALF) * out) : zero;
+#pragma GCC unroll 8
+    for (int i = 0; i < I; ++i) {
+      const float value = x[p * in + i];
+#pragma GCC unroll 8
+      for (int k = 0; k < K; ++k) row[i][k] += value * near[k];
+    }
+  }
+  for (int i = 0; i < I; ++i)
+    for (int k = 0; k < K; ++k)
+      for (int v = 0; v < V; ++v) sums[(i * K + k) * V + v] += row[i][k][v];
+}
+
+// The sums of the rows of gradients [first, end): [out / V][in][K][K][V].
+template <int V, int K, int I>
+void part_gradient(const Conv& conv, const float* x, const float* grad, Index first, Index end,
+                   double* sums) {
+  const Index in = conv.in_channels, out = conv.out_channels;
+  const Index height = conv.in_height, width = conv.in_width;
+  std::array<double, I * K * V> some;
+  for (Index block = 0; block < out; block += V)
+    for (Index c = 0; c < in; c += I)
+      for (int ky = 0; ky < K; ++ky) {
+        std::fill(some.begin(), some.end(), 0.0);
+        for (Index r = first; r < end; ++r) {
+          const Index row = r % height + ky - K / 2;
+          if (row < 0 || row >= height) continue;
+          const Index from = r - r % height + row;
+          row_gradient<V, K, I>(x + from * width * in + c, in, grad + r * width * out + block, out,
+                                width, some.data());
+        }
+        for (int i = 0; i < I; ++i)
+          for (int kx = 0; kx < K; ++kx)
+            std::copy_n(some.data() + (i * K + kx) * V, V,
+                        sums + (((block / V * in + c + i) * K + ky) * K + kx) * V);
+      }
+}
+
+// Calls add(first row, end, sums) for parts of the rows and adds up their sums in order: the same
+// bits for any number of threads.
+template <class Add>
+const double* in_parts(Index rows, Index size, int threads, Scratch& scratch, Add add) {
+  const Index parts = ceil_div(rows, PART);
+  double* sums = scratch.zeros<double>(std::max<Index>(parts, 1) * size);
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (Index part = 0; part < parts; ++part)
+    add(part * PART, std::min(rows, (part + 1) * PART), sums + part * size);
+  for (Index part = 1; part < parts; ++part)
+    for (Index i = 0; i < size; ++i) sums[i] += sums[part * size + i];
+  return sums;
+}
+
+template <int V, int K, int I>
+void weight_gradient(const Conv& conv, const float* x, const float* grad, float* result,
+                     int threads, Scratch& scratch) {
+  const Index in = conv.in_channels;
+  const double* sums = in_parts(
+      conv.images * conv.in_height, conv.weights(), threads, scratch,
+      [&](Index first, Index end, double* to) {
+        part_gradient<V, K, I>(conv, x, grad, first, end, to);
+      });
+  for (Index o = 0; o < conv.out_channels; ++o)
+    for (Index c = 0; c < in; ++c)
+      for (int k = 0; k < K * K; ++k)
+        result[(o * in + c) * K * K + k] =
+            static_cast<float>(sums[((o / V * in + c) * K * K + k) * V + o % V]);
+}
+
+// Adds the sums of one row of gradients, for the channels of one block that exist.
+template <int V>
+void row_sums(const float* grad, Index out, Index width, Index lanes, double* sums) {
+  if (lanes < V) {
+    for (Index c = 0; c < lanes; ++c) {
+      float sum = 0.0f;
+      for (Index p = 0; p < width; ++p) sum += grad[p * out + c];
+      sums[c] += sum;
+    }
+    return;
+  }
+  Vec<V> even = {}, odd = {};
+  Index p = 0;
+  for (; p + 2 <= width; p += 2) {
+    even += load<V>(grad + p * out);
+    odd += load<V>(grad + (p + 1) * out);
+  }
+  if (p < width) even += load<V>(grad + p * out);
+  for (int v = 0; v < V; ++v) sums[v] += even[v] + odd[v];
+}
+
+template <int V>
+void bias_gradient(const Conv& conv, const float* grad, float* result, int threads,
+                   Scratch& scratch) {
+  const Index out = conv.out_channels, width = conv.in_width;
+  const double* sums = in_parts(
+      conv.images * conv.in_height, out, threads, scratch,
+      [&](Index first, Index end, double* to) {
+        for (Index r = first; r < end; ++r)
+          for (Index block = 0; block < out; block += V)
+            row_sums<V>(grad + r * width * out + block, out, width,
+                        std::min<Index>(V, out - block), to + block);
+      });
+  for (Index o = 0; o < out; ++o) result[o] = static_cast<float>(sums[o]);
+}
+
+}  // namespace abele::channels_last
