@@ -20,6 +20,7 @@ from typing import Any
 
 import harness
 import torch
+from models.pictures import Images, batch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "examples")]
@@ -28,7 +29,6 @@ import poptorch  # noqa: E402 - after the path above, so that a checkout needs n
 from garment_model import ClassificationModel  # noqa: E402
 
 BATCH = 16
-NUM_IMAGES = 6_000
 STARTS = ("eager", "torch.compile", "abele cold", "abele cached")
 
 
@@ -65,17 +65,9 @@ def _model() -> torch.nn.Module:
     return ClassificationModel().train()
 
 
-def _batch() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return (
-        torch.randn(BATCH, 1, 28, 28, generator=generator),
-        torch.randint(0, 10, (BATCH,), generator=generator),
-    )
-
-
 def _plain(model: Callable, parameters: Iterator[torch.nn.Parameter]) -> Callable[..., Any]:
     optimizer = torch.optim.SGD(parameters, lr=0.001, momentum=0.9)
-    fixed = _batch()
+    fixed = batch(BATCH)
 
     def step(images: torch.Tensor = fixed[0], labels: torch.Tensor = fixed[1]) -> torch.Tensor:
         optimizer.zero_grad()
@@ -102,7 +94,7 @@ def _abele() -> Callable[..., Any]:
     options = poptorch.Options().showCompilationProgressBar(False)
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
     wrapped = poptorch.trainingModel(model, options, optimizer)
-    fixed = _batch()
+    fixed = batch(BATCH)
     return lambda images=fixed[0], labels=fixed[1]: wrapped(images, labels)[1]
 
 
@@ -112,27 +104,12 @@ STEPS = {"eager": _eager, "torch.compile": _torch_compile, "abele": _abele}
 # -- with a data loader --------------------------------------------------------------------
 
 
-class _Images(torch.utils.data.Dataset):
-    """Images in memory, as in the introduction: one fetch per batch."""
-
-    def __init__(self):
-        generator = torch.Generator().manual_seed(2)
-        self.images = torch.randn(NUM_IMAGES, 1, 28, 28, generator=generator)
-        self.labels = torch.randint(0, 10, (NUM_IMAGES,), generator=generator)
-
-    def __len__(self) -> int:
-        return NUM_IMAGES
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.images[index], self.labels[index]
-
-
 def _looped(name: str, step: Callable[..., Any]) -> Callable[[], Any]:
     """Return a step that takes its batch from a loader and starts a new epoch at the end."""
     if name == "abele":
-        loader = poptorch.DataLoader(poptorch.Options(), _Images(), BATCH, shuffle=True)
+        loader = poptorch.DataLoader(poptorch.Options(), Images(), BATCH, shuffle=True)
     else:
-        loader = torch.utils.data.DataLoader(_Images(), BATCH, shuffle=True, drop_last=True)
+        loader = torch.utils.data.DataLoader(Images(), BATCH, shuffle=True, drop_last=True)
     batches = iter(loader)
 
     def looped() -> Any:

@@ -15,79 +15,19 @@ from typing import Any
 
 import harness
 import torch
+from models import encoder, residual
+from models.encoder import Transformer
+from models.residual import ResNet18
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - torch's own convention
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 import poptorch  # noqa: E402 - after the path above, so that a checkout needs no installation
 
-
-class Residual(nn.Module):
-    """Two convolutions with batch norm and a way around them (arXiv 1512.03385)."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int):
-        super().__init__()
-        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.first_norm = nn.BatchNorm2d(outputs)
-        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.second_norm = nn.BatchNorm2d(outputs)
-        same = stride == 1 and inputs == outputs
-        self.around: nn.Module = nn.Identity()
-        if not same:
-            shrink = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.around = nn.Sequential(shrink, nn.BatchNorm2d(outputs))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[B, inputs, H, W] -> [B, outputs, H / stride, W / stride]."""
-        inner = self.second(F.relu(self.first_norm(self.first(x))))
-        return F.relu(self.second_norm(inner) + self.around(x))
-
-
-class ResNet18(nn.Module):
-    """The 18-layer residual network for 32 x 32 images, loss inside."""
-
-    def __init__(self):
-        super().__init__()
-        plan = [(64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1)]
-        plan += [(128, 256, 2), (256, 256, 1), (256, 512, 2), (512, 512, 1)]
-        self.stem = nn.Sequential(nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64))
-        self.blocks = nn.Sequential(*(Residual(*sizes) for sizes in plan))
-        self.head = nn.Linear(512, 10)
-
-    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Images [B, 3, 32, 32], labels [B] -> loss."""
-        features = self.blocks(F.relu(self.stem(images))).mean((2, 3))
-        return F.cross_entropy(self.head(features), labels)
-
-
-class Transformer(nn.Module):
-    """Four encoder layers of width 128, loss over every position."""
-
-    def __init__(self):
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True)
-        self.embedding, self.head = nn.Embedding(1000, 128), nn.Linear(128, 1000)
-        self.layers = nn.TransformerEncoder(layer, 4)
-
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Tokens and targets [B, sequence] -> loss."""
-        scores = self.head(self.layers(self.embedding(tokens)))
-        return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
-
-
-def _images() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,))
-
-
-def _tokens() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randint(0, 1000, (8, 128)), torch.randint(0, 1000, (8, 128))
-
-
-NETWORKS: dict[str, tuple[type[nn.Module], Callable]] = {
-    "resnet18": (ResNet18, _images),
-    "transformer": (Transformer, _tokens),
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable]] = {
+    "resnet18": (ResNet18, lambda: residual.batch(32)),
+    "transformer": (Transformer, lambda: encoder.batch(8)),
 }
 
 
