@@ -50,7 +50,7 @@ def steps_per_second(
     """
     if windows < MIN_WINDOWS:
         raise ValueError(f"At least {MIN_WINDOWS} windows are needed for a median, got {windows}.")
-    counts = {name: _calibrate(step, window_s) for name, step in variants.items()}
+    counts = {name: calibrate(step, window_s) for name, step in variants.items()}
     rates: dict[str, list[float]] = {name: [] for name in variants}
     for _ in tqdm(range(windows), desc="windows", leave=False):
         for name, step in variants.items():
@@ -58,21 +58,29 @@ def steps_per_second(
             for _ in range(counts[name]):
                 step()
             rates[name].append(counts[name] / (time.perf_counter() - started))
+    return {name: summary(entry, counts[name]) for name, entry in rates.items()}
+
+
+def summary(rates: list[float], steps_per_window: int) -> dict[str, Any]:
+    """Return what is kept of one variant's windows, rates in steps/s."""
     return {
-        name: {
-            "median": statistics.median(rates_of_way),
-            "lowest": min(rates_of_way),
-            "highest": max(rates_of_way),
-            "windows": [round(rate, 2) for rate in rates_of_way],
-            "steps_per_window": counts[name],
-        }
-        for name, rates_of_way in rates.items()
+        "median": statistics.median(rates),
+        "lowest": min(rates),
+        "highest": max(rates),
+        "windows": [round(rate, 2) for rate in rates],
+        "steps_per_window": steps_per_window,
     }
 
 
-def _calibrate(step: Callable[[], Any], window_s: float) -> int:
-    """Warm a variant up and return how many steps fill a window."""
-    for _ in range(5):
+def calibrate(step: Callable[[], Any], window_s: float, *, warm: int = 5) -> int:
+    """Warm a variant up and return how many steps fill a window.
+
+    Args:
+        step: one step.
+        window_s: length of a window, seconds.
+        warm: steps before the first that is timed.
+    """
+    for _ in range(warm):
         step()
     count = 1
     while True:
@@ -160,16 +168,16 @@ def in_new_process(script: str, *arguments: str, env: dict[str, str] | None = No
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def write_record(theme: str, result: dict[str, Any]) -> Path:
+def write_record(theme: str, result: dict[str, Any], folder: Path = RECORDS) -> Path:
     """Keep a result as ``records/THEME_HARDWARE_DATE.json``; never overwrites another."""
     environment = result["environment"]
     hardware = re.sub(r"\W+", "-", environment["gpu"] or environment["cpu"]).strip("-").lower()
     stem = f"{theme}_{hardware}_{environment['threads']}t_{environment['date']}"
-    path = RECORDS / f"{stem}.json"
+    path = folder / f"{stem}.json"
     count = 1
     while path.exists():
         count += 1
-        path = RECORDS / f"{stem}_{count}.json"
-    RECORDS.mkdir(exist_ok=True)
+        path = folder / f"{stem}_{count}.json"
+    folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path

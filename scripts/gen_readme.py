@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+from benchmarks.table import page  # noqa: E402 - likewise
 
 import poptorch  # noqa: E402 - after the path
 import poptorch.testing  # noqa: E402 - not imported by the package
@@ -42,6 +44,7 @@ _KINDS = {
 }
 WORKS = re.compile(r"(<!-- generated.*?-->\n).*?(<!-- end -->)", re.S)
 SPEED = re.compile(r"(<!-- speed -->\n).*?(<!-- end speed -->)", re.S)
+PEERS = re.compile(r"(<!-- peers -->\n).*?(<!-- end peers -->)", re.S)
 
 
 def main() -> int:
@@ -52,6 +55,7 @@ def main() -> int:
     old = README.read_text()
     new = WORKS.sub(lambda m: f"{m[1]}{works()}{m[2]}", old)
     new = SPEED.sub(lambda m: f"{m[1]}{speed()}{m[2]}", new)
+    new = PEERS.sub(lambda m: f"{m[1]}{page.table(RECORDS)}{m[2]}", new)
     if options.check:
         if new != old:
             print("README.md is stale: run python scripts/gen_readme.py")

@@ -1,0 +1,114 @@
+"""``python -m benchmarks table``: measures rows and keeps a record of them."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks import harness
+
+from . import ROOT
+from .measuring import Turns
+from .rows import EAGER, ROWS, WAYS
+
+QUICK = ROOT / "out" / "benchmarks"
+
+
+def run(arguments: list[str]) -> int:
+    """Measure, print and record; return the exit status."""
+    options = _parser().parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    window_s = 0.1 if options.quick else options.window_s
+    result: dict[str, Any] = {
+        "environment": {**harness.environment(), "jax": _version("jax")},
+        "quick": options.quick,
+        "windows": options.windows,
+        "window_s": window_s,
+        "rows": {},
+    }
+    path = None
+    for name in options.rows:
+        turns = Turns(
+            ROWS[name],
+            options.ways,
+            threads=options.threads,
+            windows=options.windows,
+            window_s=window_s,
+            limit_s=options.limit_s,
+            cached=not options.quick,
+        )
+        result["rows"][name] = row = turns.measure()
+        _print(row)
+        # After each row, because the next may take minutes and be stopped.
+        path = _keep(result, path, QUICK if options.quick else options.out)
+    print(f"record: {path}")
+    if options.out == harness.RECORDS and not options.quick:
+        return subprocess.run([sys.executable, str(ROOT / "scripts/gen_readme.py")]).returncode
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks table", description=__doc__)
+    parser.add_argument("--rows", type=_some(ROWS), default=list(ROWS), help=", ".join(ROWS))
+    parser.add_argument("--ways", type=_some(WAYS), default=list(WAYS), help=", ".join(WAYS))
+    parser.add_argument("--windows", type=int, default=10, help="of each way (default 10)")
+    parser.add_argument("--window-s", type=float, default=0.5, help="seconds (default 0.5)")
+    parser.add_argument("--threads", type=int, default=2, help="of each way (default 2)")
+    parser.add_argument(
+        "--limit-s", type=float, default=1800, help="for a first step, seconds (default 1800)"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help=f"windows of 0.1 s and no second start, kept in {QUICK.relative_to(ROOT)}",
+    )
+    parser.add_argument("--out", type=Path, default=harness.RECORDS, help="folder of the record")
+    return parser
+
+
+def _some(known: Any) -> Any:
+    def names(text: str) -> list[str]:
+        chosen = text.split(",")
+        unknown = [name for name in chosen if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(
+                f"{', '.join(unknown)} is not known; known are {', '.join(known)}"
+            )
+        return chosen
+
+    return names
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _keep(result: dict[str, Any], path: Path | None, folder: Path) -> Path:
+    if path is None:
+        return harness.write_record("table", result, folder)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return path
+
+
+def _print(row: dict[str, Any]) -> None:
+    print(row["title"])
+    for way, entry in row["ways"].items():
+        if "failed" in entry:
+            print(f"  {way:14s} failed: {entry['failed']}")
+            continue
+        compared = f"{row['ratio'][way]:5.2f} x eager" if EAGER in row["ratio"] else ""
+        cached = entry.get("cached_first_step_s")
+        again = "" if cached is None else f", cached {cached:.2f} s"
+        print(
+            f"  {way:14s} {entry['step_per_s']['median']:9.2f} steps/s {compared}; first step "
+            f"{entry['first_step_s']:.2f} s{again}; peak {entry['step_peak_mib']:.0f} MiB"
+        )

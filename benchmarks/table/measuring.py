@@ -1,0 +1,237 @@
+"""Lets the ways of a row take turns, each in its process, and keeps what they answer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from benchmarks import harness
+from tqdm import tqdm
+
+from . import ROOT
+from .rows import ABELE, COMPILE, EAGER, JAX, Row
+
+CACHED = (ABELE, COMPILE)  # ways that keep compiled code between processes
+
+
+class PeerFailed(Exception):
+    """A way cannot be measured; the message says why."""
+
+
+class Peer:
+    """The process of one way of one row.
+
+    Args:
+        row: what to measure.
+        way: how.
+        threads: threads of every library in it.
+        folder: where it keeps compiled code and its log.
+        bar: is redrawn while an answer is awaited.
+    """
+
+    def __init__(self, row: Row, way: str, threads: int, folder: Path, bar: tqdm):
+        self._log, self._bar = folder / f"{row.name}-{way}.log", bar
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.table.serving"]
+        command += ["--row", row.name, "--way", way, "--threads", str(threads)]
+        environment = {
+            **os.environ,
+            harness.STARTED: str(time.time()),
+            "OMP_NUM_THREADS": str(threads),
+            "JAX_PLATFORMS": "cpu",
+            "POPTORCH_CACHE_DIR": str(folder / "executables"),
+            "TORCHINDUCTOR_CACHE_DIR": str(folder / f"inductor-{way}"),
+        }
+        with open(self._log, "w", encoding="utf-8") as log:
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def ask(self, command: str, limit_s: float) -> dict[str, Any]:
+        """Return the answer to a command.
+
+        Raises:
+            PeerFailed: it failed, the process ended, or there was no answer in time.
+        """
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(f"{command}\n")
+            process.stdin.flush()
+        began = time.perf_counter()
+        while not select.select([process.stdout], [], [], 1.0)[0]:
+            self._bar.refresh()
+            if time.perf_counter() - began > limit_s:
+                raise PeerFailed(f"no answer to {command.split()[0]} within {limit_s:.0f} s")
+        line = process.stdout.readline()
+        if not line:
+            raise PeerFailed(self._last_words(command))
+        answer = json.loads(line)
+        if "failed" in answer:
+            raise PeerFailed(answer["failed"])
+        return answer
+
+    def _last_words(self, command: str) -> str:
+        code = self._process.wait()
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        said = f": {lines[-1][:200]}" if lines else ""
+        return f"ended with exit code {code} at {command.split()[0]}{said}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+class Turns:
+    """Measures one row.
+
+    Args:
+        row: what to measure.
+        ways: in which order.
+        threads: threads of every way.
+        windows: timed windows of each way.
+        window_s: length of a window, seconds.
+        limit_s: how long a first step may take, seconds.
+        cached: also start again with the compiled code that was kept.
+    """
+
+    def __init__(
+        self,
+        row: Row,
+        ways: Sequence[str],
+        *,
+        threads: int,
+        windows: int,
+        window_s: float,
+        limit_s: float,
+        cached: bool,
+    ):
+        if windows < harness.MIN_WINDOWS:
+            raise ValueError(f"At least {harness.MIN_WINDOWS} windows are needed, got {windows}.")
+        self._row, self._ways, self._threads = row, ways, threads
+        self._windows, self._window_s, self._limit_s = windows, window_s, limit_s
+        self._again = [way for way in ways if cached and way in CACHED]
+        self._results: dict[str, dict[str, Any]] = {way: {} for way in ways}
+
+    def measure(self) -> dict[str, Any]:
+        """Return the row of a record; a way that fails has ``failed`` with the reason."""
+        steps = len(self._ways) * (self._windows + 1) + len(self._again)
+        row, results = self._row, self._results
+        with (
+            tempfile.TemporaryDirectory() as name,
+            tqdm(total=steps, desc=row.name, leave=False, disable=None) as bar,
+            contextlib.ExitStack() as stack,
+        ):
+            self._folder, self._bar = Path(name), bar
+            # One after the other: a start would disturb the others'.
+            peers = {way: stack.enter_context(self._peer(way)) for way in self._ways}
+            for way in self._ways:
+                self._try(way, peers[way], "start")
+            self._compare()
+            for way in self._ways:
+                self._try(way, peers[way], f"calibrate {self._window_s}")
+            self._take_turns(peers)
+            for way in self._ways:
+                self._try(way, peers[way], "end")
+            stack.close()
+            for way in self._again:
+                self._start_again(way)
+        return {"title": row.title, "batch": row.batch, "ways": results, "ratio": ratios(results)}
+
+    def _peer(self, way: str) -> Peer:
+        return Peer(self._row, way, self._threads, self._folder, self._bar)
+
+    def _try(self, way: str, peer: Peer, command: str) -> dict[str, Any]:
+        result = self._results[way]
+        if "failed" in result:
+            return {}
+        self._bar.set_postfix_str(f"{way}: {command.split()[0]}")
+        try:
+            answer = peer.ask(command, self._limit_s)
+        except PeerFailed as error:
+            result["failed"] = str(error)
+            return {}
+        if command != "window":
+            result.update(answer)
+        self._bar.update(command in ("start", "window"))
+        return answer
+
+    def _compare(self) -> None:
+        """Mark ways whose first losses are not plain PyTorch's: they measure something else."""
+        expected = self._results.get(EAGER, {}).get("values", [])
+        for result in self._results.values():
+            pairs = zip(result.get("values", []), expected, strict=False)
+            if any(not abs(a - b) <= self._row.tolerance * abs(b) for a, b in pairs):
+                result["failed"] = f"its first losses are {result['values']}, eager's {expected}"
+
+    def _take_turns(self, peers: dict[str, Peer]) -> None:
+        answers: dict[str, list[dict]] = {way: [] for way in self._ways}
+        for _ in range(self._windows):
+            for way in self._ways:
+                if answer := self._try(way, peers[way], "window"):
+                    answers[way].append(answer)
+        for way, result in self._results.items():
+            steps = result.pop("steps", None)
+            if "failed" not in result:
+                rates = [answer["step_per_s"] for answer in answers[way]]
+                result["step_per_s"] = harness.summary(rates, steps)
+                result["cpu_s"] = statistics.median(answer["cpu_s"] for answer in answers[way])
+
+    def _start_again(self, way: str) -> None:
+        result = self._results[way]
+        if "failed" in result:
+            return
+        self._bar.set_postfix_str(f"{way}: start again")
+        with self._peer(way) as peer:
+            try:
+                answer = peer.ask("start", self._limit_s)
+                result["cached_first_step_s"] = answer["first_step_s"]
+            except PeerFailed as error:
+                result["cached_failed"] = str(error)
+        self._bar.update()
+
+
+def ratios(results: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Return rates and memory of each way over plain PyTorch's, and abele's over its best peer."""
+    rates = {
+        way: result["step_per_s"]["median"]
+        for way, result in results.items()
+        if "failed" not in result
+    }
+    base, ratio = rates.get(EAGER), {}
+    if base is not None:
+        ratio = {way: round(rate / base, 3) for way, rate in rates.items()}
+    if base is not None and ABELE in rates:
+        memory = results[ABELE]["step_peak_mib"] / results[EAGER]["step_peak_mib"]
+        ratio["memory"] = round(memory, 3)
+    peers = [rates[way] for way in (COMPILE, JAX) if way in rates]
+    if ABELE in rates and peers:
+        ratio["abele / best peer"] = round(rates[ABELE] / max(peers), 3)
+    return ratio

@@ -1,0 +1,125 @@
+"""One way of one row in a process of its own, so that its memory and its failures are its own.
+
+Each line of standard input is a command, each line of standard output its answer in JSON:
+``start`` compiles and takes the first steps, ``calibrate SECONDS`` finds out how many steps a
+window has, ``window`` times one, ``end`` tells the memory. What fails is answered with ``failed``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks import harness
+
+from . import ways
+from .rows import ROWS, WAYS, Row
+
+COMPARED_STEPS = 3
+SHORT_STEP_S = 0.1
+
+
+def main() -> int:
+    """Answer commands until standard input ends."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--row", choices=ROWS, required=True)
+    parser.add_argument("--way", choices=WAYS, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    options = parser.parse_args()
+    _limit(options.threads)
+    # What libraries print must not mix with the answers.
+    answers, sys.stdout = sys.stdout, sys.stderr
+    server = Server(ROWS[options.row], options.way)
+    for line in sys.stdin:
+        print(json.dumps(server.answer(line.split())), file=answers, flush=True)
+    return 0
+
+
+def _limit(threads: int) -> None:
+    """Give every library as many threads as asked for; where they count cores, fewer cores."""
+    torch.set_num_threads(threads)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+
+
+class Server:
+    """Takes steps of one way.
+
+    Args:
+        row: what to measure.
+        way: how.
+    """
+
+    def __init__(self, row: Row, way: str):
+        self._row, self._way = row, way
+        self._step: ways.Step | None = None
+        self._count, self._warm = 1, 0
+        self._peak_of_start = 0.0
+
+    def answer(self, command: list[str]) -> dict[str, Any]:
+        """Return the answer to one command."""
+        name, *values = command
+        try:
+            return getattr(self, f"_{name}")(*map(float, values))
+        except ways.NotWritten as error:
+            return {"failed": str(error)}
+        except Exception as error:  # noqa: BLE001 - a peer that fails is a result
+            first = next(iter(str(error).strip().splitlines()), "")
+            return {"failed": f"{type(error).__name__}: {first[:200]}"}
+
+    def _start(self) -> dict[str, Any]:
+        ways.load(self._row, self._way)
+        began = time.perf_counter()
+        step = ways.prepare(self._row, self._way)
+        values = [ways.number(step())]
+        first_s = time.perf_counter() - began
+        process_s = time.time() - float(os.environ[harness.STARTED])
+        values += [ways.number(step()) for _ in range(COMPARED_STEPS - 1)]
+        self._step = ways.looped(self._row, self._way, step) if self._row.loader else step
+        return {
+            "first_step_s": round(first_s, 3),
+            "process_s": round(process_s, 3),
+            "values": [float(f"{value:.7g}") for value in values],
+        }
+
+    def _calibrate(self, window_s: float) -> dict[str, Any]:
+        assert self._step is not None
+        self._peak_of_start = harness.peak_memory_mib()
+        with contextlib.suppress(OSError):  # the system counts the peak from now on, where it can
+            Path("/proc/self/clear_refs").write_text("5")
+        self._count = harness.calibrate(self._step, window_s, warm=2)
+        # The other ways' windows have emptied the caches; a long step fills them by itself.
+        self._warm = max(1, self._count // 10) if window_s / self._count < SHORT_STEP_S else 0
+        return {"steps": self._count}
+
+    def _window(self) -> dict[str, Any]:
+        self._take(self._warm)
+        started, cpu = time.perf_counter(), time.process_time()
+        self._take(self._count)
+        seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu
+        return {"step_per_s": self._count / seconds, "cpu_s": cpu_s / self._count}
+
+    def _take(self, count: int) -> None:
+        assert self._step is not None
+        result = None
+        for _ in range(count):
+            result = self._step()
+        ways.wait(result)
+
+    def _end(self) -> dict[str, Any]:
+        peak = harness.peak_memory_mib()
+        return {
+            "peak_mib": round(max(self._peak_of_start, peak), 1),
+            "step_peak_mib": round(peak, 1),
+        }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

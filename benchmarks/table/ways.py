@@ -1,0 +1,204 @@
+"""How each peer takes a step of a row: plain PyTorch, ``torch.compile``, abele, JAX.
+
+All start from the same weights and batch, so their first losses have to agree.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from .rows import ABELE, COMPILE, EAGER, JAX, Row
+
+#: Takes a batch, by default a fixed one; returns the loss, or forward's results.
+Step = Callable[..., Any]
+
+
+class NotWritten(Exception):
+    """A peer has no version of this row."""
+
+
+def load(row: Row, way: str) -> None:
+    """Import what a way needs, so that its first step does not count that.
+
+    Raises:
+        NotWritten: JAX, and the row has no twin.
+        ImportError: it is not installed.
+    """
+    if way == JAX and row.twin is None:
+        raise NotWritten("not written")
+    package = {ABELE: "poptorch", JAX: "jax.numpy"}.get(way)
+    if package is not None:
+        importlib.import_module(package)
+
+
+def prepare(row: Row, way: str) -> Step:
+    """Return a training step of one way; nothing has been computed or compiled yet.
+
+    Raises:
+        ImportError: a package that the row needs is not installed.
+    """
+    torch.manual_seed(0)
+    module = row.load()
+    if row.mode_step is not None:
+        return row.mode_step(module, way, row.batch)
+    assert row.model is not None
+    model, batch = row.model(module), getattr(module, row.inputs)(row.batch)
+    if row.optimizer is None:
+        return _WAYS_OF_INFERENCE[way](model.eval(), batch)
+    return _WAYS[way](row, model, batch)
+
+
+def number(result: Any) -> float:
+    """Return the loss of a step, or the mean size of forward's first result."""
+    if isinstance(result, tuple | list):
+        first, last = result[0], result[-1]
+        return float(last) if not last.shape else float(abs(first).mean())
+    return float(result)
+
+
+def wait(result: Any) -> None:
+    """Return when a result is there; JAX gives it before it is computed."""
+    ready = getattr(result, "block_until_ready", None)
+    if ready is not None:
+        ready()
+
+
+def optimizer_of(row: Row, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return the row's optimizer for a model."""
+    assert row.optimizer is not None
+    name, settings = row.optimizer
+    return getattr(torch.optim, name)(model.parameters(), **settings)
+
+
+# -- training ------------------------------------------------------------------------------------
+
+
+def _eager(row: Row, model: torch.nn.Module, batch: tuple) -> Step:
+    return _loop(model, optimizer_of(row, model), batch)
+
+
+def _compiled(row: Row, model: torch.nn.Module, batch: tuple) -> Step:
+    # As its users do: the model is compiled, the optimizer is not.
+    return _loop(torch.compile(model), optimizer_of(row, model), batch)
+
+
+def _loop(model: Callable, optimizer: torch.optim.Optimizer, fixed: tuple) -> Step:
+    def step(*batch: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        result = model(*(batch or fixed))
+        loss = result[-1] if isinstance(result, tuple) else result
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def _abele(row: Row, model: torch.nn.Module, fixed: tuple) -> Step:
+    import poptorch
+
+    quiet = poptorch.Options().showCompilationProgressBar(False)
+    module = _marked(model) if row.marks_loss else model
+    wrapped = poptorch.trainingModel(module, quiet, optimizer_of(row, model))
+    return lambda *batch: wrapped(*(batch or fixed))
+
+
+def _marked(model: torch.nn.Module) -> torch.nn.Module:
+    import poptorch
+
+    class Marked(torch.nn.Module):
+        """Says that the last of several results is the loss."""
+
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, *inputs: torch.Tensor) -> tuple:
+            *others, loss = self.inner(*inputs)
+            return *others, poptorch.identity_loss(loss, "none")
+
+    return Marked()
+
+
+def _jax(row: Row, model: torch.nn.Module, batch: tuple) -> Step:
+    import jax
+    import jax.numpy as jnp
+    from benchmarks.twins import updates
+
+    assert row.optimizer is not None
+    loss = importlib.import_module(f"benchmarks.twins.{row.twin}").loss
+    start, update = updates.of(*row.optimizer)
+    params = {name: jnp.asarray(p.detach().numpy()) for name, p in model.named_parameters()}
+    state, fixed = start(params), [_array(tensor) for tensor in batch]
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def whole(params: Any, state: Any, *inputs: Any) -> Any:
+        value, gradients = jax.value_and_grad(loss)(params, *inputs)
+        return *update(params, gradients, state), value
+
+    def step(*batch: torch.Tensor) -> Any:
+        nonlocal params, state
+        params, state, value = whole(params, state, *(map(_array, batch) if batch else fixed))
+        return value
+
+    return step
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    import jax.numpy as jnp
+
+    values = tensor.numpy()
+    return jnp.asarray(values.astype("int32") if values.dtype.kind == "i" else values)
+
+
+# -- inference -----------------------------------------------------------------------------------
+
+
+def _forward(model: Callable, batch: tuple) -> Step:
+    def step() -> Any:
+        with torch.inference_mode():
+            return model(*batch)
+
+    return step
+
+
+def _abele_forward(model: torch.nn.Module, batch: tuple) -> Step:
+    import poptorch
+
+    quiet = poptorch.Options().showCompilationProgressBar(False)
+    wrapped = poptorch.inferenceModel(model, quiet)
+    return lambda: wrapped(*batch)
+
+
+_WAYS = {EAGER: _eager, COMPILE: _compiled, ABELE: _abele, JAX: _jax}
+_WAYS_OF_INFERENCE = {
+    EAGER: _forward,
+    COMPILE: lambda model, batch: _forward(torch.compile(model), batch),
+    ABELE: _abele_forward,
+}
+
+
+# -- with a loader -------------------------------------------------------------------------------
+
+
+def looped(row: Row, way: str, step: Step) -> Step:
+    """Return a step that takes its batch from the way's usual loader, epoch after epoch."""
+    images = row.load().Images()
+    if way == ABELE:
+        import poptorch
+
+        loader: Any = poptorch.DataLoader(poptorch.Options(), images, row.batch, shuffle=True)
+    else:
+        loader = torch.utils.data.DataLoader(images, row.batch, shuffle=True, drop_last=True)
+    batches = _endless(loader)
+    return lambda: step(*next(batches))
+
+
+def _endless(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader

@@ -1,0 +1,188 @@
+"""The table of peers: twins compute the same, failures become results, records become rows."""
+
+import dataclasses
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT))
+
+from benchmarks.table import command, measuring, page, serving, ways  # noqa: E402 - after the path
+from benchmarks.table.rows import ABELE, COMPILE, EAGER, JAX, ROWS, Row  # noqa: E402
+
+SMALL = dataclasses.replace(ROWS["introduction-4"], name="small", title="small", batch=2)
+
+
+def turns(row=SMALL, names=(EAGER, ABELE), **changed):
+    settings = {"threads": 1, "windows": 10, "window_s": 0.01, "limit_s": 200, "cached": False}
+    return measuring.Turns(row, names, **{**settings, **changed})
+
+
+# -- the same step in every way --------------------------------------------------------------------
+
+
+TWINS = """
+import dataclasses, json
+from benchmarks.table import ways
+from benchmarks.table.rows import EAGER, JAX, ROWS
+twins = {row.twin: dataclasses.replace(row, batch=2) for row in ROWS.values() if row.twin}
+for row in twins.values():
+    steps = [ways.prepare(row, way) for way in (EAGER, JAX)]
+    print(json.dumps([row.name, *([ways.number(step()) for _ in range(3)] for step in steps)]))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs the extra bench")
+def test_twins_take_the_steps_of_plain_pytorch():
+    # In a process of its own: JAX changes the environment and forbids forks.
+    done = subprocess.run([sys.executable, "-c", TWINS], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    compared = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(compared) == len({row.twin for row in ROWS.values()} - {None})
+    for name, plain, twin in compared:
+        assert twin == pytest.approx(plain, rel=1e-4), name
+
+
+@pytest.mark.parametrize("name", ["introduction-1", "mlp", "gpt"])
+def test_the_wrapper_takes_the_steps_of_plain_pytorch(name, monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    row = dataclasses.replace(ROWS[name], batch=2)
+    plain, ours = ways.prepare(row, EAGER), ways.prepare(row, ABELE)
+    for _ in range(3):
+        assert ways.number(ours()) == ways.number(plain())
+
+
+def test_a_network_without_a_twin_is_not_written():
+    answer = serving.Server(ROWS["resnet18"], JAX).answer(["start"])
+    assert answer == {"failed": "not written"}
+
+
+def test_inference_is_compared_by_the_size_of_its_first_result():
+    assert ways.number((torch.tensor([1.0, -3.0]), torch.ones(2))) == 2.0
+    assert ways.number((torch.ones(2), torch.tensor(0.5))) == 0.5
+
+
+# -- failures are results --------------------------------------------------------------------------
+
+
+def test_a_way_that_raises_answers_with_the_reason():
+    def broken(_):
+        raise RuntimeError("no such operator\nand much more")
+
+    row = dataclasses.replace(SMALL, model=broken)
+    answer = serving.Server(row, EAGER).answer(["start"])
+    assert answer == {"failed": "RuntimeError: no such operator"}
+
+
+def test_a_way_with_other_losses_is_not_fast_but_failed():
+    row = turns()
+    row._results = {
+        EAGER: {"values": [2.0, 1.9]},
+        ABELE: {"values": [2.0, 1.9001]},
+        COMPILE: {"values": [2.0, 1.8]},
+        JAX: {"values": [2.0, math.nan]},
+    }
+    row._compare()
+    assert [way for way, result in row._results.items() if "failed" in result] == [COMPILE, JAX]
+    assert row._results[COMPILE]["failed"] == "its first losses are [2.0, 1.8], eager's [2.0, 1.9]"
+
+
+def test_fewer_windows_than_a_median_needs_are_refused():
+    with pytest.raises(ValueError, match="At least 10 windows are needed, got 3"):
+        turns(windows=3)
+
+
+def test_a_row_that_does_not_exist_is_named(capsys):
+    with pytest.raises(SystemExit):
+        command.run(["--rows", "mlp,other"])
+    assert "other is not known; known are introduction-1" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_rows_are_measured_in_processes_of_their_own(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    row = turns(ROWS["introduction-4"], (EAGER, ABELE), cached=True).measure()
+    for way in (EAGER, ABELE):
+        assert len(row["ways"][way]["step_per_s"]["windows"]) == 10
+        assert row["ways"][way]["peak_mib"] >= row["ways"][way]["step_peak_mib"] > 0
+    assert row["ways"][ABELE]["cached_first_step_s"] > 0
+    assert row["ratio"][EAGER] == 1.0
+    assert row["ratio"][ABELE] > 0
+
+
+@pytest.mark.long
+def test_a_process_that_is_late_or_ends_is_a_failure(monkeypatch):
+    row = turns(ROWS["introduction-4"], (EAGER,), limit_s=0.0).measure()
+    assert row["ways"][EAGER]["failed"] == "no answer to start within 0 s"
+    monkeypatch.setattr(measuring, "ROOT", Path(__file__).parent)  # there is no package there
+    row = turns(ROWS["introduction-4"], (EAGER,)).measure()
+    assert "ended with exit code 1 at start: " in row["ways"][EAGER]["failed"]
+
+
+# -- from records to the page ----------------------------------------------------------------------
+
+
+def record(folder, day, rows, threads=2):
+    environment = {"cpu": "a processor", "gpu": None, "threads": threads}
+    path = folder / f"table_a-processor_{threads}t_{day}.json"
+    path.write_text(json.dumps({"environment": environment, "rows": rows}))
+
+
+def result(abele, **others):
+    rates = {EAGER: 100.0, ABELE: abele, **others}
+    results = {
+        way: {"step_per_s": {"median": rate}, "step_peak_mib": 200.0, "first_step_s": 2.0}
+        for way, rate in rates.items()
+    }
+    return {"title": "", "ways": results, "ratio": measuring.ratios(results)}
+
+
+def lines(folder, name):
+    title = ROWS[name].title
+    return [line for line in page.table(folder).splitlines() if line.startswith(f"| {title} |")]
+
+
+def test_a_row_without_a_record_says_so(tmp_path):
+    for name in ROWS:
+        assert "no record yet" in lines(tmp_path, name)[0]
+
+
+def test_the_newest_record_of_each_row_is_shown(tmp_path):
+    record(tmp_path, "2026-01-02", {"mlp": result(150.0)})
+    record(tmp_path, "2026-01-02_2", {"mlp": result(300.0, jax=200.0)})
+    record(tmp_path, "2026-01-01", {"mlp": result(50.0), "gpt": result(200.0)})
+    (mlp,), (gpt,) = lines(tmp_path, "mlp"), lines(tmp_path, "gpt")
+    assert "| not measured | 2.00 x | 3.00 x | 1.50 x | 1.00 x | - | 2.0 s | 2.0 s |" in mlp
+    assert "table_a-processor_2t_2026-01-02_2.json" in mlp
+    assert "2.00 x" in gpt
+    mean = [line for line in page.table(tmp_path).splitlines() if "geometric mean" in line]
+    assert mean == ["| geometric mean of 2 rows | | | 2.45 x | 1.50 x | | | | | |"]
+
+
+def test_thread_counts_have_tables_of_their_own(tmp_path):
+    for threads in (1, 2):
+        record(tmp_path, "2026-01-01", {"mlp": result(150.0)}, threads)
+    assert len(lines(tmp_path, "mlp")) == 2
+
+
+def test_a_peer_that_failed_is_shown_as_that(tmp_path):
+    row = result(150.0)
+    row["ways"][COMPILE] = {"failed": "RuntimeError: no"}
+    row["ways"][JAX] = {"failed": "not written"}
+    row["ratio"] = measuring.ratios(row["ways"])
+    record(tmp_path, "2026-01-01", {"mlp": row})
+    assert "| failed | not written | 1.50 x | - |" in lines(tmp_path, "mlp")[0]
+
+
+def test_every_row_has_its_parts():
+    for row in ROWS.values():
+        assert isinstance(row, Row)
+        assert (row.model is None) != (row.mode_step is None)
