@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from abele.compile.tolerances import TOLERANCE
 from helpers.models import MODELS
 from helpers.runs import assert_close_by_norm, captured, flat, rule_for, run, started
 
@@ -38,4 +39,4 @@ def test_a_constant_learning_rate_counts(target, momentum):
         for model, name in ((module, target), (again, "reference"))
     ]
     found, expected = (run(session, DENSE.batches(3)) for session, _ in sessions)
-    assert_close_by_norm(found, expected, 1e-5)
+    assert_close_by_norm(found, expected, TOLERANCE)

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from abele import ExecutableCache
+from abele.compile.tolerances import TOLERANCE
 from abele.ops.checkpoint import checkpoint
 from abele.ops.host_call import HostCalls, host_call
 from abele.ops.print_tensor import Layout, print_tensor
@@ -47,7 +48,7 @@ def expected(capsys):
 
 def test_every_target_does_what_the_reference_does(target, expected, capsys, tmp_path):
     found, _ = trained(target, ExecutableCache(tmp_path))
-    assert_close_by_norm(found, expected[0], 1e-5)
+    assert_close_by_norm(found, expected[0], TOLERANCE)
     printed = capsys.readouterr().err
     assert _lines(printed) == _lines(expected[1])
     if target.cacheable:

@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 from abele import StepConfig
+from abele.compile.tolerances import HALF_TOLERANCE
 from helpers.runs import (
     Trained,
     assert_close_by_norm,
@@ -26,7 +27,7 @@ from helpers.runs import (
     started,
 )
 
-STEPS, TOLERANCE = 10, 5e-3
+STEPS = 10
 HALVES = [torch.float16, torch.bfloat16]
 
 
@@ -134,13 +135,13 @@ def test_compiled_is_close_to_the_reference(target, float_statistics):
         )
         for each in (target, "reference")
     )
-    assert_close_by_norm(found, expected, TOLERANCE)
+    assert_close_by_norm(found, expected, HALF_TOLERANCE)
 
 
 @pytest.mark.thorough  # compiled; the training step above always is
 def test_compiled_inference_is_close_to_eager(target):
     module = fresh(torch.float16).eval()
-    tolerance = 0.0 if target.name == "reference" else TOLERANCE
+    tolerance = 0.0 if target.name == "reference" else HALF_TOLERANCE
     session, _ = started(module, batches()[0], None, StepConfig(training=False), target=target)
     scores = session.step([value.to(session.device) for value in batches()[0]])[0].cpu()
     assert scores.dtype is torch.float16

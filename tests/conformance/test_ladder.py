@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from abele import ExecutableCache, StepConfig
+from abele.compile.tolerances import TOLERANCE
 from conftest import TARGETS, usable
 from helpers.models import MODELS
 from helpers.runs import assert_close_by_norm, assert_same_bits, rule_for, run, run_eagerly, started
 
 STEPS = 50
-TOLERANCE = 1e-5
 OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
     "adam": lambda params: torch.optim.Adam(params, lr=0.001),

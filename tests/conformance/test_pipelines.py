@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
 from abele import build
+from abele.compile.tolerances import TOLERANCE
 from abele.ops.host_call import HostCalls, host_call
 from abele.pipeline import Uncuttable, pipelined
 from abele.pipeline.schedule import Task
@@ -459,7 +460,7 @@ def compiled_and_interpreted(module, config, rule, given):
 def test_compiled_stages_infer_what_the_whole_infers():
     config = StepConfig(training=False, device_iterations=4, output_mode=OutputMode.ALL)
     module = Small().eval()
-    assert_close_by_norm(*compiled_and_interpreted(module, config, None, batches(4)), 1e-5)
+    assert_close_by_norm(*compiled_and_interpreted(module, config, None, batches(4)), TOLERANCE)
 
 
 def test_stages_on_a_gpu_have_streams_of_their_own_and_give_the_same():
@@ -477,4 +478,4 @@ def test_compiled_stages_train_as_the_whole_trains():
     module = Small()
     config = StepConfig(gradient_accumulation=MICRO_BATCHES, output_mode=OutputMode.ALL)
     found = compiled_and_interpreted(module, config, rule_for(module), batches())
-    assert_close_by_norm(*found, 1e-5)
+    assert_close_by_norm(*found, TOLERANCE)
