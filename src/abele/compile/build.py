@@ -17,14 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from abele import garbage, passes
-from abele.compile import executable
+from abele.compile import executable, tiers
+from abele.compile.compiling import compile_programs
 from abele.compile.executable import Executable
+from abele.compile.later import Announce, Running
 from abele.compile.sources import ExecutableSource
+from abele.compile.start import Start
+from abele.compile.tiers import Lowered, Wanted
 from abele.errors import CompilerError, TargetError
 from abele.passes.trap_exceptions import trap_exceptions
 from abele.program import Program
 from abele.step.config import StepConfig
-from abele.targets import ENVIRONMENT, Compiled, Target, get_target, requested
+from abele.targets import ENVIRONMENT, Target, get_target, requested
 from abele.warn import warn_user
 
 # What takes the place of a target that cannot compile.
@@ -66,6 +70,7 @@ class BuildRecord:
         seconds: wall time by part: ``passes``, ``compile``, ``load``, ``store``, and ``wait`` for
             another process that compiled the same.
         log: file with the native compiler's output, if it failed.
+        running: which programs run now, which changes when compiled ones take over.
     """
 
     target: str = ""
@@ -79,6 +84,7 @@ class BuildRecord:
     )
     seconds: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     log: str | None = None
+    running: Running = dataclasses.field(default_factory=Running)
 
 
 def choose_target() -> tuple[Target, bool]:
@@ -109,6 +115,8 @@ def build(
     cache: ExecutableSource | None = None,
     log_folder: str | Path | None = None,
     progress: Progress = lambda stage, fraction: None,
+    start: Start = Start.WAIT,
+    announce: Announce = lambda text: None,
 ) -> tuple[Executable, BuildRecord]:
     """Makes programs runnable on the best target of this machine.
 
@@ -119,18 +127,24 @@ def build(
         cache: where executables are kept between runs, or come from.
         log_folder: where a failing compiler's output goes; default a temporary folder.
         progress: called with each stage and the fraction done, as ``Observer.on_stage`` is.
+        start: how the first steps run if nothing is cached; ``ABELE_START`` wins, except that a
+            caller who waits is not made to start ``tiered``. ``BuildRecord.running`` says what
+            was done and why.
+        announce: told in words when compiled programs take over, or cannot.
 
     Raises:
-        TargetError: the requested target cannot be used.
+        TargetError: the requested target cannot be used, or the environment asks for something
+            that does not exist.
         CompilerError: the compiler failed and the target was forced.
     """
     record = BuildRecord(forced=target is not None)
+    wanted = Wanted.of(start, announce)
     if target is None:
         target, record.forced = choose_target()
     while True:
         try:
             with garbage.uncollected():
-                return _build_for(target, programs, config, cache, record, progress), record
+                return _build_for(target, programs, config, cache, record, progress, wanted), record
         except TargetError as error:
             record.log = _write_log(error, log_folder)
             if record.forced or target.name == _LAST:
@@ -148,6 +162,7 @@ def _build_for(
     cache: ExecutableSource | None,
     record: BuildRecord,
     progress: Progress,
+    wanted: Wanted,
 ) -> Executable:
     record.target = target.name
     progress("passes", 0.1)
@@ -161,11 +176,44 @@ def _build_for(
     parts = executable.key_parts(lowered, config, target, names)
     record.executable = executable.key_of(parts)
     cache = cache if target.cacheable else None
+    stored = None if cache is None else _load(cache, target, lowered, parts, record)
+    after = Lowered(
+        programs=lowered, parts=parts, target=target, config=config, cache=cache, stored=stored
+    )
+    record.running = tiers.decided(wanted, after)
+    made = _begun(programs, traps, after, record, wanted) if record.running.interpreted else stored
+    if made is not None:
+        return made
     if cache is None:
         return _compile(target, lowered, parts, record, progress)
-    stored = _load(cache, target, lowered, parts, record)
-    if stored is not None:
-        return stored
+    return _compiled_once(cache, target, lowered, parts, record, progress)
+
+
+def _begun(
+    programs: Sequence[Program],
+    traps: Sequence[passes.Pass],
+    lowered: Lowered,
+    record: BuildRecord,
+    wanted: Wanted,
+) -> Executable | None:
+    """Interpreted programs, which compiled ones may follow; see ``tiers.begun``."""
+    interpreting = get_target(tiers.INTERPRETING)
+    first = [_lower(program, interpreting, traps)[0] for program in programs]
+    made = tiers.begun(first, lowered, record.running, wanted.announce)
+    if made is not None and lowered.cache is not None and lowered.stored is None:
+        record.cache, record.why = "miss", lowered.cache.why_missing(lowered.parts)
+    return made
+
+
+def _compiled_once(
+    cache: ExecutableSource,
+    target: Target,
+    lowered: list[Program],
+    parts: dict[str, Any],
+    record: BuildRecord,
+    progress: Progress,
+) -> Executable:
+    """Compiles, or waits for another process that does."""
     started: float | None = None
 
     def waiting() -> None:
@@ -222,23 +270,14 @@ def _compile(
     record: BuildRecord,
     progress: Progress,
 ) -> Executable:
-    reason = target.cannot_compile()
-    if reason is not None:
-        raise TargetError(f"Target {target.name!r} cannot compile: {reason}")
     started = time.perf_counter()
-    compiled: dict[str, Compiled] = {}
-    for index, program in enumerate(programs):
-        progress(f"compile {program.name}", 0.15 + 0.8 * index / len(programs))
-        lowering = target.lowering(parts["lowerings"][program.name])
-        compiled[program.name] = lowering.compile(program)
+
+    def begins(index: int, name: str) -> None:
+        progress(f"compile {name}", 0.15 + 0.8 * index / len(programs))
+
+    made = compile_programs(target, programs, parts, begins)
     record.seconds["compile"] = time.perf_counter() - started
-    return Executable(
-        key=executable.key_of(parts),
-        key_parts=parts,
-        programs=tuple(programs),
-        compiled=compiled,
-        target=target,
-    )
+    return made
 
 
 def _log_of(error: TargetError) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from abele.compile.later import Later
 from abele.containers import is_dict
 from abele.errors import CorruptExecutable, ForeignExecutable
 from abele.program import Program
@@ -41,6 +42,7 @@ class Executable:
         programs: the programs after all passes.
         compiled: one call per program name.
         target: what they were compiled for.
+        later: compiled programs that take over from these when they are there.
     """
 
     key: str
@@ -48,6 +50,7 @@ class Executable:
     programs: tuple[Program, ...]
     compiled: Mapping[str, Compiled]
     target: Target
+    later: Later | None = None
 
     def save(self, path: Path) -> None:
         """Writes the file at once or not at all.

@@ -20,6 +20,7 @@ from abele.runtime.clock import CallRecord
 from abele.runtime.device_state import DeviceState
 from abele.runtime.micro_steps import Plan, Returned, Step, Update, sequential
 from abele.runtime.observers import Observer
+from abele.runtime.take_over import TakeOver
 from abele.step import batching
 from abele.step.config import OutputMode, StepConfig
 
@@ -27,10 +28,10 @@ _Result = TypeVar("_Result")
 
 
 class Session(DeviceState):
-    """Runs one executable.
+    """Runs one executable, or interpreted programs until the compiled ones of ``later`` are there.
 
     Args:
-        executable: compiled programs: ``forward``, ``step``, or ``accumulate`` and ``apply``; or
+        executable: programs: ``forward``, ``step``, or ``accumulate`` and ``apply``; or
             those that ``plan`` runs.
         config: how one call consumes its batch.
         params: initial parameters by name; copied to the device. Those of
@@ -45,7 +46,7 @@ class Session(DeviceState):
         observers: who is told of calls; see ``add_observer``.
 
     Attributes:
-        executable: as given.
+        executable: what runs: as given, or what has taken over from that.
         runner: runs the micro-steps.
         marks: of the latest call, before and after each micro-step; see ``runtime.clock``.
     """
@@ -86,6 +87,8 @@ class Session(DeviceState):
         self._observers = tuple(observers)
         self.marks: list[Any] = []
         self._last: tuple[int, list[Any], int] | None = None
+        later = executable.later
+        self._take_over = None if later is None else TakeOver(executable, later, self)
 
     def _anchor_store(self, anchors: Sequence[Anchor], model: Program) -> AnchorStore | None:
         if not anchors:
@@ -158,6 +161,8 @@ class Session(DeviceState):
         Raises:
             Exception: as from ``step``, or what ``deliver`` or an observer raised.
         """
+        if self._take_over is not None:
+            self._follow(self._take_over, batch)
         observers = self._observers
         marks: list[Any] = []
         self.marks = marks
@@ -183,6 +188,16 @@ class Session(DeviceState):
         # Not before: where an observer ends the call with an error, it did not end well.
         self._last = (began_ns, marks, ended_ns)
         return result
+
+    def _follow(self, take_over: TakeOver, batch: Sequence[torch.Tensor]) -> None:
+        """Runs compiled programs from this call on if they are there."""
+        made = take_over.due(lambda: next(self._micro_batches(batch))[1])
+        if made is not None:
+            self.runner.close()
+            self.executable = made
+            self.runner = sequential(made).start(made, self, Update(made, self))
+        if take_over.over:
+            self._take_over = None
 
     def _end(self, observers: Sequence[Observer], call: CallRecord) -> None:
         for observer in observers:
@@ -262,6 +277,9 @@ class Session(DeviceState):
 
         Alone, the session can be used again.
         """
+        if self._take_over is not None:
+            self._take_over.close()
+            self._take_over = None
         if self.exchange is not None:
             self.exchange.close()
         self.runner.close()

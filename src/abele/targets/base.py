@@ -50,9 +50,12 @@ class Lowering(abc.ABC):
     Attributes:
         name: what records, keys and files call it; loading dispatches on it.
         passes: applied after the common pipeline to the programs that are lowered this way.
+        compiles: code is made for each program, which takes so long that steps are interpreted
+            meanwhile if the caller allows that.
     """
 
     name: str
+    compiles: bool = False
     passes: tuple[Pass, ...] = ()
 
     @abc.abstractmethod

@@ -22,6 +22,7 @@ class Inductor(Lowering):
     """AOTInductor's C++ code, which fuses operators."""
 
     name = "inductor"
+    compiles = True
     passes = (explicit_alpha, few_channel_convolutions, unpadded_max_pools)
 
     def why(self, program: Program) -> str | None:

@@ -1,0 +1,125 @@
+"""Compiled programs that are not there yet, and which programs run until they are.
+
+A session asks between two calls. Whoever makes the programs (``worker_process``) is not its
+business, nor is how they are lowered.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from abele.compile.start import Start
+
+if TYPE_CHECKING:
+    from abele.compile.executable import Executable
+
+Announce = Callable[[str], None]
+
+
+class TakeOverWarning(UserWarning):
+    """Compiled programs could not take over; steps stay interpreted, which is slower."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Running:
+    """Which programs of a model run now.
+
+    Updates are counted from the first call; without training, batches are.
+
+    Attributes:
+        start: how the first steps ran.
+        why: why they did not run otherwise, in words.
+        interpreted: operator by operator with torch's kernels, bitwise plain PyTorch; else as the
+            programs were lowered.
+        since: the number of updates before the first one that ran as now.
+        check: how compiled programs were compared with interpreted ones before they took over.
+        problem: why compiled programs did not take over; None if they did, or may yet.
+    """
+
+    start: Start = Start.WAIT
+    why: str = ""
+    interpreted: bool = False
+    since: int = 0
+    check: str | None = None
+    problem: str | None = None
+
+    def sentence(self) -> str:
+        """The same in words."""
+        if not self.interpreted:
+            after = f" since update {self.since}, interpreted before" if self.since else ""
+            return f"compiled programs run{after}"
+        if self.problem is not None:
+            return f"programs are interpreted: {self.problem}"
+        if self.start is Start.INTERPRET:
+            return "programs are interpreted, as asked"
+        return "programs are interpreted until compiled ones are ready"
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """Compiled programs will not come.
+
+    Attributes:
+        problem: why, in words.
+        log: output of the native compiler, if it failed.
+    """
+
+    problem: str
+    log: str = ""
+
+
+class Later(abc.ABC):
+    """Compiled programs that will be there later.
+
+    Attributes:
+        running: kept up to date by the session that they take over in.
+        at: they take over at this update and wait to be ready then; as soon as they are if None.
+        announce: told in words of what happens, such as that they took over.
+    """
+
+    running: Running
+    at: int | None
+    announce: Announce
+
+    @abc.abstractmethod
+    def look(self) -> Executable | Failure | None:
+        """What has become of them; None while they are being made. Costs next to nothing."""
+
+    @abc.abstractmethod
+    def wait(self) -> Executable | Failure:
+        """The same, once that is decided."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Stops making them; nobody wants them any more."""
+
+
+class Ready(Later):
+    """Compiled programs that are there, and have to wait until it is their turn.
+
+    Args:
+        executable: the programs.
+        running: see ``Later``.
+        at: see ``Later``.
+        announce: see ``Later``.
+    """
+
+    def __init__(
+        self, executable: Executable, running: Running, at: int | None, announce: Announce
+    ):
+        self._executable = executable
+        self.running, self.at, self.announce = running, at, announce
+
+    def look(self) -> Executable:
+        """The programs."""
+        return self._executable
+
+    def wait(self) -> Executable:
+        """The programs."""
+        return self._executable
+
+    def close(self) -> None:
+        """Nobody is making them."""

@@ -1,0 +1,58 @@
+"""How the first steps of a program run while nothing has been compiled for it yet.
+
+``tiered``     interpreted at once, while another process compiles; what it makes takes over
+``wait``       compiled first, by this process
+``interpret``  interpreted, and nothing is compiled
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+
+from abele.errors import TargetError
+
+ENVIRONMENT = "ABELE_START"
+SWAP_AT = "ABELE_SWAP_AT"
+
+
+class Start(enum.StrEnum):
+    """What happens before the first step."""
+
+    TIERED = "tiered"
+    WAIT = "wait"
+    INTERPRET = "interpret"
+
+
+def requested() -> Start | None:
+    """What the environment asks for, if anything.
+
+    Raises:
+        TargetError: ``ABELE_START`` is none of the three.
+    """
+    text = os.environ.get(ENVIRONMENT)
+    if not text:
+        return None
+    if text not in list(Start):
+        raise TargetError(
+            f"{ENVIRONMENT}={text!r} was found. Set it to one of {', '.join(Start)}, or leave it "
+            "unset."
+        )
+    return Start(text)
+
+
+def swap_at() -> int | None:
+    """The update at which compiled programs have to take over, if the environment names one.
+
+    Raises:
+        TargetError: ``ABELE_SWAP_AT`` is no number of updates.
+    """
+    text = os.environ.get(SWAP_AT)
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise TargetError(
+            f"{SWAP_AT}={text!r} was found. Set it to a number of updates, 0 or more, or leave it "
+            "unset."
+        )
+    return int(text)

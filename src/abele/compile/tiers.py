@@ -1,0 +1,194 @@
+"""Steps that are interpreted while another process compiles their programs.
+
+Whether that is so, and why not, is decided here; any lowering that compiles may be the faster one.
+Interpreted and compiled programs take the same tensors, so that no state moves when one takes over
+from the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from abele.compile import executable, jobs, start
+from abele.compile.cache import ExecutableCache
+from abele.compile.executable import Executable
+from abele.compile.jobs import Job
+from abele.compile.later import Announce, Later, Ready, Running
+from abele.compile.sources import ExecutableSource
+from abele.compile.start import Start
+from abele.compile.worker_process import FromWorker
+from abele.errors import SerializationError
+from abele.program import Program
+from abele.step.config import StepConfig
+from abele.targets import Target, get_target
+
+#: Interprets: needs no compiler and gives the bits of plain PyTorch.
+INTERPRETING = "reference"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """How the first steps are to run.
+
+    Attributes:
+        start: if the programs and the machine allow it.
+        announce: told in words what runs, and when that changes.
+    """
+
+    start: Start = Start.WAIT
+    announce: Announce = lambda text: None
+
+    @classmethod
+    def of(cls, asked: Start, announce: Announce) -> Wanted:
+        """What a caller asks for, unless the environment wants otherwise.
+
+        A caller who waits has a reason, so the environment then changes it to ``interpret`` only.
+
+        Raises:
+            TargetError: the environment asks for something that does not exist.
+        """
+        requested = start.requested()
+        if requested is None or (asked is Start.WAIT and requested is Start.TIERED):
+            requested = asked
+        return cls(start=requested, announce=announce)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lowered:
+    """Programs after all passes, which may have been compiled before.
+
+    Attributes:
+        programs: lowered.
+        parts: of the executable's key; they name each program's lowering.
+        target: what runs the programs in the end.
+        config: how a call consumes its batch.
+        cache: where executables are kept.
+        stored: the executable, if it was there.
+    """
+
+    programs: Sequence[Program]
+    parts: Mapping[str, Any]
+    target: Target
+    config: StepConfig
+    cache: ExecutableSource | None
+    stored: Executable | None
+
+
+def decided(wanted: Wanted, lowered: Lowered) -> Running:
+    """How the first steps run, and why."""
+    reason = _why_wait(wanted.start, lowered)
+    if reason is not None:
+        return Running(start=Start.WAIT, why=reason)
+    if wanted.start is Start.INTERPRET:
+        return Running(start=Start.INTERPRET, why="as asked", interpreted=True)
+    why = "steps run while another process compiles"
+    return Running(start=Start.TIERED, why=why, interpreted=True)
+
+
+def _why_wait(wanted: Start, lowered: Lowered) -> str | None:
+    target, lowerings = lowered.target, lowered.parts["lowerings"]
+    if wanted is Start.WAIT:
+        return "as asked"
+    if not any(target.lowering(name).compiles for name in lowerings.values()):
+        return "nothing is compiled for these programs"
+    if target.device() != get_target(INTERPRETING).device():
+        return f"only the host interprets, and these programs run on {target.device()}"
+    if wanted is Start.INTERPRET:
+        return None
+    if lowered.config.processes > 1:
+        return "processes that train together start with compiled programs"
+    if lowered.stored is not None:
+        return None if start.swap_at() is not None else "the programs were compiled before"
+    return _why_no_worker(lowered)
+
+
+def _why_no_worker(lowered: Lowered) -> str | None:
+    if lowered.target.cannot_compile() is not None:
+        return "there is no compiler"
+    if lowered.cache is not None and not isinstance(lowered.cache, ExecutableCache):
+        return "the programs come out of a file"
+    unknown = jobs.unknown_operator(lowered.programs)
+    if unknown is not None:
+        return f"another process would not know the operator {unknown}"
+    return None if sys.executable else "it is unknown which program Python is"
+
+
+def begun(
+    first: Sequence[Program], lowered: Lowered, running: Running, announce: Announce
+) -> Executable | None:
+    """Programs that run at once, and the compiled ones that follow unless none are wanted.
+
+    Args:
+        first: lowered for the target ``INTERPRETING``.
+        lowered: what follows.
+        running: what ``decided`` returned; kept up to date by whoever runs the programs.
+        announce: see ``Wanted``.
+
+    Returns:
+        None if compiled programs have to run from the start after all; ``running`` says why.
+
+    Raises:
+        TargetError: the environment names no number for the update at which to take over.
+    """
+    if running.start is Start.INTERPRET:
+        return interpreted(first, lowered.config, None)
+    other = first_difference(first, lowered.programs)
+    if other is None:
+        later = _following(lowered, running, announce)
+    else:
+        later = f"compiled, program {other} takes other state than interpreted"
+    if isinstance(later, str):
+        running.start, running.why, running.interpreted = Start.WAIT, later, False
+        return None
+    return interpreted(first, lowered.config, later)
+
+
+def _following(lowered: Lowered, running: Running, announce: Announce) -> Later | str:
+    """The compiled programs, or why no other process makes them."""
+    at, cache = start.swap_at(), lowered.cache
+    if lowered.stored is not None:
+        return Ready(lowered.stored, running, at, announce)
+    job = Job(
+        programs=tuple(lowered.programs),
+        parts=lowered.parts,
+        target=lowered.target,
+        cache=str(cache.folder.absolute()) if isinstance(cache, ExecutableCache) else None,
+    )
+    try:
+        return FromWorker(job, running, at, announce)
+    except (SerializationError, OSError) as error:
+        return f"no other process could be given the programs ({error})"
+
+
+def interpreted(programs: Sequence[Program], config: StepConfig, later: Later | None) -> Executable:
+    """Programs that run at once.
+
+    Args:
+        programs: lowered for the target ``INTERPRETING``.
+        config: the configuration they were captured with.
+        later: compiled programs that take over.
+    """
+    target = get_target(INTERPRETING)
+    (lowering,) = target.lowerings
+    parts = executable.key_parts(
+        programs, config, target, {program.name: lowering.name for program in programs}
+    )
+    return Executable(
+        key=executable.key_of(parts),
+        key_parts=parts,
+        programs=tuple(programs),
+        compiled={program.name: lowering.compile(program) for program in programs},
+        target=target,
+        later=later,
+    )
+
+
+def first_difference(one: Sequence[Program], other: Sequence[Program]) -> str | None:
+    """A program that does not take and give the same in both, if there is one."""
+    for left, right in zip(one, other, strict=True):
+        if (left.inputs, left.outputs) != (right.inputs, right.outputs):
+            return left.name
+    return None

@@ -1,0 +1,110 @@
+"""The process that compiles while another one steps.
+
+It reads a job, compiles it, stores the executable and says so. It has no state besides, imports
+nothing of the user's, and ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import torch
+
+from abele.compile import executable, jobs
+from abele.compile.cache import CacheWarning, ExecutableCache
+from abele.compile.compiling import compile_programs
+from abele.compile.jobs import Job, Result
+from abele.errors import CompilerError
+
+# Steps should go on at nearly their speed, and compiling should still come to an end where they
+# take every core: beside as many threads as cores this leaves it a quarter of one.
+_NICE = 5
+_SET_DEATH_SIGNAL = 1  # of prctl(2)
+
+
+def main(folder: str, parent: str) -> None:
+    """Does the job in ``folder`` for the process ``parent``; standard input is its lifeline."""
+    _end_with(int(parent))
+    os.nice(_NICE)
+    torch.set_num_threads(1)
+    do(Path(folder))
+
+
+def do(folder: Path) -> None:
+    """Does the job in ``folder`` and writes what came of it there.
+
+    Raises:
+        OSError: that cannot be written.
+    """
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always", CacheWarning)
+        try:
+            result = _made(folder)
+        except Exception as error:  # noqa: BLE001 - the other process has to be told
+            log = error.log if isinstance(error, CompilerError) else ""
+            result = Result(problem=f"{error} ({type(error).__name__})", log=log)
+    texts = tuple(str(each.message) for each in shown if each.category is CacheWarning)
+    jobs.write_result(folder, dataclasses.replace(result, warnings=texts))
+
+
+def _made(folder: Path) -> Result:
+    job = jobs.read(folder)
+    alone = ExecutableCache(folder)
+    if job.cache is None:
+        return _compiled(job, alone, alone)
+    cache, key = ExecutableCache(job.cache), executable.key_of(job.parts)
+    with cache.only_one(key, lambda: None) as may_be_there:
+        if may_be_there and cache.load(job.programs, job.parts, job.target) is not None:
+            return Result(folder=job.cache)
+        return _compiled(job, cache, alone)
+
+
+def _compiled(job: Job, cache: ExecutableCache, alone: ExecutableCache) -> Result:
+    """Compiles and stores; in the job's own folder if the cache cannot be written."""
+    started = time.perf_counter()
+    made = compile_programs(job.target, job.programs, job.parts)
+    seconds = time.perf_counter() - started
+    for place in (cache, alone):
+        if place.store(made):
+            return Result(folder=str(place.folder), seconds=seconds)
+    return Result(problem="the executable could not be written", seconds=seconds)
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process and the compilers it has started as soon as ``parent`` has ended.
+
+    The other end of standard input is closed then. A process that ``parent`` has forked may keep it
+    open, so that Linux is asked for a signal too; it sends one also where only the thread has ended
+    that started this process.
+    """
+
+    def end(*_: object) -> None:
+        if os.getppid() != parent:
+            os.killpg(0, signal.SIGKILL)
+
+    def watch(lifeline: int) -> None:
+        while os.read(lifeline, 1):
+            pass
+        os.killpg(0, signal.SIGKILL)
+
+    lifeline, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    threading.Thread(target=watch, args=(lifeline,), daemon=True).start()
+    signal.signal(signal.SIGUSR1, end)
+    with contextlib.suppress(OSError, AttributeError):  # Linux only
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(signal.SIGUSR1), 0, 0, 0)
+    end()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,155 @@
+"""Starting the process that compiles, and asking what has become of it.
+
+It is a program of its own and no fork: threads and locks of this process stay here. Its folder is
+named after this process, so that one that is left by a killed process is deleted by the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from pathlib import Path
+
+from abele.compile import jobs
+from abele.compile.cache import CacheWarning, ExecutableCache
+from abele.compile.executable import Executable
+from abele.compile.jobs import Job
+from abele.compile.later import Announce, Failure, Later, Running
+from abele.storage import temporary
+from abele.warn import warn_user
+
+_LOOK_EVERY_S = 0.05
+_LOG, _LOG_BYTES = "worker.log", 2000
+# Python's own search path is passed on: the package need not be installed.
+_PROGRAM = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from abele.compile.worker import main
+main(*sys.argv[2:])
+"""
+
+
+class FromWorker(Later):
+    """Programs that another process compiles.
+
+    Args:
+        job: what it compiles.
+        running: see ``Later``.
+        at: see ``Later``.
+        announce: see ``Later``.
+
+    Attributes:
+        seconds: how long compiling took, once it has ended well.
+
+    Raises:
+        SerializationError: a program that cannot be stored; names the operation.
+        OSError: the process cannot be started, or no temporary file be written.
+    """
+
+    def __init__(self, job: Job, running: Running, at: int | None, announce: Announce):
+        self.running, self.at, self.announce = running, at, announce
+        self.seconds = 0.0
+        temporary.sweep()
+        self._folder = Path(tempfile.mkdtemp(prefix=temporary.prefix()))
+        try:
+            jobs.write(self._folder, job)
+            self._process = _started(self._folder)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        self._job, self._owner, self._look_at = job, os.getpid(), 0.0
+        self._outcome: Executable | Failure | None = None
+        self._end = weakref.finalize(self, _end, self._process, self._folder, self._owner)
+
+    @property
+    def process(self) -> int:
+        """Number of the process, which leads the group of the compilers it starts."""
+        return self._process.pid
+
+    def look(self) -> Executable | Failure | None:
+        """What has become of them; looks twenty times a second, and not in a forked process."""
+        if self._outcome is None:
+            now = time.monotonic()
+            if now < self._look_at or os.getpid() != self._owner:
+                return None
+            self._look_at = now + _LOOK_EVERY_S
+            if self._process.poll() is None:
+                return None
+            self._outcome = self._collected()
+        return self._outcome
+
+    def wait(self) -> Executable | Failure:
+        """The same, once the process has ended."""
+        if self._outcome is None:
+            if os.getpid() != self._owner:
+                return Failure("a forked process does not wait for the compiler of another")
+            self._process.wait()
+            self._outcome = self._collected()
+        return self._outcome
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._end()
+        if self._outcome is None:
+            self._outcome = Failure("the model was closed while its programs were compiled")
+
+    def _collected(self) -> Executable | Failure:
+        try:
+            return self._read()
+        finally:
+            self._end()
+
+    def _read(self) -> Executable | Failure:
+        result, job = jobs.read_result(self._folder), self._job
+        if result is None:
+            code = self._process.returncode
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"returned {code}"
+            return Failure(f"the process that compiled {how}", self._said())
+        for text in result.warnings:
+            warn_user(text, CacheWarning)
+        if result.folder is None:
+            return Failure(result.problem or "no reason was given", result.log)
+        self.seconds = result.seconds
+        made = ExecutableCache(result.folder).load(job.programs, job.parts, job.target)
+        if made is None:
+            return Failure(f"the executable in {result.folder} could not be read")
+        return made
+
+    def _said(self) -> str:
+        with contextlib.suppress(OSError):
+            return (self._folder / _LOG).read_text(errors="replace")[-_LOG_BYTES:]
+        return ""
+
+
+def _started(folder: Path) -> subprocess.Popen[bytes]:
+    path = json.dumps([os.path.abspath(each) for each in sys.path])
+    with open(folder / _LOG, "wb") as log:
+        return subprocess.Popen(
+            # Isolated: neither the caller's folder nor its variables for Python decide what it is.
+            [sys.executable, "-I", "-c", _PROGRAM, path, str(folder), str(os.getpid())],
+            stdin=subprocess.PIPE,  # closed when this process ends, however it ends
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # interrupts of a terminal are for this process
+        )
+
+
+def _end(process: subprocess.Popen[bytes], folder: Path, owner: int) -> None:
+    """Ends a worker with its compilers and deletes its folder."""
+    if os.getpid() != owner:
+        return  # a forked process, which has nothing to end
+    if process.poll() is None or process.returncode < 0:  # its compilers may outlive it
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,139 @@
+"""Whether compiled programs compute what interpreted ones do: one micro-batch through both.
+
+Both run on copies of a session's state, from the same random numbers; the session and the random
+numbers are afterwards as before. A tensor may differ by the tolerance of compiled programs. Some
+tensors are nothing but rounding: a gradient that is zero in exact arithmetic, which Adam turns into
+a step. They move as far when the weights are rounded otherwise, so that is tried, and such a tensor
+may differ by ten times as much as it moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from abele.compile import tolerances
+from abele.compile.executable import Executable
+from abele.program import Program, Role, all_nodes, has_effect
+from abele.runtime.device_state import DeviceState
+
+_ROUNDINGS = 4  # in units of the type's last digit
+_MARGIN = 10.0
+
+_Values = dict[str, torch.Tensor]
+
+
+def has_effects(programs: Sequence[Program]) -> bool:
+    """Whether running the programs does more than compute: prints, calls of the host."""
+    return any(has_effect(node) for program in programs for node in all_nodes(program.graph))
+
+
+class Trial:
+    """A micro-batch of a session, and an update, that may be run any number of times.
+
+    Args:
+        state: of the session; only copies of it are written.
+        rows: the inputs of a micro-batch of the first replica.
+    """
+
+    def __init__(self, state: DeviceState, rows: Sequence[torch.Tensor]):
+        self._state, self._rows = state, rows
+        streams = state.random_state
+        self._numbers = torch.get_rng_state() if streams is None else streams[0]
+
+    def first_difference(self, interpreted: Executable, compiled: Executable) -> str | None:
+        """The tensor in which compiled programs differ too much, in words; None if all agree.
+
+        Raises:
+            Exception: of the interpreted programs, which cannot compute this micro-batch.
+        """
+        expected = self.run(interpreted)
+        try:
+            moved = self.run(interpreted, rounded=True)
+        except Exception:  # noqa: BLE001 - the weights are not the user's, so neither is the error
+            moved = expected
+        try:
+            computed = self.run(compiled)
+        except Exception as error:  # noqa: BLE001 - whatever it is, these programs are not usable
+            return f"compiled programs fail where interpreted ones do not ({error})"
+        for name, value in expected.items():
+            problem = _difference(value, moved[name], computed[name])
+            if problem is not None:
+                return f"{name} {problem}"
+        return None
+
+    def run(self, executable: Executable, *, rounded: bool = False) -> _Values:
+        """What the programs return and write, by name.
+
+        Args:
+            executable: the programs.
+            rounded: with weights that are rounded otherwise.
+        """
+        outside = torch.get_rng_state()
+        torch.set_rng_state(self._numbers)
+        try:
+            return self._run(executable, _Copies(rounded))
+        finally:
+            torch.set_rng_state(outside)
+
+    def _run(self, executable: Executable, copies: _Copies) -> _Values:
+        values: _Values = {}
+        for program in sorted(executable.programs, key=lambda each: each.name == "apply"):
+            arguments = self._state.arguments(program, 0)
+            rows = iter(self._rows)
+            for position, slot in enumerate(program.inputs):
+                given = next(rows) if slot.role is Role.INPUT else arguments[position]
+                arguments[position] = copies.of(given, slot.role)
+            written = [
+                (slot, argument)
+                for slot, argument in zip(program.inputs, arguments, strict=True)
+                if slot.mutated
+            ]
+            outputs = executable.compiled[program.name].run(arguments)
+            for slot, value in zip(program.outputs, outputs, strict=True):
+                values[f"result {slot.name!r} of {program.name!r}"] = value
+            for slot, value in written:
+                values[f"{slot.role.value.replace('_', ' ')} {slot.name!r}"] = value
+        return values
+
+
+class _Copies:
+    """Copies of tensors, the same one each time."""
+
+    def __init__(self, rounded: bool):
+        self._noise = torch.Generator().manual_seed(0) if rounded else None
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def of(self, tensor: torch.Tensor, role: Role) -> torch.Tensor:
+        if id(tensor) not in self._copies:
+            copy = tensor.clone()
+            if self._noise is not None and role is Role.PARAMETER and copy.is_floating_point():
+                noise = torch.rand(copy.shape, generator=self._noise) * 2 - 1
+                copy *= 1 + (_ROUNDINGS * torch.finfo(copy.dtype).eps * noise).to(copy.dtype)
+            self._copies[id(tensor)] = tensor, copy  # both: a number is free when its object is
+        return self._copies[id(tensor)][1]
+
+
+def _difference(expected: torch.Tensor, moved: torch.Tensor, computed: torch.Tensor) -> str | None:
+    """How far a tensor is off, in words, if that is too far."""
+    if (expected.shape, expected.dtype) != (computed.shape, computed.dtype):
+        return f"is {list(computed.shape)} {computed.dtype}"
+    tolerance = tolerances.compiled(expected.dtype)
+    wanted, other, got = _plain(expected), _plain(moved), _plain(computed)
+    finite = wanted.isfinite()
+    unlike = (finite != got.isfinite()) & (finite == other.isfinite())
+    if unlike.any():
+        return "is not finite in the same places"
+    finite = finite & got.isfinite() & other.isfinite()
+    wanted, other, got = wanted[finite], other[finite], got[finite]
+    norm, far = wanted.norm().item(), (got - wanted).norm().item()
+    if far <= tolerance * norm + _MARGIN * (other - wanted).norm().item():
+        return None
+    return f"differs by {far / norm if norm else far:.1e} of its norm, {tolerance:.0e} are allowed"
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """All numbers of a tensor in float64."""
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return tensor.detach().double().flatten()

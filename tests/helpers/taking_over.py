@@ -1,0 +1,116 @@
+"""Compiled programs that come when a test says so, and interpreted ones that run before."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from abele import get_target
+from abele.capture import Captured
+from abele.compile.build import build
+from abele.compile.executable import Executable
+from abele.compile.later import Failure, Later, Running
+from abele.compile.start import Start
+from abele.program import Program
+from abele.runtime.session import Session
+from abele.step.config import StepConfig
+from abele.step.update_rules import UpdateRule
+from abele.targets import Compiled
+from abele.trace.module_state import ModuleState
+from helpers.fakes import Keeping, KeptCode
+
+ROUNDING = 2.0**-21  # far less than a compiled program may differ by, and another number
+
+
+class Scripted(Later):
+    """Compiled programs of a test.
+
+    Attributes:
+        outcome: what has become of them.
+        said: what was announced.
+        closed: nobody wants them any more.
+    """
+
+    def __init__(self, outcome: Executable | Failure | None = None, at: int | None = None):
+        self.outcome, self.at = outcome, at
+        self.running = Running(start=Start.TIERED, interpreted=True)
+        self.said: list[str] = []
+        self.announce = self.said.append
+        self.closed = False
+
+    def look(self) -> Executable | Failure | None:
+        return self.outcome
+
+    def wait(self) -> Executable | Failure:
+        assert self.outcome is not None, "a test that waits has to say what comes"
+        return self.outcome
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class _RoundedCode(KeptCode):
+    """Interprets, then changes what it has written by a factor."""
+
+    def __init__(self, factor: float, only: str):
+        super().__init__()
+        self._factor, self._only = factor, only
+
+    def compile(self, program: Program) -> Compiled:
+        plain = super().compile(program)
+        positions = [
+            index
+            for index, slot in enumerate(program.inputs)
+            if slot.mutated and slot.dtype.is_floating_point and self._only in slot.name
+        ]
+
+        def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            written = [inputs[position] for position in positions]
+            outputs = plain.run(inputs)
+            for tensor in written:
+                tensor.mul_(self._factor)
+            return outputs
+
+        return Compiled(run, plain.payload)
+
+
+class Rounded(Keeping):
+    """Stands for a target whose compiled programs round otherwise.
+
+    Args:
+        factor: of everything that programs write.
+        only: writes to slots whose name has this in it.
+    """
+
+    name = "rounded"
+
+    def __init__(self, factor: float = 1 + ROUNDING, only: str = ""):
+        super().__init__()
+        self.lowerings = (_RoundedCode(factor, only),)
+
+
+def both(
+    captured: Captured, config: StepConfig, target: Rounded | None = None
+) -> tuple[Executable, Executable]:
+    """The same programs interpreted, and as if compiled."""
+    interpreted, _ = build(captured.programs, config, target=get_target("reference"))
+    compiled, _ = build(captured.programs, config, target=target or Rounded())
+    return interpreted, compiled
+
+
+def session_of(
+    executable: Executable,
+    module: torch.nn.Module,
+    config: StepConfig,
+    rule: UpdateRule | None,
+    later: Later | None = None,
+) -> Session:
+    """A session with the state of ``module``."""
+    state = ModuleState.of(module)
+    slots = {}
+    for name, values in (rule.initial_state(state.params) if rule else {}).items():
+        slots |= {f"{name}.{key}": value for key, value in values.items()}
+    hyper = rule.hyper() if rule else {}
+    executable = dataclasses.replace(executable, later=later)
+    return Session(executable, config, state.params, state.buffers, slots, hyper)

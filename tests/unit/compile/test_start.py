@@ -1,0 +1,165 @@
+"""How first steps run: what is asked, what the programs and the machine allow, and why."""
+
+import dataclasses
+
+import pytest
+
+from abele import ExecutableCache, StepConfig, build
+from abele.compile import start
+from abele.compile.later import Running
+from abele.compile.start import Start
+from abele.compile.tiers import Wanted
+from abele.errors import TargetError
+from helpers.fakes import Keeping, KeptCode, Refusing
+from helpers.models import MODELS
+from helpers.runs import captured, rule_for
+
+DENSE = MODELS["dense"]
+
+
+class Slow(Keeping):
+    """A target that compiles for each program."""
+
+    name = "slow"
+
+    def __init__(self):
+        super().__init__()
+        for lowering in self.lowerings:
+            lowering.compiles = True
+
+
+class SlowWithout(Refusing):
+    """The same without a compiler."""
+
+    def __init__(self):
+        super().__init__()
+        for lowering in self.lowerings:
+            lowering.compiles = True
+
+
+def built(target, wanted=Start.TIERED, **settings):
+    config = StepConfig(**settings.pop("config", {}))
+    module = DENSE.fresh()
+    programs = captured(module, DENSE.batch(), config, rule_for(module)).programs
+    return build(programs, config, target=target, start=wanted, **settings)
+
+
+def test_nothing_asked():
+    assert (start.requested(), start.swap_at()) == (None, None)
+
+
+@pytest.mark.parametrize("name", [str(each) for each in Start])
+def test_the_environment_asks(name, monkeypatch):
+    monkeypatch.setenv("ABELE_START", name)
+    assert start.requested() == name
+
+
+def test_an_unknown_start_is_refused(monkeypatch):
+    monkeypatch.setenv("ABELE_START", "soon")
+    with pytest.raises(
+        TargetError, match=r"ABELE_START='soon' was found\. Set it to one of tiered"
+    ):
+        start.requested()
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "1.5", "²"])
+def test_an_update_is_a_number(text, monkeypatch):
+    monkeypatch.setenv("ABELE_SWAP_AT", text)
+    with pytest.raises(TargetError, match="Set it to a number of updates, 0 or more"):
+        start.swap_at()
+
+
+@pytest.mark.parametrize(
+    ("environment", "asked", "wanted"),
+    [
+        ("wait", "tiered", "wait"),
+        ("interpret", "wait", "interpret"),
+        ("tiered", "wait", "wait"),
+        ("tiered", "interpret", "tiered"),
+    ],
+)
+def test_the_environment_wins_but_over_callers_who_wait(environment, asked, wanted, monkeypatch):
+    monkeypatch.setenv("ABELE_START", environment)
+    assert Wanted.of(Start(asked), print).start == wanted
+
+
+def test_waiting_is_the_default():
+    made, record = built(Slow(), Start.WAIT)
+    assert made.later is None
+    assert record.running == Running(why="as asked")
+    assert record.running.sentence() == "compiled programs run"
+
+
+def test_interpreting_compiles_nothing():
+    target = Slow()
+    made, record = built(target, Start.INTERPRET)
+    assert target.compilations == 0
+    assert made.later is None
+    assert record.running.interpreted
+    assert record.running.sentence() == "programs are interpreted, as asked"
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "why"),
+    [
+        (Keeping(), {}, "nothing is compiled for these programs"),
+        (Slow(), {"config": {"processes": 2}}, "processes that train together start with compiled"),
+    ],
+    ids=["nothing to compile", "several processes"],
+)
+def test_why_not(target, settings, why):
+    _, record = built(target, **settings)
+    assert record.running.why.startswith(why)
+    assert not record.running.interpreted
+
+
+def test_without_a_compiler_there_is_nothing_to_wait_for():
+    with pytest.raises(TargetError, match="there is no compiler here"):
+        built(SlowWithout())
+
+
+def test_what_is_cached_runs_at_once(isolated_cache):
+    built(Slow(), Start.WAIT, cache=isolated_cache)
+    made, record = built(Slow(), cache=isolated_cache)
+    assert made.later is None
+    assert record.running.why == "the programs were compiled before"
+
+
+def test_what_is_cached_may_have_to_wait_for_its_update(isolated_cache, monkeypatch):
+    built(Slow(), Start.WAIT, cache=isolated_cache)
+    monkeypatch.setenv("ABELE_SWAP_AT", "3")
+    made, record = built(Slow(), cache=isolated_cache)
+    assert record.running.interpreted
+    assert made.later is not None
+    assert (made.later.at, record.cache) == (3, "hit")
+    assert made.later.wait().key == record.executable
+
+
+def test_programs_that_take_other_state_when_compiled_wait(monkeypatch):
+    def packed(program):
+        slots = tuple(dataclasses.replace(slot, name=f"{slot.name}2") for slot in program.inputs)
+        return program.replace(inputs=slots)
+
+    target = Slow()
+    monkeypatch.setattr(target.lowerings[0], "passes", (packed,))
+    _, record = built(target)
+    assert record.running.why == "compiled, program step takes other state than interpreted"
+
+
+def test_without_another_process_this_one_compiles(monkeypatch):
+    def full(job, running, at, announce):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("abele.compile.tiers.FromWorker", full)
+    target = Slow()
+    _, record = built(target)
+    assert target.compilations == 1
+    assert "No space left on device" in record.running.why
+    assert not record.running.interpreted
+
+
+def test_a_miss_says_what_is_cached(isolated_cache: ExecutableCache, monkeypatch):
+    monkeypatch.setattr("abele.compile.tiers.FromWorker", lambda *_: None)
+    _, record = built(Slow(), cache=isolated_cache)
+    assert (record.cache, record.running.interpreted) == ("miss", True)
+    assert isinstance(Slow().lowerings[0], KeptCode)

@@ -1,0 +1,213 @@
+"""Compiled programs take over between two calls, after a comparison, and are never waited for."""
+
+import pytest
+import torch
+from torch import nn
+
+from abele.compile.later import Failure, TakeOverWarning
+from abele.ops.print_tensor import Layout, print_tensor
+from abele.runtime import state
+from abele.step.config import OutputMode, StepConfig
+from helpers.models import MODELS
+from helpers.runs import captured, rule_for
+from helpers.taking_over import Rounded, Scripted, both, session_of
+
+DENSE = MODELS["dense"]
+NORMALISED = MODELS["batch norm and dropout"]  # its convolution's bias has no true gradient
+
+
+def case(model=DENSE, kind="sgd", target=None, **config):
+    """A session of interpreted programs, the script of what follows, and those programs."""
+    config = StepConfig(**config)
+    module = model.fresh()
+    rule = rule_for(module, kind) if config.training else None
+    programs = captured(module, model.batch(), config, rule)
+    interpreted, compiled = both(programs, config, target)
+    script = Scripted()
+    return session_of(interpreted, module, config, rule, script), script, compiled
+
+
+def steps(session, batches):
+    """The outputs of all calls."""
+    return [session.step(list(batch)) for batch in batches]
+
+
+def bits(session):
+    """All state of a session, copied."""
+    return {name: value.clone() for name, value in state.tensors_of(session).items()}
+
+
+def same(left, right):
+    """Whether two states are equal to the bit."""
+    return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
+
+
+def test_until_compiled_programs_are_there_interpreted_ones_run():
+    session, script, _ = case()
+    interpreted = session.executable
+    steps(session, DENSE.batches(3))
+    assert session.executable is interpreted
+    assert script.running.sentence() == "programs are interpreted until compiled ones are ready"
+
+
+def test_they_take_over_at_the_next_call():
+    session, script, compiled = case(device_iterations=2)
+    tensors = session.params
+    steps(session, DENSE.batches(3, rows=16))
+    script.outcome = compiled
+    steps(session, DENSE.batches(1, rows=16))
+    assert session.executable is compiled
+    assert session.params is tensors
+    assert (script.running.interpreted, script.running.since) == (False, 6)
+    assert script.running.sentence() == "compiled programs run since update 6, interpreted before"
+    assert script.said == ["compiled programs took over at update 6"]
+
+
+def test_inference_counts_batches():
+    session, script, compiled = case(training=False)
+    steps(session, DENSE.batches(2))
+    script.outcome = compiled
+    steps(session, DENSE.batches(1))
+    assert script.said == ["compiled programs took over at batch 2"]
+
+
+CONFIGS = {
+    "one micro-batch": {},
+    "accumulated in replicas": {"gradient_accumulation": 2, "replicas": 2},
+    "several updates in a call, a stream of its own": {"device_iterations": 2, "seed": 5},
+}
+ROWS = {"one micro-batch": 8, "accumulated in replicas": 32}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_take_over_at_a_named_update_repeats_a_run_bit_by_bit(name):
+    config = StepConfig(output_mode=OutputMode.ALL, **CONFIGS[name])
+    model, rows = NORMALISED, ROWS.get(name, 16)
+    module = model.fresh()
+    rule = rule_for(module, "adam")
+    executables = both(captured(module, model.batch(8), config, rule), config)
+    batches, first = model.batches(6, rows=rows), 3
+
+    def run_in_two_sessions():
+        before, after = (session_of(each, module, config, rule) for each in executables)
+        outputs = steps(before, batches[:first])
+        state.put(after, state.tensors_of(before))
+        if before.random_state is not None:
+            after.random_state = before.random_state
+        return outputs + steps(after, batches[first:]), bits(after)
+
+    def run_in_one():
+        script = Scripted(executables[1], at=first * config.device_iterations)
+        session = session_of(executables[0], module, config, rule, script)
+        outputs = steps(session, batches)
+        assert script.running.since == first * config.device_iterations
+        return outputs, bits(session)
+
+    runs = []
+    for run in (run_in_two_sessions, run_in_one, run_in_one):
+        torch.manual_seed(3)
+        runs.append(run())
+    for outputs, state_then in runs[1:]:
+        torch.testing.assert_close(outputs, runs[0][0], rtol=0, atol=0)
+        assert same(state_then, runs[0][1])
+
+
+def test_compiled_programs_leave_other_bits_than_interpreted_ones():
+    """Else the test above would prove nothing."""
+    session, script, compiled = case()
+    other, _, _ = case()
+    script.outcome = compiled
+    batches = DENSE.batches(2)
+    steps(session, batches), steps(other, batches)
+    assert not same(bits(session), bits(other))
+
+
+def test_comparing_changes_neither_state_nor_random_numbers():
+    session, script, compiled = case(NORMALISED, "adam", Rounded(1.0))
+    other, _, _ = case(NORMALISED, "adam")
+    script.outcome = compiled
+    results = []
+    for each in (session, other):
+        torch.manual_seed(7)
+        results.append((steps(each, NORMALISED.batches(3)), torch.rand(2)))
+    assert session.executable is compiled
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+    assert same(bits(session), bits(other))
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_a_parameter_without_a_true_gradient_does_not_prevent_a_take_over(kind):
+    session, script, compiled = case(NORMALISED, kind)
+    steps(session, NORMALISED.batches(2))
+    script.outcome = compiled
+    steps(session, NORMALISED.batches(1))
+    assert session.executable is compiled
+
+
+def test_programs_that_compute_something_else_do_not_take_over():
+    session, script, compiled = case(target=Rounded(1.001, only="fc1.weight"))
+    interpreted, script.outcome = session.executable, compiled
+    said = r"parameter 'fc1.weight' differs by [0-9.]+e-0[34] of its norm, 1e-05 are allowed"
+    with pytest.warns(TakeOverWarning, match=said):
+        steps(session, DENSE.batches(1))
+    assert session.executable is interpreted
+    assert script.closed
+    steps(session, DENSE.batches(1))  # and no second warning
+
+
+def test_a_failed_compilation_costs_one_warning():
+    session, script, _ = case()
+    script.outcome = Failure("the C++ compiler failed", "line 1\nno space left")
+    with pytest.warns(TakeOverWarning, match=r"the C\+\+ compiler failed(.|\n)*no space left"):
+        steps(session, DENSE.batches(1))
+    steps(session, DENSE.batches(2))
+    assert script.running.sentence() == "programs are interpreted: the C++ compiler failed"
+
+
+def test_compiled_programs_that_raise_do_not_take_over():
+    session, script, compiled = case()
+    script.outcome = compiled
+
+    def fail(inputs):
+        raise RuntimeError("illegal instruction")
+
+    compiled.compiled["step"].run = fail
+    with pytest.warns(TakeOverWarning, match="fail where interpreted ones do not .illegal instr"):
+        steps(session, DENSE.batches(1))
+
+
+def test_a_batch_that_no_program_can_compute_is_an_error_of_its_call():
+    session, script, compiled = case(gradient_accumulation=2)
+    script.outcome = compiled
+    with pytest.raises(Exception, match="15"):
+        session.step([tensor[:15] for tensor in DENSE.batches(1, rows=16)[0]])
+    steps(session, DENSE.batches(1, rows=16))
+    assert session.executable is compiled
+
+
+class Printing(nn.Module):
+    """Prints while it computes."""
+
+    def forward(self, x):
+        return print_tensor(x, "x", "", Layout(digits=2)) * 2
+
+
+def test_programs_with_effects_take_over_without_a_comparison(capsys):
+    module, config = Printing(), StepConfig(training=False)
+    interpreted, compiled = both(captured(module, [torch.ones(2)], config), config)
+    script = Scripted(compiled)
+    session = session_of(interpreted, module, config, None, script)
+    session.step([torch.ones(2)])
+    assert session.executable is compiled
+    assert script.running.check == "not compared, because prints and host calls would happen twice"
+    assert capsys.readouterr().err.count("x") == 1
+
+
+def test_a_closed_session_stays_as_it_is():
+    session, script, compiled = case()
+    session.close()
+    script.outcome = compiled
+    interpreted = session.executable
+    steps(session, DENSE.batches(1))
+    assert script.closed
+    assert session.executable is interpreted
