@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 from abele.errors import CompilerError, TargetError
 from abele.program import Program
-from abele.targets import Compiled, Lowering
+from abele.targets import Compiled, Lowering, Target
 from abele.targets.reference import Interpreter, Reference
+
+
+def prefer(monkeypatch: pytest.MonkeyPatch, target: Target) -> None:
+    """Makes ``target`` the one that is tried first."""
+    module = importlib.import_module("abele.compile.build")
+    monkeypatch.setattr(module, "choose_target", lambda: (target, False))
 
 
 class KeptCode(Interpreter):

@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 import poptorch
 from helpers import datasets as data
+from helpers.fakes import Keeping, prefer
 from helpers.wrapping import Calls, inference, options, rows, scorer, trainer
 from poptorch import optim
 
@@ -167,10 +168,9 @@ def test_deprecated_options(warned, act, name):
     assert warned(f"{name} is deprecated") == 1
 
 
-@pytest.mark.compiler
 def test_caching_works_with_the_simulator_chosen(warned, tmp_path, monkeypatch):
     """The original warns that it does not; here the same program runs, so it is cached."""
-    monkeypatch.setenv("ABELE_TARGET", "cpu")
+    prefer(monkeypatch, Keeping())
     hits = []
     for _ in range(2):
         chosen = options(useIpuModel=True, enableExecutableCaching=str(tmp_path))

@@ -13,7 +13,7 @@ from abele.errors import CompilerError, TargetError
 from abele.passes.dead_code import dead_code
 from abele.targets import ENVIRONMENT
 from conftest import usable
-from helpers.fakes import Failing, Keeping, KeptCode, Refusing
+from helpers.fakes import Failing, Keeping, KeptCode, Refusing, prefer
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
 
@@ -24,12 +24,6 @@ CONFIG = StepConfig(training=False)
 @pytest.fixture(scope="module")
 def programs():
     return captured(AFFINE.fresh(), AFFINE.batch()).programs
-
-
-def prefer(monkeypatch, target):
-    """Makes ``target`` the one that is tried first."""
-    module = importlib.import_module("abele.compile.build")
-    monkeypatch.setattr(module, "choose_target", lambda: (target, False))
 
 
 def test_the_record_tells_what_happened(programs):
