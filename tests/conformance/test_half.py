@@ -17,6 +17,7 @@ from torch import nn
 
 from abele import StepConfig
 from abele.compile.tolerances import HALF_TOLERANCE
+from abele.step.loss_scaling import AutomaticScaling
 from helpers.runs import (
     Trained,
     assert_close_by_norm,
@@ -120,11 +121,34 @@ def test_float_statistics_in_a_half_model():
     assert_same_bits(found, expected)
 
 
-@pytest.mark.parametrize(
-    "float_statistics",
-    [pytest.param(False, marks=pytest.mark.thorough), True],
-    ids=["half norm", "float norm"],
-)
+class Short(Mixed):
+    """Without what takes the compiler longest."""
+
+    def forward(self, tokens, labels):
+        x = F.gelu(self.batch_norm(self.embedding(tokens).transpose(1, 2))).transpose(1, 2)
+        scores = self.fc(self.layer_norm(x).mean(1))
+        return scores, F.cross_entropy(scores.float(), labels)
+
+
+def test_compiled_training_with_a_scale_that_adapts_is_close_to_the_reference(target):
+    if target.name == "reference":
+        pytest.skip("the reference is what the others are compared with")
+    results, scales = [], []
+    for each in (target, "reference"):
+        torch.manual_seed(7)
+        module = Short().half()
+        settings = {"loss_scaling": 128.0, "loss_scaling_variable": True}
+        settings |= {"automatic_scaling": AutomaticScaling(period=3)}
+        rule = rule_for(module, settings=settings, **OPTIMIZERS["sgd"][1])
+        session, _ = started(module, batches()[0], rule, target=each)
+        results.append(run(session, batches()))
+        scales.append(session.hyper["loss_scaling"].item())
+    assert_close_by_norm(*results, HALF_TOLERANCE)
+    assert scales == [1024.0, 1024.0]
+
+
+@pytest.mark.thorough  # compiled; the training step above always is
+@pytest.mark.parametrize("float_statistics", [False, True], ids=["half norm", "float norm"])
 def test_compiled_is_close_to_the_reference(target, float_statistics):
     if target.name == "reference":
         pytest.skip("the reference is what the others are compared with")

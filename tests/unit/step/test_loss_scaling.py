@@ -43,13 +43,14 @@ def scales(session, grads):
     return found
 
 
-@pytest.mark.thorough  # compiled; the test below always is, with the same program
+@pytest.mark.thorough  # compiled; test_half always compiles a scale that adapts
 def test_the_scale_doubles_until_gradients_come_near_the_largest_half(target):
     # The edge lies at 65504 / 8 = 8188: 4 * 2048 is above, 4 * 1024 below.
     session = session_of(256.0, target=target)
     assert scales(session, [4.0] * 6) == [512.0, 1024.0, 2048.0, 1024.0, 2048.0, 1024.0]
 
 
+@pytest.mark.thorough  # as above
 def test_training_recovers_from_a_scale_that_overflows(target):
     session = session_of(2.0**20, target=target)
     assert scales(session, [1.0] * 4) == [2.0**19, 2.0**18, 2.0**17, 2.0**16]
