@@ -457,6 +457,7 @@ def compiled_and_interpreted(module, config, rule, given):
 
 
 @pytest.mark.compiler
+@pytest.mark.thorough  # stages are interpreted above; test_released calls compiled code as they do
 def test_compiled_stages_infer_what_the_whole_infers():
     config = StepConfig(training=False, device_iterations=4, output_mode=OutputMode.ALL)
     module = Small().eval()

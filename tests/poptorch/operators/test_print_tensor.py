@@ -122,6 +122,7 @@ def test_an_unknown_format_is_a_key_error():
 
 
 @pytest.mark.compiler
+@pytest.mark.thorough  # test_effects compiles prints too
 def test_compiled_prints_are_those_of_the_reference(capsys, monkeypatch):
     found = []
     for target in ("reference", "cpu"):

@@ -137,6 +137,7 @@ def test_checkpoints_read_without_this_package(tmp_path):
 
 
 @pytest.mark.compiler
+@pytest.mark.thorough  # the tests above interpret the same; test_handover goes on in compiled code
 def test_a_compiled_program_resumes(tmp_path, monkeypatch):
     monkeypatch.setenv("ABELE_TARGET", "cpu")
     make, settings = OPTIMIZERS["adam"], {"gradientAccumulation": 2}
