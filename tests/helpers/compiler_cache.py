@@ -22,7 +22,7 @@ import zlib
 from pathlib import Path
 
 KEPT_S = 14 * 24 * 3600
-SOURCES = (".cpp", ".S", ".o")
+SOURCES = (".cpp", ".S", ".o", ".h")
 
 
 def install(folder: Path, compiler: str, version: str) -> Path:
@@ -34,7 +34,7 @@ def install(folder: Path, compiler: str, version: str) -> Path:
             options it takes.
         version: whatever else decides the output, such as the versions of compiler and torch.
     """
-    for kept in folder.glob("*.z"):
+    for kept in (*folder.glob("*.z"), *folder.glob("*.gch")):
         with contextlib.suppress(OSError):  # another worker removes the same
             if kept.stat().st_mtime < time.time() - KEPT_S:
                 kept.unlink()
@@ -49,6 +49,8 @@ def main(folder: Path, compiler: str, version: str, arguments: list[str]) -> int
     command = [compiler, *arguments]
     if (output := _output(arguments)) is None:
         os.execv(compiler, command)
+    if "c++-header" in arguments:
+        return _precompile(folder, version, command)
     kept = folder / f"{_key(version, arguments)}.z"
     with contextlib.suppress(OSError, zlib.error):
         _write(Path(output), zlib.decompress(kept.read_bytes()), 0o755)
@@ -60,9 +62,27 @@ def main(folder: Path, compiler: str, version: str, arguments: list[str]) -> int
     return status
 
 
+def _precompile(folder: Path, version: str, command: list[str]) -> int:
+    """Links a precompiled header that is there under another name; compiles it otherwise.
+
+    Inductor names a header after everything that the program is linked with, which the header
+    does not depend on. Nothing is copied: these are a hundred megabytes and more.
+    """
+    output = Path(command[command.index("-o") + 1])
+    kept = folder / f"{_key(version, command[1:])}.gch"
+    with contextlib.suppress(OSError):
+        output.hardlink_to(kept)
+        return 0
+    status = subprocess.call(command)
+    if status == 0:
+        with contextlib.suppress(OSError):  # another file system, or another worker was faster
+            kept.hardlink_to(output)
+    return status
+
+
 def _output(arguments: list[str]) -> str | None:
     """Where the output goes; nothing if this is no call to look up."""
-    if "-o" not in arguments or any(word in arguments for word in ("-E", "c++-header")):
+    if "-o" not in arguments or "-E" in arguments:
         return None
     sources = _sources(arguments)
     repository = Path(__file__).parents[2] / "src"

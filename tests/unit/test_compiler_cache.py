@@ -1,0 +1,78 @@
+"""The C++ compiler of the tests is called once for each source that Inductor generates."""
+
+import subprocess
+
+import pytest
+
+from helpers import compiler_cache
+
+COMPILER = """#!/bin/sh
+echo "$@" >> {calls}
+while [ "$1" != -o ]; do shift; done
+echo compiled > "$2"
+"""
+
+
+@pytest.fixture
+def calls(tmp_path):
+    """The file with a line for each call of the real compiler."""
+    return tmp_path / "calls"
+
+
+@pytest.fixture
+def compile_file(tmp_path, calls, monkeypatch):
+    """Compiles text in a folder of its own; returns the file that is made."""
+    real = tmp_path / "g++"
+    real.write_text(COMPILER.format(calls=calls))
+    real.chmod(0o755)
+    (tmp_path / "kept").mkdir()
+    command = compiler_cache.install(tmp_path / "kept", str(real), "version 1")
+
+    def run(folder, text, *options, suffix=".cpp"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / folder))
+        source = tmp_path / folder / f"source{suffix}"
+        source.write_text(text.replace("HERE", str(tmp_path / folder)))
+        made = source.with_suffix(".made")
+        made.unlink(missing_ok=True)
+        subprocess.run([command, source, *options, "-o", made], check=True)
+        assert made.read_text() == "compiled\n"
+        return made
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("again", "count"),
+    [
+        ("int x;\n// in HERE\n", 1),
+        ("int x;\n// in HERE\n\n// Compile cmd\n// g++ HERE\n// Link cmd\n// g++\n", 1),
+        ("int y;\n// in HERE\n", 2),
+    ],
+    ids=["same", "with the commands at its end", "other code"],
+)
+def test_the_same_source_is_compiled_once(compile_file, calls, again, count):
+    compile_file("one", "int x;\n// in HERE\n")
+    compile_file("other", again)
+    assert len(calls.read_text().splitlines()) == count
+
+
+def test_other_options_are_another_output(compile_file, calls):
+    for level in ("-O1", "-O3", "-O1"):
+        compile_file("one", "int x;\n", level)
+    assert len(calls.read_text().splitlines()) == 2
+
+
+def test_a_precompiled_header_is_one_file_under_all_its_names(compile_file, calls):
+    names = [
+        compile_file(folder, "#include <x>\n", "-x", "c++-header", suffix=".h")
+        for folder in ("one", "other")
+    ]
+    assert names[0].samefile(names[1])
+    assert len(calls.read_text().splitlines()) == 1
+
+
+def test_what_is_only_asked_is_asked_of_the_compiler(compile_file, calls):
+    for _ in range(2):
+        compile_file("one", "int x;\n", "-E")
+    assert len(calls.read_text().splitlines()) == 2
