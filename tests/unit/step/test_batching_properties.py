@@ -61,7 +61,7 @@ def kept(config, values):
     }[config.output_mode]()
 
 
-@examples(2000)
+@examples(600)
 @given(configs(largest=6), st.integers(1, 5))
 @example(StepConfig(replicas=4, input_group_size=2, input_group_type=GroupType.ORTHOGONAL), 3)
 def test_the_schedule_is_what_numpy_says(config, m):
@@ -82,7 +82,7 @@ def test_the_schedule_is_what_numpy_says(config, m):
     assert batching.output_shape((), config) == (() if leaving == 1 else (leaving,))
 
 
-@examples(500)
+@examples(200)
 @given(configs(largest=6), st.integers(1, 1000))
 def test_other_numbers_of_rows_are_refused(config, rows):
     assume(rows % batching.micro_batches(config))
@@ -90,7 +90,7 @@ def test_other_numbers_of_rows_are_refused(config, rows):
         batching.micro_batch_size(rows, config)
 
 
-@examples(500)
+@examples(200)
 @given(st.integers(1, 64), st.integers(1, 64), st.sampled_from(GroupType))
 def test_every_replica_is_in_one_group_of_the_size(replicas, size, kind):
     if replicas % size:
