@@ -16,6 +16,7 @@ from conftest import usable
 from helpers.fakes import Failing, Keeping, KeptCode, Refusing, prefer
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
+from helpers.warm_python import python
 
 AFFINE = MODELS["affine"]
 CONFIG = StepConfig(training=False)
@@ -190,7 +191,7 @@ def test_a_real_compiler_that_fails(tmp_path):
     script.chmod(0o755)
     paths = os.pathsep.join(filter(None, sys.path))
     done = subprocess.run(
-        [sys.executable, "-c", BUILD_TWICE, tmp_path],
+        [python(), "-c", BUILD_TWICE, tmp_path],
         env=os.environ | {"CXX": str(script), "PYTHONPATH": paths},
         capture_output=True,
         text=True,
