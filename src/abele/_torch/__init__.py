@@ -409,6 +409,16 @@ def option_for_compiler(path: str) -> dict[str, Any]:
     return {"cpp.cxx": (None, path)}
 
 
+def option_for_threads() -> dict[str, Any]:
+    """Make Inductor write code for at least two threads, whatever this process has.
+
+    With one, torch 2.13 leaves out the marks of what only one thread of a parallel region may do.
+    As ``dynamic_threads`` lets the code run with any number, every thread would then do it: counts
+    of steps rose by several at a time.
+    """
+    return {"cpp.threads": max(2, torch.get_num_threads())}
+
+
 def options_for_kernels(library: Path, declarations: Mapping[OpOverload, str]) -> dict[str, Any]:
     """Inductor settings that call operators through C functions linked from a static library.
 

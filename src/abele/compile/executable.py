@@ -26,7 +26,9 @@ from abele.storage import container
 from abele.storage.container import Container
 from abele.targets import Compiled, Target
 
-FORMAT = 2  # 1 did not say how its programs were lowered, and was no container
+# 1 did not say how its programs were lowered, and was no container. Code of 2 that one thread had
+# compiled ran wrongly in several.
+FORMAT = 3
 KIND = "abele executable"
 SUFFIX = ".abele"
 PARTIAL = ".partial"  # a file that is being written, or that a killed process left

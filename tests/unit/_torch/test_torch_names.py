@@ -270,7 +270,7 @@ def test_inductor_knows_our_settings():
     options = _torch.default_options_for_cpu()
     shims = {torch.ops.aten.relu.default: "void f()"}
     options |= _torch.options_for_kernels(Path("/x/lib.a"), shims)
-    options |= _torch.option_for_compiler("/x/g++")
+    options |= _torch.option_for_compiler("/x/g++") | _torch.option_for_threads()
     assert [name for name in options if not inductor_has(name)] == []
     assert not inductor_has("cpp.no_such_setting")
 

@@ -34,6 +34,7 @@ class Inductor(Lowering):
         """Compile with the C++ compiler; seconds to minutes."""
         path = compiler() or "g++"
         options = _torch.default_options_for_cpu() | _torch.option_for_compiler(path)
+        options |= _torch.option_for_threads()
         if kernels.used_by(program):
             library = build.static_library(path, instruction_set())
             options |= _torch.options_for_kernels(library, kernels.shims())
