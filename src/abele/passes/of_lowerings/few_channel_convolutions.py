@@ -21,8 +21,9 @@ from abele.program import Program
 
 aten = torch.ops.aten
 
-# With fewer samples most lanes of a register idle.
+# With fewer samples most lanes of a register idle, which only the smallest channel counts are worth.
 _LEAST_BATCH = 8
+_MOST_CHANNELS_OF_ANY_BATCH = 16
 # Where both channel counts divide by this the library is as good, and soon better.
 _LIBRARY_BLOCK = 16
 _MOST_CHANNELS = 64
@@ -67,7 +68,7 @@ def _plain(value: torch.Tensor) -> bool:
 def _profitable(x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor) -> bool:
     channels = weight.shape[:2]
     return (
-        x.shape[0] >= _LEAST_BATCH
+        (x.shape[0] >= _LEAST_BATCH or max(channels) < _MOST_CHANNELS_OF_ANY_BATCH)
         and any(count % _LIBRARY_BLOCK for count in channels)
         and max(channels) <= _MOST_CHANNELS
         and max(x[0].numel(), result[0].numel()) <= _MOST_PIXELS_PER_SAMPLE

@@ -14,12 +14,15 @@ from abele import _torch
 from abele.kernels import build
 from abele.targets.base import Lowering, Target
 from abele.targets.cpu.compiler import compiler, instruction_set
+from abele.targets.cpu.emitted import build as emitted
+from abele.targets.cpu.emitted.lowering import Emitted
 from abele.targets.cpu.inductor import Inductor
 from abele.targets.cpu.op_by_op.lowering import OpByOp
 
 # The first that gives a reason is taken; the last takes every program.
 LOWERINGS: tuple[Lowering, ...] = (
     OpByOp(),
+    Emitted(),
     Inductor(),
 )
 
@@ -55,6 +58,7 @@ class Cpu(Target):
             "isa": instruction_set(),
             "options": _torch.default_options_for_cpu(),
             "kernels": build.fingerprint(),
+            "emitted": emitted.fingerprint(),
         }
 
 

@@ -1,0 +1,91 @@
+"""Compiling and loading the file of a program."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+import torch
+
+from abele.errors import CompilerError, CorruptExecutable
+from abele.kernels import build as kernels
+from abele.storage import temporary
+from abele.targets.cpu.compiler import compiler, instruction_set
+
+HEADERS = Path(__file__).parent / "cpp"
+FLAGS = (*kernels.FLAGS, "-shared")
+# What programs that call the kernels have in their text.
+_KERNELS = "abele::convolve"
+
+
+@functools.cache
+def unavailable() -> str | None:
+    """Why emitted code cannot run here, or None if it can."""
+    library = _library()
+    if library is None or not hasattr(ctypes.CDLL(str(library)), "sgemm_"):
+        return "torch's library has no matrix product that can be called from C"
+    return None
+
+
+@functools.cache
+def _library() -> Path | None:
+    folder = Path(torch.__file__).parent / "lib"
+    return next(iter(sorted(folder.glob("libtorch_cpu.*"))), None)
+
+
+@functools.cache
+def fingerprint() -> str:
+    """A hash of everything that decides what is emitted."""
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.rglob("*")):
+        if source.suffix in (".py", ".h"):
+            digest.update(source.name.encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def compiled(name: str, text: str) -> bytes:
+    """The file as a shared library.
+
+    Args:
+        name: of the program.
+        text: of the file.
+
+    Raises:
+        CompilerError: the compiler does not accept it.
+    """
+    path = compiler() or "g++"
+    library = _library()
+    assert library is not None
+    with temporary.folder() as folder:
+        source, result = os.path.join(folder, "program.cpp"), os.path.join(folder, "program.so")
+        Path(source).write_text(text)
+        command = [path, *FLAGS, f"-I{HEADERS}", f"-I{kernels.FOLDER}", source]
+        if _KERNELS in text:
+            command.append(str(kernels.static_library(path, instruction_set())))
+        command += [f"-L{library.parent}", "-ltorch_cpu", "-o", result]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise CompilerError(
+                f"Program {name!r} could not be compiled: the C++ compiler failed.",
+                log=f"{' '.join(command)}\n{done.stdout}{done.stderr}",
+            )
+        return Path(result).read_bytes()
+
+
+def loaded(code: bytes) -> ctypes.CDLL:
+    """Map a shared library into this process.
+
+    Raises:
+        CorruptExecutable: the bytes are no library for this machine.
+    """
+    with temporary.folder() as folder:
+        path = os.path.join(folder, "program.so")
+        Path(path).write_bytes(code)
+        try:
+            return ctypes.CDLL(path)
+        except OSError as error:
+            raise CorruptExecutable(f"The compiled code cannot be loaded: {error}.") from error

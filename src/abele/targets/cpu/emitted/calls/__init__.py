@@ -1,0 +1,29 @@
+"""Operators that become calls: of a template, of a kernel, or of the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from abele.targets.cpu.emitted.calls import (
+    images,
+    losses,
+    matrices,
+    norms,
+    reductions,
+    shapes,
+)
+
+#: Takes the translator and the node, and says whether it could be translated.
+Handler = Callable[[Any, torch.fx.Node], bool]
+
+HANDLERS: dict[Any, Handler] = {
+    **images.HANDLERS,
+    **losses.HANDLERS,
+    **matrices.HANDLERS,
+    **norms.HANDLERS,
+    **reductions.HANDLERS,
+    **shapes.HANDLERS,
+}

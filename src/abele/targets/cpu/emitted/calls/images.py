@@ -1,0 +1,143 @@
+"""Convolutions with few channels, and pools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from abele.ops import few_channel_conv
+from abele.program import is_getitem
+from abele.targets.cpu.emitted.operations import Call
+from abele.targets.cpu.emitted.places import Place
+
+aten = torch.ops.aten
+
+# A thread's share of a convolution, in vectors of multiply-adds.
+_WORK_PER_THREAD = 60000
+_FLOATS_PER_THREAD = 8192
+# Larger windows are not unrolled.
+_UNROLLED = 16
+
+
+def convolution(translator: Any, node: torch.fx.Node) -> bool:
+    """``abele::few_channel_conv``."""
+    x, weight, bias, stride, padding = node.args
+    reads = [translator.contiguous(translator.places[each]) for each in (x, weight)]
+    if bias is not None:
+        reads.append(translator.contiguous(translator.places[bias]))
+    result = translator.new_like(node)
+    sizes, threads = _described(reads[0], reads[1], result, stride, padding)
+    pointers = "{0}, {1}, {2}, {3}" if bias is not None else "{0}, {1}, nullptr, {2}"
+    text = f"status |= abele::convolve({sizes}, {pointers}, {threads})"
+    translator.add(Call(0, reads, [result], text))
+    translator.places[node] = result
+    return True
+
+
+def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
+    """``abele::few_channel_conv_backward``."""
+    grad, x, weight, stride, padding, mask = node.args
+    reads = [translator.contiguous(translator.places[each]) for each in (grad, x, weight)]
+    results: list[Place | None] = [
+        translator.new(tuple(value.shape), value.dtype) if wanted else None
+        for value, wanted in zip(node.meta["val"], mask, strict=True)
+    ]
+    sizes, threads = _described(reads[1], reads[2], reads[0], stride, padding)
+    made = [each for each in results if each is not None]
+    numbers = iter(range(3, 6))
+    pointers = ", ".join(f"{{{next(numbers)}}}" if wanted else "nullptr" for wanted in mask)
+    text = (
+        f"status |= abele::convolve_backward({sizes}, {{0}}, {{1}}, {{2}}, {pointers}, {threads})"
+    )
+    translator.add(Call(0, reads, made, text))
+    translator.places[node] = results
+    return True
+
+
+def _described(
+    x: Place, weight: Place, y: Place, stride: list[int], padding: list[int]
+) -> tuple[str, str]:
+    numbers = (*x.shape, weight.shape[0], *weight.shape[2:], *stride, *padding, 0, 1)
+    sizes = f"AbeleConv{{{{{', '.join(map(str, numbers))}}}}}"
+    work = -(-x.shape[0] // 16) * y.size // y.shape[0] * weight.size // weight.shape[0]
+    most = max(1, work // _WORK_PER_THREAD)
+    return sizes, f"(threads < {most} ? threads : {most})"
+
+
+def max_pool(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.max_pool2d_with_indices`` of contiguous images."""
+    x, *given = (*node.args, *_POOL[len(node.args) - 2 :])
+    kernel, stride, padding, dilation = (_pair(each) for each in given[:4])
+    ceil = given[4]
+    place = translator.contiguous(translator.places[x])
+    windows = _windows(place, node.meta["val"][0].shape, kernel, stride, padding)
+    if place.dtype is not torch.float32 or any(d != 1 for d in dilation) or not place.size:
+        return False
+    (kh, kw), (sh, sw) = kernel, stride or kernel
+    name = f"max_pool<{_workers(place)}>"
+    inside = not any(padding) and not ceil and kh * kw <= _UNROLLED
+    if inside:
+        name = f"max_pool_inside<{_workers(place)}, {kh}, {kw}, {sh}, {sw}>"
+    places = torch.uint8 if _only_for_backward(node, kernel, stride) and inside else torch.int64
+    shape = tuple(node.meta["val"][0].shape)
+    results = [translator.new(shape, dtype) for dtype in (torch.float32, places)]
+    text = f"abele::{name}({windows}, {{0}}, {{1}}, {{2}}, threads)"
+    translator.add(Call(0, [place], results, text, place.size))
+    translator.places[node] = results
+    return True
+
+
+def max_pool_backward(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.max_pool2d_with_indices_backward``."""
+    grad, x, kernel, stride, padding, dilation, _, places = node.args
+    x = translator.places[x]
+    if x.dtype is not torch.float32 or any(d != 1 for d in dilation) or not x.size:
+        return False
+    reads = [translator.contiguous(translator.places[each]) for each in (grad, places)]
+    windows = _windows(x, reads[0].shape, kernel, stride, padding)
+    result = translator.new(x.shape, x.dtype)
+    sizes = str(_workers(x))
+    if reads[1].dtype is torch.uint8:
+        sizes += ", {}, {}".format(*_pair(kernel))
+    text = f"abele::max_pool_backward<{sizes}>({windows}, {{0}}, {{1}}, {{2}}, threads)"
+    translator.add(Call(0, reads, [result], text, x.size))
+    translator.places[node] = result
+    return True
+
+
+_POOL = ([], [0, 0], [1, 1], False)
+
+
+def _only_for_backward(node: torch.fx.Node, kernel: list[int], stride: list[int]) -> bool:
+    """Whether only the gradient reads where values came from, and no two windows overlap."""
+    picked = [user for user in node.users if is_getitem(user) and user.args[1] == 1]
+    backward = aten.max_pool2d_with_indices_backward.default
+    readers = [user for each in picked for user in each.users]
+    alone = all(user.target is backward and user.args[7] in picked for user in readers)
+    return alone and (not stride or list(stride) == list(kernel))
+
+
+def _pair(values: list[int]) -> list[int]:
+    return list(values) * 2 if len(values) == 1 else list(values)
+
+
+def _windows(x: Place, out: Any, kernel: list[int], stride: list[int], padding: list[int]) -> str:
+    height, width = x.shape[-2:]
+    planes = x.size // max(height * width, 1)
+    kernel, stride, padding = (_pair(each) for each in (kernel, stride, padding))
+    numbers = (planes, height, width, *kernel, *(stride or kernel), *padding, *out[-2:])
+    return f"abele::Windows{{{{{', '.join(map(str, numbers))}}}}}"
+
+
+def _workers(x: Place) -> int:
+    planes = x.size // (x.shape[-1] * x.shape[-2])
+    return max(1, min(planes, x.size // _FLOATS_PER_THREAD))
+
+
+HANDLERS = {
+    few_channel_conv.forward: convolution,
+    few_channel_conv.backward: convolution_backward,
+    aten.max_pool2d_with_indices.default: max_pool,
+    aten.max_pool2d_with_indices_backward.default: max_pool_backward,
+}

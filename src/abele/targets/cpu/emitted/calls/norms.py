@@ -1,0 +1,134 @@
+"""Layer and group norms."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from abele.targets.cpu.emitted.operations import Call
+from abele.targets.cpu.emitted.places import Place
+
+aten = torch.ops.aten
+
+_FLOATS_PER_THREAD = 8192
+
+
+def _workers(parts: int, floats: int) -> int:
+    return max(1, min(parts, floats // _FLOATS_PER_THREAD))
+
+
+def layer_norm(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.native_layer_norm``."""
+    x, shape, weight, bias, eps = (_place(translator, each) for each in node.args)
+    x = translator.contiguous(x)
+    size = math.prod(shape)
+    rows = x.size // max(size, 1)
+    if x.dtype is not torch.float32 or not x.size or (weight is None) != (bias is None):
+        return False
+    results = [_fresh(translator, each) for each in node.meta["val"]]
+    weights = [] if weight is None else [_dense(translator, each) for each in (weight, bias)]
+    text = (
+        f"abele::layer_norm<{_workers(rows, x.size)}, {_bool(weights)}, {_bool(weights)}>("
+        f"{rows}, {size}, {float(eps)!r}f, {{0}}, "
+        + ("{1}, {2}, {3}, {4}, {5}" if weights else "nullptr, nullptr, {1}, {2}, {3}")
+        + ", threads)"
+    )
+    translator.add(Call(0, [x, *weights], results, text, x.size))
+    translator.places[node] = results
+    return True
+
+
+def layer_norm_backward(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.native_layer_norm_backward``."""
+    grad, x, shape, mean, rstd, weight, _, mask = (_place(translator, a) for a in node.args)
+    if x.dtype is not torch.float32 or not x.size or (weight is None and any(mask[1:])):
+        return False
+    size = math.prod(shape)
+    rows = x.size // size
+    grad, x, mean, rstd = (_dense(translator, each) for each in (grad, x, mean, rstd))
+    results: list[Place | None] = [None, None, None]
+    if mask[0]:
+        results[0] = translator.new(x.shape, x.dtype)
+        reads = [grad, x, mean, rstd] + ([] if weight is None else [_dense(translator, weight)])
+        text = (
+            f"abele::layer_norm_backward<{_workers(rows, x.size)}, {_bool(weight is not None)}>("
+            f"{rows}, {size}, {{0}}, {{1}}, {{2}}, {{3}}, "
+            + ("nullptr, {4}" if weight is None else "{4}, {5}")
+            + ", threads)"
+        )
+        translator.add(Call(0, reads, [results[0]], text, x.size))
+    if any(mask[1:]):
+        results[1:] = [translator.new(weight.shape, x.dtype) for _ in (0, 1)]
+        text = (
+            f"abele::layer_norm_weights<{_workers(-(-size // 64), x.size)}>({rows}, {size}, "
+            "{0}, {1}, {2}, {3}, {4}, {5}, threads)"
+        )
+        translator.add(Call(0, [grad, x, mean, rstd], results[1:], text, x.size))
+    translator.places[node] = results
+    return True
+
+
+def group_norm(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.native_group_norm``."""
+    x, weight, bias, samples, channels, pixels, groups, eps = (
+        _place(translator, each) for each in node.args
+    )
+    if x.dtype is not torch.float32 or not x.size or weight is None or bias is None:
+        return False
+    reads = [_dense(translator, each) for each in (x, weight, bias)]
+    results = [_fresh(translator, each) for each in node.meta["val"]]
+    text = (
+        f"abele::group_norm<{_workers(samples * groups, x.size)}>({samples}, {channels}, {pixels}, "
+        f"{groups}, {float(eps)!r}f, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}, threads)"
+    )
+    translator.add(Call(0, reads, results, text, x.size))
+    translator.places[node] = results
+    return True
+
+
+def group_norm_backward(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.native_group_norm_backward``."""
+    grad, x, mean, rstd, weight, samples, channels, pixels, groups, _ = (
+        _place(translator, each) for each in node.args
+    )
+    if x.dtype is not torch.float32 or not x.size or weight is None:
+        return False
+    reads = [_dense(translator, each) for each in (grad, x, mean, rstd, weight)]
+    grad_x = translator.new(x.shape, x.dtype)
+    sums = translator.new((samples, channels, 2), x.dtype)
+    text = (
+        f"abele::group_norm_backward<{_workers(samples * groups, x.size)}>({samples}, {channels}, "
+        f"{pixels}, {groups}, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}, {{6}}, threads)"
+    )
+    translator.add(Call(0, reads, [grad_x, sums], text, x.size))
+    weights = [translator.new((channels,), x.dtype) for _ in (0, 1)]
+    text = f"abele::group_norm_weights({samples}, {channels}, {{0}}, {{1}}, {{2}})"
+    translator.add(Call(0, [sums], weights, text, sums.size))
+    translator.places[node] = [grad_x, *weights]
+    return True
+
+
+def _place(translator: Any, value: Any) -> Any:
+    return translator.places[value] if isinstance(value, torch.fx.Node) else value
+
+
+def _dense(translator: Any, place: Place) -> Place:
+    return translator.contiguous(place)
+
+
+def _fresh(translator: Any, value: torch.Tensor) -> Place:
+    return translator.new(tuple(value.shape), value.dtype)
+
+
+def _bool(value: Any) -> str:
+    return "true" if value else "false"
+
+
+HANDLERS = {
+    aten.native_layer_norm.default: layer_norm,
+    aten.native_layer_norm_backward.default: layer_norm_backward,
+    aten.native_group_norm.default: group_norm,
+    aten.native_group_norm_backward.default: group_norm_backward,
+}

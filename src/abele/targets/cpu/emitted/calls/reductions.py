@@ -1,0 +1,98 @@
+"""Sums and means."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from abele.targets.cpu.emitted.operations import Call
+from abele.targets.cpu.emitted.places import Place, contiguous_stride
+
+aten = torch.ops.aten
+
+_FLOATS_PER_THREAD = 16384
+
+# Size, stride in the source, stride in the result.
+_Dim = tuple[int, int, int]
+_ONE: _Dim = (1, 0, 0)
+
+
+def sum_(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.sum`` over some or all dimensions."""
+    return _reduced(translator, node, mean=False)
+
+
+def mean(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.mean`` over some or all dimensions."""
+    return _reduced(translator, node, mean=True)
+
+
+def _reduced(translator: Any, node: torch.fx.Node, *, mean: bool) -> bool:
+    place: Place = translator.places[node.args[0]]
+    result = translator.new_like(node)
+    if place.dtype is not torch.float32 or result.dtype is not torch.float32 or not place.size:
+        return False
+    if not result.contiguous:
+        return False
+    dims = node.args[1] if len(node.args) > 1 else None
+    rank = len(place.shape)
+    reduced = {d % rank for d in dims} if dims else set(range(rank))
+    count = math.prod(place.shape[d] for d in reduced)
+    text = sum_text(place, result, reduced, 1 / count if mean else 1)
+    if text is None:
+        return False
+    translator.add(Call(0, [place], [result], text, place.size))
+    translator.places[node] = result
+    return True
+
+
+def sum_text(place: Place, result: Place, reduced: set[int], scale: float) -> str | None:
+    """The call that sums over ``reduced`` dimensions, or None if strides are too mixed.
+
+    Args:
+        place: what is summed.
+        result: contiguous; its dimensions are those that stay, or all with size 1 in between.
+        reduced: dimensions of ``place``.
+        scale: factor of each sum.
+    """
+    kept = [d for d in range(len(place.shape)) if d not in reduced]
+    steps = contiguous_stride(tuple(place.shape[d] for d in kept))
+    result_stride = dict(zip(kept, steps, strict=True))
+    order = [d for d in range(len(place.shape)) if place.shape[d] != 1]
+    stay = _merged(
+        [(place.shape[d], place.stride[d], result_stride[d]) for d in order if d in kept]
+    )
+    away = _merged([(place.shape[d], place.stride[d], 0) for d in order if d in reduced])
+    if len(stay) > 2 or len(away) > 2:
+        return None
+    stay.sort(key=lambda dim: -dim[1])
+    away.sort(key=lambda dim: -dim[1])
+    outer, inner = [_ONE] * (2 - len(stay)) + stay
+    far, near = [_ONE] * (2 - len(away)) + away
+    columns = inner[1] == 1 and inner[2] == 1
+    parts = outer[0] * -(-inner[0] // 64) if columns else outer[0] * inner[0]
+    most = max(1, min(parts, place.size // _FLOATS_PER_THREAD))
+    dims = ", ".join(f"abele::Dim{{{{{a}, {b}, {c}}}}}" for a, b, c in (outer, inner, far, near))
+    name = "sum_columns" if columns else "sum_rows"
+    return f"abele::{name}<{most}>({dims}, float({scale!r}), {{0}}, {{1}}, threads)"
+
+
+def _merged(dims: list[_Dim]) -> list[_Dim]:
+    """Neighbours joined where one continues the other."""
+    merged: list[_Dim] = []
+    for size, stride, result in dims:
+        if merged and merged[-1][1] == stride * size and merged[-1][2] == result * size:
+            merged[-1] = (merged[-1][0] * size, stride, result)
+        else:
+            merged.append((size, stride, result))
+    return merged
+
+
+HANDLERS = {
+    aten.sum.dim_IntList: sum_,
+    aten.sum.default: sum_,
+    aten.mean.dim: mean,
+    aten.mean.default: mean,
+}

@@ -1,0 +1,63 @@
+"""Which programs are worth code of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from abele.program import Program, has_effect, is_getitem, is_view, subgraphs
+from abele.targets.cpu.emitted import build
+from abele.targets.cpu.emitted.calls import HANDLERS
+from abele.targets.cpu.emitted.pointwise import RULES, TYPES
+
+aten = torch.ops.aten
+
+# Calling these from Python costs nothing beside what they do.
+_HEAVY = (
+    aten.convolution.default,
+    aten.convolution_backward.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    aten._native_batch_norm_legit_functional.default,
+    aten.native_batch_norm_backward.default,
+    aten.bmm.default,
+)
+# Of all other operators, so many may be called from Python, or this share.
+_FEW, _SHARE = 8, 0.1
+
+
+def why(program: Program) -> str | None:
+    """Why a program gets code of its own, or ``None`` if it does not.
+
+    Args:
+        program: after the common pipeline.
+    """
+    graph = program.graph
+    if build.unavailable() is not None or any(True for _ in subgraphs(graph)):
+        return None
+    operators = [node for node in graph.graph.nodes if node.op == "call_function"]
+    if any(has_effect(node) for node in operators):
+        return None
+    foreign = sum(not _is_expressible(node) for node in operators)
+    if foreign > max(_FEW, _SHARE * len(operators)):
+        return None
+    return "C++ of its own runs it, compiled in seconds" + (
+        f"; {foreign} operators are called as torch has them" if foreign else ""
+    )
+
+
+def _is_expressible(node: torch.fx.Node) -> bool:
+    """Whether an operator probably becomes code, or is too heavy for its call to matter."""
+    if is_getitem(node) or is_view(node) or node.target in _HEAVY:
+        return True
+    known = node.target in RULES or node.target in HANDLERS or node.target is aten.copy_.default
+    return known and all(value.dtype in TYPES for value in _values(node))
+
+
+def _values(node: torch.fx.Node) -> Iterator[torch.Tensor]:
+    for each in (node, *node.all_input_nodes):
+        value = each.meta.get("val")
+        for one in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(one, torch.Tensor):
+                yield one

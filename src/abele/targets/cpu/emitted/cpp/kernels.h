@@ -1,0 +1,18 @@
+// The kernels that are compiled once per machine, with what they describe passed by value.
+#pragma once
+
+#include "abi.h"
+
+namespace abele {
+
+inline int convolve(AbeleConv conv, const float* x, const float* weight, const float* bias,
+                    float* y, int threads) {
+  return abele_conv_forward(&conv, x, weight, bias, y, threads);
+}
+inline int convolve_backward(AbeleConv conv, const float* grad, const float* x,
+                             const float* weight, float* grad_x, float* grad_weight,
+                             float* grad_bias, int threads) {
+  return abele_conv_backward(&conv, grad, x, weight, grad_x, grad_weight, grad_bias, threads);
+}
+
+}  // namespace abele

@@ -1,0 +1,112 @@
+// Functions of one number for loops that the compiler turns into vector code: no branches, no calls.
+//
+// The coefficients minimise the largest relative error over the stated interval (weighted least
+// squares in double precision, Lawson's iteration). NaN stays NaN, infinities are those of libm.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace abele {
+
+using Index = int64_t;
+
+inline float bits_to_float(int32_t bits) { return __builtin_bit_cast(float, bits); }
+
+// 2^n p for n in -252..254: two factors, since one of them alone may be out of range.
+inline float scaled(float p, int32_t n) {
+  const int32_t half = n >> 1;
+  return p * bits_to_float((half + 127) << 23) * bits_to_float((n - half + 127) << 23);
+}
+
+// At most 1 unit in the last place off; exp(r) = 1 + r + r^2 P(r) for |r| <= ln(2) / 2.
+inline float exp(float x) {
+  float bounded = x > 89.0f ? 89.0f : x;
+  bounded = bounded < -104.0f ? -104.0f : bounded;
+  const float n = std::nearbyintf(bounded * 1.44269504f);
+  float r = std::fmaf(n, -0.693145752f, bounded);
+  r = std::fmaf(n, -1.42860677e-6f, r);
+  float p = 0.0013813142f;
+  p = std::fmaf(p, r, 0.0083694188f);
+  p = std::fmaf(p, r, 0.041668456f);
+  p = std::fmaf(p, r, 0.16666515f);
+  p = std::fmaf(p, r, 0.49999994f);
+  p = std::fmaf(p * r, r, r) + 1.0f;
+  return scaled(p, static_cast<int32_t>(n));
+}
+inline double exp(double x) { return std::exp(x); }
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
+inline double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+
+// tanh(x) = x + x^3 P(x^2) below 0.63; beyond, from exp(2 |x|).
+inline float tanh(float x) {
+  const float magnitude = std::fabs(x), s = x * x;
+  float p = 0.0021180152f;
+  p = std::fmaf(p, s, -0.0081506940f);
+  p = std::fmaf(p, s, 0.021690153f);
+  p = std::fmaf(p, s, -0.053944889f);
+  p = std::fmaf(p, s, 0.13333191f);
+  p = std::fmaf(p, s, -0.33333331f);
+  const float small = std::fmaf(p * s, x, x);
+  const float large = 1.0f - 2.0f / (exp(magnitude + magnitude) + 1.0f);
+  return magnitude < 0.63f ? small : std::copysign(large, x);
+}
+inline double tanh(double x) { return std::tanh(x); }
+
+// erf(x) = x + x P(x^2) below 0.94; beyond, 1 - exp(-x (1 + Q(x))), and 1 from 4 on.
+inline float erf(float x) {
+  const float magnitude = std::fabs(x), s = x * x;
+  float p = 8.1937768e-5f;
+  p = std::fmaf(p, s, -8.0998766e-4f);
+  p = std::fmaf(p, s, 0.0051971548f);
+  p = std::fmaf(p, s, -0.026857791f);
+  p = std::fmaf(p, s, 0.11283666f);
+  p = std::fmaf(p, s, -0.37612632f);
+  p = std::fmaf(p, s, 0.12837917f);
+  const float small = std::fmaf(p, x, x);
+  const float t = magnitude > 4.0f ? 4.0f : magnitude;
+  float q = 1.0763360e-5f;
+  q = std::fmaf(q, t, -3.1806147e-4f);
+  q = std::fmaf(q, t, 0.0036229256f);
+  q = std::fmaf(q, t, -0.023720199f);
+  q = std::fmaf(q, t, 0.10618763f);
+  q = std::fmaf(q, t, 0.63518149f);
+  q = std::fmaf(q, t, 0.12864096f);
+  const float large = 1.0f - exp(-std::fmaf(q, t, t));
+  const float result = magnitude < 0.94f ? small : std::copysign(large, x);
+  return x == x ? result : x;
+}
+inline double erf(double x) { return std::erf(x); }
+
+// With `tangent` the approximation by tanh, otherwise exact.
+template <bool tangent, class T>
+inline T gelu(T x) {
+  if (tangent) {
+    const T inner = T(0.79788456080286536) * (x + T(0.044715) * x * x * x);
+    return T(0.5) * x * (T(1) + tanh(inner));
+  }
+  return T(0.5) * x * (T(1) + erf(x * T(0.70710678118654752)));
+}
+template <bool tangent, class T>
+inline T gelu_backward(T grad, T x) {
+  if (tangent) {
+    const T inner = T(0.79788456080286536) * (x + T(0.044715) * x * x * x);
+    const T t = tanh(inner);
+    const T slope = T(0.79788456080286536) * (T(1) + T(0.134145) * x * x);
+    return grad * (T(0.5) * (T(1) + t) + T(0.5) * x * (T(1) - t * t) * slope);
+  }
+  const T cdf = T(0.5) * (T(1) + erf(x * T(0.70710678118654752)));
+  return grad * (cdf + x * exp(T(-0.5) * x * x) * T(0.39894228040143268));
+}
+
+// As torch has them: NaN of either operand is the result.
+template <class T>
+inline T maximum(T a, T b) { return a != a || a > b ? a : b; }
+template <class T>
+inline T minimum(T a, T b) { return a != a || a < b ? a : b; }
+template <class T>
+inline T relu(T x) { return x < T(0) ? T(0) : x; }
+
+}  // namespace abele

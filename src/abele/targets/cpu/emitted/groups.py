@@ -1,0 +1,270 @@
+"""Which elementwise operations become one loop."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from abele.targets.cpu.emitted.operations import Foreign, Operation, Pointwise
+from abele.targets.cpu.emitted.places import Buffer, Place
+
+# Larger loops gain nothing, and compilers run out of registers.
+_MOST_OPERATIONS = 48
+_MOST_TENSORS = 40
+
+
+@dataclasses.dataclass(eq=False)
+class Unit:
+    """Operations that are run together: one that stands alone, or a group of elementwise ones.
+
+    Attributes:
+        operations: in the order of the program.
+        shape: of the loop, if they are elementwise; None while only the number of elements
+            matters, because all tensors are read and written in the order of their memory.
+        size: how many elements the loop has.
+        before: units that have to run first.
+    """
+
+    operations: list[Operation]
+    shape: tuple[int, ...] | None = None
+    size: int = -1
+    before: set[Unit] = dataclasses.field(default_factory=set)
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether it is a loop."""
+        return isinstance(self.operations[0], Pointwise)
+
+    @property
+    def first(self) -> int:
+        """Position of its first operation."""
+        return self.operations[0].position
+
+    @property
+    def last(self) -> int:
+        """Position of its last operation."""
+        return self.operations[-1].position
+
+
+def grouped(operations: Sequence[Operation]) -> list[Unit]:
+    """Units of all operations; ``before`` says which orders are possible."""
+    return Grouping().of(operations)
+
+
+class Grouping:
+    """Puts operations into units, one after the other.
+
+    An operation joins the unit that made one of its operands; if several did, they become one. A
+    unit runs as a whole, so nothing may join that has to wait for something in between.
+    """
+
+    def __init__(self) -> None:
+        self._units: list[Unit | None] = []
+        self._number: dict[Unit, int] = {}
+        # For each unit, all that have to run before it, as bits.
+        self._ancestors: list[int] = []
+        self._into: dict[Unit, Unit] = {}
+        self._writers: dict[Buffer, list[tuple[Unit, Place]]] = {}
+        self._readers: dict[Buffer, list[Unit]] = {}
+        self._foreign: Unit | None = None
+
+    def of(self, operations: Sequence[Operation]) -> list[Unit]:
+        """The units, in the order in which they were begun."""
+        for operation in operations:
+            before = self._before(operation)
+            unit = self._joined(operation, before) if isinstance(operation, Pointwise) else None
+            if unit is None:
+                unit = self._begun(operation)
+            else:
+                unit.operations.append(operation)
+                before = {self._current(each) for each in before}
+            self._require(unit, before - {unit})
+            self._note(operation, unit)
+        units = [unit for unit in self._units if unit is not None]
+        for unit in units:
+            unit.before = {self._current(each) for each in unit.before} - {unit}
+        return units
+
+    def _begun(self, operation: Operation) -> Unit:
+        unit = _unit(operation)
+        self._number[unit] = len(self._units)
+        self._units.append(unit)
+        self._ancestors.append(0)
+        return unit
+
+    def _current(self, unit: Unit) -> Unit:
+        while unit in self._into:
+            unit = self._into[unit]
+        return unit
+
+    def _needs(self, unit: Unit, other: Unit) -> bool:
+        return bool(self._ancestors[self._number[unit]] >> self._number[other] & 1)
+
+    def _require(self, unit: Unit, before: set[Unit]) -> None:
+        """Note that ``before`` come first, for the unit and for all that wait for it."""
+        number = self._number[unit]
+        more = self._ancestors[number]
+        for each in before:
+            more |= self._ancestors[self._number[each]] | 1 << self._number[each]
+        unit.before |= before
+        if more == self._ancestors[number]:
+            return
+        self._ancestors[number] = more
+        for index, ancestors in enumerate(self._ancestors):
+            if ancestors >> number & 1:
+                self._ancestors[index] = ancestors | more
+
+    def _before(self, operation: Operation) -> set[Unit]:
+        before: set[Unit] = set()
+        for place in operation.reads:
+            before.update(unit for unit, _ in self._writers.get(place.buffer, ()))
+        for place in operation.writes:
+            earlier = self._writers.get(place.buffer, ())
+            before.update(unit for unit, other in earlier if not _disjoint(place, other))
+            before.update(self._readers.get(place.buffer, ()))
+        if isinstance(operation, Foreign) and self._foreign is not None:
+            before.add(self._foreign)  # they may draw random numbers, or print
+        return {self._current(each) for each in before}
+
+    def _note(self, operation: Operation, unit: Unit) -> None:
+        for place in operation.reads:
+            readers = self._readers.setdefault(place.buffer, [])
+            if unit not in readers:
+                readers.append(unit)
+        for place in operation.writes:
+            self._writers.setdefault(place.buffer, []).append((unit, place))
+        if isinstance(operation, Foreign):
+            self._foreign = unit
+
+    def _joined(self, operation: Pointwise, before: set[Unit]) -> Unit | None:
+        size = operation.result.size
+        candidates = [u for u in before if u.size == size and u.elementwise and _fits(u, operation)]
+        candidates.sort(key=lambda each: each.last, reverse=True)
+        unit: Unit | None = None
+        for each in candidates:
+            if any(other is not each and self._needs(other, each) for other in before):
+                continue
+            if unit is None:
+                unit = each
+                before = before | {unit}
+            elif self._may_merge(unit, each, operation):
+                self._merge(unit, each)
+                before = {self._current(other) for other in before}
+        if unit is not None:
+            unit.shape = _common_shape(unit, operation)
+        return unit
+
+    def _may_merge(self, unit: Unit, other: Unit, operation: Pointwise) -> bool:
+        if len(unit.operations) + len(other.operations) >= _MOST_OPERATIONS:
+            return False
+        shapes = {each.shape for each in (unit, other)} - {None}
+        together = Unit([*unit.operations, *other.operations], next(iter(shapes), None), unit.size)
+        if len(shapes) > 1 or not _fits(together, operation):
+            return False
+        between = (
+            self._needs(each, b)
+            for a, b in ((unit, other), (other, unit))
+            for each in map(self._current, a.before)
+            if each is not b
+        )
+        return not any(between) and not any(_collides(unit, each) for each in _loops(other))
+
+    def _merge(self, unit: Unit, other: Unit) -> None:
+        unit.operations = sorted(
+            [*unit.operations, *other.operations], key=lambda each: each.position
+        )
+        unit.shape = unit.shape or other.shape
+        self._into[other] = unit
+        self._units[self._number[other]] = None
+        bit, old = 1 << self._number[unit], 1 << self._number[other]
+        before = {self._current(each) for each in (*unit.before, *other.before)} - {unit}
+        unit.before = set()
+        self._ancestors[self._number[unit]] &= ~old
+        for index, ancestors in enumerate(self._ancestors):
+            if ancestors & old:
+                self._ancestors[index] = ancestors & ~old | bit
+        self._require(unit, before)
+        self._ancestors[self._number[unit]] &= ~(bit | old)
+
+
+def _unit(operation: Operation) -> Unit:
+    if not isinstance(operation, Pointwise):
+        return Unit([operation])
+    shape = None if is_flat(operation) else operation.result.shape
+    return Unit([operation], shape, operation.result.size)
+
+
+def is_flat(operation: Pointwise) -> bool:
+    """Whether all its tensors are read in the order of memory, or are one number."""
+    size = operation.result.size
+    return all(p.size == 1 or (p.size == size and p.contiguous) for p in tensors(operation))
+
+
+def _common_shape(unit: Unit, operation: Pointwise) -> tuple[int, ...] | None:
+    return unit.shape if is_flat(operation) else operation.result.shape
+
+
+def _fits(unit: Unit, operation: Pointwise) -> bool:
+    if unit.size != operation.result.size or len(unit.operations) >= _MOST_OPERATIONS:
+        return False
+    if not is_flat(operation) and unit.shape not in (None, operation.result.shape):
+        return False
+    memory = {place.buffer for each in unit.operations for place in tensors(each)}
+    memory.update(place.buffer for place in tensors(operation))
+    return len(memory) <= _MOST_TENSORS and not _collides(unit, operation)
+
+
+def _loops(unit: Unit) -> list[Pointwise]:
+    return [each for each in unit.operations if isinstance(each, Pointwise)]
+
+
+def _collides(unit: Unit, operation: Pointwise) -> bool:
+    """Whether one reads what the other writes at another element."""
+    shape = _common_shape(unit, operation) or (operation.result.size,)
+    written = operation.result
+    for each in unit.operations:
+        for a in each.reads:
+            if a.buffer is written.buffer and not _same_elements(a, written, shape):
+                return True
+        for a in each.writes:
+            for b in tensors(operation):
+                if a.buffer is b.buffer and not _same_elements(a, b, shape):
+                    return True
+    return False
+
+
+def _same_elements(a: Place, b: Place, shape: tuple[int, ...]) -> bool:
+    """Whether two tensors of one memory are read or written at the same place in each turn."""
+    if a.contiguous and b.contiguous and a.size == b.size:
+        return a.offset == b.offset
+    if _disjoint(a, b):
+        return True
+    if a.shape != b.shape or a.offset != b.offset or len(a.shape) > len(shape):
+        return False
+    return a.over(shape) == b.over(shape)
+
+
+def _disjoint(a: Place, b: Place) -> bool:
+    """Whether two slices of one memory share no element, as far as their columns tell."""
+    if a.shape != b.shape or a.stride != b.stride or not a.shape:
+        return False
+    if a.contiguous:
+        return abs(a.offset - b.offset) >= a.size
+    pairs = sorted(zip(a.stride, a.shape, strict=True), reverse=True)
+    step, distance = 0, abs(a.offset - b.offset)
+    for stride, size in pairs:
+        if size == 1 or stride == 0:
+            continue
+        # The inner dimensions fill less than one step of the outer ones.
+        inner = sum((n - 1) * s for s, n in pairs if s < stride)
+        if distance % stride > inner and stride - distance % stride > inner:
+            return True
+        distance %= stride
+        step = stride
+    return step == 1 and distance != 0
+
+
+def tensors(operation: Operation) -> Iterator[Place]:
+    """What an operation reads and writes."""
+    yield from operation.reads
+    yield from operation.writes

@@ -1,0 +1,173 @@
+"""The C++ of a group of elementwise operations: one loop, or loops in loops where strides differ."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+import torch
+
+from abele.targets.cpu.emitted.groups import Unit
+from abele.targets.cpu.emitted.operations import Pointwise
+from abele.targets.cpu.emitted.places import Buffer, Place, contiguous_stride
+from abele.targets.cpu.emitted.pointwise import TYPES
+
+# Waking a thread costs microseconds; it should have this many elements' operations to do.
+_WORK_PER_THREAD = 16384
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A function of C++, and the memory that one call of it gets.
+
+    Attributes:
+        text: of the function, whose name is ``NAME``; equal texts are one function.
+        pointers: buffer and offset in elements of each pointer argument.
+        types: C++ type of each, with const where it is only read.
+        turns: how often its outermost loop turns, 0 if it has none.
+        workers: how many threads it is worth at most.
+    """
+
+    text: str
+    pointers: list[tuple[Buffer, int]]
+    types: list[str]
+    turns: int
+    workers: int
+
+
+def kernel(unit: Unit, kept: Collection[Buffer]) -> Kernel:
+    """Write the loop of an elementwise unit.
+
+    Args:
+        unit: its operations are all ``Pointwise``.
+        kept: memory that something outside the unit reads; other results stay in registers.
+    """
+    return _Writer(unit, kept).kernel()
+
+
+class _Writer:
+    def __init__(self, unit: Unit, kept: Collection[Buffer]):
+        self._operations: list[Pointwise] = unit.operations  # type: ignore[assignment]
+        self._shape = unit.shape if unit.shape is not None else (unit.size,)
+        self._size, self._kept = unit.size, kept
+        self._pointers: list[tuple[Buffer, int]] = []
+        self._written: set[int] = set()
+        self._names = 0
+        # Registers that hold an element of a tensor: by its memory and where in it.
+        self._values: dict[tuple[Buffer, int, tuple[int, ...]], str] = {}
+
+    def kernel(self) -> Kernel:
+        accesses = self._accesses()
+        shape, strides = _merged(self._shape, [self._stride(place) for place in accesses])
+        by_access = {
+            self._key(place): stride for place, stride in zip(accesses, strides, strict=True)
+        }
+        self._index = {key: _index(stride) for key, stride in by_access.items()}
+        body = [line for each in self._operations for line in self._lines(each)]
+        types = [
+            TYPES[buffer.dtype] if i in self._written else f"const {TYPES[buffer.dtype]}"
+            for i, (buffer, _) in enumerate(self._pointers)
+        ]
+        arguments = [f"{name}* __restrict p{i}" for i, name in enumerate(types)]
+        work = self._size * max(1, len(self._operations) // 4)
+        text = _function(arguments, shape, body)
+        turns = shape[0] if shape else 0
+        workers = max(1, min(turns, work // _WORK_PER_THREAD))
+        return Kernel(text, self._pointers, types, turns, workers)
+
+    def _accesses(self) -> list[Place]:
+        """Everything that may be read or written, the first result first."""
+        result: dict[tuple, Place] = {}
+        for each in self._operations:
+            for place in (each.result, *each.reads):
+                result.setdefault(self._key(place), place)
+        return list(result.values())
+
+    def _key(self, place: Place) -> tuple[Buffer, int, tuple[int, ...]]:
+        return place.buffer, place.offset, self._stride(place)
+
+    def _stride(self, place: Place) -> tuple[int, ...]:
+        if place.size == 1:
+            return (0,) * len(self._shape)
+        if place.shape != self._shape and place.contiguous and place.size == self._size:
+            return contiguous_stride(self._shape)
+        stride = place.over(self._shape)
+        return tuple(0 if n == 1 else s for n, s in zip(self._shape, stride, strict=True))
+
+    def _lines(self, operation: Pointwise) -> list[str]:
+        lines: list[str] = []
+        texts = [
+            self._element(operand, dtype, lines) if isinstance(operand, Place) else operand
+            for operand, dtype in zip(operation.operands, operation.types, strict=True)
+        ]
+        name = self._name()
+        result = operation.result
+        kind = TYPES[result.dtype]
+        lines.append(f"const {kind} {name} = {kind}({operation.expression(*texts)});")
+        self._values[self._key(result)] = name
+        if result.buffer in self._kept:
+            pointer = self._pointer(result)
+            self._written.add(pointer)
+            lines.append(f"p{pointer}[{self._index[self._key(result)]}] = {name};")
+        return lines
+
+    def _element(self, place: Place, dtype: torch.dtype, lines: list[str]) -> str:
+        key = self._key(place)
+        if key not in self._values:
+            name = self._name()
+            pointer = self._pointer(place)
+            kind = TYPES[place.dtype]
+            lines.append(f"const {kind} {name} = p{pointer}[{self._index[key]}];")
+            self._values[key] = name
+        name = self._values[key]
+        return name if place.dtype is dtype else f"{TYPES[dtype]}({name})"
+
+    def _name(self) -> str:
+        self._names += 1
+        return f"v{self._names}"
+
+    def _pointer(self, place: Place) -> int:
+        wanted = (place.buffer, place.offset)
+        if wanted not in self._pointers:
+            self._pointers.append(wanted)
+        return self._pointers.index(wanted)
+
+
+def _merged(
+    shape: tuple[int, ...], strides: list[tuple[int, ...]]
+) -> tuple[list[int], list[list[int]]]:
+    """The same loop with as few dimensions as possible, in the order of the first tensor's memory."""
+    order = [d for d in range(len(shape)) if shape[d] != 1]
+    order.sort(key=lambda d: -strides[0][d])
+    sizes: list[int] = []
+    merged: list[list[int]] = [[] for _ in strides]
+    for d in order:
+        steps = [stride[d] for stride in strides]
+        if sizes and all(m[-1] == step * shape[d] for m, step in zip(merged, steps, strict=True)):
+            sizes[-1] *= shape[d]
+            for each, step in zip(merged, steps, strict=True):
+                each[-1] = step
+        else:
+            sizes.append(shape[d])
+            for each, step in zip(merged, steps, strict=True):
+                each.append(step)
+    return sizes, merged
+
+
+def _index(stride: list[int]) -> str:
+    terms = [
+        f"i{d}" if step == 1 else f"i{d} * {step}" for d, step in enumerate(stride) if step != 0
+    ]
+    return " + ".join(terms) or "0"
+
+
+def _function(arguments: list[str], shape: list[int], body: list[str]) -> str:
+    lines = [f"static void NAME({', '.join([*arguments, 'Index begin, Index end'])}) {{"]
+    for d, size in enumerate(shape):
+        if d == len(shape) - 1:
+            lines.append("#pragma GCC ivdep")
+        limits = ("begin", "end") if d == 0 else ("0", str(size))
+        lines.append(f"for (Index i{d} = {limits[0]}; i{d} < {limits[1]}; ++i{d}) {{")
+    lines += [f"  {line}" for line in body]
+    lines += ["}"] * len(shape)
+    return "\n".join([*lines, "}"])

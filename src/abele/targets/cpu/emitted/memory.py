@@ -1,0 +1,35 @@
+"""Where each buffer lies in the arena, so that those in use at the same time do not overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from abele.targets.cpu.emitted.places import Buffer, Kind
+
+ALIGNMENT = 64  # a cache line, and the longest vector
+
+
+def planned(lives: Mapping[Buffer, tuple[int, int]]) -> tuple[dict[Buffer, int], int]:
+    """Offsets in bytes of all buffers of the arena, and its size.
+
+    The largest are placed first, each at the lowest place that is free while it lives.
+    """
+    buffers = [each for each in lives if each.kind is Kind.ARENA and each.size]
+    placed: list[tuple[int, int, int, int]] = []  # offset, end, first, last
+    offsets: dict[Buffer, int] = {}
+    total = 0
+    for buffer in sorted(buffers, key=lambda each: (-each.bytes, lives[each])):
+        first, last = lives[buffer]
+        size = -(-buffer.bytes // ALIGNMENT) * ALIGNMENT
+        offset = 0
+        for begin, end, other_first, other_last in placed:
+            if other_first > last or other_last < first or end <= offset:
+                continue
+            if begin >= offset + size:
+                break
+            offset = end
+        offsets[buffer] = offset
+        placed.append((offset, offset + size, first, last))
+        placed.sort()
+        total = max(total, offset + size)
+    return offsets, total

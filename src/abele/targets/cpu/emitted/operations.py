@@ -1,0 +1,134 @@
+"""What a program is translated to before code is written: operations on memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from abele.targets.cpu.emitted.places import Place
+
+#: Turns the texts of the operands, already of the right type, into an expression of the result.
+Expression = Callable[..., str]
+
+
+@dataclasses.dataclass(eq=False)
+class Operation:
+    """One step of a program.
+
+    Attributes:
+        position: of its node in the order of the graph.
+        reads: the tensors it reads.
+        writes: the tensors it writes.
+    """
+
+    position: int
+    reads: list[Place]
+    writes: list[Place]
+
+    def resolve(self) -> None:
+        """Say where everything lies in the end, after tensors have become pieces of others."""
+        self.reads = [each.resolved() for each in self.reads]
+        self.writes = [each.resolved() for each in self.writes]
+
+
+@dataclasses.dataclass(eq=False)
+class Pointwise(Operation):
+    """The same expression for every element of a shape.
+
+    Attributes:
+        operands: a number as text, or the tensor whose element is read.
+        types: to which each operand is converted.
+        expression: the result, of the operands' texts.
+        computed: type in which it is computed.
+    """
+
+    operands: list[str | Place]
+    types: list[torch.dtype]
+    expression: Expression
+    computed: torch.dtype
+
+    def resolve(self) -> None:
+        """Also for the operands."""
+        super().resolve()
+        self.operands = [
+            each.resolved() if isinstance(each, Place) else each for each in self.operands
+        ]
+
+    @property
+    def result(self) -> Place:
+        """Where the result goes."""
+        return self.writes[0]
+
+
+@dataclasses.dataclass(eq=False)
+class Call(Operation):
+    """A call of a template or of a library's function.
+
+    Attributes:
+        text: the call; ``{0}``, ``{1}`` ... stand for pointers to the first elements of the
+            tensors read and then of those written, ``threads`` for how many there are.
+        work: multiply-adds or touched floats, to decide about threads.
+    """
+
+    text: str
+    work: int = 0
+
+    def pointers(self) -> list[Place]:
+        """What the numbers in the text stand for."""
+        return [*self.reads, *self.writes]
+
+
+@dataclasses.dataclass(eq=False)
+class Foreign(Operation):
+    """An operator that torch computes.
+
+    Attributes:
+        node: what is called; its arguments are read from ``arguments``.
+        arguments: as the node's, with tensors as places.
+        options: the same of keyword arguments.
+        results: where torch's results are used; None for those that are not tensors.
+    """
+
+    node: torch.fx.Node
+    arguments: tuple[object, ...]
+    options: dict[str, object]
+    results: list[Place | None]
+    several: bool
+
+    def resolve(self) -> None:
+        """Also for the arguments."""
+        super().resolve()
+        self.arguments, self.options = places_changed(
+            (self.arguments, self.options), Place.resolved
+        )
+
+
+def places_changed(value: Any, change: Callable[[Place], Any]) -> Any:
+    """``value`` with every place in it changed."""
+    if isinstance(value, Place):
+        return change(value)
+    if isinstance(value, tuple | list):
+        return type(value)(places_changed(each, change) for each in value)
+    if isinstance(value, dict):
+        return {name: places_changed(each, change) for name, each in value.items()}
+    return value
+
+
+@dataclasses.dataclass
+class Translation:
+    """A program as operations.
+
+    Attributes:
+        operations: in the order of the graph.
+        inputs: where the program's arguments lie.
+        constants: tensors of the program's graph, by the number of their buffer.
+        outputs: where its results lie.
+    """
+
+    operations: Sequence[Operation]
+    inputs: Sequence[Place]
+    constants: Sequence[torch.Tensor]
+    outputs: Sequence[Place]

@@ -1,0 +1,122 @@
+"""Where the values of a program lie: a piece of memory, and how elements follow each other in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import math
+
+import torch
+
+
+class Kind(enum.Enum):
+    """Who owns a piece of memory."""
+
+    INPUT = "input"  # whoever calls the program
+    CONSTANT = "constant"  # the program's graph
+    OUTPUT = "output"  # whoever called: made anew for each call
+    ARENA = "arena"  # the compiled program: one piece that is kept between calls
+    FOREIGN = "foreign"  # torch, which made it as a result
+
+
+@dataclasses.dataclass(eq=False)
+class Buffer:
+    """A piece of memory.
+
+    Attributes:
+        kind: who owns it.
+        index: number of the slot or constant, or of the buffer among those of its kind.
+        dtype: of its elements.
+        size: how many elements.
+        inside: the buffer that it is a piece of, and where in it, if it is one.
+    """
+
+    kind: Kind
+    index: int
+    dtype: torch.dtype
+    size: int
+    inside: tuple[Buffer, int] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """How much memory it takes."""
+        return self.size * self.dtype.itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a tensor lies.
+
+    Attributes:
+        buffer: in which memory.
+        shape: its sizes.
+        stride: elements from one to the next, by dimension.
+        offset: of the first element.
+    """
+
+    buffer: Buffer
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its elements."""
+        return self.buffer.dtype
+
+    @functools.cached_property
+    def size(self) -> int:
+        """How many elements."""
+        return math.prod(self.shape)
+
+    @functools.cached_property
+    def contiguous(self) -> bool:
+        """Whether elements follow each other in order of their indices."""
+        return self.stride_is(contiguous_stride(self.shape))
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of its memory, in some order."""
+        return self.offset == 0 and self.size == self.buffer.size
+
+    def stride_is(self, stride: tuple[int, ...]) -> bool:
+        """Whether ``stride`` leads to the same elements; that of one element says nothing."""
+        pairs = zip(self.shape, self.stride, stride, strict=True)
+        return all(size == 1 or a == b for size, a, b in pairs)
+
+    def resolved(self) -> Place:
+        """The same elements in the memory that is no piece of another."""
+        buffer, offset = self.buffer, self.offset
+        while buffer.inside is not None:
+            buffer, shift = buffer.inside
+            offset += shift
+        return Place(buffer, self.shape, self.stride, offset)
+
+    def over(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Strides with which it is read where it is broadcast to ``shape``."""
+        missing = len(shape) - len(self.shape)
+        known = zip(self.shape, self.stride, strict=True)
+        return (0,) * missing + tuple(0 if size == 1 else stride for size, stride in known)
+
+
+def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a tensor whose elements follow each other in order of their indices."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether the elements fill one piece of memory, each place once."""
+    step = 1
+    for size, each in sorted(zip(shape, stride, strict=True), key=lambda pair: pair[1]):
+        if size == 1:
+            continue
+        if each != step:
+            return False
+        step *= size
+    return True

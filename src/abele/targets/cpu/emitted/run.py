@@ -1,0 +1,180 @@
+"""A program whose code is loaded, as a function of its inputs."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from abele.program import Program, Role
+from abele.targets.cpu.emitted.memory import ALIGNMENT
+from abele.targets.cpu.emitted.operations import Foreign, Translation, places_changed
+from abele.targets.cpu.emitted.places import Buffer, Kind, Place
+from abele.targets.cpu.emitted.source import Segment, Source
+
+_Part = Callable[[int], None]
+
+
+class Runner:
+    """Calls the pieces of a program in order.
+
+    Args:
+        program: says what its inputs are for.
+        source: says what runs.
+        library: has its functions.
+        translation: where inputs, constants and results lie.
+        offsets: where each buffer of the arena lies, in bytes.
+        size: of the arena, in bytes.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        source: Source,
+        library: ctypes.CDLL,
+        translation: Translation,
+        offsets: dict[Buffer, int],
+        size: int,
+    ):
+        self._lock = threading.Lock()  # a program has one arena
+        self._constants = translation.constants
+        self._arena = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+        self._begin = -self._arena.data_ptr() % ALIGNMENT
+        self._offsets = offsets
+        self._entries = {buffer: entry for entry, buffer in enumerate(source.table)}
+        self._table = (ctypes.c_void_p * max(1, len(source.table)))()
+        for buffer, entry in self._entries.items():
+            if buffer.kind is Kind.CONSTANT:
+                self._table[entry] = self._constants[buffer.index].data_ptr()
+        self._memory: dict[Buffer, torch.Tensor] = {}
+        self._parts = [self._part(each, library) for each in source.parts]
+        self._alone = not any(isinstance(each, Foreign) for each in source.parts)
+        self._inputs = translation.inputs
+        self._of_caller = [slot.role is Role.INPUT for slot in program.inputs]
+        self._addresses = [0] * len(self._inputs)
+        self._outputs = translation.outputs
+
+    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Update state in place and return the results.
+
+        Args:
+            inputs: one tensor for each slot; the list is emptied.
+        """
+        with self._lock:
+            if self._alone:
+                return self._run(inputs)
+            with torch.no_grad():
+                return self._run(inputs)
+
+    def _run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        addresses, of_caller = self._addresses, self._of_caller
+        for index, tensor in enumerate(inputs):
+            # Where the same state lies as before, everything is known of it.
+            if of_caller[index] or tensor.data_ptr() != addresses[index] or not self._alone:
+                self._take(index, tensor, copies)
+        made = self._results()
+        threads = torch.get_num_threads()
+        for part in self._parts:
+            part(threads)
+        outputs = [
+            self._tensor(place) if result is None else result
+            for place, result in zip(self._outputs, made, strict=True)
+        ]
+        for tensor, ordered in copies:
+            with torch.no_grad():
+                tensor.copy_(ordered)
+        inputs.clear()
+        self._memory.clear()
+        return outputs
+
+    def _take(
+        self, index: int, tensor: torch.Tensor, copies: list[tuple[torch.Tensor, torch.Tensor]]
+    ) -> None:
+        """Note where an input lies; a copy takes its place if its elements lie in another order."""
+        place = self._inputs[index]
+        address = tensor.data_ptr()
+        if not place.stride_is(tensor.stride()):
+            ordered = torch.empty_strided(place.shape, place.stride, dtype=place.dtype)
+            with torch.no_grad():
+                copies.append((tensor, ordered.copy_(tensor)))
+            tensor, address = ordered, 0
+        self._addresses[index] = address
+        entry = self._entries.get(place.buffer)
+        if entry is not None:
+            self._table[entry] = tensor.data_ptr()
+        if not self._alone:
+            self._memory[place.buffer] = tensor
+
+    def _results(self) -> list[torch.Tensor | None]:
+        """Memory for what is returned; None where torch or the arena has it."""
+        return [
+            self._result(place) if place.buffer.kind is Kind.OUTPUT else None
+            for place in self._outputs
+        ]
+
+    def _result(self, place: Place) -> torch.Tensor:
+        if place.buffer in self._memory:  # returned twice
+            return self._tensor(place)
+        tensor = torch.empty_strided(place.shape, place.stride, dtype=place.dtype)
+        entry = self._entries.get(place.buffer)
+        if entry is not None:
+            self._table[entry] = tensor.data_ptr()
+        self._memory[place.buffer] = tensor
+        return tensor
+
+    # -- parts -----------------------------------------------------------------------------
+
+    def _part(self, part: Segment | Foreign, library: ctypes.CDLL) -> _Part:
+        if isinstance(part, Foreign):
+            return self._foreign(part)
+        function = getattr(library, part.name)
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
+        arena, table = self._arena.data_ptr() + self._begin, ctypes.addressof(self._table)
+
+        def call(threads: int) -> None:
+            if function(arena, table, threads):
+                raise MemoryError("A kernel found no memory for its sums.")
+
+        return call
+
+    def _foreign(self, part: Foreign) -> _Part:
+        target: Any = part.node.target
+
+        def call(threads: int) -> None:
+            del threads  # torch knows
+            arguments, options = places_changed((part.arguments, part.options), self._tensor)
+            value = target(*arguments, **options)
+            values = value if part.several else [value]
+            for place, result in zip(part.results, values, strict=False):
+                if place is not None:
+                    self._keep(place, result)
+
+        return call
+
+    def _keep(self, place: Place, tensor: torch.Tensor) -> None:
+        """Note where a result of torch lies, in the order that the code expects."""
+        if not place.stride_is(tensor.stride()):
+            ordered = torch.empty_strided(place.shape, place.stride, dtype=place.dtype)
+            tensor = ordered.copy_(tensor)
+        self._memory[place.buffer] = tensor
+        entry = self._entries.get(place.buffer)
+        if entry is not None:
+            self._table[entry] = tensor.data_ptr()
+
+    def _tensor(self, place: Place) -> torch.Tensor:
+        """A tensor of what lies at a place."""
+        kind = place.buffer.kind
+        if kind is Kind.ARENA:
+            begin = self._begin + self._offsets.get(place.buffer, 0)
+            memory = self._arena[begin : begin + place.buffer.bytes].view(place.dtype)
+        elif kind is Kind.CONSTANT:
+            memory = self._constants[place.buffer.index]
+        else:
+            memory = self._memory[place.buffer]
+        if memory.shape == place.shape and place.stride_is(memory.stride()) and not place.offset:
+            return memory
+        return memory.as_strided(place.shape, place.stride, memory.storage_offset() + place.offset)

@@ -1,0 +1,129 @@
+"""The text of the C++ file of a program."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Sequence
+
+from abele.targets.cpu.emitted import loops
+from abele.targets.cpu.emitted.groups import Unit
+from abele.targets.cpu.emitted.operations import Call, Foreign
+from abele.targets.cpu.emitted.places import Buffer, Kind, Place
+from abele.targets.cpu.emitted.pointwise import TYPES
+
+_HEADERS = ("math.h", "parallel.h", "rows.h", "windows.h", "matrix.h", "kernels.h")
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """A function of the file, which runs units between two calls of torch.
+
+    Attributes:
+        name: of the function.
+        calls: how many units it runs.
+    """
+
+    name: str
+    calls: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A program as C++ and calls of torch.
+
+    Attributes:
+        text: of the file.
+        parts: what runs, in order.
+        table: memory whose address each entry of the table of pointers holds.
+        kernels: how many functions there are.
+    """
+
+    text: str
+    parts: Sequence[Segment | Foreign]
+    table: Sequence[Buffer]
+    kernels: int
+
+
+def write(
+    units: Sequence[Unit], offsets: dict[Buffer, int], kept: dict[Unit, Collection[Buffer]]
+) -> Source:
+    """Write the file for units in their order.
+
+    Args:
+        units: as they are to run.
+        offsets: where each buffer of the arena lies, in bytes.
+        kept: memory that is read after a unit or by the caller, for each elementwise unit.
+    """
+    return _Writer(offsets, kept).source(units)
+
+
+class _Writer:
+    def __init__(self, offsets: dict[Buffer, int], kept: dict[Unit, Collection[Buffer]]):
+        self._offsets, self._kept = offsets, kept
+        self._names: dict[str, str] = {}  # of functions, by their text
+        self._table: dict[Buffer, int] = {}
+
+    def source(self, units: Sequence[Unit]) -> Source:
+        parts: list[Segment | Foreign] = []
+        bodies: list[str] = []
+        lines: list[str] = []
+
+        def end_segment() -> None:
+            if lines:
+                name = f"abele_segment_{len(bodies)}"
+                bodies.append(_segment(name, lines))
+                parts.append(Segment(name, len(lines)))
+                lines.clear()
+
+        for unit in units:
+            operation = unit.operations[0]
+            if isinstance(operation, Foreign):
+                end_segment()
+                parts.append(operation)
+            elif isinstance(operation, Call):
+                lines.append(self._call(operation))
+            else:
+                lines.append(self._loop(unit))
+        end_segment()
+        functions = [text.replace("NAME", name, 1) for text, name in self._names.items()]
+        includes = [f'#include "{header}"' for header in _HEADERS]
+        text = "\n\n".join(["\n".join(includes), "using abele::Index;", *functions, *bodies])
+        return Source(text + "\n", parts, list(self._table), len(functions))
+
+    def _pointer(self, buffer: Buffer, offset: int, kind: str) -> str:
+        bytes_ = offset * buffer.dtype.itemsize
+        if buffer.kind is Kind.ARENA:
+            return f"({kind}*)(arena + {self._offsets.get(buffer, 0) + bytes_})"
+        entry = self._table.setdefault(buffer, len(self._table))
+        shift = f" + {bytes_}" if bytes_ else ""
+        return f"({kind}*)((char*)table[{entry}]{shift})"
+
+    def _loop(self, unit: Unit) -> str:
+        kernel = loops.kernel(unit, self._kept[unit])
+        name = self._names.get(kernel.text)
+        if name is None:
+            name = self._names[kernel.text] = f"k{len(self._names)}"
+        pointers = [
+            self._pointer(buffer, offset, kind)
+            for (buffer, offset), kind in zip(kernel.pointers, kernel.types, strict=True)
+        ]
+        if kernel.workers == 1:
+            return f"{name}({', '.join([*pointers, '0', str(kernel.turns)])});"
+        call = f"{name}({', '.join([*pointers, 'begin', 'end'])});"
+        run = f"[&](Index begin, Index end) {{ {call} }}"
+        return f"abele::share<{kernel.workers}>({kernel.turns}, threads, {run});"
+
+    def _call(self, call: Call) -> str:
+        pointers = [self._place(place) for place in call.pointers()]
+        return call.text.format(*pointers) + ";"
+
+    def _place(self, place: Place) -> str:
+        return self._pointer(place.buffer, place.offset, TYPES[place.dtype])
+
+
+def _segment(name: str, lines: list[str]) -> str:
+    visible = 'extern "C" __attribute__((visibility("default")))'
+    head = f"{visible} int {name}(char* arena, void* const* table, int threads) {{"
+    return "\n".join(
+        [head, "  int status = 0;", *(f"  {line}" for line in lines), "  return status;", "}"]
+    )

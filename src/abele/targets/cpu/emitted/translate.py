@@ -1,0 +1,317 @@
+"""From the graph of a program to operations on memory."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+
+from abele._torch import OpOverload
+from abele.program import Program, is_getitem, is_view, returned_nodes
+from abele.targets.cpu.emitted import calls
+from abele.targets.cpu.emitted.operations import (
+    Foreign,
+    Operation,
+    Pointwise,
+    Translation,
+)
+from abele.targets.cpu.emitted.places import Buffer, Kind, Place, contiguous_stride, is_dense
+from abele.targets.cpu.emitted.pointwise import RULES, TYPES, Rule, literal
+
+aten = torch.ops.aten
+
+# They share memory in a program without writes, whatever their schemas say.
+_VIEWS = (
+    aten._unsafe_view.default,
+    aten.unsafe_split.Tensor,
+    aten.unsafe_split_with_sizes.default,
+    aten.reshape.default,
+)
+
+
+def translate(program: Program) -> Translation:
+    """The program as operations, in the order of its graph."""
+    return Translator(program).translation()
+
+
+class Translator:
+    """Where each value of a program lies, and what makes it.
+
+    Args:
+        program: after the passes of the lowering.
+    """
+
+    def __init__(self, program: Program):
+        self._program = program
+        self.places: dict[torch.fx.Node, Any] = {}
+        self.operations: list[Operation] = []
+        self._made = self._position = 0
+
+    def translation(self) -> Translation:
+        """Translate node by node."""
+        constants: list[torch.Tensor] = []
+        for slot, node in enumerate(self._program.placeholders()):
+            value = node.meta["val"]
+            self.places[node] = self._owned(Kind.INPUT, slot, value)
+        for position, node in enumerate(self._program.graph.graph.nodes):
+            self._position = position
+            if node.op == "get_attr":
+                constant = operator.attrgetter(str(node.target))(self._program.graph)
+                self.places[node] = self._owned(Kind.CONSTANT, len(constants), constant)
+                constants.append(constant)
+            elif node.op == "call_function":
+                self._call(node)
+        outputs = [
+            self._returned(node, i) for i, node in enumerate(returned_nodes(self._program.graph))
+        ]
+        for each in self.operations:
+            each.resolve()
+        outputs = [each.resolved() for each in outputs]
+        inputs = [self.places[node] for node in self._program.placeholders()]
+        return Translation(self.operations, inputs, constants, outputs)
+
+    # -- memory ----------------------------------------------------------------------------
+
+    def new(self, shape: tuple[int, ...], dtype: torch.dtype, stride: Any = None) -> Place:
+        """Memory for a tensor that an operation makes; contiguous unless strides are given."""
+        stride = contiguous_stride(shape) if stride is None else tuple(stride)
+        if not is_dense(shape, stride):
+            stride = contiguous_stride(shape)
+        buffer = self._buffer(Kind.ARENA, dtype, math.prod(shape))
+        return Place(buffer, tuple(shape), stride)
+
+    def new_like(self, node: torch.fx.Node, index: int | None = None) -> Place:
+        """Memory for a node's result, laid out as its value is."""
+        value = node.meta["val"] if index is None else node.meta["val"][index]
+        return self.new(tuple(value.shape), value.dtype, value.stride())
+
+    def _buffer(
+        self, kind: Kind, dtype: torch.dtype, size: int, index: int | None = None
+    ) -> Buffer:
+        if index is None:
+            self._made += 1
+            index = self._made
+        return Buffer(kind, index, dtype, size)
+
+    def _owned(self, kind: Kind, index: int, value: torch.Tensor) -> Place:
+        shape, stride = tuple(value.shape), tuple(value.stride())
+        extent = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+        size = extent if math.prod(shape) else 0
+        return Place(self._buffer(kind, value.dtype, size, index), shape, stride)
+
+    def moved(self, place: Place, target: Place) -> bool:
+        """Let a tensor be made where a copy of it would go, if nothing forbids it.
+
+        Args:
+            place: the tensor, which is never written again.
+            target: the piece of other memory that is to hold the same values.
+        """
+        buffer = place.buffer
+        if buffer.kind is not Kind.ARENA or buffer.inside is not None or not place.whole:
+            return False
+        if place.dtype is not target.dtype or target.stride != place.stride:
+            return False
+        if not place.contiguous or target.buffer is buffer:
+            return False
+        buffer.inside = target.buffer, target.offset
+        return True
+
+    # -- operations ------------------------------------------------------------------------
+
+    def add(self, operation: Operation) -> None:
+        """Append an operation; its position is that of the node that is being translated."""
+        operation.position = self._position
+        self.operations.append(operation)
+
+    def pointwise(self, operands: Any, expression: Any, result: Place) -> None:
+        """Append an expression of tensors, or numbers, of the result's type."""
+        types = [result.dtype] * len(operands)
+        self._pointwise(list(operands), types, expression, result.dtype, result)
+
+    def _pointwise(
+        self, operands: list[Any], types: Any, expression: Any, computed: Any, result: Place
+    ) -> None:
+        texts: list[Any] = [
+            each if isinstance(each, Place) else literal(each, dtype)
+            for each, dtype in zip(operands, types, strict=True)
+        ]
+        reads = [each for each in texts if isinstance(each, Place)]
+        self.add(Pointwise(0, reads, [result], texts, list(types), expression, computed))
+
+    def contiguous(self, place: Place) -> Place:
+        """The same tensor with its elements in order, copied if they are not."""
+        if place.contiguous:
+            return place
+        result = self.new(place.shape, place.dtype)
+        self.pointwise([place], "{0}".format, result)
+        return result
+
+    def _call(self, node: torch.fx.Node) -> None:
+        if is_getitem(node):
+            self.places[node] = self.places[node.args[0]][node.args[1]]
+        elif not (self._view(node) or self._written(node) or self._by_rule(node)):
+            handler = calls.HANDLERS.get(node.target)
+            if handler is None or not self._known(node) or not handler(self, node):
+                self._foreign(node)
+
+    def _known(self, node: torch.fx.Node) -> bool:
+        values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
+        flat = [
+            v for value in values for v in (value if isinstance(value, list | tuple) else [value])
+        ]
+        return all(isinstance(v, torch.Tensor) and v.dtype in TYPES for v in flat if v is not None)
+
+    def _view(self, node: torch.fx.Node) -> bool:
+        if not (is_view(node) or node.target in _VIEWS):
+            return False
+        source = node.args[0]
+        place = self.places[source]
+        if not isinstance(place, Place):
+            return False
+        memory = torch.empty(place.buffer.size, dtype=place.dtype, device="meta")
+        value = memory.as_strided(place.shape, place.stride, place.offset)
+        call: Any = aten.view.default if node.target in _VIEWS[:1] else node.target
+        try:
+            viewed = call(value, *node.args[1:], **node.kwargs)
+        except RuntimeError:  # its elements do not lie so that they could be seen in this way
+            return self._reshaped(node, place)
+        views = viewed if isinstance(viewed, list | tuple) else [viewed]
+        if any(view.dtype is not place.dtype for view in views):
+            return False
+        results = [
+            Place(place.buffer, tuple(v.shape), v.stride(), v.storage_offset()) for v in views
+        ]
+        if (
+            node.target is aten.reshape.default
+            and viewed.untyped_storage() is not memory.untyped_storage()
+        ):
+            return self._reshaped(node, place)
+        self.places[node] = results if isinstance(viewed, list | tuple) else results[0]
+        return True
+
+    def _reshaped(self, node: torch.fx.Node, place: Place) -> bool:
+        if place.dtype not in TYPES:
+            return False
+        value = node.meta["val"]
+        copied = self.contiguous(place)
+        self.places[node] = Place(copied.buffer, tuple(value.shape), contiguous_stride(value.shape))
+        return True
+
+    def _written(self, node: torch.fx.Node) -> bool:
+        """A value that becomes the new content of a slot."""
+        if node.target is not aten.copy_.default:
+            return False
+        slot, value = (self.places[each] for each in node.args[:2])
+        self.places[node] = slot
+        if slot.dtype not in TYPES or value.dtype not in TYPES:
+            return False
+        self.pointwise([value], "{0}".format, slot)
+        return True
+
+    def _by_rule(self, node: torch.fx.Node) -> bool:
+        rule, value = RULES.get(node.target), node.meta.get("val")
+        if rule is None or not isinstance(value, torch.Tensor) or value.dtype not in TYPES:
+            return False
+        if rule.floating and not value.dtype.is_floating_point:
+            return False
+        names = [argument.name for argument in _schema(node).arguments if not argument.kwarg_only]
+        scalars = {"alpha", "value", "approximate"} & set(node.kwargs)
+        positional = dict(zip(names, node.args, strict=False))
+        extra = {name: node.kwargs[name] for name in node.kwargs if name in (*names, *scalars)}
+        try:
+            operands, expression = rule.form(*positional.values(), **extra)
+            operands = [self._operand(each) for each in operands]
+            types = _types(rule, operands, value.dtype)
+            result = self.new_like(node)
+            self._pointwise(operands, types, expression, value.dtype, result)
+        except NotImplementedError:
+            return False
+        self.places[node] = result
+        return True
+
+    def _operand(self, value: Any) -> Any:
+        if not isinstance(value, torch.fx.Node):
+            return value
+        place = self.places[value]
+        if not isinstance(place, Place) or place.dtype not in TYPES:
+            raise NotImplementedError(value)
+        return place
+
+    def _foreign(self, node: torch.fx.Node) -> None:
+        arguments = torch.fx.map_arg(node.args, lambda each: self.places[each])
+        options = torch.fx.map_arg(node.kwargs, lambda each: self.places[each])
+        value = node.meta.get("val")
+        several = isinstance(value, list | tuple)
+        values = list(value) if several else [value]
+        results = [self._made_by_torch(each) for each in values]
+        self.places[node] = results if several else results[0]
+        reads = [self.places[each] for each in node.all_input_nodes]
+        reads = [p for each in reads for p in (each if isinstance(each, list) else [each]) if p]
+        writes = [each for each in results if each is not None]
+        if node.target is aten.copy_.default:
+            self.places[node] = self.places[node.args[0]]
+            writes = [self.places[node]]
+            results = []
+        self.add(Foreign(0, reads, writes, node, arguments, options, results, several))
+
+    def _made_by_torch(self, value: Any) -> Place | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        shape, stride = tuple(value.shape), tuple(value.stride())
+        extent = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+        size = extent if math.prod(shape) else 0
+        return Place(self._buffer(Kind.FOREIGN, value.dtype, size), shape, stride)
+
+    # -- results ---------------------------------------------------------------------------
+
+    def _returned(self, node: torch.fx.Node, index: int) -> Place:
+        """A result gets memory of its own, which the caller may keep."""
+        place = self.places[node]
+        self._position += 1
+        taken = place.buffer.kind is Kind.OUTPUT
+        alone = place.buffer.inside is None and not taken
+        if place.buffer.kind is Kind.ARENA and place.whole and alone:
+            place.buffer.kind, place.buffer.index = Kind.OUTPUT, index
+            return place
+        if place.buffer.kind is Kind.FOREIGN and place.whole:
+            return place
+        shape = place.shape
+        result = Place(
+            self._buffer(Kind.OUTPUT, place.dtype, math.prod(shape), index),
+            shape,
+            contiguous_stride(shape),
+        )
+        if place.dtype in TYPES:
+            self.pointwise([place], "{0}".format, result)
+        else:
+            raise NotImplementedError(place.dtype)
+        return result
+
+
+def _schema(node: torch.fx.Node) -> Any:
+    assert isinstance(node.target, OpOverload)
+    return node.target._schema
+
+
+def _types(rule: Rule, operands: list[Any], result: torch.dtype) -> list[torch.dtype]:
+    if rule.promoted:
+        common = operands[0].dtype if isinstance(operands[0], Place) else result
+        samples = [_sample(each) for each in operands]
+        if len(samples) == 2:
+            common = torch.result_type(*samples)
+        if common not in TYPES:
+            raise NotImplementedError(common)
+        return [common] * len(operands)
+    types = [result] * len(operands)
+    if rule.mask:
+        types[0] = torch.bool
+    return types
+
+
+def _sample(operand: Any) -> Any:
+    """A tensor that is promoted as the operand is."""
+    if not isinstance(operand, Place):
+        return operand
+    return torch.empty((0,) * bool(operand.shape), dtype=operand.dtype, device="meta")
