@@ -106,6 +106,10 @@ class PipelineRunner:
             for (step, _), outputs in zip(group, passage.outputs, strict=True)
         ]
 
+    def alone(self) -> None:
+        """None: even one micro-step passes through all stages."""
+        return None
+
     def _timed(self, passage: Passage, count: int) -> tuple[Passage, list[int]]:
         """The passage with its times in ns, and when each of ``count`` micro-steps has left.
 

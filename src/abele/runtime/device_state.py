@@ -40,6 +40,7 @@ class DeviceState:
         counters: what programs count by themselves, by slot name.
         exchange: what is done together with the other processes; None without.
         received: names of the parameters that came from process 0.
+        uses_random: whether any program draws random numbers.
         seed: of the random streams, as it was given.
     """
 
@@ -76,7 +77,7 @@ class DeviceState:
         self.counters = self._zeros(self._slots(programs, Role.COUNTER))
         self.received = self._same_start()
         self.seed = config.seed
-        self._random = any(program.uses_random for program in programs)
+        self.uses_random = any(program.uses_random for program in programs)
         self._streams = self._first_streams()
 
     def write_params(self, params: Mapping[str, torch.Tensor]) -> None:
@@ -251,7 +252,7 @@ class DeviceState:
 
     def stream(self, replica: int) -> contextlib.AbstractContextManager[None]:
         """While open, random numbers are those of a replica, if there is a seed."""
-        if not self._random or self._streams is None:
+        if not self.uses_random or self._streams is None:
             return contextlib.nullcontext()
         return self._drawing_from(self._streams, replica)
 

@@ -22,6 +22,8 @@ from abele.step.batching import MicroStep
 
 #: A micro-step, and its rows of each input.
 Step = tuple[MicroStep, Sequence[torch.Tensor]]
+#: The only micro-step of a call: its rows of each input, and the call's marks, give its outputs.
+Alone = Callable[[Sequence[torch.Tensor], list[Any]], list[torch.Tensor]]
 #: What the model's program returned (nothing, if nobody wants it), and the update's, if it ran.
 Returned = tuple[list[torch.Tensor], list[torch.Tensor] | None]
 
@@ -48,6 +50,13 @@ class Runner(Protocol):
         """
         ...
 
+    def alone(self) -> Alone | None:
+        """A shorter way through ``run`` for calls of one micro-step; None where there is none.
+
+        It gives the same results and marks, and follows changes of the runner.
+        """
+        ...
+
     def close(self) -> None:
         """Ends what waits for further micro-steps, such as threads; they start again if needed."""
         ...
@@ -71,6 +80,11 @@ class Update:
                 # Stochastic rounding draws; the weights are one, so the first stream serves all.
                 alone = functools.partial(state.stream, 0)
                 self._stream = state.shared_stream if program.uses_random else alone
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether there is a program for it, or something to exchange before it."""
+        return self._run is not None or self._state.exchange is not None
 
     def apply(self) -> list[torch.Tensor] | None:
         """Updates the weights; None where the model's program has done so itself."""
@@ -125,6 +139,7 @@ class Sequential:
 
     def __init__(self, executable: Executable, model: Program, state: DeviceState, update: Update):
         self._update, self._stream = update, state.stream
+        self._is_single = state.config.replicas == 1 and not state.uses_random
         self._program = trapping(model, executable.compiled[model.name].run)
         # Built once; a step only fills in the batch.
         self._arguments = [state.arguments(model, r) for r in range(state.config.replicas)]
@@ -149,6 +164,22 @@ class Sequential:
         applied = self._update.apply() if step.updates else None
         marks.append(mark())
         return ((outputs, applied),)
+
+    def alone(self) -> Alone | None:
+        """Where one replica draws no random numbers and its program is the whole step."""
+        return self._run_alone if self._is_single and not self._update.is_apart else None
+
+    def _run_alone(self, rows: Sequence[torch.Tensor], marks: list[Any]) -> list[torch.Tensor]:
+        # After each long step this code comes out of memory again, so what counts is how little
+        # of it there is: no generators, no contexts, nothing that another call would need.
+        arguments = self._arguments[0].copy()
+        for position, tensor in zip(self._inputs, rows, strict=True):
+            arguments[position] = tensor
+        mark = self._mark
+        marks.append(mark())
+        outputs = self._program(arguments)
+        marks.append(mark())
+        return outputs
 
     def close(self) -> None:
         """Nothing waits here."""
@@ -175,6 +206,10 @@ class RolledBack:
         complete = group[-1][0].updates or not self._training
         with self._rollback.around(complete=complete):
             return self._runner.run(group, marks, wanted)
+
+    def alone(self) -> Alone | None:
+        """None: what is rolled back goes through ``run``."""
+        return None
 
     def close(self) -> None:
         """Closes the other runner."""

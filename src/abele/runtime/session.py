@@ -18,7 +18,7 @@ from abele.program import Program, Role
 from abele.runtime.anchors import Anchor, AnchorStore
 from abele.runtime.clock import CallRecord
 from abele.runtime.device_state import DeviceState
-from abele.runtime.micro_steps import Plan, Returned, Step, Update, sequential
+from abele.runtime.micro_steps import Alone, Plan, Returned, Step, Update, sequential
 from abele.runtime.observers import Observer
 from abele.runtime.take_over import TakeOver
 from abele.step import batching
@@ -85,6 +85,8 @@ class Session(DeviceState):
         self._first_replicas = set(config.input_groups.firsts())
         self._anchors = self._anchor_store(anchors, plan.model)
         self._observers = tuple(observers)
+        self._alone: Alone | None = None
+        self.prepare()
         self.marks: list[Any] = []
         self._last: tuple[int, list[Any], int] | None = None
         later = executable.later
@@ -95,6 +97,11 @@ class Session(DeviceState):
             return None
         by_name = {program.name: program for program in self.executable.programs}
         return AnchorStore(anchors, model, by_name.get("apply"), self.config)
+
+    def prepare(self) -> None:
+        """Chooses how calls run; again after the runner was replaced, between two calls."""
+        several = len(self._steps) > 1 or self._anchors is not None or self.exchange is not None
+        self._alone = None if several else self.runner.alone()
 
     # -- observing -------------------------------------------------------------------------
 
@@ -163,7 +170,28 @@ class Session(DeviceState):
         """
         if self._take_over is not None:
             self._follow(self._take_over, batch)
-        observers = self._observers
+        observers, alone = self._observers, self._alone
+        if observers or alone is None:
+            return self._call(batch, began_ns, deliver, observers)
+        marks: list[Any] = []
+        self.marks = marks
+        try:
+            outputs = alone(batch, marks)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        result = deliver(outputs)
+        self._last = (began_ns, marks, time.perf_counter_ns())
+        return result
+
+    def _call(
+        self,
+        batch: Sequence[torch.Tensor],
+        began_ns: int,
+        deliver: Callable[[list[torch.Tensor]], _Result],
+        observers: Sequence[Observer],
+    ) -> _Result:
+        """Runs a call with whatever it needs; ``call`` has a shorter way for the plainest."""
         marks: list[Any] = []
         self.marks = marks
         try:
@@ -196,6 +224,7 @@ class Session(DeviceState):
             self.runner.close()
             self.executable = made
             self.runner = sequential(made).start(made, self, Update(made, self))
+            self.prepare()
         if take_over.over:
             self._take_over = None
 

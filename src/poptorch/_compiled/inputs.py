@@ -34,22 +34,29 @@ class Inputs:
         self.recorded = Recorded(bound, tensor_ids(module))
         self.device = torch.device("cpu")
         self._demoted = {kind: to for kind, to in _DEMOTED.items() if kind not in weights}
+        self._plain = self._plain_leaves()
         self._warned: set[str] = set()
         if any(isinstance(value, dict) for value in (*bound.positional, *bound.keywords.values())):
             logger.warning("Dictionary inputs are only partially supported.")
 
+    def _plain_leaves(self) -> tuple[tuple[torch.dtype, torch.Size], ...] | None:
+        leaves = self.recorded.plain
+        if leaves is None or any(leaf.dtype in self._demoted for leaf in leaves):
+            return None
+        return tuple((leaf.dtype, leaf.shape) for leaf in leaves)
+
     def matches(self, args: tuple) -> bool:
-        """Whether a call brings plain contiguous tensors exactly like the first one's."""
-        plain = self.recorded.plain
+        """Whether a call brings plain contiguous host tensors exactly like the first one's."""
+        plain = self._plain
         if plain is None or len(args) != len(plain):
             return False
         # A loop, not all(...): this runs at every call, and a generator costs half a microsecond.
-        for tensor, leaf in zip(args, plain, strict=True):
+        for tensor, (dtype, shape) in zip(args, plain, strict=True):
             if not (
                 type(tensor) is torch.Tensor
-                and tensor.dtype is leaf.dtype
-                and tensor.shape == leaf.shape
-                and leaf.dtype not in self._demoted
+                and tensor.dtype is dtype
+                and tensor.shape == shape
+                and tensor.is_cpu
                 and not tensor.requires_grad
                 and tensor.is_contiguous()
             ):

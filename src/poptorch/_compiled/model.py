@@ -26,6 +26,7 @@ from poptorch._compiled.progress import CompilationProgress
 from poptorch._process import distributed
 from poptorch._values import structure
 from poptorch._values.arguments import Bound
+from poptorch._values.delivery import Deliver, delivery
 from poptorch._values.results import to_host
 from poptorch._values.synthetic import synthetic_inputs
 from poptorch.options import Options
@@ -101,17 +102,31 @@ class CompiledModel:
         slots = [slot for slot in made.captured.programs[0].inputs if slot.role is Role.INPUT]
         self._written_inputs = [index for index, slot in enumerate(slots) if slot.mutated]
         self._synthetic = synthetic_inputs(options, rows, self.session.device)
+        has_constants = bool(made.captured.constants)
+        self._deliver: Deliver = self._to_user if has_constants else delivery(self.outputs)
+        self._is_direct = self._needs_nothing_else()
 
     def micro_batch(self) -> list[torch.Tensor]:
         """Tensors like the inputs of one micro-batch, with any values."""
         slots = self.captured.programs[0].inputs
         return [torch.zeros(s.shape, dtype=s.dtype) for s in slots if s.role is Role.INPUT]
 
+    def _needs_nothing_else(self) -> bool:
+        """Whether arguments may go to the session as they come."""
+        return (
+            self.session.device.type == "cpu"
+            and self._synthetic is None
+            and not self._written_inputs
+            and not self.forward.host_calls.functions
+        )
+
     # -- running ---------------------------------------------------------------------------
 
     def run_plain(self, args: tuple) -> Any:
         """Runs a call that ``inputs.matches``."""
         started = time.perf_counter_ns()
+        if self._is_direct:  # what matches is on the host already
+            return self.session.call(args, started, self._deliver)
         device = self.inputs.device
         return self._run([tensor.to(device) for tensor in args], args, started)
 
@@ -131,7 +146,7 @@ class CompiledModel:
     ) -> Any:
         if self._synthetic is not None:
             flat = originals = self._synthetic
-        deliver = self._to_user
+        deliver = self._deliver
         if self._written_inputs:
             inputs.refuse_shared(flat, self._written_inputs)
             deliver = functools.partial(self._with_written_inputs, flat, originals)
@@ -154,7 +169,7 @@ class CompiledModel:
             if flat[index].data_ptr() != originals[index].data_ptr():
                 with torch.no_grad():
                     originals[index].copy_(flat[index])
-        return self._to_user(outputs)
+        return self._deliver(outputs)
 
     def _results(self, outputs: list[torch.Tensor]) -> Iterator[torch.Tensor]:
         constants = self.captured.constants

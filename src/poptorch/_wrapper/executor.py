@@ -219,12 +219,13 @@ class PoplarExecutor:
                 self._weights.refresh()
             elif self._optimizer.state.pending or self._optimizer.state.reread:
                 self._optimizer.send_loaded_state()
-            with self._translated:
-                try:
-                    result = compiled.run_plain(args) if plain else compiled.run(bound)
-                except BaseException:
-                    if wrapped.training and compiled.was_stopped:  # after some updates, perhaps
-                        self._weights.mark_changed()
+            # No context around the call, which would cost at each of them.
+            try:
+                result = compiled.run_plain(args) if plain else compiled.run(bound)
+            except BaseException:
+                if wrapped.training and compiled.was_stopped:  # after some updates, perhaps
+                    self._weights.mark_changed()
+                with self._translated:
                     raise
             if wrapped.training:
                 self._weights.mark_changed()

@@ -21,7 +21,7 @@ from abele.program import Program
 
 aten = torch.ops.aten
 
-# With fewer samples most lanes of a register idle, which only the smallest channel counts are worth.
+# With fewer samples most lanes of a register idle; only few channels are worth that.
 _LEAST_BATCH = 8
 _MOST_CHANNELS_OF_ANY_BATCH = 16
 # Where both channel counts divide by this the library is as good, and soon better.

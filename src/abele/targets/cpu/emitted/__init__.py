@@ -1,4 +1,4 @@
-"""Running a program as C++ that is written for it: one file, no headers of torch, seconds to compile.
+"""Running a program as C++ written for it: one file, no headers of torch, seconds to compile.
 
 Elementwise operators become loops, fused where one reads what another made; matrix products,
 convolutions, norms and losses become calls of templates and of the library; everything else is

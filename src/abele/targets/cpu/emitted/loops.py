@@ -1,4 +1,4 @@
-"""The C++ of a group of elementwise operations: one loop, or loops in loops where strides differ."""
+"""The C++ of a group of elementwise operations: one loop, or loops in loops for strides."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class _Writer:
 def _merged(
     shape: tuple[int, ...], strides: list[tuple[int, ...]]
 ) -> tuple[list[int], list[list[int]]]:
-    """The same loop with as few dimensions as possible, in the order of the first tensor's memory."""
+    """The same loop with few dimensions, in the order of the first tensor's memory."""
     order = [d for d in range(len(shape)) if shape[d] != 1]
     order.sort(key=lambda d: -strides[0][d])
     sizes: list[int] = []

@@ -1,4 +1,4 @@
-"""Where the values of a program lie: a piece of memory, and how elements follow each other in it."""
+"""Where the values of a program lie: in which memory, and in which order there."""
 
 from __future__ import annotations
 
