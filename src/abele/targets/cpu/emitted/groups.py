@@ -184,7 +184,12 @@ class Grouping:
             if ancestors & old:
                 self._ancestors[index] = ancestors & ~old | bit
         self._require(unit, before)
-        self._ancestors[self._number[unit]] &= ~(bit | old)
+        number = self._number[unit]
+        self._ancestors[number] &= ~(bit | old)
+        # Who waited for one of the two now waits for what the other waited for, too.
+        for index, ancestors in enumerate(self._ancestors):
+            if ancestors & bit:
+                self._ancestors[index] = ancestors | self._ancestors[number]
 
 
 def _unit(operation: Operation) -> Unit:
