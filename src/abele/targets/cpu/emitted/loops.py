@@ -1,4 +1,4 @@
-"""The C++ of a group of elementwise operations: one loop, or loops in loops for strides."""
+"""The C++ of a group of elementwise operations: one loop, or several in each other."""
 
 from __future__ import annotations
 
@@ -90,8 +90,9 @@ class _Writer:
         if place.size == 1:
             return (0,) * len(self._shape)
         if place.shape != self._shape and place.contiguous and place.size == self._size:
-            return contiguous_stride(self._shape)
-        stride = place.over(self._shape)
+            stride = contiguous_stride(self._shape)
+        else:
+            stride = place.over(self._shape)
         return tuple(0 if n == 1 else s for n, s in zip(self._shape, stride, strict=True))
 
     def _lines(self, operation: Pointwise) -> list[str]:
@@ -136,7 +137,7 @@ class _Writer:
 def _merged(
     shape: tuple[int, ...], strides: list[tuple[int, ...]]
 ) -> tuple[list[int], list[list[int]]]:
-    """The same loop with few dimensions, in the order of the first tensor's memory."""
+    """The same loop with as few dimensions as possible, in the order of the first tensor."""
     order = [d for d in range(len(shape)) if shape[d] != 1]
     order.sort(key=lambda d: -strides[0][d])
     sizes: list[int] = []
