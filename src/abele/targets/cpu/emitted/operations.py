@@ -19,7 +19,7 @@ class Operation:
     """One step of a program.
 
     Attributes:
-        position: of its node in the order of the graph.
+        position: in the order of the program; no two have the same.
         reads: the tensors it reads.
         writes: the tensors it writes.
     """
@@ -86,13 +86,16 @@ class Foreign(Operation):
     """An operator that torch computes.
 
     Attributes:
-        node: what is called; its arguments are read from ``arguments``.
+        node: of the program.
+        target: what is called, usually as the node has it.
         arguments: as the node's, with tensors as places.
         options: the same of keyword arguments.
         results: where torch's results are used; None for those that are not tensors.
+        several: torch returns a list or tuple of them.
     """
 
     node: torch.fx.Node
+    target: Callable[..., Any]
     arguments: tuple[object, ...]
     options: dict[str, object]
     results: list[Place | None]

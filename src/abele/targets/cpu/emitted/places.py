@@ -1,4 +1,4 @@
-"""Where the values of a program lie: in which memory, and in which order there."""
+"""Where the values of a program lie: in which memory, and how elements follow each other there."""
 
 from __future__ import annotations
 

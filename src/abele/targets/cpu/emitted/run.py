@@ -142,7 +142,7 @@ class Runner:
         return call
 
     def _foreign(self, part: Foreign) -> _Part:
-        target: Any = part.node.target
+        target: Any = part.target
 
         def call(threads: int) -> None:
             del threads  # torch knows
@@ -150,7 +150,8 @@ class Runner:
             value = target(*arguments, **options)
             values = value if part.several else [value]
             for place, result in zip(part.results, values, strict=False):
-                if place is not None:
+                # Torch makes no gradient that nobody wants, whatever it says of its type.
+                if place is not None and result is not None:
                     self._keep(place, result)
 
         return call

@@ -47,7 +47,7 @@ class Translator:
         self._program = program
         self.places: dict[torch.fx.Node, Any] = {}
         self.operations: list[Operation] = []
-        self._made = self._position = 0
+        self._made = 0
 
     def translation(self) -> Translation:
         """Translate node by node."""
@@ -55,8 +55,7 @@ class Translator:
         for slot, node in enumerate(self._program.placeholders()):
             value = node.meta["val"]
             self.places[node] = self._owned(Kind.INPUT, slot, value)
-        for position, node in enumerate(self._program.graph.graph.nodes):
-            self._position = position
+        for node in self._program.graph.graph.nodes:
             if node.op == "get_attr":
                 constant = operator.attrgetter(str(node.target))(self._program.graph)
                 self.places[node] = self._owned(Kind.CONSTANT, len(constants), constant)
@@ -121,8 +120,8 @@ class Translator:
     # -- operations ------------------------------------------------------------------------
 
     def add(self, operation: Operation) -> None:
-        """Append an operation; its position is that of the node that is being translated."""
-        operation.position = self._position
+        """Append an operation."""
+        operation.position = len(self.operations)
         self.operations.append(operation)
 
     def pointwise(self, operands: Any, expression: Any, result: Place) -> None:
@@ -207,6 +206,11 @@ class Translator:
         self.places[node] = slot
         if slot.dtype not in TYPES or value.dtype not in TYPES:
             return False
+        if value.buffer is slot.buffer and value != slot:
+            # Elements of the slot would be read after they have been written.
+            copy = self.new(value.shape, value.dtype)
+            self.pointwise([value], "{0}".format, copy)
+            value = copy
         self.pointwise([value], "{0}".format, slot)
         return True
 
@@ -254,7 +258,8 @@ class Translator:
             self.places[node] = self.places[node.args[0]]
             writes = [self.places[node]]
             results = []
-        self.add(Foreign(0, reads, writes, node, arguments, options, results, several))
+        target: Any = _copied(node.target) if is_view(node) else node.target
+        self.add(Foreign(0, reads, writes, node, target, arguments, options, results, several))
 
     def _made_by_torch(self, value: Any) -> Place | None:
         if not isinstance(value, torch.Tensor):
@@ -269,13 +274,12 @@ class Translator:
     def _returned(self, node: torch.fx.Node, index: int) -> Place:
         """A result gets memory of its own, which the caller may keep."""
         place = self.places[node]
-        self._position += 1
         taken = place.buffer.kind is Kind.OUTPUT
         alone = place.buffer.inside is None and not taken
         if place.buffer.kind is Kind.ARENA and place.whole and alone:
             place.buffer.kind, place.buffer.index = Kind.OUTPUT, index
             return place
-        if place.buffer.kind is Kind.FOREIGN and place.whole:
+        if place.buffer.kind is Kind.FOREIGN and (place.whole or place.dtype not in TYPES):
             return place
         shape = place.shape
         result = Place(
@@ -283,11 +287,20 @@ class Translator:
             shape,
             contiguous_stride(shape),
         )
-        if place.dtype in TYPES:
-            self.pointwise([place], "{0}".format, result)
-        else:
-            raise NotImplementedError(place.dtype)
+        self.pointwise([place], "{0}".format, result)
         return result
+
+
+def _copied(target: Any) -> Any:
+    """A view as a copy: whatever it sees may be overwritten, which nobody knows of the view."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        value = target(*arguments, **options)
+        if isinstance(value, torch.Tensor):
+            return value.clone()
+        return [each.clone() for each in value]
+
+    return call
 
 
 def _schema(node: torch.fx.Node) -> Any:
