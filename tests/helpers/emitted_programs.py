@@ -1,0 +1,255 @@
+"""Many programs of the lowering `emitted` in one library, each compared with the interpreter.
+
+Compiling is what such a test costs, and most of that is the same for every file. So the code of all
+programs is put into one, each in a namespace of its own.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+
+from abele import Program, Role, passes
+from abele.compile import tolerances
+from abele.targets.cpu.emitted import build, lowering
+from abele.targets.cpu.emitted.lowering import Emitted, Plan, planned_code
+from abele.targets.cpu.emitted.operations import Foreign
+from abele.targets.reference import Interpreter
+from helpers import random_networks, runs
+
+Tensors = list[torch.Tensor]
+
+# Optimizing more takes longer to compile and changes no rounding: nothing reorders sums.
+_FLAGS = tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS)
+_START = "using abele::Index;"
+# What is zero but for rounding is this small beside what it is a sum of.
+_NOISE = 1e-6
+
+
+@dataclasses.dataclass
+class Case:
+    """A program and what it is run with.
+
+    Attributes:
+        name: for messages.
+        program: before the passes.
+        inputs: for its slots.
+    """
+
+    name: str
+    program: Program
+    inputs: Tensors
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What the interpreter and the emitted code made of a case.
+
+    Attributes:
+        name: of the case.
+        declined: the lowering does not take the program; there is nothing else then.
+        plan: of the code.
+        names: of ``expected`` and ``actual``, one by one.
+        expected: results and then all slots, from the interpreter.
+        actual: the same from the emitted code, which ran twice.
+        noise: how far each of ``expected`` moves where inputs are rounded otherwise.
+    """
+
+    name: str
+    declined: bool = False
+    plan: Plan | None = None
+    names: Sequence[str] = ()
+    expected: Tensors = dataclasses.field(default_factory=list)
+    actual: Tensors = dataclasses.field(default_factory=list)
+    noise: Callable[[], list[float]] = list
+
+    def difference(self) -> str | None:
+        """The first tensor that is not what it should be, or None."""
+        noise: list[float] | None = None
+        for i, (a, b) in enumerate(zip(self.expected, self.actual, strict=True)):
+            if a.shape != b.shape or a.dtype is not b.dtype:
+                return (
+                    f"{self.names[i]} is {b.dtype} {list(b.shape)}, not {a.dtype} {list(a.shape)}"
+                )
+            off, limit = distance(a, b)
+            if off > limit:
+                noise = self.noise() if noise is None else noise
+                if not off <= limit + 30 * noise[i]:
+                    return f"{self.names[i]} is {off:.3g} off, of {limit:.3g} that are allowed"
+        return None
+
+    def foreign(self) -> collections.Counter[str]:
+        """How often each operator is left to torch."""
+        parts = self.plan.source.parts if self.plan is not None else ()
+        return collections.Counter(
+            str(part.node.target) for part in parts if isinstance(part, Foreign)
+        )
+
+
+def distance(expected: torch.Tensor, actual: torch.Tensor) -> tuple[float, float]:
+    """The norm of the difference, infinite where infinities or NaN differ, and what is allowed."""
+    a, b = expected.double().flatten(), actual.double().flatten()
+    same = torch.where(a.isfinite(), b.isfinite(), (a == b) | (a.isnan() & b.isnan()))
+    if not bool(same.all()):
+        return float("inf"), 0.0
+    usual = a.isfinite()
+    off = float((a[usual] - b[usual]).norm())
+    exact = not expected.dtype.is_floating_point
+    relative = tolerances.compiled(expected.dtype)
+    return off, 0.0 if exact else relative * float(a[usual].norm()) + _NOISE
+
+
+class _Function(torch.nn.Module):
+    """A function of tensors as a module; its last arguments are buffers, which it may write."""
+
+    def __init__(self, function: Callable[..., Any], state: Sequence[torch.Tensor]):
+        super().__init__()
+        self._function = function
+        for i, each in enumerate(state):
+            self.register_buffer(f"state{i}", each.clone())
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self._function(*inputs, *self.buffers())
+
+
+def traced(
+    name: str,
+    function: Callable[..., Any],
+    inputs: Sequence[torch.Tensor],
+    state: Sequence[torch.Tensor] = (),
+) -> Case:
+    """A function of inputs and state as a case."""
+    module = _Function(function, state)
+    (program,) = runs.captured(module, [each.clone() for each in inputs]).programs
+    given = iter(inputs)
+    slots = [
+        next(given) if slot.role is Role.INPUT else module.get_buffer(slot.name)
+        for slot in program.inputs
+    ]
+    return Case(name, program, slots)
+
+
+def of_network(seed: int) -> list[Case]:
+    """The training step of a random network, with the state that such a network may have."""
+    made = random_networks.network(seed)
+    rule = runs.rule_for(made.module, made.rule)
+    programs = runs.captured(made.module, made.batch, rule=rule).programs
+    layers = ", ".join(made.layers)
+    return [
+        Case(f"network {seed} ({layers}; {made.rule})", each, _state(each, made, seed))
+        for each in programs
+    ]
+
+
+def _state(program: Program, made: random_networks.Network, seed: int) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    batch = iter(made.batch)
+    weights = dict(made.module.named_parameters())
+    result: Tensors = []
+    for slot in program.inputs:
+        if slot.role is Role.INPUT:
+            result.append(next(batch))
+        elif slot.role is Role.PARAMETER:
+            result.append(weights[slot.name].detach())
+        elif slot.dtype.is_floating_point:  # variances and steps are not negative
+            values = torch.rand(slot.shape, generator=generator, dtype=torch.float64) + 0.05
+            result.append(values.to(slot.dtype))
+        else:
+            result.append(torch.ones(slot.shape, dtype=slot.dtype))
+    return result
+
+
+def outcomes(cases: Sequence[Case], threads: int = 1) -> list[Outcome]:
+    """Compile the cases together and run each."""
+    results = [Outcome(case.name) for case in cases]
+    programs = [passes.run_only(passes.run(case.program), Emitted.passes) for case in cases]
+    texts: list[str] = []
+    for i, (program, outcome) in enumerate(zip(programs, results, strict=True)):
+        outcome.declined = Emitted().why(program) is None
+        if not outcome.declined:
+            outcome.plan = planned_code(program)
+            texts.append(_in_namespace(i, outcome.plan.source.text))
+    if not texts:
+        return results
+    head = next(r.plan.source.text.partition(_START)[0] for r in results if r.plan is not None)
+    with mock.patch.object(build, "FLAGS", _FLAGS):
+        library = build.loaded(build.compiled("\n".join([head, *texts])))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for i, (case, program, outcome) in enumerate(zip(cases, programs, results, strict=True)):
+            if outcome.plan is not None:
+                _run(case, program, outcome, _Renamed(library, i))
+    finally:
+        torch.set_num_threads(before)
+    return results
+
+
+def _in_namespace(number: int, text: str) -> str:
+    body = text.partition(_START)[2].replace("abele_segment_", f"abele_segment_p{number}_")
+    return f"namespace p{number} {{\n{_START}\n{body}\n}}"
+
+
+class _Renamed:
+    """A library, for a program that does not know the number of its namespace."""
+
+    def __init__(self, library: ctypes.CDLL, number: int):
+        self._library, self._number = library, number
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(
+            self._library, name.replace("abele_segment_", f"abele_segment_p{self._number}_")
+        )
+
+
+def _run(case: Case, program: Program, outcome: Outcome, library: Any) -> None:
+    plan = outcome.plan
+    assert plan is not None
+    with mock.patch.object(build, "loaded", return_value=library):
+        run = lowering._runnable(program, plan, b"abele").run
+    run(_copies(case.inputs))  # leaves what must not matter in the arena
+    outcome.names = [slot.name for slot in (*program.outputs, *program.inputs)]
+    outcome.expected = _ran(Interpreter().compile(program).run, case.inputs)
+    outcome.actual = _ran(run, case.inputs)
+
+    def noise() -> list[float]:
+        return _noise(Interpreter().compile(program).run, case.inputs, outcome.expected)
+
+    outcome.noise = noise
+
+
+def _copies(inputs: Tensors) -> Tensors:
+    """Of their layouts, too."""
+    return [
+        torch.empty_strided(each.shape, each.stride(), dtype=each.dtype).copy_(each)
+        if 0 not in each.stride()
+        else each
+        for each in inputs
+    ]
+
+
+def _ran(run: Callable[[Tensors], Tensors], inputs: Tensors) -> Tensors:
+    slots = _copies(inputs)
+    results = run(list(slots))
+    return [*(each.clone() for each in results), *slots]
+
+
+def _noise(run: Callable[[Tensors], Tensors], inputs: Tensors, expected: Tensors) -> list[float]:
+    most = [0.0] * len(expected)
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        rounded = [
+            each * (1 + 6e-8 * torch.randn(each.shape, generator=generator, dtype=each.dtype))
+            if each.dtype.is_floating_point
+            else each
+            for each in inputs
+        ]
+        moved = [distance(a, b)[0] for a, b in zip(expected, _ran(run, rounded), strict=True)]
+        most = [max(pair) for pair in zip(most, moved, strict=True)]
+    return most
