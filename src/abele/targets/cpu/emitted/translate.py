@@ -11,6 +11,7 @@ import torch
 from abele._torch import OpOverload
 from abele.program import Program, is_getitem, is_view, returned_nodes
 from abele.targets.cpu.emitted import calls
+from abele.targets.cpu.emitted.expressions import RULES
 from abele.targets.cpu.emitted.operations import (
     Foreign,
     Operation,
@@ -18,7 +19,7 @@ from abele.targets.cpu.emitted.operations import (
     Translation,
 )
 from abele.targets.cpu.emitted.places import Buffer, Kind, Place, contiguous_stride, is_dense
-from abele.targets.cpu.emitted.pointwise import RULES, TYPES, Rule, literal
+from abele.targets.cpu.emitted.pointwise import TYPES, Rule, literal
 
 aten = torch.ops.aten
 
@@ -221,7 +222,7 @@ class Translator:
         if rule.floating and not value.dtype.is_floating_point:
             return False
         names = [argument.name for argument in _schema(node).arguments if not argument.kwarg_only]
-        scalars = {"alpha", "value", "approximate"} & set(node.kwargs)
+        scalars = {"alpha", "value", "approximate", "rounding_mode"} & set(node.kwargs)
         positional = dict(zip(names, node.args, strict=False))
         extra = {name: node.kwargs[name] for name in node.kwargs if name in (*names, *scalars)}
         try:

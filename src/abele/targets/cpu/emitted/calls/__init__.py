@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from abele.targets.cpu.emitted.calls import (
+    gates,
     images,
     losses,
     matrices,
@@ -20,6 +21,7 @@ from abele.targets.cpu.emitted.calls import (
 Handler = Callable[[Any, torch.fx.Node], bool]
 
 HANDLERS: dict[Any, Handler] = {
+    **gates.HANDLERS,
     **images.HANDLERS,
     **losses.HANDLERS,
     **matrices.HANDLERS,

@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 
-from abele.targets.cpu.emitted.places import Place
+from abele.targets.cpu.emitted.calls.slices import fill, selected, sliced, store
+from abele.targets.cpu.emitted.operations import Call
+from abele.targets.cpu.emitted.places import Place, contiguous_stride
+from abele.targets.cpu.emitted.pointwise import literal
 
 aten = torch.ops.aten
 
@@ -27,9 +30,9 @@ def cat(translator: Any, node: torch.fx.Node) -> bool:
             return False
     for place in places:
         if place.size:
-            target = _slice(result, dim, start, place.shape[dim], 1)
+            target = sliced(result, dim, start, place.shape[dim], 1)
             if not translator.moved(place, target):
-                _store(translator, place, target)
+                store(translator, place, target)
             start += place.shape[dim]
     translator.places[node] = result
     return True
@@ -41,9 +44,9 @@ def stack(translator: Any, node: torch.fx.Node) -> bool:
     result = translator.new_like(node)
     dim %= len(result.shape)
     for index, each in enumerate(tensors):
-        place, target = translator.places[each], _select(result, dim, index)
+        place, target = translator.places[each], selected(result, dim, index)
         if not translator.moved(place, target):
-            _store(translator, place, target)
+            store(translator, place, target)
     translator.places[node] = result
     return True
 
@@ -53,9 +56,9 @@ def select_backward(translator: Any, node: torch.fx.Node) -> bool:
     grad, _, dim, index = node.args
     result = translator.new_like(node)
     dim %= len(result.shape)
-    _fill(translator, result)
-    target = _select(result, dim, index % result.shape[dim])
-    _store(translator, translator.places[grad], target)
+    fill(translator, result)
+    target = selected(result, dim, index % result.shape[dim])
+    store(translator, translator.places[grad], target)
     translator.places[node] = result
     return True
 
@@ -67,38 +70,98 @@ def slice_backward(translator: Any, node: torch.fx.Node) -> bool:
     dim %= len(result.shape)
     size = result.shape[dim]
     start = min(max(start + size if start < 0 else start, 0), size)
-    _fill(translator, result)
-    _store(translator, place, _slice(result, dim, start, place.shape[dim], step))
+    fill(translator, result)
+    store(translator, place, sliced(result, dim, start, place.shape[dim], step))
     translator.places[node] = result
     return True
 
 
-def _slice(place: Place, dim: int, start: int, size: int, step: int) -> Place:
-    shape, stride = list(place.shape), list(place.stride)
-    offset = place.offset + start * stride[dim]
-    shape[dim], stride[dim] = size, stride[dim] * step
-    return Place(place.buffer, tuple(shape), tuple(stride), offset)
+def slice_scatter(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.slice_scatter``: a copy, and other values in one slice."""
+    x, value, *given = node.args
+    dim, start, _, step = (*given, *_SLICE[len(given) :])
+    result = _copied(translator, node, x)
+    dim %= len(result.shape)
+    size, start = result.shape[dim], start or 0
+    start = min(max(start + size if start < 0 else start, 0), size)
+    place = translator.places[value]
+    store(translator, place, sliced(result, dim, start, place.shape[dim], step))
+    return True
 
 
-def _select(place: Place, dim: int, index: int) -> Place:
-    shape, stride = list(place.shape), list(place.stride)
-    offset = place.offset + index * stride[dim]
-    del shape[dim], stride[dim]
-    return Place(place.buffer, tuple(shape), tuple(stride), offset)
+def select_scatter(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.select_scatter``."""
+    x, value, dim, index = node.args
+    result = _copied(translator, node, x)
+    dim %= len(result.shape)
+    index %= result.shape[dim]
+    store(translator, translator.places[value], selected(result, dim, index))
+    return True
 
 
-def _store(translator: Any, value: Place, target: Place) -> None:
-    if target.size:
-        translator.pointwise([value], "{0}".format, target)
+def _copied(translator: Any, node: torch.fx.Node, x: Any) -> Place:
+    result = translator.places[node] = translator.new_like(node)
+    store(translator, translator.places[x], result)
+    return result
 
 
-def _fill(translator: Any, target: Place) -> None:
-    translator.pointwise([0], "{0}".format, target)
+def repeat(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.repeat``: read with steps of 0 along dimensions that are written one by one."""
+    x, times = translator.places[node.args[0]], node.args[1]
+    missing = len(times) - len(x.shape)
+    sizes, steps = (1,) * missing + x.shape, (0,) * missing + x.stride
+    shape = tuple(n for pair in zip(times, sizes, strict=True) for n in pair)
+    stride = tuple(n for step in steps for n in (0, step))
+    result = translator.new(tuple(node.meta["val"].shape), x.dtype)
+    target = Place(result.buffer, shape, contiguous_stride(shape))
+    store(translator, Place(x.buffer, shape, stride, x.offset), target)
+    translator.places[node] = result
+    return True
 
+
+def pad(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.constant_pad_nd``; negative widths cut off."""
+    x, widths, *value = node.args
+    place = translator.places[x]
+    result = translator.places[node] = translator.new_like(node)
+    target = result
+    for d in range(len(widths) // 2):
+        dim, (before, after) = len(place.shape) - 1 - d, widths[2 * d : 2 * d + 2]
+        size = place.shape[dim] + min(before, 0) + min(after, 0)
+        place = sliced(place, dim, max(-before, 0), size, 1)
+        target = sliced(target, dim, max(before, 0), size, 1)
+    if any(width > 0 for width in widths):
+        translator.pointwise([value[0] if value else 0], "{0}".format, result)
+    store(translator, place, target)
+    return True
+
+
+def arange(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.arange`` of whole numbers."""
+    given = [each for each in node.args if each is not None]
+    start, end, step = {1: (0, *given, 1), 2: (*given, 1), 3: tuple(given)}[len(given)]
+    result = translator.new_like(node)
+    if any(int(each) != each for each in (start, end, step)):
+        return False
+    first, step = (literal(each, result.dtype) for each in (start, step))
+    text = f"abele::count_up({result.size}, {first}, {step}, {{0}})"
+    translator.add(Call(0, [], [result], text, result.size))
+    translator.places[node] = result
+    return True
+
+
+_SLICE = (0, None, None, 1)
 
 HANDLERS = {
     aten.cat.default: cat,
     aten.stack.default: stack,
     aten.select_backward.default: select_backward,
     aten.slice_backward.default: slice_backward,
+    aten.slice_scatter.default: slice_scatter,
+    aten.select_scatter.default: select_scatter,
+    aten.repeat.default: repeat,
+    aten.constant_pad_nd.default: pad,
+    aten.arange.default: arange,
+    aten.arange.start: arange,
+    aten.arange.start_step: arange,
 }

@@ -103,9 +103,9 @@ inline T gelu_backward(T grad, T x) {
 
 // As torch has them: NaN of either operand is the result.
 template <class T>
-inline T maximum(T a, T b) { return a != a || a > b ? a : b; }
+inline T maximum(T a, T b) { return (a != a) | (a > b) ? a : b; }
 template <class T>
-inline T minimum(T a, T b) { return a != a || a < b ? a : b; }
+inline T minimum(T a, T b) { return (a != a) | (a < b) ? a : b; }
 template <class T>
 inline T relu(T x) { return x < T(0) ? T(0) : x; }
 

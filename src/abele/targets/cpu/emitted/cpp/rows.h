@@ -314,6 +314,11 @@ inline void nll_loss_backward(Index outer, Index size, Index inner, int64_t igno
   }
 }
 
+template <class T>
+inline void count_up(Index n, T start, T step, T* y) {
+  for (Index i = 0; i < n; ++i) y[i] = start + T(i) * step;
+}
+
 // -- tables ----------------------------------------------------------------------------------------
 
 inline void embedding(Index count, Index width, const float* table, const int64_t* rows, float* y) {

@@ -1,0 +1,64 @@
+"""Emitted code moves elements as the interpreter does."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+
+from helpers.emitted_operators import Case, Compiled
+
+G = torch.Generator().manual_seed(2)
+X = torch.randn(4, 5, 6, generator=G)
+Y = torch.randn(4, 5, 6, generator=G)
+
+CASES = {
+    "slice_scatter": Case(
+        lambda x, y: (
+            torch.slice_scatter(x, y[1:3], 0, 1, 3),
+            torch.slice_scatter(x, y[:, ::2], 1, step=2),
+            torch.slice_scatter(x.transpose(0, 1), y.transpose(0, 1)[-2:], 0, -2),
+        ),
+        (X, Y),
+        gradients=True,
+    ),
+    "select_scatter": Case(
+        lambda x, y: (torch.select_scatter(x, y[2], 0, 1), torch.select_scatter(x, y[..., 0], 2, -1)),
+        (X, Y),
+        gradients=True,
+    ),
+    "written slices": Case(lambda x, y: _written(x * 2, y), (X, Y), gradients=True),
+    "repeat": Case(
+        lambda x, y: (x.repeat(2, 3, 1, 2), y[:, 0].t().repeat(2, 1), x.long().repeat(1, 1, 2)), (X, Y)
+    ),
+    "repeat with gradients": Case(lambda x: x.repeat(2, 1, 3), (X,), gradients=True),
+    "pad": Case(
+        lambda x, y: (F.pad(x, (1, 2)), F.pad(y, (0, -2, 3, 1), value=1.5), F.pad(x, (-1, -1, -2, 0))),
+        (X, Y),
+        gradients=True,
+    ),
+    "arange": Case(
+        lambda x: (
+            *(torch.arange(5), torch.arange(2, 9), torch.arange(9, 1, -3), torch.arange(0)),
+            *(torch.arange(4.0), torch.arange(3, dtype=torch.float64), x + torch.arange(6)),
+        ),
+        (X,),
+    ),
+    "positions": Case(lambda x: x + torch.arange(1, 6)[:, None] * 0.25, (X,), gradients=True),
+}
+
+
+def _written(x, y):
+    x[1:3, ::2] = y[1:3, ::2]
+    x[0] += y[1]
+    x[..., -1] = 0.0
+    return x
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return Compiled(CASES)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("name", CASES)
+def test_as_the_interpreter(compiled, name):
+    compiled.agree(name)
