@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from abele.targets.cpu.emitted.calls import (
+    extremes,
     gates,
     images,
     losses,
@@ -21,6 +22,7 @@ from abele.targets.cpu.emitted.calls import (
 Handler = Callable[[Any, torch.fx.Node], bool]
 
 HANDLERS: dict[Any, Handler] = {
+    **extremes.HANDLERS,
     **gates.HANDLERS,
     **images.HANDLERS,
     **losses.HANDLERS,

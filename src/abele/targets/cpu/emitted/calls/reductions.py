@@ -13,6 +13,8 @@ from abele.targets.cpu.emitted.places import Place, contiguous_stride
 aten = torch.ops.aten
 
 _FLOATS_PER_THREAD = 16384
+# Fewer sums than this are shared by threads one by one.
+_FEW = 8
 
 # Size, stride in the source, stride in the result.
 _Dim = tuple[int, int, int]
@@ -32,20 +34,33 @@ def mean(translator: Any, node: torch.fx.Node) -> bool:
 def _reduced(translator: Any, node: torch.fx.Node, *, mean: bool) -> bool:
     place: Place = translator.places[node.args[0]]
     result = translator.new_like(node)
-    if place.dtype is not torch.float32 or result.dtype is not torch.float32 or not place.size:
+    if not place.size or not result.contiguous or (mean and not result.dtype.is_floating_point):
         return False
-    if not result.contiguous:
-        return False
-    dims = node.args[1] if len(node.args) > 1 else None
-    rank = len(place.shape)
-    reduced = {d % rank for d in dims} if dims else set(range(rank))
+    reduced = dims_of(node, len(place.shape))
     count = math.prod(place.shape[d] for d in reduced)
-    text = sum_text(place, result, reduced, 1 / count if mean else 1)
+    scale = 1 / count if mean else 1
+    text = sum_text(place, result, reduced, scale)
     if text is None:
-        return False
+        place = translator.contiguous(moved_last(place, reduced))
+        trailing = set(range(len(place.shape) - len(reduced), len(place.shape)))
+        text = sum_text(place, result, trailing, scale)
     translator.add(Call(0, [place], [result], text, place.size))
     translator.places[node] = result
     return True
+
+
+def dims_of(node: torch.fx.Node, rank: int) -> set[int]:
+    """The dimensions that an operator reduces, its second argument; all if it has none."""
+    dims = node.args[1] if len(node.args) > 1 else None
+    dims = [dims] if isinstance(dims, int) else dims
+    return {int(d) % max(rank, 1) for d in dims} if dims else set(range(rank))
+
+
+def moved_last(place: Place, reduced: set[int]) -> Place:
+    """The same tensor with the reduced dimensions behind the others."""
+    order = sorted(range(len(place.shape)), key=lambda d: d in reduced)
+    shape, stride = (tuple(each[d] for d in order) for each in (place.shape, place.stride))
+    return Place(place.buffer, shape, stride, place.offset)
 
 
 def sum_text(place: Place, result: Place, reduced: set[int], scale: float) -> str | None:
@@ -61,9 +76,7 @@ def sum_text(place: Place, result: Place, reduced: set[int], scale: float) -> st
     steps = contiguous_stride(tuple(place.shape[d] for d in kept))
     result_stride = dict(zip(kept, steps, strict=True))
     order = [d for d in range(len(place.shape)) if place.shape[d] != 1]
-    stay = _merged(
-        [(place.shape[d], place.stride[d], result_stride[d]) for d in order if d in kept]
-    )
+    stay = _merged([(place.shape[d], place.stride[d], result_stride[d]) for d in order if d in kept])
     away = _merged([(place.shape[d], place.stride[d], 0) for d in order if d in reduced])
     if len(stay) > 2 or len(away) > 2:
         return None
@@ -73,10 +86,13 @@ def sum_text(place: Place, result: Place, reduced: set[int], scale: float) -> st
     far, near = [_ONE] * (2 - len(away)) + away
     columns = inner[1] == 1 and inner[2] == 1
     parts = outer[0] * -(-inner[0] // 64) if columns else outer[0] * inner[0]
-    most = max(1, min(parts, place.size // _FLOATS_PER_THREAD))
+    share = place.size // max(parts, 1) // _FLOATS_PER_THREAD
+    split = share > 1 and parts < _FEW and (columns or far[0] == 1)
+    most = max(1, min(share if split else parts, place.size // _FLOATS_PER_THREAD))
     dims = ", ".join(f"abele::Dim{{{{{a}, {b}, {c}}}}}" for a, b, c in (outer, inner, far, near))
     name = "sum_columns" if columns else "sum_rows"
-    return f"abele::{name}<{most}>({dims}, float({scale!r}), {{0}}, {{1}}, threads)"
+    flag = "true" if split else "false"
+    return f"abele::{name}<{most}, {flag}>({dims}, {float(scale)!r}, {{0}}, {{1}}, threads)"
 
 
 def _merged(dims: list[_Dim]) -> list[_Dim]:

@@ -1,0 +1,185 @@
+// Sums, in an order that does not depend on how many threads there are.
+#pragma once
+
+#include "parallel.h"
+
+namespace abele {
+
+constexpr int LANES = 16;
+
+// The sum of f(0) .. f(n - 1) in LANES partial sums, joined as a tree: the same on every machine
+// with vectors of any length, and as accurate as pairs of sums are.
+template <class F>
+inline auto sum_of(Index n, F f) -> decltype(f(Index(0))) {
+  using T = decltype(f(Index(0)));
+  T lanes[LANES] = {};
+  Index i = 0;
+  for (; i + LANES <= n; i += LANES)
+    for (int l = 0; l < LANES; ++l) lanes[l] += f(i + l);
+  for (int l = 0; i < n; ++i, ++l) lanes[l] += f(i);
+  for (int width = LANES / 2; width > 0; width /= 2)
+    for (int l = 0; l < width; ++l) lanes[l] += lanes[l + width];
+  return lanes[0];
+}
+
+// Two sums at once.
+struct Pair {
+  float first, second;
+};
+template <class F>
+inline Pair sums_of(Index n, F f) {
+  float a[LANES] = {}, b[LANES] = {};
+  Index i = 0;
+  for (; i + LANES <= n; i += LANES)
+    for (int l = 0; l < LANES; ++l) {
+      const Pair pair = f(i + l);
+      a[l] += pair.first, b[l] += pair.second;
+    }
+  for (int l = 0; i < n; ++i, ++l) {
+    const Pair pair = f(i);
+    a[l] += pair.first, b[l] += pair.second;
+  }
+  for (int width = LANES / 2; width > 0; width /= 2)
+    for (int l = 0; l < width; ++l) a[l] += a[l + width], b[l] += b[l + width];
+  return {a[0], b[0]};
+}
+
+// The type in which sums of many sums are kept.
+template <class T>
+struct Wide {
+  using Type = T;
+};
+template <>
+struct Wide<float> {
+  using Type = double;
+};
+
+constexpr Index SHORT = 32 * LANES;  // so many floats are added before the sum is widened
+constexpr Index PARTS = 16;          // of a sum that threads share
+
+// The same for long ones: sums of SHORT elements are added in the wide type.
+template <class F>
+inline auto long_sum_of(Index n, F f) {
+  typename Wide<decltype(f(Index(0)))>::Type total = 0;
+  for (Index first = 0; first < n; first += SHORT) {
+    const Index count = n - first < SHORT ? n - first : SHORT;
+    total += sum_of(count, [=](Index i) { return f(first + i); });
+  }
+  return total;
+}
+
+// One sum that threads share, in PARTS parts.
+template <int most, class F>
+inline auto shared_sum_of(Index n, int threads, F f) {
+  using R = typename Wide<decltype(f(Index(0)))>::Type;
+  if (most == 1) return R(long_sum_of(n, f));
+  R sums[PARTS];
+  share<most>(PARTS, threads, [&](Index begin, Index end) {
+    for (Index part = begin; part < end; ++part) {
+      const Index first = n / LANES * part / PARTS * LANES;
+      const Index last = part == PARTS - 1 ? n : n / LANES * (part + 1) / PARTS * LANES;
+      sums[part] = long_sum_of(last - first, [=](Index i) { return f(first + i); });
+    }
+  });
+  R total = 0;
+  for (Index part = 0; part < PARTS; ++part) total += sums[part];
+  return total;
+}
+
+// Sizes and strides of one dimension, in the source and in the result.
+struct Dim {
+  Index size, stride, result;
+};
+constexpr int COLUMNS = 64;   // partial sums that stay in registers and the first-level cache
+constexpr Index BLOCK = 128;  // rows whose sum is rounded by itself
+
+// Sums of `width` columns over rows first .. last - 1 of far x near.
+template <class R, class T>
+inline void add_rows(Dim far, Dim near, Index first, Index last, Index width, const T* source,
+                     typename Wide<R>::Type* total) {
+  R part[COLUMNS] = {};
+  for (Index k = 0; k < COLUMNS; ++k) total[k] = 0;
+  Index r = first / near.size, s = first % near.size, rows = 0;
+  for (Index row = first; row < last; ++row) {
+    const T* values = source + r * far.stride + s * near.stride;
+    if (width == COLUMNS)
+      for (Index k = 0; k < COLUMNS; ++k) part[k] += values[k];
+    else
+      for (Index k = 0; k < width; ++k) part[k] += values[k];
+    if (++s == near.size) s = 0, ++r;
+    if (++rows == BLOCK || row == last - 1) {
+      for (Index k = 0; k < COLUMNS; ++k) total[k] += part[k], part[k] = R(0);
+      rows = 0;
+    }
+  }
+}
+
+// to[k] = scale * sum over r of from[k, r]; `inner` is the innermost kept dimension with stride 1.
+// With `split` threads share the rows of a sum, otherwise the columns.
+template <int most, bool split, class T, class R>
+inline void sum_columns(Dim outer, Dim inner, Dim far, Dim near, double scale, const T* from,
+                        R* to, int threads) {
+  using W = typename Wide<R>::Type;
+  const Index chunks = (inner.size + COLUMNS - 1) / COLUMNS, rows = far.size * near.size;
+  const auto sum = [=](Index task, Index first, Index last, W* total) {
+    const Index column = task % chunks * COLUMNS;
+    const Index width = inner.size - column < COLUMNS ? inner.size - column : COLUMNS;
+    const T* source = from + task / chunks * outer.stride + column;
+    add_rows<R>(far, near, first, last, width, source, total);
+    return width;
+  };
+  const auto write = [=](Index task, Index width, const W* total) {
+    R* result = to + task / chunks * outer.result + task % chunks * COLUMNS;
+    for (Index k = 0; k < width; ++k) result[k] = static_cast<R>(W(scale) * total[k]);
+  };
+  if (!split)
+    return share<most>(outer.size * chunks, threads, [=](Index begin, Index end) {
+      for (Index task = begin; task < end; ++task) {
+        W total[COLUMNS];
+        write(task, sum(task, 0, rows, total), total);
+      }
+    });
+  for (Index task = 0; task < outer.size * chunks; ++task) {
+    W parts[PARTS][COLUMNS];
+    Index width = 0;
+    share<most>(PARTS, threads, [&](Index begin, Index end) {
+      for (Index p = begin; p < end; ++p) {
+        const Index count = sum(task, rows * p / PARTS, rows * (p + 1) / PARTS, parts[p]);
+        if (p == 0) width = count;
+      }
+    });
+    for (Index p = 1; p < PARTS; ++p)
+      for (Index k = 0; k < COLUMNS; ++k) parts[0][k] += parts[p][k];
+    write(task, width, parts[0]);
+  }
+}
+
+// The same where the reduced dimension `near` is the innermost, with stride 1 or not.
+template <int most, bool split, class T, class R>
+inline void sum_rows(Dim outer, Dim inner, Dim far, Dim near, double scale, const T* from, R* to,
+                     int threads) {
+  using W = typename Wide<R>::Type;
+  const auto sum = [=](Index task, auto long_sum) {
+    const T* source = from + task / inner.size * outer.stride + task % inner.size * inner.stride;
+    W total = 0;
+    for (Index r = 0; r < far.size; ++r) {
+      const T* row = source + r * far.stride;
+      total += near.stride == 1
+                   ? long_sum(near.size, [=](Index k) { return static_cast<R>(row[k]); })
+                   : long_sum(near.size, [=](Index k) { return static_cast<R>(row[k * near.stride]); });
+    }
+    to[task / inner.size * outer.result + task % inner.size * inner.result] =
+        static_cast<R>(W(scale) * total);
+  };
+  if (split) {
+    for (Index task = 0; task < outer.size * inner.size; ++task)
+      sum(task, [=](Index n, auto f) { return shared_sum_of<most>(n, threads, f); });
+    return;
+  }
+  share<most>(outer.size * inner.size, threads, [=](Index begin, Index end) {
+    for (Index task = begin; task < end; ++task)
+      sum(task, [](Index n, auto f) { return W(long_sum_of(n, f)); });
+  });
+}
+
+}  // namespace abele

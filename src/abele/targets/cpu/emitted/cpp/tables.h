@@ -1,0 +1,32 @@
+// Rows of tables, by number.
+#pragma once
+
+#include "parallel.h"
+
+namespace abele {
+
+template <class T>
+inline void count_up(Index n, T start, T step, T* y) {
+  for (Index i = 0; i < n; ++i) y[i] = start + T(i) * step;
+}
+
+// -- tables ----------------------------------------------------------------------------------------
+
+inline void embedding(Index count, Index width, const float* table, const int64_t* rows, float* y) {
+  for (Index i = 0; i < count; ++i)
+    for (Index k = 0; k < width; ++k) y[i * width + k] = table[rows[i] * width + k];
+}
+
+inline void embedding_backward(Index count, Index width, Index size, int64_t padding,
+                               const float* grad, const int64_t* rows, float* grad_table) {
+  for (Index i = 0; i < size * width; ++i) grad_table[i] = 0.0f;
+  for (Index i = 0; i < count; ++i) {
+    if (rows[i] == padding) continue;
+    float* to = grad_table + rows[i] * width;
+    const float* from = grad + i * width;
+#pragma GCC ivdep
+    for (Index k = 0; k < width; ++k) to[k] += from[k];
+  }
+}
+
+}  // namespace abele
