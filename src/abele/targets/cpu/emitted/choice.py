@@ -9,7 +9,8 @@ import torch
 from abele.program import Program, has_effect, is_getitem, is_view, subgraphs
 from abele.targets.cpu.emitted import build
 from abele.targets.cpu.emitted.calls import HANDLERS
-from abele.targets.cpu.emitted.pointwise import RULES, TYPES
+from abele.targets.cpu.emitted.expressions import RULES
+from abele.targets.cpu.emitted.pointwise import TYPES
 
 aten = torch.ops.aten
 
