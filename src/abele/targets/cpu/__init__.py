@@ -14,7 +14,7 @@ from abele import _torch
 from abele.kernels import build
 from abele.targets.base import Lowering, Target
 from abele.targets.cpu.compiler import compiler, instruction_set
-from abele.targets.cpu.emitted import build as emitted
+from abele.targets.cpu.emitted.build import fingerprint as emitter_fingerprint
 from abele.targets.cpu.emitted.lowering import Emitted
 from abele.targets.cpu.inductor import Inductor
 from abele.targets.cpu.op_by_op.lowering import OpByOp
@@ -58,7 +58,7 @@ class Cpu(Target):
             "isa": instruction_set(),
             "options": _torch.default_options_for_cpu(),
             "kernels": build.fingerprint(),
-            "emitted": emitted.fingerprint(),
+            "emitted": emitter_fingerprint(),
         }
 
 

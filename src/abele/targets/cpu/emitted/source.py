@@ -11,7 +11,19 @@ from abele.targets.cpu.emitted.operations import Call, Foreign
 from abele.targets.cpu.emitted.places import Buffer, Kind, Place
 from abele.targets.cpu.emitted.pointwise import TYPES
 
-_HEADERS = ("math.h", "activations.h", "parallel.h", "sums.h", "extremes.h", "norms.h", "losses.h", "tables.h", "windows.h", "matrix.h", "kernels.h")
+_HEADERS = (
+    "math.h",
+    "activations.h",
+    "parallel.h",
+    "sums.h",
+    "extremes.h",
+    "norms.h",
+    "losses.h",
+    "tables.h",
+    "windows.h",
+    "matrix.h",
+    "kernels.h",
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -76,7 +76,9 @@ def sum_text(place: Place, result: Place, reduced: set[int], scale: float) -> st
     steps = contiguous_stride(tuple(place.shape[d] for d in kept))
     result_stride = dict(zip(kept, steps, strict=True))
     order = [d for d in range(len(place.shape)) if place.shape[d] != 1]
-    stay = _merged([(place.shape[d], place.stride[d], result_stride[d]) for d in order if d in kept])
+    stay = _merged(
+        [(place.shape[d], place.stride[d], result_stride[d]) for d in order if d in kept]
+    )
     away = _merged([(place.shape[d], place.stride[d], 0) for d in order if d in reduced])
     if len(stay) > 2 or len(away) > 2:
         return None

@@ -32,5 +32,3 @@ def store(translator: Any, value: Place, target: Place) -> None:
 def fill(translator: Any, target: Place) -> None:
     """Write zeros."""
     translator.pointwise([0], "{0}".format, target)
-
-
