@@ -55,7 +55,11 @@ def _continues(node: _Node) -> bool:
 
 
 def _terms(node: _Node) -> tuple[list[_Node], list[_Node]]:
-    """The products that a sum adds, in the order of the graph, and everything else it adds."""
+    """The products that a sum adds, the last of the graph first, and everything else it adds.
+
+    Backward goes through time steps from the last to the first; what it makes for them is often
+    stacked in the order of time too, and then lies together already.
+    """
     products: list[_Node] = []
     others: list[_Node] = []
     waiting = [node]
@@ -68,7 +72,7 @@ def _terms(node: _Node) -> tuple[list[_Node], list[_Node]]:
                 products.append(term)
             else:
                 others.append(term)
-    return products[::-1], others[::-1]
+    return sorted(products, reverse=True), others[::-1]
 
 
 def _is_narrow_product(node: _Node) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 from abele.targets.cpu.emitted.calls.slices import fill, selected, sliced, store
 from abele.targets.cpu.emitted.operations import Call
-from abele.targets.cpu.emitted.places import Place, contiguous_stride
+from abele.targets.cpu.emitted.places import Kind, Place, contiguous_stride
 from abele.targets.cpu.emitted.pointwise import literal
 
 aten = torch.ops.aten
@@ -20,6 +20,10 @@ def cat(translator: Any, node: torch.fx.Node) -> bool:
     if node.kwargs:
         return False
     places = [translator.places[each] for each in tensors]
+    together = _neighbours(places, node.meta["val"]) if dim == 0 else None
+    if together is not None:
+        translator.places[node] = together
+        return True
     result = translator.new_like(node)
     dim %= len(result.shape)
     start = 0
@@ -41,14 +45,32 @@ def cat(translator: Any, node: torch.fx.Node) -> bool:
 def stack(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.stack``."""
     tensors, dim = node.args[0], (node.args[1] if len(node.args) > 1 else 0)
+    places = [translator.places[each] for each in tensors]
+    together = _neighbours(places, node.meta["val"]) if dim == 0 else None
+    if together is not None:
+        translator.places[node] = together
+        return True
     result = translator.new_like(node)
     dim %= len(result.shape)
-    for index, each in enumerate(tensors):
-        place, target = translator.places[each], selected(result, dim, index)
+    for index, place in enumerate(places):
+        target = selected(result, dim, index)
         if not translator.moved(place, target):
             store(translator, place, target)
     translator.places[node] = result
     return True
+
+
+def _neighbours(places: list[Place], value: torch.Tensor) -> Place | None:
+    """What tensors are together that already follow each other in memory; None if they do not."""
+    first = places[0].resolved()
+    if first.buffer.kind is not Kind.ARENA or not value.is_contiguous():
+        return None
+    offset = first.offset
+    for place in map(Place.resolved, places):
+        if place.buffer is not first.buffer or place.offset != offset or not place.contiguous:
+            return None
+        offset += place.size
+    return Place(first.buffer, tuple(value.shape), contiguous_stride(value.shape), first.offset)
 
 
 def select_backward(translator: Any, node: torch.fx.Node) -> bool:
