@@ -44,8 +44,9 @@ def run(arguments: list[str]) -> int:
             cached=not options.quick,
         )
         result["rows"][name] = row = turns.measure()
-        _print(row)
         # After each row, because the next may take minutes and be stopped.
+        _print(row)
+        sys.stdout.flush()
         path = _keep(result, path, QUICK if options.quick else options.out)
     print(f"record: {path}")
     if options.out == harness.RECORDS and not options.quick:
