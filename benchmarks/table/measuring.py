@@ -48,6 +48,7 @@ class Peer:
             harness.STARTED: str(time.time()),
             "OMP_NUM_THREADS": str(threads),
             "JAX_PLATFORMS": "cpu",
+            "ABELE_START": "wait",  # windows are of compiled code
             "POPTORCH_CACHE_DIR": str(folder / "executables"),
             "TORCHINDUCTOR_CACHE_DIR": str(folder / f"inductor-{way}"),
         }
