@@ -57,7 +57,8 @@ def _traced(case: Case) -> Any:
         if case.gradients:
             total = sum((r * r).sum() for r in results if r.dtype.is_floating_point)
             wanted = [t for t in tensors if t.requires_grad]
-            results += torch.autograd.grad(total, wanted)
+            gradients = torch.autograd.grad(total, wanted, allow_unused=True)
+            results += [each for each in gradients if each is not None]
         return [r.detach() for r in results], None
 
     return tracer.trace("f", body, named, mode, Lookup())[0]

@@ -55,7 +55,9 @@ CASES = {
         lambda i: (i.amax(1), *i.max(1), i.argmin(0), i.int().max(), i.double().argmax()), (INTS,)
     ),
     "extremes of many": Case(lambda x: (x.argmax(1), x.amax(), x.argmin(0)), (WIDE,)),
-    "gradients of extremes": Case(lambda x: (x.amax(-1), x.max(1)[0], x.min()), (X,), gradients=True),
+    "gradients of extremes": Case(
+        lambda x: (x.amax(-1), x.max(1)[0], x.min()), (X,), gradients=True
+    ),
     "variances": Case(
         lambda x: (
             *(x.var(), x.var(-1), x.std((1, 2)), x.var((0, 3), correction=0, keepdim=True)),
@@ -66,7 +68,8 @@ CASES = {
     ),
     "variances of many": Case(lambda x: (x.var(1), x.std(), x.var(0)), (WIDE,)),
     "running sums": Case(
-        lambda x, i: (x.cumsum(0), x.cumsum(-1), i.cumsum(1), (i > 0).cumsum(0), x[:, 0].cumsum(1)), (X, INTS)
+        lambda x, i: (x.cumsum(0), x.cumsum(-1), i.cumsum(1), (i > 0).cumsum(0), x[:, 0].cumsum(1)),
+        (X, INTS),
     ),
     "gradients of running sums": Case(lambda x: x.cumsum(1), (X,), True, calls={"flip.default": 2}),
 }
@@ -88,6 +91,8 @@ def test_as_the_interpreter(compiled, name):
 def test_not_less_accurate_than_torch(compiled, name):
     case = CASES[name]
     exact = case.function(case.inputs[0].double())
-    for ours, theirs, true in zip(compiled.run(name), compiled.interpreted(name), exact, strict=True):
+    for ours, theirs, true in zip(
+        compiled.run(name), compiled.interpreted(name), exact, strict=True
+    ):
         rounding = true.abs().max() * 2**-23
         assert (ours - true).abs().max() <= (theirs - true).abs().max() + rounding

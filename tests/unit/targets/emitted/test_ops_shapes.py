@@ -21,17 +21,25 @@ CASES = {
         gradients=True,
     ),
     "select_scatter": Case(
-        lambda x, y: (torch.select_scatter(x, y[2], 0, 1), torch.select_scatter(x, y[..., 0], 2, -1)),
+        lambda x, y: (
+            torch.select_scatter(x, y[2], 0, 1),
+            torch.select_scatter(x, y[..., 0], 2, -1),
+        ),
         (X, Y),
         gradients=True,
     ),
     "written slices": Case(lambda x, y: _written(x * 2, y), (X, Y), gradients=True),
     "repeat": Case(
-        lambda x, y: (x.repeat(2, 3, 1, 2), y[:, 0].t().repeat(2, 1), x.long().repeat(1, 1, 2)), (X, Y)
+        lambda x, y: (x.repeat(2, 3, 1, 2), y[:, 0].t().repeat(2, 1), x.long().repeat(1, 1, 2)),
+        (X, Y),
     ),
     "repeat with gradients": Case(lambda x: x.repeat(2, 1, 3), (X,), gradients=True),
     "pad": Case(
-        lambda x, y: (F.pad(x, (1, 2)), F.pad(y, (0, -2, 3, 1), value=1.5), F.pad(x, (-1, -1, -2, 0))),
+        lambda x, y: (
+            F.pad(x, (1, 2)),
+            F.pad(y, (0, -2, 3, 1), value=1.5),
+            F.pad(x, (-1, -1, -2, 0)),
+        ),
         (X, Y),
         gradients=True,
     ),

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from abele.targets.cpu.emitted.calls import (
+    batch_norms,
+    distances,
     extremes,
     gates,
     images,
@@ -16,12 +18,16 @@ from abele.targets.cpu.emitted.calls import (
     norms,
     reductions,
     shapes,
+    tables,
 )
 
 #: Takes the translator and the node, and says whether it could be translated.
 Handler = Callable[[Any, torch.fx.Node], bool]
 
 HANDLERS: dict[Any, Handler] = {
+    **distances.HANDLERS,
+    **tables.HANDLERS,
+    **batch_norms.HANDLERS,
     **extremes.HANDLERS,
     **gates.HANDLERS,
     **images.HANDLERS,

@@ -1,8 +1,9 @@
-"""Softmax, negative log-likelihood, and tables of vectors."""
+"""Softmax and losses."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,30 +14,45 @@ from abele.targets.cpu.emitted.places import Place
 aten = torch.ops.aten
 
 _FLOATS_PER_THREAD = 4096
+_LABELS_PER_THREAD = 4096
+_COLUMNS = 64
 
 
-def log_softmax(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten._log_softmax``."""
-    x, dim, _ = node.args
-    return _softmax(translator, node, "log_softmax", [translator.places[x]], dim)
+def softmax(log: bool) -> Callable[..., bool]:
+    """``aten._softmax`` and ``aten._log_softmax``."""
+
+    def handler(translator: Any, node: torch.fx.Node) -> bool:
+        x, dim, _ = node.args
+        return _softmax(translator, node, "softmax", log, [translator.places[x]], dim)
+
+    return handler
 
 
-def log_softmax_backward(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten._log_softmax_backward_data``."""
-    grad, y, dim, _ = node.args
-    places = [translator.places[each] for each in (grad, y)]
-    return _softmax(translator, node, "log_softmax_backward", places, dim)
+def softmax_backward(log: bool) -> Callable[..., bool]:
+    """``aten._softmax_backward_data`` and ``aten._log_softmax_backward_data``."""
+
+    def handler(translator: Any, node: torch.fx.Node) -> bool:
+        grad, y, dim, _ = node.args
+        places = [translator.places[each] for each in (grad, y)]
+        return _softmax(translator, node, "softmax_backward", log, places, dim)
+
+    return handler
 
 
-def _softmax(translator: Any, node: torch.fx.Node, name: str, reads: list[Place], dim: int) -> bool:
+def _softmax(
+    translator: Any, node: torch.fx.Node, name: str, log: bool, reads: list[Place], dim: int
+) -> bool:
     if any(p.dtype is not torch.float32 or not p.size or not p.shape for p in reads):
+        return False
+    if node.meta["val"].dtype is not torch.float32:
         return False
     reads = [translator.contiguous(each) for each in reads]
     outer, size, inner = _around(reads[0].shape, dim)
     result = translator.new(reads[0].shape, torch.float32)
-    most = max(1, min(outer * inner, result.size // _FLOATS_PER_THREAD))
+    most = max(1, min(outer * -(-inner // _COLUMNS), result.size // _FLOATS_PER_THREAD))
     arguments = ", ".join(f"{{{i}}}" for i in range(len(reads) + 1))
-    text = f"abele::{name}<{most}>({outer}, {size}, {inner}, {arguments}, threads)"
+    flag = "true" if log else "false"
+    text = f"abele::{name}<{most}, {flag}>({outer}, {size}, {inner}, {arguments}, threads)"
     translator.add(Call(0, reads, [result], text, result.size * 8))
     translator.places[node] = result
     return True
@@ -49,16 +65,17 @@ def _around(shape: tuple[int, ...], dim: int) -> tuple[int, int, int]:
 
 
 def nll_loss(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten.nll_loss_forward`` and ``aten.nll_loss2d_forward`` without weights."""
+    """``aten.nll_loss_forward`` and ``aten.nll_loss2d_forward``."""
     x, target, weight, kind, ignored = node.args
-    place = translator.places[x]
-    if weight is not None or place.dtype is not torch.float32 or len(place.shape) < 2:
+    reads = _labelled(translator, x, (x, target, weight))
+    if reads is None:
         return False
-    reads = [translator.contiguous(translator.places[each]) for each in (x, target)]
     results = [translator.new(tuple(v.shape), v.dtype) for v in node.meta["val"]]
-    outer, size, inner = _around(place.shape, 1)
-    text = (
-        f"abele::nll_loss<{kind}>({outer}, {size}, {inner}, {ignored}, {{0}}, {{1}}, {{2}}, {{3}})"
+    outer, size, inner = _around(reads[0].shape, 1)
+    most = max(1, min(16, outer * inner // _LABELS_PER_THREAD))
+    text = f"abele::nll_loss<{most}, {kind}>({outer}, {size}, {inner}, {ignored}, "
+    text += (
+        "{0}, {1}, {2}, {3}, {4}, threads)" if weight else "{0}, {1}, nullptr, {2}, {3}, threads)"
     )
     translator.add(Call(0, reads, results, text, outer * inner))
     translator.places[node] = results
@@ -66,58 +83,37 @@ def nll_loss(translator: Any, node: torch.fx.Node) -> bool:
 
 
 def nll_loss_backward(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten.nll_loss_backward`` and ``aten.nll_loss2d_backward`` without weights."""
+    """``aten.nll_loss_backward`` and ``aten.nll_loss2d_backward``."""
     grad, x, target, weight, kind, ignored, total = node.args
-    place = translator.places[x]
-    if weight is not None or place.dtype is not torch.float32 or len(place.shape) < 2:
+    reads = _labelled(translator, x, (grad, target, weight, total))
+    if reads is None:
         return False
-    reads = [translator.contiguous(translator.places[each]) for each in (grad, target, total)]
-    result = translator.new(place.shape, torch.float32)
-    outer, size, inner = _around(place.shape, 1)
-    text = (
-        f"abele::nll_loss_backward<{kind}>({outer}, {size}, {inner}, {ignored}, "
-        "{0}, {1}, {2}, {3})"
+    result = translator.new(translator.places[x].shape, torch.float32)
+    outer, size, inner = _around(result.shape, 1)
+    most = max(1, min(outer * -(-inner // _COLUMNS), result.size // _FLOATS_PER_THREAD))
+    text = f"abele::nll_loss_backward<{most}, {kind}>({outer}, {size}, {inner}, {ignored}, "
+    text += (
+        "{0}, {1}, {2}, {3}, {4}, threads)" if weight else "{0}, {1}, nullptr, {2}, {3}, threads)"
     )
     translator.add(Call(0, reads, [result], text, result.size))
     translator.places[node] = result
     return True
 
 
-def embedding(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten.embedding``."""
-    table, rows = (translator.contiguous(translator.places[each]) for each in node.args[:2])
-    if table.dtype is not torch.float32 or rows.dtype is not torch.int64:
-        return False
-    result = translator.new((*rows.shape, table.shape[1]), table.dtype)
-    text = f"abele::embedding({rows.size}, {table.shape[1]}, {{0}}, {{1}}, {{2}})"
-    translator.add(Call(0, [table, rows], [result], text, result.size))
-    translator.places[node] = result
-    return True
-
-
-def embedding_backward(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten.embedding_dense_backward`` that does not scale by frequency."""
-    grad, rows, size, padding, scaled = node.args
-    grad, rows = (translator.contiguous(translator.places[each]) for each in (grad, rows))
-    if scaled or grad.dtype is not torch.float32 or rows.dtype is not torch.int64:
-        return False
-    width = grad.shape[-1]
-    result = translator.new((size, width), grad.dtype)
-    text = (
-        f"abele::embedding_backward({rows.size}, {width}, {size}, {padding}, {{0}}, {{1}}, {{2}})"
-    )
-    translator.add(Call(0, [grad, rows], [result], text, grad.size))
-    translator.places[node] = result
-    return True
+def _labelled(translator: Any, x: Any, nodes: tuple[Any, ...]) -> list[Place] | None:
+    place, target = translator.places[x], translator.places[nodes[1]]
+    if place.dtype is not torch.float32 or len(place.shape) < 2 or target.dtype is not torch.int64:
+        return None
+    return [translator.contiguous(translator.places[each]) for each in nodes if each is not None]
 
 
 HANDLERS = {
-    aten._log_softmax.default: log_softmax,
-    aten._log_softmax_backward_data.default: log_softmax_backward,
+    aten._softmax.default: softmax(log=False),
+    aten._log_softmax.default: softmax(log=True),
+    aten._softmax_backward_data.default: softmax_backward(log=False),
+    aten._log_softmax_backward_data.default: softmax_backward(log=True),
     aten.nll_loss_forward.default: nll_loss,
     aten.nll_loss2d_forward.default: nll_loss,
     aten.nll_loss_backward.default: nll_loss_backward,
     aten.nll_loss2d_backward.default: nll_loss_backward,
-    aten.embedding.default: embedding,
-    aten.embedding_dense_backward.default: embedding_backward,
 }

@@ -146,4 +146,74 @@ inline void group_norm_weights(Index samples, Index channels, const float* sums,
     }
 }
 
+// -- batch norm: statistics of each channel of samples x channels x pixels ------------------------
+
+// Sums of f(channel, index) over samples and pixels, for `count` channels from `first` on.
+template <class F>
+inline void channel_sums(Index samples, Index channels, Index pixels, Index first, Index count,
+                         double* sums, F f) {
+  for (Index k = 0; k < count; ++k) sums[k] = 0.0;
+  if (pixels == 1) {
+    for (Index n = 0; n < samples; ++n)
+#pragma GCC ivdep
+      for (Index k = 0; k < count; ++k) sums[k] += f(first + k, n * channels + first + k);
+    return;
+  }
+  for (Index k = 0; k < count; ++k)
+    for (Index n = 0; n < samples; ++n) {
+      const Index plane = (n * channels + first + k) * pixels, c = first + k;
+      sums[k] += long_sum_of(pixels, [=](Index i) { return f(c, plane + i); });
+    }
+}
+
+// Statistics of a batch, and the running ones after it.
+template <int most>
+inline void batch_statistics(Index samples, Index channels, Index pixels, float eps,
+                             float momentum, const float* x, const float* running_mean,
+                             const float* running_var, float* mean, float* rstd, float* next_mean,
+                             float* next_var, int threads) {
+  share<most>(channels, threads, [=](Index begin, Index end) {
+    const double count = double(samples * pixels);
+    for (Index first = begin; first < end; first += COLUMNS) {
+      const Index width = end - first < COLUMNS ? end - first : COLUMNS;
+      double sums[COLUMNS];
+      channel_sums(samples, channels, pixels, first, width, sums,
+                   [=](Index, Index i) { return x[i]; });
+      for (Index k = 0; k < width; ++k) mean[first + k] = float(sums[k] / count);
+      channel_sums(samples, channels, pixels, first, width, sums, [=](Index c, Index i) {
+        return (x[i] - mean[c]) * (x[i] - mean[c]);
+      });
+      for (Index k = 0; k < width; ++k) {
+        const Index c = first + k;
+        rstd[c] = float(1.0 / std::sqrt(sums[k] / count + eps));
+        if (next_mean == nullptr) continue;
+        next_mean[c] = momentum * mean[c] + (1.0f - momentum) * running_mean[c];
+        const float unbiased = float(sums[k] / (count - 1.0));
+        next_var[c] = momentum * unbiased + (1.0f - momentum) * running_var[c];
+      }
+    }
+  });
+}
+
+// Gradients of the bias and of the weight: sums of grad and of grad times the normalised x.
+template <int most>
+inline void batch_norm_sums(Index samples, Index channels, Index pixels, const float* grad,
+                            const float* x, const float* mean, const float* rstd,
+                            float* grad_weight, float* grad_bias, int threads) {
+  share<most>(channels, threads, [=](Index begin, Index end) {
+    for (Index first = begin; first < end; first += COLUMNS) {
+      const Index width = end - first < COLUMNS ? end - first : COLUMNS;
+      double plain[COLUMNS], scaled[COLUMNS];
+      channel_sums(samples, channels, pixels, first, width, plain,
+                   [=](Index, Index i) { return grad[i]; });
+      channel_sums(samples, channels, pixels, first, width, scaled,
+                   [=](Index c, Index i) { return grad[i] * (x[i] - mean[c]); });
+      for (Index k = 0; k < width; ++k) {
+        grad_bias[first + k] = float(plain[k]);
+        grad_weight[first + k] = float(scaled[k] * rstd[first + k]);
+      }
+    }
+  });
+}
+
 }  // namespace abele

@@ -7,19 +7,23 @@ namespace abele {
 
 constexpr int LANES = 16;
 
-// The sum of f(0) .. f(n - 1) in LANES partial sums, joined as a tree: the same on every machine
+// The sum of f(0) .. f(n - 1) in so many partial sums, joined as a tree: the same on every machine
 // with vectors of any length, and as accurate as pairs of sums are.
-template <class F>
-inline auto sum_of(Index n, F f) -> decltype(f(Index(0))) {
-  using T = decltype(f(Index(0)));
-  T lanes[LANES] = {};
+template <int lanes, class F>
+inline auto sum_in_lanes(Index n, F f) -> decltype(f(Index(0))) {
+  decltype(f(Index(0))) sums[lanes] = {};
   Index i = 0;
-  for (; i + LANES <= n; i += LANES)
-    for (int l = 0; l < LANES; ++l) lanes[l] += f(i + l);
-  for (int l = 0; i < n; ++i, ++l) lanes[l] += f(i);
-  for (int width = LANES / 2; width > 0; width /= 2)
-    for (int l = 0; l < width; ++l) lanes[l] += lanes[l + width];
-  return lanes[0];
+  for (; i + lanes <= n; i += lanes)
+    for (int l = 0; l < lanes; ++l) sums[l] += f(i + l);
+  for (int l = 0; i < n; ++i, ++l) sums[l] += f(i);
+  for (int width = lanes / 2; width > 0; width /= 2)
+    for (int l = 0; l < width; ++l) sums[l] += sums[l + width];
+  return sums[0];
+}
+// Several vectors at a time hide how long an addition takes.
+template <class F>
+inline auto sum_of(Index n, F f) {
+  return n < 16 * LANES ? sum_in_lanes<LANES>(n, f) : sum_in_lanes<4 * LANES>(n, f);
 }
 
 // Two sums at once.

@@ -1,0 +1,49 @@
+"""Tables of vectors: rows by number, and the sums that are their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from abele.targets.cpu.emitted.operations import Call
+
+aten = torch.ops.aten
+
+_FLOATS_PER_THREAD = 8192
+
+
+def embedding(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.embedding``."""
+    table, rows = (translator.contiguous(translator.places[each]) for each in node.args[:2])
+    if table.dtype is not torch.float32 or rows.dtype is not torch.int64:
+        return False
+    result = translator.new((*rows.shape, table.shape[1]), table.dtype)
+    text = f"abele::embedding({rows.size}, {table.shape[1]}, {{0}}, {{1}}, {{2}})"
+    translator.add(Call(0, [table, rows], [result], text, result.size))
+    translator.places[node] = result
+    return True
+
+
+def embedding_backward(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.embedding_dense_backward`` that does not scale by frequency."""
+    grad, rows, size, padding, scaled = node.args
+    grad, rows = (translator.contiguous(translator.places[each]) for each in (grad, rows))
+    if scaled or grad.dtype is not torch.float32 or rows.dtype is not torch.int64:
+        return False
+    width = grad.shape[-1]
+    most = max(1, min(-(-width // 16), (grad.size + size * width) // _FLOATS_PER_THREAD))
+    result = translator.new((size, width), grad.dtype)
+    text = (
+        f"abele::embedding_backward<{most}>({rows.size}, {width}, {size}, {padding}, "
+        "{0}, {1}, {2}, threads)"
+    )
+    translator.add(Call(0, [grad, rows], [result], text, grad.size))
+    translator.places[node] = result
+    return True
+
+
+HANDLERS = {
+    aten.embedding.default: embedding,
+    aten.embedding_dense_backward.default: embedding_backward,
+}
