@@ -4,8 +4,8 @@ Most of a compiled test is g++ on code that Inductor generated, and most program
 not change from run to run. `install` makes a command that looks its output up by a hash of
 everything that decides it, and otherwise calls the real compiler. `--cache-clear` empties it.
 
-Only generated sources are looked up: those of the repository include headers that the hash
-would not see.
+Only generated sources are looked up. Headers in the folders that a command names are part of the
+hash; sources of the repository include others.
 """
 
 from __future__ import annotations
@@ -113,7 +113,14 @@ def _key(version: str, arguments: list[str]) -> str:
             digest.update(hashlib.sha256(content).digest())
         elif position != output:
             digest.update(b"\0" + word.encode())
+            for header in _headers(word):
+                digest.update(header.name.encode() + header.read_bytes())
     return digest.hexdigest()
+
+
+def _headers(word: str) -> list[Path]:
+    """Headers right in the folder that an argument names, if it names one."""
+    return sorted(Path(word[2:]).glob("*.h")) if word.startswith("-I") else []
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

@@ -57,6 +57,13 @@ def test_the_same_source_is_compiled_once(compile_file, calls, again, count):
     assert len(calls.read_text().splitlines()) == count
 
 
+def test_a_changed_header_is_another_output(compile_file, calls, tmp_path):
+    for text in ("int x;", "int x;", "int y;"):
+        (tmp_path / "loops.h").write_text(text)
+        compile_file("one", "#include <loops.h>\n", f"-I{tmp_path}")
+    assert len(calls.read_text().splitlines()) == 2
+
+
 def test_other_options_are_another_output(compile_file, calls):
     for level in ("-O1", "-O3", "-O1"):
         compile_file("one", "int x;\n", level)
