@@ -250,23 +250,19 @@ def _same_elements(a: Place, b: Place, shape: tuple[int, ...]) -> bool:
 
 
 def _disjoint(a: Place, b: Place) -> bool:
-    """Whether two slices of one memory share no element, as far as their columns tell."""
-    if a.shape != b.shape or a.stride != b.stride or not a.shape:
+    """Whether two slices of one memory certainly share no element."""
+    if a.shape != b.shape or a.stride != b.stride:
         return False
-    if a.contiguous:
-        return abs(a.offset - b.offset) >= a.size
-    pairs = sorted(zip(a.stride, a.shape, strict=True), reverse=True)
-    step, distance = 0, abs(a.offset - b.offset)
-    for stride, size in pairs:
-        if size == 1 or stride == 0:
-            continue
-        # The inner dimensions fill less than one step of the outer ones.
-        inner = sum((n - 1) * s for s, n in pairs if s < stride)
-        if distance % stride > inner and stride - distance % stride > inner:
+    distance = abs(a.offset - b.offset)
+    steps = sorted((s, n) for s, n in zip(a.stride, a.shape, strict=True) if n > 1)
+    inside = 0  # how far apart elements of one slice are along the dimensions so far
+    for index, (stride, size) in enumerate(steps):
+        # Along all other dimensions, distances are multiples of this stride.
+        regular = stride > 0 and all(other % stride == 0 for other, _ in steps[index:])
+        if regular and inside < distance % stride < stride - inside:
             return True
-        distance %= stride
-        step = stride
-    return step == 1 and distance != 0
+        inside += (size - 1) * stride
+    return distance > inside
 
 
 def tensors(operation: Operation) -> Iterator[Place]:
