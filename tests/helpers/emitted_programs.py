@@ -17,6 +17,7 @@ import torch
 
 from abele import Program, Role, passes
 from abele.compile import tolerances
+from abele.program import has_effect, subgraphs
 from abele.targets.cpu.emitted import build, lowering
 from abele.targets.cpu.emitted.lowering import Emitted, Plan, planned_code
 from abele.targets.cpu.emitted.operations import Foreign
@@ -171,15 +172,16 @@ def outcomes(cases: Sequence[Case], threads: int = 1) -> list[Outcome]:
     programs = [passes.run_only(passes.run(case.program), Emitted.passes) for case in cases]
     texts: list[str] = []
     for i, (program, outcome) in enumerate(zip(programs, results, strict=True)):
-        outcome.declined = Emitted().why(program) is None
+        outcome.declined = _has_effects_or_branches(program)
         if not outcome.declined:
             outcome.plan = planned_code(program)
             texts.append(_in_namespace(i, outcome.plan.source.text))
     if not texts:
         return results
-    head = next(r.plan.source.text.partition(_START)[0] for r in results if r.plan is not None)
+    heads = [r.plan.source.text.partition(_START)[0] for r in results if r.plan is not None]
+    includes = dict.fromkeys(line for head in heads for line in head.splitlines())
     with mock.patch.object(build, "FLAGS", _FLAGS):
-        library = build.loaded(build.compiled("\n".join([head, *texts])))
+        library = build.loaded(build.compiled("many", "\n".join([*includes, *texts])))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -189,6 +191,12 @@ def outcomes(cases: Sequence[Case], threads: int = 1) -> list[Outcome]:
     finally:
         torch.set_num_threads(before)
     return results
+
+
+def _has_effects_or_branches(program: Program) -> bool:
+    """Whether the lowering cannot run it; others it may leave because they would not gain."""
+    nodes = program.graph.graph.nodes
+    return any(True for _ in subgraphs(program.graph)) or any(map(has_effect, nodes))
 
 
 def _in_namespace(number: int, text: str) -> str:

@@ -1,0 +1,76 @@
+"""Where values lie."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from abele.targets.cpu.emitted.places import Buffer, Kind, Place, contiguous_stride, is_dense
+from helpers.emitted_places import elements, place_of
+from helpers.properties import examples
+
+SHAPES = st.lists(st.integers(0, 4), max_size=4).map(tuple)
+
+
+@examples(100)
+@given(shape=SHAPES)
+def test_contiguous_strides_are_those_of_torch(shape):
+    assert contiguous_stride(shape) == torch.empty(shape).stride()
+
+
+@examples(200)
+@given(shape=SHAPES, seed=st.randoms(use_true_random=False))
+def test_what_fills_one_piece_of_memory_is_dense(shape, seed):
+    strides = tuple(seed.choice([0, 1, 2, 3, 4, 6, 8, 12]) for _ in shape)
+    steps = [range(size) for size in shape]
+    at = sorted(
+        sum(i * s for i, s in zip(i, strides, strict=True)) for i in itertools.product(*steps)
+    )
+    if at:
+        assert is_dense(shape, strides) == (at == list(range(len(at))))
+
+
+@pytest.mark.parametrize(
+    ("make", "contiguous"),
+    [
+        (lambda x: x, True),
+        (lambda x: x.transpose(0, 1), False),
+        (lambda x: x[1], True),
+        (lambda x: x[:, 1], False),
+        (lambda x: x[:, :1].transpose(0, 1), False),
+        (lambda x: x[:1].transpose(0, 1), True),
+        (lambda x: x[:1, :1].transpose(0, 1), True),
+        (lambda x: x[:0], True),
+    ],
+)
+def test_a_place_is_contiguous_where_torch_says_so(make, contiguous):
+    view = make(torch.empty(2, 3, 4))
+    assert place_of(view).contiguous == view.is_contiguous() == contiguous
+
+
+def test_the_stride_along_one_element_says_nothing():
+    place = Place(Buffer(Kind.ARENA, 0, torch.float32, 3), (1, 3), (7, 1))
+    assert place.stride_is((3, 1))
+    assert not place.stride_is((7, 2))
+
+
+def test_a_piece_of_a_piece_lies_in_the_memory_that_is_whole():
+    whole = Buffer(Kind.ARENA, 0, torch.float32, 20)
+    piece = Buffer(Kind.ARENA, 1, torch.float32, 10, inside=(whole, 4))
+    inner = Buffer(Kind.ARENA, 2, torch.float32, 5, inside=(piece, 3))
+    assert Place(inner, (2,), (1,), 1).resolved() == Place(whole, (2,), (1,), 8)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (1, 4), (3, 1), (4,), (1,), ()])
+def test_broadcast_strides_lead_to_the_elements_that_torch_reads(shape):
+    view = torch.arange(torch.Size(shape).numel()).reshape(shape)
+    place = place_of(view)
+    wide = Place(place.buffer, (2, 3, 4), place.over((2, 3, 4)))
+    assert elements(wide) == view.expand(2, 3, 4).flatten().tolist()
+
+
+def test_bytes_are_those_of_the_type():
+    assert Buffer(Kind.ARENA, 0, torch.int64, 3).bytes == 24
+    assert Buffer(Kind.ARENA, 0, torch.bool, 3).bytes == 3
