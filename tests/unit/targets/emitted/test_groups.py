@@ -1,5 +1,6 @@
 """Which operations become one loop, and what has to run before what."""
 
+import itertools
 import random
 
 import pytest
@@ -154,7 +155,7 @@ def test_shapes_of_loops_must_agree_unless_memory_is_read_in_order():
 def test_loops_do_not_grow_without_end():
     places = [whole(memory()) for _ in range(3 * groups._MOST_OPERATIONS)]
     program = Written()
-    for a, b in zip(places, places[1:], strict=False):
+    for a, b in itertools.pairwise(places):
         program.loop(b, a)
     sizes = [len(unit) for unit in program.numbers()]
     assert max(sizes) == min(groups._MOST_OPERATIONS, groups._MOST_TENSORS - 1)
