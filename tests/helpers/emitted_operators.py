@@ -80,7 +80,7 @@ class Compiled:
         flags = build.FLAGS
         build.FLAGS = tuple("-O1" if flag == "-O3" else flag for flag in flags)
         try:
-            self._library = build.loaded(build.compiled(head + "\n".join(texts)))
+            self._library = build.loaded(build.compiled("operators", head + "\n".join(texts)))
         finally:
             build.FLAGS = flags
 
@@ -99,7 +99,15 @@ class Compiled:
         """What the emitted code makes of it, when it runs for the second time."""
         number, plan = self._plans[name]
         library = _Renamed(self._library, number)
-        runner = Runner(plan.source, library, plan.translation, plan.offsets, plan.size)  # type: ignore[arg-type]
+        program = self._programs[name]
+        runner = Runner(
+            program,
+            plan.source,
+            library,  # type: ignore[arg-type]
+            plan.translation,
+            plan.offsets,
+            plan.size,
+        )
         runner.run([each.clone() for each in self._cases[name].inputs])
         return runner.run([each.clone() for each in self._cases[name].inputs])
 
