@@ -17,6 +17,7 @@ import torch
 
 import poptorch  # noqa: F401  changes the environment when it is imported, so before any test
 from abele import ExecutableCache, get_target
+from abele.compile import start
 from abele.targets import ENVIRONMENT, Target
 from helpers import compiler_cache
 
@@ -60,6 +61,9 @@ def pytest_configure(config: pytest.Config) -> None:
     logging.getLogger("torch.__trace").propagate = False
     # What the caller's shell insists on must not decide what a test tests.
     os.environ.pop(ENVIRONMENT, None)
+    os.environ.pop(start.SWAP_AT, None)
+    # Else the time at which compiled programs take over would decide the bits; tests of that ask.
+    os.environ[start.ENVIRONMENT] = "wait"
     # Tracing sets this variable by itself; with a folder per run, runs cannot disturb each other.
     folder = tempfile.mkdtemp(prefix="abele-tests-")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder

@@ -55,6 +55,7 @@ def test_quickstart(tmp_path):
         "observing",
         "pipelines",
         "saving",
+        "starting",
     ],
 )
 def test_a_document_of_blocks(name, tmp_path):

@@ -36,12 +36,14 @@ class Job:
         parts: of the executable's key.
         target: what they are compiled for.
         cache: folder where the executable goes; None for the job's own.
+        threads: of torch; code is written for about as many.
     """
 
     programs: tuple[Program, ...]
     parts: Mapping[str, Any]
     target: Target
     cache: str | None
+    threads: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,6 +93,7 @@ def write(folder: Path, job: Job) -> None:
         "parts": dict(job.parts),
         "target": job.target.name,
         "cache": job.cache,
+        "threads": job.threads,
     }
     container.write(folder / _JOB, KIND, content, members)
 
@@ -119,7 +122,8 @@ def read(folder: Path) -> Job:
     if here != parts["target"]:
         different = "; ".join(executable.differences(parts["target"], here))
         raise ForeignExecutable(f"The process that compiles sees another machine: {different}.")
-    return Job(programs=programs, parts=parts, target=target, cache=content["cache"])
+    cache, threads = content["cache"], content["threads"]
+    return Job(programs=programs, parts=parts, target=target, cache=cache, threads=threads)
 
 
 def write_result(folder: Path, result: Result) -> None:

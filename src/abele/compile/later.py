@@ -37,6 +37,7 @@ class Running:
         since: the number of updates before the first one that ran as now.
         check: how compiled programs were compared with interpreted ones before they took over.
         problem: why compiled programs did not take over; None if they did, or may yet.
+        compile_s: how long another process compiled, in seconds; None before it is done.
     """
 
     start: Start = Start.WAIT
@@ -45,6 +46,7 @@ class Running:
     since: int = 0
     check: str | None = None
     problem: str | None = None
+    compile_s: float | None = None
 
     def sentence(self) -> str:
         """The same in words."""

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from abele.compile import executable, jobs, start
 from abele.compile.cache import ExecutableCache
 from abele.compile.executable import Executable
@@ -156,6 +158,7 @@ def _following(lowered: Lowered, running: Running, announce: Announce) -> Later 
         parts=lowered.parts,
         target=lowered.target,
         cache=str(cache.folder.absolute()) if isinstance(cache, ExecutableCache) else None,
+        threads=torch.get_num_threads(),
     )
     try:
         return FromWorker(job, running, at, announce)

@@ -35,7 +35,6 @@ def main(folder: str, parent: str) -> None:
     """Does the job in ``folder`` for the process ``parent``; standard input is its lifeline."""
     _end_with(int(parent))
     os.nice(_NICE)
-    torch.set_num_threads(1)
     do(Path(folder))
 
 
@@ -70,6 +69,7 @@ def _made(folder: Path) -> Result:
 
 def _compiled(job: Job, cache: ExecutableCache, alone: ExecutableCache) -> Result:
     """Compiles and stores; in the job's own folder if the cache cannot be written."""
+    torch.set_num_threads(job.threads)
     started = time.perf_counter()
     made = compile_programs(job.target, job.programs, job.parts)
     seconds = time.perf_counter() - started

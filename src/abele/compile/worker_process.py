@@ -46,9 +46,6 @@ class FromWorker(Later):
         at: see ``Later``.
         announce: see ``Later``.
 
-    Attributes:
-        seconds: how long compiling took, once it has ended well.
-
     Raises:
         SerializationError: a program that cannot be stored; names the operation.
         OSError: the process cannot be started, or no temporary file be written.
@@ -56,7 +53,6 @@ class FromWorker(Later):
 
     def __init__(self, job: Job, running: Running, at: int | None, announce: Announce):
         self.running, self.at, self.announce = running, at, announce
-        self.seconds = 0.0
         temporary.sweep()
         self._folder = Path(tempfile.mkdtemp(prefix=temporary.prefix()))
         try:
@@ -117,7 +113,7 @@ class FromWorker(Later):
             warn_user(text, CacheWarning)
         if result.folder is None:
             return Failure(result.problem or "no reason was given", result.log)
-        self.seconds = result.seconds
+        self.running.compile_s = result.seconds
         made = ExecutableCache(result.folder).load(job.programs, job.parts, job.target)
         if made is None:
             return Failure(f"the executable in {result.folder} could not be read")

@@ -227,6 +227,7 @@ class Session(DeviceState):
             self.prepare()
         if take_over.over:
             self._take_over = None
+            take_over.announce()
 
     def _end(self, observers: Sequence[Observer], call: CallRecord) -> None:
         for observer in observers:
@@ -300,6 +301,13 @@ class Session(DeviceState):
                     for tensor, size in zip(source, sizes, strict=True)
                 ],
             )
+
+    def lasting_executable(self) -> Executable:
+        """What is worth keeping in a file: compiled programs, waited for if need be.
+
+        Interpreted ones if nothing else will come. What runs does not change.
+        """
+        return self.executable if self._take_over is None else self._take_over.awaited()
 
     def close(self) -> None:
         """Frees what a garbage collector would free later, and tells other processes.

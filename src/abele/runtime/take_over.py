@@ -30,11 +30,12 @@ class TakeOver:
     Attributes:
         updates: made by calls so far.
         over: nothing will change any more.
+        news: what is to be announced, once it is so.
     """
 
     def __init__(self, interpreted: Executable, later: Later, state: DeviceState):
         self._interpreted, self._later, self._state = interpreted, later, state
-        self.updates, self.over = 0, False
+        self.updates, self.over, self.news = 0, False, ""
 
     def due(self, rows: Callable[[], Sequence[torch.Tensor]]) -> Executable | None:
         """What has to run from the call on that begins; None if that stays as it is.
@@ -50,6 +51,11 @@ class TakeOver:
             self._refuse(made.problem, made.log)
             return None
         return self._compared(made, before, rows)
+
+    def awaited(self) -> Executable:
+        """The compiled programs as soon as they are there; the interpreted ones if they fail."""
+        made = self._later.wait()
+        return self._interpreted if isinstance(made, Failure) else made
 
     def _arrived(self, updates: int) -> Executable | Failure | None:
         at = self._later.at
@@ -75,7 +81,7 @@ class TakeOver:
             running.check = "one micro-batch through both"
         running.interpreted, running.since = False, updates
         self.over = True
-        self._later.announce(f"compiled programs took over at {self._unit()} {updates}")
+        self.news = f"compiled programs took over at {self._unit()} {updates}"
         return made
 
     def _refuse(self, problem: str, log: str = "") -> None:
@@ -89,7 +95,11 @@ class TakeOver:
             f"compiler's whole output.{end}",
             TakeOverWarning,
         )
-        self._later.announce(f"programs stay interpreted: {problem}")
+        self.news = f"programs stay interpreted: {problem}"
+
+    def announce(self) -> None:
+        """Says what has become of the compiled programs."""
+        self._later.announce(self.news)
 
     def _unit(self) -> str:
         return "update" if self._state.config.training else "batch"

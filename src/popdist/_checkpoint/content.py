@@ -36,6 +36,7 @@ def common(model: Any, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         "told": state["told"],
         "schedule": state["schedule"],
         "device": state["device"],
+        "programs": state["programs"],
         "optimizer": None if optimizer is None else resuming.optimizer_state(optimizer),
     }
     return _plain(joint, "optimizer"), {"buffers": buffers, "random": state["random"]}

@@ -11,6 +11,8 @@ from abele.capture import Captured
 from abele.compile.build import BuildRecord, build
 from abele.compile.cache import ExecutableCache
 from abele.compile.executable import Executable
+from abele.compile.later import Announce
+from abele.compile.start import Start
 from abele.program import Program
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
@@ -39,24 +41,40 @@ class Origin(Protocol):
         ...
 
     def built(
-        self, programs: Sequence[Program], config: StepConfig, **settings: Any
+        self, programs: Sequence[Program], config: StepConfig, *, in_stages: bool, **settings: Any
     ) -> tuple[Executable, BuildRecord]:
-        """The programs made runnable; see ``abele.build``."""
+        """The programs made runnable.
+
+        Args:
+            programs: the captured ones, or the parts of a pipeline.
+            config: how a call consumes its batch.
+            in_stages: they are parts of a pipeline.
+            settings: see ``abele.build``.
+        """
         ...
 
 
 class FromModule:
-    """The module is captured and its programs are built; an ``Origin``."""
+    """The module is captured and its programs are built; an ``Origin``.
+
+    Args:
+        start: how the first calls run.
+        announce: told in words when other programs run.
+    """
+
+    def __init__(self, start: Start, announce: Announce):
+        self._start, self._announce = start, announce
 
     def traced(self, trace: Callable[[], Traced]) -> Traced:
         """What the capture gives."""
         return trace()
 
     def built(
-        self, programs: Sequence[Program], config: StepConfig, **settings: Any
+        self, programs: Sequence[Program], config: StepConfig, *, in_stages: bool, **settings: Any
     ) -> tuple[Executable, BuildRecord]:
-        """What building gives."""
-        return build(programs, config, **settings)
+        """What building gives; stages start compiled."""
+        start = Start.WAIT if in_stages else self._start
+        return build(programs, config, start=start, announce=self._announce, **settings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,6 +133,7 @@ def compilation(
     executable, record = origin.built(
         _programs(captured, stages),
         config,
+        in_stages=stages.cut is not None,
         target=target,
         cache=_cache(options),
         log_folder=options.log_dir,

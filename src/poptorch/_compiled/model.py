@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from abele.compile.later import Announce
+from abele.compile.start import Start
 from abele.pipeline import pipelined
 from abele.program import Role
 from abele.runtime.clock import CallRecord
@@ -45,6 +47,8 @@ class CompiledModel:
         options: cache folder, log folder and whether a bar is shown.
         target: the target to use instead of choosing one.
         origin: where the programs come from, if not out of the module.
+        start: how the first calls run, if programs come out of the module.
+        announce: told in words when other programs run than before.
 
     Attributes:
         config: as given.
@@ -67,6 +71,8 @@ class CompiledModel:
         options: Options,
         target: Target | None = None,
         origin: Origin | None = None,
+        start: Start = Start.WAIT,
+        announce: Announce = lambda text: None,
     ):
         batching.check_output_period(config)
         options._Popart.check_keys()
@@ -80,7 +86,7 @@ class CompiledModel:
                 examples,
                 config,
                 rule,
-                origin or FromModule(),
+                origin or FromModule(start, announce),
                 target=target,
                 progress=progress,
             )

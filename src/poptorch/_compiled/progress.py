@@ -97,6 +97,8 @@ def _is_terminal(file: Any) -> bool:
 
 def summary(record: BuildRecord) -> str:
     """One line: which target runs, which executable, where it came from."""
+    if record.running.interpreted:
+        return f"abele: target {record.target}, {record.running.sentence()}"
     took = sum(record.seconds.values())
     origin = "loaded from the cache" if record.cache == "hit" else "made"
     return (

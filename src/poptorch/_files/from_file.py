@@ -54,9 +54,10 @@ class FromFile:
         return here
 
     def built(
-        self, programs: Sequence[Program], config: StepConfig, **settings: Any
+        self, programs: Sequence[Program], config: StepConfig, *, in_stages: bool, **settings: Any
     ) -> tuple[Executable, BuildRecord]:
         """The code of the file where it fits, else compiled from its programs."""
+        del in_stages
         with meaning(self._file.path):
             return portable_executable.restore(
                 self._file, self._content, programs, config, **settings

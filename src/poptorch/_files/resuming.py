@@ -55,7 +55,8 @@ class Resuming:
         Returns:
             ``tensors``: parameters, buffers of each replica, optimizer state, values and counters
             by ``kind/name``; ``random``: its random numbers; ``told``: the optimizer's values as
-            last set; ``schedule``: what has to be equal where it is put back; ``device``: its type.
+            last set; ``schedule``: what has to be equal where it is put back; ``device``: its type;
+            ``programs``: which programs run, in words.
 
         Raises:
             poptorch.Error: not compiled, so that there is no state yet.
@@ -69,6 +70,7 @@ class Resuming:
             "told": dict(self._optimizer.values()),
             "schedule": self._schedule(),
             "device": session.device.type,
+            "programs": self._model.get_compiled().record.running.sentence(),
         }
 
     def named_weights(self, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -171,7 +171,8 @@ class ModelFiles:
     def _contents(self, *, save_rng_state: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         model, compiled = self._model, self._model.get_compiled()
         session = compiled.session
-        described, members = portable_executable.pack(compiled.captured, session.executable)
+        made = session.lasting_executable()
+        described, members = portable_executable.pack(compiled.captured, made)
         content = {
             "version": __version__,
             "training": model.training,

@@ -47,7 +47,8 @@ class ExecutionTrace(Observer):
 
     def _of_call(self, call: CallRecord) -> Iterator[chrome_trace.Event]:
         name = f"call {self._written}"
-        yield chrome_trace.span(name, "call", call.began_ns, call.ended_ns, thread=0)
+        what = self._compiled.record.running.sentence()
+        yield chrome_trace.span(name, "call", call.began_ns, call.ended_ns, thread=0, programs=what)
         steps = zip(call.micro_steps(), batching.schedule(self._compiled.config), strict=True)
         for (begin, end), step in steps:
             what = "micro-batch and update" if step.updates else "micro-batch"

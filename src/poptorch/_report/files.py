@@ -10,6 +10,7 @@ Differs from the original: these are text files; its binary profile describes ti
 which do not exist here.
 """
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -43,13 +44,27 @@ def write_reports(compiled: CompiledModel, options: Options, seconds: float) -> 
         OSError: a file cannot be written.
     """
     _export(compiled.session.executable)
+    rewrite_reports(compiled, options, seconds)
     wanted = report_wanted(options, compiled.config.training)
-    if wanted is None:
-        return
-    if wanted.graph:
-        _write(wanted.folder, description(compiled, seconds), compiled)
-    if wanted.runs:
+    if wanted is not None and wanted.runs:
         compiled.session.add_observer(ExecutionTrace(compiled, wanted))
+
+
+def rewrite_reports(compiled: CompiledModel, options: Options, seconds: float) -> None:
+    """Writes the report anew, because other programs run than before.
+
+    Args:
+        compiled: the model.
+        options: of its wrapper.
+        seconds: how long compiling took.
+
+    Raises:
+        poptorch.Error: POPLAR_ENGINE_OPTIONS cannot be read.
+        OSError: a file cannot be written.
+    """
+    wanted = report_wanted(options, compiled.config.training)
+    if wanted is not None and wanted.graph:
+        _write(wanted.folder, description(compiled, seconds), compiled)
 
 
 def _export(executable: Executable) -> None:
@@ -70,6 +85,7 @@ def description(compiled: CompiledModel, seconds: float) -> dict[str, Any]:
         "fallback": record.fallback,
         "executable": record.executable,
         "cache": record.cache,
+        "running": {**dataclasses.asdict(record.running), "what": record.running.sentence()},
         "configuration": {
             "training": config.training,
             "device_iterations": config.device_iterations,
@@ -148,6 +164,7 @@ def _as_markdown(name: str, facts: dict[str, Any], compiled: CompiledModel) -> s
         f"# {name}",
         f"Target {facts['target']}, executable {facts['executable'][:12]}, cache "
         f"{facts['cache']}." + (f" Fallback: {facts['fallback']}" if facts["fallback"] else ""),
+        f"What runs: {facts['running']['what']}.",
         per_call,
         "## Memory",
         table(("what", "KiB"), [(what, f"{size / 1024:.1f}") for what, size in rows]),

@@ -9,6 +9,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from abele.compile.later import Announce
+from abele.compile.start import Start
 from poptorch import profiling
 from poptorch._compiled import progress
 from poptorch._compiled.compilation import Origin
@@ -17,6 +19,7 @@ from poptorch._compiled.wrapped import WrappedModel
 from poptorch._error import error
 from poptorch._files.resuming import Resuming
 from poptorch._forward import tracing
+from poptorch._logging import logger
 from poptorch._optimizers.in_use import OptimizerInUse
 from poptorch._report import files
 from poptorch._state import module_weights, per_replica
@@ -78,12 +81,14 @@ class Compiling:
         module_weights.wrap(model.user_module, executor, watch)
 
     @profiling.traced("modelCompilation")
-    def run(self, bound: Bound, origin: Origin | None = None) -> None:
+    def run(self, bound: Bound, origin: Origin | None = None, *, for_a_call: bool = False) -> None:
         """Compiles for the arguments of a call.
 
         Args:
             bound: the arguments.
             origin: where the programs come from, if not from a capture.
+            for_a_call: a call follows at once, so that its programs may be interpreted while
+                another process compiles.
 
         Raises:
             poptorch.Error: the model cannot be compiled.
@@ -94,7 +99,7 @@ class Compiling:
         started = time.perf_counter()
         self._bring_up_to_date()
         with self._translated, self._resuming.around_compiling():
-            compiled = self._make(bound, origin)
+            compiled = self._make(bound, origin, for_a_call=for_a_call)
         if options.connection_type == ConnectionType.Always:
             model.take_device()
         if self.training is not None:
@@ -103,8 +108,32 @@ class Compiling:
             self._weights.copyWeightsToHost()
         self.seconds = time.perf_counter() - started
         files.write_reports(compiled, options, self.seconds)
-        if options._show_compilation_progress_bar:
-            tqdm.write(progress.summary(compiled.record), file=sys.stderr)
+        self._say(progress.summary(compiled.record))
+
+    def _say(self, text: str) -> None:
+        """Says on a line what runs, where compiling is shown, else in the log."""
+        if self._model.options._show_compilation_progress_bar:
+            tqdm.write(text, file=sys.stderr)
+        else:
+            logger.info(text)
+
+    def _announcer(self) -> Announce:
+        """Calls ``_announce``, but does not keep this object alive."""
+        method = weakref.WeakMethod(self._announce)
+
+        def announce(text: str) -> None:
+            alive = method()
+            if alive is not None:
+                alive(text)
+
+        return announce
+
+    def _announce(self, text: str) -> None:
+        """Says that other programs run than before, in the report too."""
+        self._say(f"abele: {text}")
+        compiled = self._model.compiled
+        if compiled is not None and self.seconds is not None:
+            files.rewrite_reports(compiled, self._model.options, self.seconds)
 
     def compilationTime(self) -> datetime.timedelta:
         """How long compiling took, capture and loading included.
@@ -143,13 +172,25 @@ class Compiling:
                 "destroyed. Use the newer wrapper, or call model.destroy() first."
             )
 
-    def _make(self, bound: Bound, origin: Origin | None) -> CompiledModel:
+    def _make(self, bound: Bound, origin: Origin | None, *, for_a_call: bool) -> CompiledModel:
         model = self._model
         asked, replicas = model.per_replica_params, model.config.replicas
         groups = per_replica.groupings(asked, model.module, replicas)
         config = dataclasses.replace(model.config, replica_groups=groups)
         rule, options = self._optimizer.rule, model.options
-        model.compiled = CompiledModel(model.module, bound, config, rule, options, origin=origin)
+        start = Start(options._start_mode)
+        if start is Start.TIERED and not for_a_call:
+            start = Start.WAIT
+        model.compiled = CompiledModel(
+            model.module,
+            bound,
+            config,
+            rule,
+            options,
+            origin=origin,
+            start=start,
+            announce=self._announcer(),
+        )
         offline = model.options.connection_type == ConnectionType.Never
         self._optimizer.state.start(None if offline else model.compiled.session)
         return model.compiled

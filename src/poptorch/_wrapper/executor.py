@@ -239,7 +239,7 @@ class PoplarExecutor:
                 "Only compile() is possible; choose another connection type to run."
             )
         if not self.isCompiled():
-            self._compiling.run(bound)
+            self._compiling.run(bound, for_a_call=True)
         if not self.isAttachedToDevice():
             self.attachToDevice()
         return self._wrapped.get_compiled()

@@ -205,6 +205,9 @@ _ROOT = (
         "run", _HON, "turns the warnings into debug messages"),
     Row("_host_training_warning", "Options", "hostTrainingWarning", bool, True, None, "run", _HON,
         "whether training steps of a wrapped model that run on the host are announced; ours"),
+    Row("_start_mode", "Options", "startMode", str, "tiered", ("tiered", "wait", "interpret"),
+        "run", _HON, "whether first steps are interpreted while another process compiles; ours; "
+        "ABELE_START wins"),
     Row("_show_compilation_progress_bar", "Options", "showCompilationProgressBar", bool, True,
         None, "run", _HON, "the bar on stderr during compilation"),
     Row("_source_location_excludes", "Options", "sourceLocationExcludes", list, _excludes, None,

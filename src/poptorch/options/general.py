@@ -278,6 +278,24 @@ class Options(EarlierOptions, DeviceOptions):
         self._host_training_warning = warn
         return self
 
+    def startMode(self, mode: str) -> Self:
+        """Choose what the first calls do while nothing is compiled or cached.
+
+        An addition of this project. ``compile()`` and ``compileAndExport()`` wait for the compiler
+        unless the mode is ``interpret``. The environment variable ABELE_START wins.
+
+        Args:
+            mode: ``tiered``: interpret while another process compiles, the default; ``wait``:
+                compile first; ``interpret``: compile nothing.
+
+        Raises:
+            AssertionError: Another mode.
+        """
+        modes = ("tiered", "wait", "interpret")
+        require(mode in modes, f"startMode takes one of {', '.join(modes)}, not {mode!r}")
+        self._start_mode = mode
+        return self
+
     def showCompilationProgressBar(self, show: bool = True) -> Self:
         """Choose whether compiling shows a progress bar.
 

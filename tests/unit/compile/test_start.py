@@ -17,6 +17,11 @@ from helpers.runs import captured, rule_for
 DENSE = MODELS["dense"]
 
 
+@pytest.fixture(autouse=True)
+def _nothing_asked(monkeypatch):
+    monkeypatch.delenv("ABELE_START")
+
+
 class Slow(Keeping):
     """A target that compiles for each program."""
 

@@ -33,7 +33,7 @@ def job_of(cache=None, model="dense"):
     lowerings = {program.name: "interpreter" for program in programs}
     parts = executable.key_parts(programs, config, REFERENCE, lowerings)
     cache = None if cache is None else str(cache)
-    return Job(programs=programs, parts=parts, target=REFERENCE, cache=cache)
+    return Job(programs=programs, parts=parts, target=REFERENCE, cache=cache, threads=1)
 
 
 def done(folder, job):
@@ -56,6 +56,7 @@ def test_a_job_is_read_as_it_was_written(tmp_path):
     found = jobs.read(tmp_path)
     assert [p.text() for p in found.programs] == [p.text() for p in job.programs]
     assert (found.parts, found.target, found.cache) == (job.parts, job.target, job.cache)
+    assert found.threads == 1
 
 
 def test_a_damaged_job_is_refused(tmp_path):

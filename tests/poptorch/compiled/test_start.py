@@ -1,0 +1,245 @@
+"""First calls of a wrapped model: interpreted while another process compiles, and it says so."""
+
+import json
+import logging
+import time
+import warnings
+
+import pytest
+import torch
+
+import poptorch
+from abele import get_target
+from abele.compile.compiling import compile_programs
+from abele.compile.start import Start
+from abele.targets import Compiled
+from abele.targets.reference import Interpreter
+from conftest import usable
+from helpers.taking_over import ROUNDING, Scripted
+from helpers.wrapping import options, rows, scorer, sgd
+from poptorch._compiled import compilation
+
+
+@pytest.fixture(autouse=True)
+def _start_by_default(monkeypatch):
+    monkeypatch.delenv("ABELE_START")
+
+
+@pytest.fixture
+def scripts(monkeypatch):
+    """Target cpu without a compiler: "compiled" programs round otherwise, and come when told.
+
+    A list of what was handed to another process. ``arrive()`` of each says that it is done.
+    """
+    monkeypatch.setenv("ABELE_TARGET", "cpu")
+    cpu = get_target("cpu")
+    (inductor,) = (each for each in cpu.lowerings if each.compiles)
+
+    def rounded(program, payload=b"code"):
+        run = Interpreter().compile(program).run
+        slots = enumerate(program.inputs)
+        written = [i for i, s in slots if s.mutated and s.dtype.is_floating_point]
+
+        def call(inputs):
+            tensors = [inputs[index] for index in written]
+            outputs = run(inputs)
+            for tensor in tensors:
+                tensor.mul_(1 + ROUNDING)
+            return outputs
+
+        return Compiled(call, payload)
+
+    monkeypatch.setattr(inductor, "compile", rounded)
+    monkeypatch.setattr(inductor, "load", rounded)
+    monkeypatch.setattr(cpu, "cannot_compile", lambda: None)
+    handed = []
+
+    class InTurn(Scripted):
+        def __init__(self, job, running, at, announce):
+            super().__init__(at=at)
+            self.running, self.announce, self._job = running, announce, job
+            handed.append(self)
+
+        def arrive(self):
+            job = self._job
+            self.outcome = compile_programs(job.target, job.programs, job.parts)
+
+        def wait(self):
+            self.arrive()
+            return super().wait()
+
+    monkeypatch.setattr("abele.compile.tiers.FromWorker", InTurn)
+    return handed
+
+
+def trainer(**settings):
+    model = scorer()
+    return poptorch.trainingModel(model, options(**settings), sgd(model))
+
+
+def test_a_call_interprets_until_the_compiled_programs_are_there(scripts, caplog):
+    wrapped = trainer()
+    with caplog.at_level(logging.INFO, "poptorch::python"):
+        wrapped(*rows(4)), wrapped(*rows(4))
+        assert wrapped.build_record.running.interpreted
+        scripts[0].arrive()
+        wrapped(*rows(4))
+    assert [record.message for record in caplog.records] == [
+        "abele: target cpu, programs are interpreted until compiled ones are ready",
+        "abele: compiled programs took over at update 2",
+    ]
+    assert wrapped.build_record.running.since == 2
+    assert wrapped.target == "cpu"
+
+
+def test_a_shown_compilation_says_it_on_a_line(scripts, capsys):
+    wrapped = trainer(showCompilationProgressBar=True)
+    wrapped(*rows(4))
+    scripts[0].arrive()
+    wrapped(*rows(4))
+    said = capsys.readouterr().err
+    assert "abele: target cpu, programs are interpreted until compiled ones are ready" in said
+    assert said.endswith("abele: compiled programs took over at update 1\n")
+
+
+def test_interpreted_steps_are_those_of_the_reference(scripts, monkeypatch):
+    wrapped = trainer()
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    plain = trainer()
+    for seed in range(3):
+        for mine, other in zip(wrapped(*rows(4, seed)), plain(*rows(4, seed)), strict=True):
+            torch.testing.assert_close(mine, other, rtol=0, atol=0)
+    torch.testing.assert_close(wrapped.model.fc.weight, plain.model.fc.weight, rtol=0, atol=0)
+
+
+def test_compile_waits(scripts):
+    wrapped = trainer()
+    wrapped.compile(*rows(4))
+    assert not scripts
+    assert not wrapped.build_record.running.interpreted
+
+
+@pytest.mark.parametrize("mode", ["wait", "interpret"])
+def test_an_option_chooses(mode, scripts):
+    wrapped = trainer(startMode=mode)
+    wrapped(*rows(4))
+    assert not scripts
+    assert wrapped.build_record.running.start == mode
+    assert wrapped.build_record.running.interpreted == (mode == "interpret")
+
+
+def test_the_environment_wins(scripts, monkeypatch):
+    monkeypatch.setenv("ABELE_START", "wait")
+    trainer(startMode="tiered")(*rows(4))
+    assert not scripts
+
+
+def test_another_mode_is_refused():
+    said = "startMode takes one of tiered, wait, interpret, not 'soon'"
+    with pytest.raises(AssertionError, match=said):
+        options(startMode="soon")
+
+
+def test_an_unknown_start_of_the_environment_is_an_error(monkeypatch):
+    monkeypatch.setenv("ABELE_START", "soon")
+    with pytest.raises(poptorch.Error, match="ABELE_START='soon' was found"):
+        trainer()(*rows(4))
+
+
+def test_a_saved_model_has_compiled_code(scripts, tmp_path):
+    wrapped = trainer()
+    wrapped(*rows(4))
+    wrapped.save(tmp_path / "model.poptorch")  # waits for it
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a RecompiledWarning
+        loaded = poptorch.load(str(tmp_path / "model.poptorch"))
+    assert not loaded.build_record.running.interpreted
+    for mine, other in zip(wrapped(*rows(4)), loaded(*rows(4)), strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=0)
+
+
+def test_a_report_says_which_programs_run(scripts, tmp_path):
+    wrapped = trainer(enableProfiling=str(tmp_path))
+    wrapped(*rows(4))
+    folder = tmp_path / "training"
+
+    def running():
+        return json.loads((folder / "report.json").read_text())["running"]
+
+    assert running()["what"] == "programs are interpreted until compiled ones are ready"
+    scripts[0].arrive()
+    wrapped(*rows(4))
+    assert (running()["interpreted"], running()["since"]) == (False, 1)
+    assert (
+        "compiled programs run since update 1, interpreted before"
+        in (folder / "report.md").read_text()
+    )
+    calls = [event for event in json.loads((folder / "steps.json").read_text()) if "ts" in event]
+    assert [event["args"]["programs"] for event in calls if event["cat"] == "call"] == [
+        "programs are interpreted until compiled ones are ready",
+        "compiled programs run since update 1, interpreted before",
+    ]
+
+
+def test_a_kept_state_says_which_programs_ran(scripts):
+    from poptorch import resuming
+
+    wrapped = trainer()
+    wrapped(*rows(4))
+    assert resuming.state_of(wrapped)["programs"] == scripts[0].running.sentence()
+
+
+def test_destroying_a_model_ends_the_process(scripts):
+    wrapped = trainer()
+    wrapped(*rows(4))
+    wrapped.destroy()
+    assert scripts[0].closed
+
+
+def test_a_take_over_at_a_named_update_repeats_a_run(scripts, monkeypatch):
+    monkeypatch.setenv("ABELE_SWAP_AT", "2")
+    weights = []
+    for _ in range(2):
+        wrapped = trainer()
+        for seed in range(4):
+            wrapped(*rows(4, seed))
+        assert wrapped.build_record.running.since == 2
+        weights.append(wrapped.model.fc.weight.detach().clone())
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+
+
+def test_stages_start_compiled(monkeypatch):
+    asked = []
+
+    def build(programs, config, *, start, **settings):
+        asked.append(start)
+        return None, None
+
+    monkeypatch.setattr(compilation, "build", build)
+    origin = compilation.FromModule(Start.TIERED, print)
+    for in_stages in (True, False):
+        origin.built((), None, in_stages=in_stages)
+    assert asked == [Start.WAIT, Start.TIERED]
+
+
+@pytest.mark.compiler
+def test_with_a_compiler(tmp_path, monkeypatch):
+    """Everything for real: another process compiles, the check passes, the cache keeps it."""
+    usable("cpu")
+    monkeypatch.setenv("ABELE_TARGET", "cpu")
+    monkeypatch.setenv("ABELE_SWAP_AT", "2")
+    settings = {"enableExecutableCaching": str(tmp_path)}
+    wrapped = trainer(**settings)
+    started = time.monotonic()
+    wrapped(*rows(4))
+    first_s = time.monotonic() - started
+    for _ in range(3):
+        wrapped(*rows(4))
+    running = wrapped.build_record.running
+    assert (running.since, running.check) == (2, "one micro-batch through both")
+    assert running.compile_s > first_s, "the first call waited for the compiler"
+    again = trainer(**settings)
+    for _ in range(4):
+        again(*rows(4))
+    assert again.build_record.cache == "hit"
+    torch.testing.assert_close(wrapped.model.fc.weight, again.model.fc.weight, rtol=0, atol=0)
