@@ -1,10 +1,13 @@
 """Compiled programs take over between two calls, after a comparison, and are never waited for."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
 from abele.compile.later import Failure, TakeOverWarning
+from abele.errors import TrappedError
 from abele.ops.print_tensor import Layout, print_tensor
 from abele.runtime import state
 from abele.step.config import OutputMode, StepConfig
@@ -13,6 +16,11 @@ from helpers.runs import captured, rule_for
 from helpers.taking_over import Rounded, Scripted, both, session_of
 
 DENSE = MODELS["dense"]
+HALF = dataclasses.replace(
+    DENSE,
+    make=lambda: DENSE.make().half(),
+    data=lambda rows, g: tuple(tensor.half() for tensor in DENSE.data(rows, g)),
+)
 NORMALISED = MODELS["batch norm and dropout"]  # its convolution's bias has no true gradient
 
 
@@ -153,6 +161,24 @@ def test_programs_that_compute_something_else_do_not_take_over():
     assert session.executable is interpreted
     assert script.closed
     steps(session, DENSE.batches(1))  # and no second warning
+
+
+def test_traps_and_their_magnitudes_follow():
+    session, script, compiled = case(trap_exceptions=True)
+    steps(session, DENSE.batches(1))
+    script.outcome = compiled
+    steps(session, DENSE.batches(1))
+    assert session.executable is compiled
+    (batch,) = DENSE.batches(1)
+    with pytest.raises(TrappedError, match="overflow"):
+        session.step([batch[0], batch[1] * 1e30])
+
+
+def test_half_weights_may_differ_by_more():
+    session, script, compiled = case(HALF, target=Rounded(1.001))
+    script.outcome = compiled
+    steps(session, HALF.batches(1))
+    assert session.executable is compiled
 
 
 def test_a_failed_compilation_costs_one_warning():
