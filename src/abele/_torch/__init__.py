@@ -419,6 +419,13 @@ def option_for_threads() -> dict[str, Any]:
     return {"cpp.threads": max(2, torch.get_num_threads())}
 
 
+def compiler_cache_folder() -> str:
+    """Return where Inductor keeps what it makes; that stays so if temporary files move."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return cache_dir()
+
+
 def options_for_kernels(library: Path, declarations: Mapping[OpOverload, str]) -> dict[str, Any]:
     """Inductor settings that call operators through C functions linked from a static library.
 

@@ -12,6 +12,7 @@ import dataclasses
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from abele import _torch
 from abele.compile import executable, jobs
 from abele.compile.cache import CacheWarning, ExecutableCache
 from abele.compile.compiling import compile_programs
@@ -70,6 +72,7 @@ def _made(folder: Path) -> Result:
 def _compiled(job: Job, cache: ExecutableCache, alone: ExecutableCache) -> Result:
     """Compiles and stores; in the job's own folder if the cache cannot be written."""
     torch.set_num_threads(job.threads)
+    _keep_temporary_files_in(alone.folder)
     started = time.perf_counter()
     made = compile_programs(job.target, job.programs, job.parts)
     seconds = time.perf_counter() - started
@@ -77,6 +80,15 @@ def _compiled(job: Job, cache: ExecutableCache, alone: ExecutableCache) -> Resul
         if place.store(made):
             return Result(folder=str(place.folder), seconds=seconds)
     return Result(problem="the executable could not be written", seconds=seconds)
+
+
+def _keep_temporary_files_in(folder: Path) -> None:
+    """Also those of torch's compiler, which would stay behind if this process is killed.
+
+    Not before: where locks are is for all processes the same.
+    """
+    _torch.compiler_cache_folder()
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
 
 
 def _end_with(parent: int) -> None:

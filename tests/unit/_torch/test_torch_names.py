@@ -275,6 +275,15 @@ def test_inductor_knows_our_settings():
     assert not inductor_has("cpp.no_such_setting")
 
 
+def test_inductors_folder_stays_where_it_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "made"))
+    assert _torch.compiler_cache_folder() == str(tmp_path / "made")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    folder = _torch.compiler_cache_folder()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert _torch.compiler_cache_folder() == folder
+
+
 def test_preloading_is_for_the_main_process_only(monkeypatch):
     imported = []
     monkeypatch.setattr(importlib, "import_module", imported.append)

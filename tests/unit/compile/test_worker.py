@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -36,11 +37,19 @@ def job_of(cache=None, model="dense"):
     return Job(programs=programs, parts=parts, target=REFERENCE, cache=cache, threads=1)
 
 
-def done(folder, job):
-    """What a process that compiles leaves."""
-    jobs.write(folder, job)
-    worker.do(folder)
-    return jobs.read_result(folder)
+@pytest.fixture
+def done(monkeypatch):
+    """What a process that compiles leaves, as a function of a folder and a job."""
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("TMPDIR", tempfile.gettempdir())
+    monkeypatch.setattr("tempfile.tempdir", tempfile.tempdir)
+
+    def do(folder, job):
+        jobs.write(folder, job)
+        worker.do(folder)
+        return jobs.read_result(folder)
+
+    return do
 
 
 def stored(folder, job):
@@ -99,27 +108,27 @@ def test_operators_of_the_user_are_named():
 # -- the result ----------------------------------------------------------------------------
 
 
-def test_the_executable_goes_into_the_cache(tmp_path):
+def test_the_executable_goes_into_the_cache(done, tmp_path):
     job = job_of(tmp_path / "cache")
     result = done(tmp_path, job)
     assert result.folder == str(tmp_path / "cache")
     assert stored(result.folder, job).key == executable.key_of(job.parts)
 
 
-def test_without_a_cache_it_goes_into_the_folder_of_the_job(tmp_path):
+def test_without_a_cache_it_goes_into_the_folder_of_the_job(done, tmp_path):
     job = job_of()
     result = done(tmp_path, job)
     assert result.folder == str(tmp_path)
     assert stored(tmp_path, job) is not None
 
 
-def test_what_another_process_has_stored_is_not_compiled_again(tmp_path):
+def test_what_another_process_has_stored_is_not_compiled_again(done, tmp_path):
     job = job_of(tmp_path / "cache")
     assert done(tmp_path, job).seconds > 0
     assert done(tmp_path, job) == Result(folder=job.cache)
 
 
-def test_a_cache_that_cannot_be_written_costs_a_warning(tmp_path):
+def test_a_cache_that_cannot_be_written_costs_a_warning(done, tmp_path):
     (tmp_path / "cache").write_text("no folder")
     job = job_of(tmp_path / "cache")
     result = done(tmp_path, job)
@@ -127,7 +136,12 @@ def test_a_cache_that_cannot_be_written_costs_a_warning(tmp_path):
     assert "could not be cached" in result.warnings[0]
 
 
-def test_an_error_is_told(tmp_path, monkeypatch):
+def test_temporary_files_lie_in_the_folder_of_the_job(done, tmp_path):
+    done(tmp_path, job_of())
+    assert tempfile.gettempdir() == os.environ["TMPDIR"] == str(tmp_path)
+
+
+def test_an_error_is_told(done, tmp_path, monkeypatch):
     monkeypatch.setattr(type(REFERENCE), "cannot_compile", lambda self: "it is full")
     result = done(tmp_path, job_of())
     assert result.problem == "Target 'reference' cannot compile: it is full (TargetError)"
