@@ -84,6 +84,6 @@ def message(node: torch.fx.Node, line: str, low: int, high: int, ignored: int | 
 
 def line_of(node: torch.fx.Node) -> str:
     """Return the user's line that an operator comes from, or nothing."""
-    found = user_line(node.meta.get("stack_trace"))
+    frame = user_line(node.meta.get("stack_trace"))
     custom = node.meta.get("custom") or {}
-    return f"{found[0]}:{found[1]} in {found[2]}" if found else custom.get("of_line", "")
+    return f"{frame[0]}:{frame[1]} in {frame[2]}" if frame else custom.get("of_line", "")

@@ -36,12 +36,12 @@ def load_model(
     """Loads a compiled file; see ``SambaSession.trace_graph``."""
     named, keywords = arguments.named_inputs(inputs)
     check_indices(loss_indices)
-    found = _optimizers.as_list(optimizers)
+    listed = _optimizers.as_list(optimizers)
     with _pef.opened(pef) as file:
-        rule = rule_of(model, optimizers, inference=not found)
+        rule = rule_of(model, optimizers, inference=not listed)
         described = _pef.interface(model, named, keywords, rule, loss_indices)
         _pef.check(file.path, file.content["interface"], described)
-        return _load(file, model, named, keywords, rule, found)
+        return _load(file, model, named, keywords, rule, listed)
 
 
 def _load(

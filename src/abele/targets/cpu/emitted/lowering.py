@@ -23,6 +23,7 @@ class Emitted(Lowering):
     """C++ of our own, compiled in seconds."""
 
     name = "emitted"
+    compiles = True
     passes = (few_channel_convolutions, summed_products)
 
     def why(self, program: Program) -> str | None:
