@@ -8,20 +8,23 @@
 #include <cstdint>
 #include <limits>
 
+// A loop with a call in it is no vector code.
+#define ABELE_INLINE inline __attribute__((always_inline))
+
 namespace abele {
 
 using Index = int64_t;
 
-inline float bits_to_float(int32_t bits) { return __builtin_bit_cast(float, bits); }
+ABELE_INLINE float bits_to_float(int32_t bits) { return __builtin_bit_cast(float, bits); }
 
 // 2^n p for n in -252..254: two factors, since one of them alone may be out of range.
-inline float scaled(float p, int32_t n) {
+ABELE_INLINE float scaled(float p, int32_t n) {
   const int32_t half = n >> 1;
   return p * bits_to_float((half + 127) << 23) * bits_to_float((n - half + 127) << 23);
 }
 
 // At most 1 unit in the last place off; exp(r) = 1 + r + r^2 P(r) for |r| <= ln(2) / 2.
-inline float exp(float x) {
+ABELE_INLINE float exp(float x) {
   float bounded = x > 89.0f ? 89.0f : x;
   bounded = bounded < -104.0f ? -104.0f : bounded;
   const float n = std::nearbyintf(bounded * 1.44269504f);
@@ -35,13 +38,13 @@ inline float exp(float x) {
   p = std::fmaf(p * r, r, r) + 1.0f;
   return scaled(p, static_cast<int32_t>(n));
 }
-inline double exp(double x) { return std::exp(x); }
+ABELE_INLINE double exp(double x) { return std::exp(x); }
 
-inline float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
-inline double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
+ABELE_INLINE float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
+ABELE_INLINE double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
 // tanh(x) = x + x^3 P(x^2) below 0.63; beyond, from exp(2 |x|).
-inline float tanh(float x) {
+ABELE_INLINE float tanh(float x) {
   const float magnitude = std::fabs(x), s = x * x;
   float p = 0.0021180152f;
   p = std::fmaf(p, s, -0.0081506940f);
@@ -53,10 +56,10 @@ inline float tanh(float x) {
   const float large = 1.0f - 2.0f / (exp(magnitude + magnitude) + 1.0f);
   return magnitude < 0.63f ? small : std::copysign(large, x);
 }
-inline double tanh(double x) { return std::tanh(x); }
+ABELE_INLINE double tanh(double x) { return std::tanh(x); }
 
 // erf(x) = x + x P(x^2) below 0.94; beyond, 1 - exp(-x (1 + Q(x))), and 1 from 4 on.
-inline float erf(float x) {
+ABELE_INLINE float erf(float x) {
   const float magnitude = std::fabs(x), s = x * x;
   float p = 8.1937768e-5f;
   p = std::fmaf(p, s, -8.0998766e-4f);
@@ -78,11 +81,11 @@ inline float erf(float x) {
   const float result = magnitude < 0.94f ? small : std::copysign(large, x);
   return x == x ? result : x;
 }
-inline double erf(double x) { return std::erf(x); }
+ABELE_INLINE double erf(double x) { return std::erf(x); }
 
 // With `tangent` the approximation by tanh, otherwise exact.
 template <bool tangent, class T>
-inline T gelu(T x) {
+ABELE_INLINE T gelu(T x) {
   if (tangent) {
     const T inner = T(0.79788456080286536) * (x + T(0.044715) * x * x * x);
     return T(0.5) * x * (T(1) + tanh(inner));
@@ -90,7 +93,7 @@ inline T gelu(T x) {
   return T(0.5) * x * (T(1) + erf(x * T(0.70710678118654752)));
 }
 template <bool tangent, class T>
-inline T gelu_backward(T grad, T x) {
+ABELE_INLINE T gelu_backward(T grad, T x) {
   if (tangent) {
     const T inner = T(0.79788456080286536) * (x + T(0.044715) * x * x * x);
     const T t = tanh(inner);
@@ -103,10 +106,10 @@ inline T gelu_backward(T grad, T x) {
 
 // As torch has them: NaN of either operand is the result.
 template <class T>
-inline T maximum(T a, T b) { return (a != a) | (a > b) ? a : b; }
+ABELE_INLINE T maximum(T a, T b) { return (a != a) | (a > b) ? a : b; }
 template <class T>
-inline T minimum(T a, T b) { return (a != a) | (a < b) ? a : b; }
+ABELE_INLINE T minimum(T a, T b) { return (a != a) | (a < b) ? a : b; }
 template <class T>
-inline T relu(T x) { return x < T(0) ? T(0) : x; }
+ABELE_INLINE T relu(T x) { return x < T(0) ? T(0) : x; }
 
 }  // namespace abele
