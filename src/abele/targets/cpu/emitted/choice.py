@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, cast
 
 import torch
 
@@ -58,7 +59,8 @@ def _is_expressible(node: torch.fx.Node) -> bool:
 
 def _values(node: torch.fx.Node) -> Iterator[torch.Tensor]:
     for each in (node, *node.all_input_nodes):
-        value = each.meta.get("val")
-        for one in value if isinstance(value, list | tuple) else (value,):
+        value: Any = each.meta.get("val")
+        several = cast("list[Any]", value) if isinstance(value, list | tuple) else [value]
+        for one in several:
             if isinstance(one, torch.Tensor):
                 yield one

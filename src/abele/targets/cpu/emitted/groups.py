@@ -28,7 +28,7 @@ class Unit:
     operations: list[Operation]
     shape: tuple[int, ...] | None = None
     size: int = -1
-    before: set[Unit] = dataclasses.field(default_factory=set)
+    before: set[Unit] = dataclasses.field(default_factory=lambda: set[Unit]())
 
     @property
     def elementwise(self) -> bool:

@@ -15,6 +15,9 @@ from abele.targets.cpu.emitted.pointwise import TYPES
 # Waking a thread costs microseconds; it should have this many elements' operations to do.
 _WORK_PER_THREAD = 16384
 
+# Memory, the first element in it, and the strides with which a loop reads or writes it.
+_Key = tuple[Buffer, int, tuple[int, ...]]
+
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
@@ -54,7 +57,7 @@ class _Writer:
         self._written: set[int] = set()
         self._names = 0
         # Registers that hold an element of a tensor: by its memory and where in it.
-        self._values: dict[tuple[Buffer, int, tuple[int, ...]], str] = {}
+        self._values: dict[_Key, str] = {}
 
     def kernel(self) -> Kernel:
         accesses = self._accesses()
@@ -77,13 +80,13 @@ class _Writer:
 
     def _accesses(self) -> list[Place]:
         """Everything that may be read or written, the first result first."""
-        result: dict[tuple, Place] = {}
+        result: dict[_Key, Place] = {}
         for each in self._operations:
             for place in (each.result, *each.reads):
                 result.setdefault(self._key(place), place)
         return list(result.values())
 
-    def _key(self, place: Place) -> tuple[Buffer, int, tuple[int, ...]]:
+    def _key(self, place: Place) -> _Key:
         return place.buffer, place.offset, self._stride(place)
 
     def _stride(self, place: Place) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -113,10 +113,13 @@ def places_changed(value: Any, change: Callable[[Place], Any]) -> Any:
     """``value`` with every place in it changed."""
     if isinstance(value, Place):
         return change(value)
-    if isinstance(value, tuple | list):
-        return type(value)(places_changed(each, change) for each in value)
+    if isinstance(value, tuple):
+        return tuple(places_changed(each, change) for each in cast("tuple[Any, ...]", value))
+    if isinstance(value, list):
+        return [places_changed(each, change) for each in cast("list[Any]", value)]
     if isinstance(value, dict):
-        return {name: places_changed(each, change) for name, each in value.items()}
+        items = cast("dict[str, Any]", value).items()
+        return {name: places_changed(each, change) for name, each in items}
     return value
 
 

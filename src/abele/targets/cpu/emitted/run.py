@@ -16,6 +16,8 @@ from abele.targets.cpu.emitted.places import Buffer, Kind, Place
 from abele.targets.cpu.emitted.source import Segment, Source
 
 _Part = Callable[[int], None]
+# The number of an input, the input, and a copy of it in the order that the code expects.
+_Copy = tuple[int, torch.Tensor, torch.Tensor]
 
 
 class Runner:
@@ -54,6 +56,7 @@ class Runner:
         self._alone = not any(isinstance(each, Foreign) for each in source.parts)
         self._inputs = translation.inputs
         self._of_caller = [slot.role is Role.INPUT for slot in program.inputs]
+        self._written = [slot.mutated for slot in program.inputs]
         self._addresses = [0] * len(self._inputs)
         self._outputs = translation.outputs
 
@@ -70,7 +73,7 @@ class Runner:
                 return self._run(inputs)
 
     def _run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        copies: list[_Copy] = []  # they live until the call ends
         addresses, of_caller = self._addresses, self._of_caller
         for index, tensor in enumerate(inputs):
             # Where the same state lies as before, everything is known of it.
@@ -84,23 +87,22 @@ class Runner:
             self._tensor(place) if result is None else result
             for place, result in zip(self._outputs, made, strict=True)
         ]
-        for tensor, ordered in copies:
-            with torch.no_grad():
-                tensor.copy_(ordered)
+        for index, tensor, ordered in copies:
+            if self._written[index]:
+                with torch.no_grad():
+                    tensor.copy_(ordered)
         inputs.clear()
         self._memory.clear()
         return outputs
 
-    def _take(
-        self, index: int, tensor: torch.Tensor, copies: list[tuple[torch.Tensor, torch.Tensor]]
-    ) -> None:
+    def _take(self, index: int, tensor: torch.Tensor, copies: list[_Copy]) -> None:
         """Note where an input lies; a copy takes its place if its elements lie in another order."""
         place = self._inputs[index]
         address = tensor.data_ptr()
         if not place.stride_is(tensor.stride()):
             ordered = torch.empty_strided(place.shape, place.stride, dtype=place.dtype)
             with torch.no_grad():
-                copies.append((tensor, ordered.copy_(tensor)))
+                copies.append((index, tensor, ordered.copy_(tensor)))
             tensor, address = ordered, 0
         self._addresses[index] = address
         entry = self._entries.get(place.buffer)

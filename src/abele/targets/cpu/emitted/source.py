@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from abele.targets.cpu.emitted import loops
 from abele.targets.cpu.emitted.groups import Unit
@@ -57,7 +57,7 @@ class Source:
 
 
 def write(
-    units: Sequence[Unit], offsets: dict[Buffer, int], kept: dict[Unit, Collection[Buffer]]
+    units: Sequence[Unit], offsets: dict[Buffer, int], kept: Mapping[Unit, Collection[Buffer]]
 ) -> Source:
     """Write the file for units in their order.
 
@@ -70,7 +70,7 @@ def write(
 
 
 class _Writer:
-    def __init__(self, offsets: dict[Buffer, int], kept: dict[Unit, Collection[Buffer]]):
+    def __init__(self, offsets: dict[Buffer, int], kept: Mapping[Unit, Collection[Buffer]]):
         self._offsets, self._kept = offsets, kept
         self._names: dict[str, str] = {}  # of functions, by their text
         self._table: dict[Buffer, int] = {}

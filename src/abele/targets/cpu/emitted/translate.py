@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from abele._torch import OpOverload
+from abele._torch import OpOverload, schema_of
 from abele.program import Program, is_getitem, is_view, returned_nodes
 from abele.targets.cpu.emitted import calls
 from abele.targets.cpu.emitted.expressions import RULES
@@ -79,7 +79,8 @@ class Translator:
         stride = contiguous_stride(shape) if stride is None else tuple(stride)
         if not is_dense(shape, stride):
             stride = contiguous_stride(shape)
-        buffer = self._buffer(Kind.ARENA, dtype, math.prod(shape))
+        self._made += 1
+        buffer = Buffer(Kind.ARENA, self._made, dtype, math.prod(shape))
         return Place(buffer, tuple(shape), stride)
 
     def new_like(self, node: torch.fx.Node, index: int | None = None) -> Place:
@@ -87,19 +88,12 @@ class Translator:
         value = node.meta["val"] if index is None else node.meta["val"][index]
         return self.new(tuple(value.shape), value.dtype, value.stride())
 
-    def _buffer(
-        self, kind: Kind, dtype: torch.dtype, size: int, index: int | None = None
-    ) -> Buffer:
-        if index is None:
-            self._made += 1
-            index = self._made
-        return Buffer(kind, index, dtype, size)
-
     def _owned(self, kind: Kind, index: int, value: torch.Tensor) -> Place:
+        """The place of a tensor in memory that others own."""
         shape, stride = tuple(value.shape), tuple(value.stride())
         extent = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
         size = extent if math.prod(shape) else 0
-        return Place(self._buffer(kind, value.dtype, size, index), shape, stride)
+        return Place(Buffer(kind, index, value.dtype, size), shape, stride)
 
     def moved(self, place: Place, target: Place) -> bool:
         """Let a tensor be made where a copy of it would go, if nothing forbids it.
@@ -149,24 +143,29 @@ class Translator:
         return result
 
     def _call(self, node: torch.fx.Node) -> None:
+        arguments: Any = node.args
         if is_getitem(node):
-            self.places[node] = self.places[node.args[0]][node.args[1]]
+            self.places[node] = self.places[arguments[0]][arguments[1]]
         elif not (self._view(node) or self._written(node) or self._by_rule(node)):
             handler = calls.HANDLERS.get(node.target)
             if handler is None or not self._known(node) or not handler(self, node):
                 self._foreign(node)
 
     def _known(self, node: torch.fx.Node) -> bool:
-        values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
-        flat = [
-            v for value in values for v in (value if isinstance(value, list | tuple) else [value])
-        ]
-        return all(isinstance(v, torch.Tensor) and v.dtype in TYPES for v in flat if v is not None)
+        """Whether loops know the types of all tensors that it reads and makes."""
+        nodes = (node, *node.all_input_nodes)
+        values = [value for each in nodes for value in _several(each.meta.get("val"))]
+        return all(
+            isinstance(value, torch.Tensor) and value.dtype in TYPES
+            for value in values
+            if value is not None
+        )
 
     def _view(self, node: torch.fx.Node) -> bool:
+        """An operator whose result are elements of its argument: no code, another place."""
         if not (is_view(node) or node.target in _VIEWS):
             return False
-        source = node.args[0]
+        source, *arguments = cast("tuple[Any, ...]", node.args)
         place = self.places[source]
         if not isinstance(place, Place):
             return False
@@ -174,24 +173,22 @@ class Translator:
         value = memory.as_strided(place.shape, place.stride, place.offset)
         call: Any = aten.view.default if node.target in _VIEWS[:1] else node.target
         try:
-            viewed = call(value, *node.args[1:], **node.kwargs)
+            viewed = call(value, *arguments, **node.kwargs)
         except RuntimeError:  # its elements do not lie so that they could be seen in this way
             return self._reshaped(node, place)
-        views = viewed if isinstance(viewed, list | tuple) else [viewed]
+        views: list[torch.Tensor] = _several(viewed)
         if any(view.dtype is not place.dtype for view in views):
             return False
-        results = [
-            Place(place.buffer, tuple(v.shape), v.stride(), v.storage_offset()) for v in views
-        ]
-        if (
-            node.target is aten.reshape.default
-            and viewed.untyped_storage() is not memory.untyped_storage()
-        ):
+        if any(view.untyped_storage() is not memory.untyped_storage() for view in views):
             return self._reshaped(node, place)
-        self.places[node] = results if isinstance(viewed, list | tuple) else results[0]
+        results = [
+            Place(place.buffer, tuple(v.shape), v.stride(), int(v.storage_offset())) for v in views
+        ]
+        self.places[node] = results[0] if isinstance(viewed, torch.Tensor) else results
         return True
 
     def _reshaped(self, node: torch.fx.Node, place: Place) -> bool:
+        """A view of elements that first have to be copied into their order."""
         if place.dtype not in TYPES:
             return False
         value = node.meta["val"]
@@ -203,7 +200,8 @@ class Translator:
         """A value that becomes the new content of a slot."""
         if node.target is not aten.copy_.default:
             return False
-        slot, value = (self.places[each] for each in node.args[:2])
+        arguments: Any = node.args
+        slot, value = (self.places[each] for each in arguments[:2])
         self.places[node] = slot
         if slot.dtype not in TYPES or value.dtype not in TYPES:
             return False
@@ -216,12 +214,14 @@ class Translator:
         return True
 
     def _by_rule(self, node: torch.fx.Node) -> bool:
+        """An elementwise operator as an expression."""
         rule, value = RULES.get(node.target), node.meta.get("val")
         if rule is None or not isinstance(value, torch.Tensor) or value.dtype not in TYPES:
             return False
         if rule.floating and not value.dtype.is_floating_point:
             return False
-        names = [argument.name for argument in _schema(node).arguments if not argument.kwarg_only]
+        arguments = schema_of(cast("OpOverload", node.target)).arguments
+        names = [argument.name for argument in arguments if not argument.kwarg_only]
         scalars = {"alpha", "value", "approximate", "rounding_mode"} & set(node.kwargs)
         positional = dict(zip(names, node.args, strict=False))
         extra = {name: node.kwargs[name] for name in node.kwargs if name in (*names, *scalars)}
@@ -245,30 +245,29 @@ class Translator:
         return place
 
     def _foreign(self, node: torch.fx.Node) -> None:
-        arguments = torch.fx.map_arg(node.args, lambda each: self.places[each])
-        options = torch.fx.map_arg(node.kwargs, lambda each: self.places[each])
+        """Leave an operator to torch."""
+        arguments: Any = torch.fx.map_arg(node.args, lambda each: self.places[each])
+        options: Any = torch.fx.map_arg(node.kwargs, lambda each: self.places[each])
         value = node.meta.get("val")
+        results = [self._made_by_torch(each) for each in _several(value)]
         several = isinstance(value, list | tuple)
-        values = list(value) if several else [value]
-        results = [self._made_by_torch(each) for each in values]
         self.places[node] = results if several else results[0]
-        reads = [self.places[each] for each in node.all_input_nodes]
-        reads = [p for each in reads for p in (each if isinstance(each, list) else [each]) if p]
+        used = [_several(self.places[each]) for each in node.all_input_nodes]
+        reads = [place for each in used for place in each if place is not None]
         writes = [each for each in results if each is not None]
         if node.target is aten.copy_.default:
-            self.places[node] = self.places[node.args[0]]
-            writes = [self.places[node]]
-            results = []
-        target: Any = _copied(node.target) if is_view(node) else node.target
+            writes, results = [arguments[0]], []
+            self.places[node] = arguments[0]
+        target: Any = node.target
+        if is_view(node) and any(place.buffer.kind is not Kind.FOREIGN for place in reads):
+            target = _copied(target)
         self.add(Foreign(0, reads, writes, node, target, arguments, options, results, several))
 
     def _made_by_torch(self, value: Any) -> Place | None:
         if not isinstance(value, torch.Tensor):
             return None
-        shape, stride = tuple(value.shape), tuple(value.stride())
-        extent = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
-        size = extent if math.prod(shape) else 0
-        return Place(self._buffer(Kind.FOREIGN, value.dtype, size), shape, stride)
+        self._made += 1
+        return self._owned(Kind.FOREIGN, self._made, value)
 
     # -- results ---------------------------------------------------------------------------
 
@@ -283,11 +282,8 @@ class Translator:
         if place.buffer.kind is Kind.FOREIGN and (place.whole or place.dtype not in TYPES):
             return place
         shape = place.shape
-        result = Place(
-            self._buffer(Kind.OUTPUT, place.dtype, math.prod(shape), index),
-            shape,
-            contiguous_stride(shape),
-        )
+        buffer = Buffer(Kind.OUTPUT, index, place.dtype, math.prod(shape))
+        result = Place(buffer, shape, contiguous_stride(shape))
         self.pointwise([place], "{0}".format, result)
         return result
 
@@ -304,12 +300,13 @@ def _copied(target: Any) -> Any:
     return call
 
 
-def _schema(node: torch.fx.Node) -> Any:
-    assert isinstance(node.target, OpOverload)
-    return node.target._schema
+def _several(value: Any) -> list[Any]:
+    """One value, or those of a list."""
+    return list(cast("list[Any]", value)) if isinstance(value, list | tuple) else [value]
 
 
 def _types(rule: Rule, operands: list[Any], result: torch.dtype) -> list[torch.dtype]:
+    """To which type each operand is converted."""
     if rule.promoted:
         common = operands[0].dtype if isinstance(operands[0], Place) else result
         samples = [_sample(each) for each in operands]
