@@ -48,4 +48,4 @@ def test_the_printed_program_is_the_golden_one(name, make, update_golden):
 
 
 def test_no_golden_file_is_left_over():
-    assert {path.name for path in FOLDER.iterdir()} == {f"{name}.py.txt" for name in GOLDEN}
+    assert {path.name for path in FOLDER.glob("*.py.txt")} == {f"{name}.py.txt" for name in GOLDEN}

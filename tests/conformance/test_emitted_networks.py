@@ -1,0 +1,103 @@
+"""Emitted code of random networks, and of random views and writes, computes what is interpreted.
+
+``ABELE_RANDOM_NETWORKS=2000`` tries that many instead of a few; ``--thorough`` does, too. What is
+left to torch is printed, which ``-s`` shows.
+"""
+
+import collections
+import os
+import warnings
+
+import pytest
+import torch
+
+from abele import StepConfig
+from abele.errors import CaptureError
+from helpers import emitted_programs, random_programs, runs
+from helpers.emitted_programs import Case
+
+COUNT = int(os.environ.get("ABELE_RANDOM_NETWORKS", "0"))
+# Programs in one file: starting the compiler takes as long as compiling one of them.
+TOGETHER = 40
+
+pytestmark = pytest.mark.compiler
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+
+
+@pytest.fixture(autouse=True)
+def _expected_warnings():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "forward changes a tensor in place")
+        warnings.filterwarnings("ignore", "Training follows")
+        warnings.filterwarnings("ignore", "Using a target size")
+        warnings.filterwarnings("ignore", "An output with one or more elements was resized")
+        yield
+
+
+def of_views(seed: int) -> list[Case]:
+    """A training step of views and writes, if autograd takes it."""
+    module = random_programs.Model(random_programs.program(seed, 1 + seed % 24))
+    batch = [each.clone() for each in random_programs.rows(1)]
+    try:
+        captured = runs.captured(module, batch, StepConfig(training=True), runs.rule_for(module))
+    except (CaptureError, RuntimeError):
+        return []
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        Case(
+            f"views {seed}",
+            program,
+            [
+                torch.rand(slot.shape, generator=generator).to(slot.dtype)
+                for slot in program.inputs
+            ],
+        )
+        for program in captured.programs
+    ]
+
+
+def agree(cases: list[Case]) -> collections.Counter[str]:
+    """Compare the cases with the interpreter; returns how often torch computes an operator."""
+    left = collections.Counter()
+    wrong = {}
+    for outcome in emitted_programs.outcomes(cases):
+        left.update(outcome.foreign())
+        left["programs"] += 1
+        left["programs with branches or effects"] += outcome.declined
+        difference = outcome.difference()
+        if difference is not None:
+            wrong[outcome.name] = difference
+    assert not wrong
+    return left
+
+
+def tried(make, count: int) -> collections.Counter[str]:
+    """Compare so many programs, and print what is left to torch."""
+    left = collections.Counter()
+    for first in range(0, count, TOGETHER):
+        seeds = range(first, min(first + TOGETHER, count))
+        left += agree([case for seed in seeds for case in make(seed)])
+    for name, number in left.most_common():
+        print(f"{number:6} {name}")
+    return left
+
+
+def test_networks_train_as_interpreted():
+    left = tried(emitted_programs.of_network, COUNT or 40)
+    assert left["programs"] >= 40
+    assert not left["programs with branches or effects"]
+
+
+def test_views_and_writes_train_as_interpreted():
+    left = tried(of_views, COUNT or 40)
+    assert left["programs"] > 15
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("make", [emitted_programs.of_network, of_views])
+def test_many_programs_train_as_interpreted(make):
+    tried(make, 2000)

@@ -1,0 +1,133 @@
+"""Compiling, loading and calling the code of a program."""
+
+import threading
+
+import pytest
+import torch
+
+from abele import passes
+from abele.errors import CompilerError, CorruptExecutable
+from abele.targets.cpu.emitted import build
+from abele.targets.cpu.emitted.lowering import Emitted
+from helpers.emitted_programs import traced
+
+X = torch.linspace(-2, 3, 12).reshape(3, 4)
+
+
+def added(x, total):
+    total.add_(x)
+    return (total * 2).t()
+
+
+def with_torch(x, total):
+    total.add_(torch.special.i0(x))
+    return total.exp() - 1
+
+
+@pytest.fixture(scope="module", params=[added, with_torch])
+def program(request):
+    case = traced("added", request.param, [X], [torch.ones(3, 4)])
+    return passes.run_only(passes.run(case.program), Emitted.passes)
+
+
+@pytest.fixture(scope="module")
+def compiled(program):
+    return Emitted().compile(program)
+
+
+def expected(program, x, total):
+    total = total.clone()
+    (result,) = program.graph(*_in_order(program, x, total))
+    return result, total
+
+
+def _in_order(program, x, total):
+    return [x if slot.name == "input0" else total for slot in program.inputs]
+
+
+def called(program, run, x, total):
+    (result,) = run(_in_order(program, x, total))
+    return result, total
+
+
+def agree(actual, wanted):
+    for a, b in zip(actual, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    "x",
+    [X, X.t().contiguous().t(), X[:1].expand(3, 4), torch.cat([X, X], 1)[:, 2:6], X.flip(0)],
+    ids=["as before", "transposed", "expanded", "a slice", "another"],
+)
+def test_inputs_lie_in_any_order(program, compiled, x):
+    before, total = x.clone(), torch.ones(3, 4)
+    actual = called(program, compiled.run, x, total)
+    agree(actual, expected(program, x, torch.ones(3, 4)))
+    assert torch.equal(x, before)
+
+
+@pytest.mark.compiler
+def test_state_in_another_order_is_written_where_it_lies(program, compiled):
+    total = torch.ones(4, 3).t()
+    agree(called(program, compiled.run, X, total), expected(program, X, torch.ones(3, 4)))
+
+
+@pytest.mark.compiler
+def test_state_may_move_between_calls(program, compiled):
+    for total in (torch.ones(3, 4), torch.zeros(3, 4), torch.ones(4, 3).t()):
+        wanted = expected(program, X, total)
+        agree(called(program, compiled.run, X, total), wanted)
+
+
+@pytest.mark.compiler
+def test_results_are_the_callers(program, compiled):
+    first, _ = called(program, compiled.run, X, torch.ones(3, 4))
+    kept = first.clone()
+    second, _ = called(program, compiled.run, X * 2, torch.ones(3, 4))
+    assert torch.equal(first, kept)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.compiler
+def test_threads_of_python_do_not_disturb_each_other(program, compiled):
+    results = {}
+
+    def work(number):
+        for _ in range(50):
+            results[number] = called(program, compiled.run, X * number, torch.ones(3, 4))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    for number in range(4):
+        agree(results[number], expected(program, X * number, torch.ones(3, 4)))
+
+
+@pytest.mark.compiler
+def test_loaded_code_gives_the_same_bits(program, compiled):
+    loaded = Emitted().load(program, compiled.payload)
+    pairs = zip(
+        called(program, loaded.run, X, torch.ones(3, 4)),
+        called(program, compiled.run, X, torch.ones(3, 4)),
+        strict=True,
+    )
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.compiler
+def test_code_that_the_compiler_refuses_names_the_program():
+    with pytest.raises(CompilerError, match="Program 'step' could not be compiled"):
+        build.compiled("step", "int x")
+
+
+def test_what_is_no_library_is_not_loaded():
+    with pytest.raises(CorruptExecutable, match="compiled code cannot be loaded"):
+        build.loaded(b"no library")
+
+
+def test_the_fingerprint_is_that_of_everything_that_writes_code():
+    assert build.fingerprint() == build.fingerprint()
