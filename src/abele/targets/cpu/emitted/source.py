@@ -22,6 +22,7 @@ _HEADERS = (
     "tables.h",
     "windows.h",
     "matrix.h",
+    "batches.h",
     "kernels.h",
 )
 

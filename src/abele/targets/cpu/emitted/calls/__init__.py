@@ -13,12 +13,14 @@ from abele.targets.cpu.emitted.calls import (
     extremes,
     gates,
     images,
+    indices,
     losses,
     matrices,
     norms,
     reductions,
     shapes,
     tables,
+    windows,
 )
 
 #: Takes the translator and the node, and says whether it could be translated.
@@ -27,10 +29,12 @@ Handler = Callable[[Any, torch.fx.Node], bool]
 HANDLERS: dict[Any, Handler] = {
     **distances.HANDLERS,
     **tables.HANDLERS,
+    **windows.HANDLERS,
     **batch_norms.HANDLERS,
     **extremes.HANDLERS,
     **gates.HANDLERS,
     **images.HANDLERS,
+    **indices.HANDLERS,
     **losses.HANDLERS,
     **matrices.HANDLERS,
     **norms.HANDLERS,

@@ -6,15 +6,19 @@ from typing import Any
 
 import torch
 
+from abele.targets.cpu.emitted.calls.slices import selected
 from abele.targets.cpu.emitted.operations import Call
 from abele.targets.cpu.emitted.places import Place
 
 aten = torch.ops.aten
 
+# Multiply-adds that are worth waking a thread.
+_WORK_PER_THREAD = 60000
+
 
 def mm(translator: Any, node: torch.fx.Node) -> bool:
-    """``aten.mm`` of floats."""
-    if node.meta["val"].dtype is not torch.float32 or not node.meta["val"].numel():
+    """``aten.mm``."""
+    if not _computable(node):
         return False
     a, b = (translator.places[each] for each in node.args)
     translator.places[node] = _product(translator, node, a, b)
@@ -23,21 +27,96 @@ def mm(translator: Any, node: torch.fx.Node) -> bool:
 
 def addmm(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.addmm``: the product, and a sum that may become part of another loop."""
-    if node.meta["val"].dtype is not torch.float32 or node.kwargs or not node.meta["val"].numel():
+    if not _computable(node):
         return False
     added, a, b = (translator.places[each] for each in node.args)
     product = _product(translator, node, a, b)
     result = translator.new_like(node)
-    translator.pointwise([product, added], "({0} + {1})".format, result)
-    translator.places[node] = result
+    _added(translator, node, product, added, result)
     return True
 
 
+def bmm(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.bmm``."""
+    if not _computable(node):
+        return False
+    a, b = (translator.places[each] for each in node.args)
+    translator.places[node] = _products(translator, node, a, b)
+    return True
+
+
+def baddbmm(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.baddbmm``."""
+    if not _computable(node):
+        return False
+    added, a, b = (translator.places[each] for each in node.args)
+    product = _products(translator, node, a, b)
+    _added(translator, node, product, added, translator.new_like(node))
+    return True
+
+
+def mv(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.mv`` and ``aten.dot``: products with one column."""
+    if not _computable(node):
+        return False
+    a, b = (translator.places[each] for each in node.args)
+    rows = a.shape[0] if len(a.shape) == 2 else 1
+    stride = a.stride if len(a.shape) == 2 else (a.shape[0] * a.stride[0], a.stride[0])
+    matrix = Place(a.buffer, (rows, a.shape[-1]), stride, a.offset)
+    column = Place(b.buffer, (b.shape[0], 1), (b.stride[0], 1), b.offset)
+    result = _product(translator, node, matrix, column)
+    translator.places[node] = Place(
+        result.buffer, tuple(node.meta["val"].shape), (1,) * (rows > 1 or len(a.shape) == 2)
+    )
+    return True
+
+
+def _computable(node: torch.fx.Node) -> bool:
+    value = node.meta["val"]
+    return value.dtype in (torch.float32, torch.float64) and bool(value.numel())
+
+
+def _added(
+    translator: Any, node: torch.fx.Node, product: Place, added: Place, result: Place
+) -> None:
+    beta, alpha = (node.kwargs.get(name, 1) for name in ("beta", "alpha"))
+    if beta == 0:  # what is added does not matter then, not even its NaN
+        translator.pointwise([product, alpha], "({0} * {1})".format, result)
+    elif alpha == 1 and beta == 1:
+        translator.pointwise([product, added], "({0} + {1})".format, result)
+    else:
+        operands = [product, added, alpha, beta]
+        translator.pointwise(operands, "({0} * {2} + {1} * {3})".format, result)
+    translator.places[node] = result
+
+
+def _products(translator: Any, node: torch.fx.Node, a: Place, b: Place) -> Place:
+    count, m, n = node.meta["val"].shape
+    k = a.shape[2]
+    result = translator.new((count, m, n), node.meta["val"].dtype)
+    if not k:
+        translator.pointwise([0], "{0}".format, result)
+        return result
+    a, b = _usable_batch(translator, a), _usable_batch(translator, b)
+    most = max(1, min(count, count * m * n * k // _WORK_PER_THREAD))
+    steps = [f"{each.stride[0]}, {_steps(selected(each, 0, 0))}" for each in (a, b)]
+    text = (
+        f"abele::products<{most}>({count}, {m}, {n}, {k}, {{0}}, {steps[0]}, {{1}}, {steps[1]}, "
+        "{2}, threads)"
+    )
+    translator.add(Call(0, [a, b], [result], text, count * m * n * k))
+    return result
+
+
+def _usable_batch(translator: Any, matrices: Place) -> Place:
+    first = selected(matrices, 0, 0)
+    return matrices if _is_usable(first) else translator.contiguous(matrices)
+
+
 def _product(translator: Any, node: torch.fx.Node, a: Place, b: Place) -> Place:
-    m, n = node.meta["val"].shape
-    k = a.shape[1]
+    (m, k), n = a.shape, b.shape[1]
     a, b = _usable(translator, a), _usable(translator, b)
-    result = translator.new((m, n), torch.float32)
+    result = translator.new((m, n), node.meta["val"].dtype)
     if not k:
         translator.pointwise([0], "{0}".format, result)
         return result
@@ -48,12 +127,14 @@ def _product(translator: Any, node: torch.fx.Node, a: Place, b: Place) -> Place:
 
 def _usable(translator: Any, matrix: Place) -> Place:
     """A matrix with rows or columns whose elements are neighbours."""
+    return matrix if _is_usable(matrix) else translator.contiguous(matrix)
+
+
+def _is_usable(matrix: Place) -> bool:
     (rows, columns), (row, column) = matrix.shape, matrix.stride
     if (column == 1 or columns == 1) and (row >= columns or rows == 1):
-        return matrix
-    if (row == 1 or rows == 1) and (column >= rows or columns == 1):
-        return matrix
-    return translator.contiguous(matrix)
+        return True
+    return (row == 1 or rows == 1) and (column >= rows or columns == 1)
 
 
 def _steps(matrix: Place) -> str:
@@ -68,4 +149,11 @@ def _steps(matrix: Place) -> str:
     return f"{row}, {column}"
 
 
-HANDLERS = {aten.mm.default: mm, aten.addmm.default: addmm}
+HANDLERS = {
+    aten.mm.default: mm,
+    aten.addmm.default: addmm,
+    aten.bmm.default: bmm,
+    aten.baddbmm.default: baddbmm,
+    aten.mv.default: mv,
+    aten.dot.default: mv,
+}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from abele.targets.cpu.emitted.calls.slices import fill, selected, sliced, store
+from abele.targets.cpu.emitted.calls.slices import around, fill, selected, sliced, store
 from abele.targets.cpu.emitted.operations import Call
 from abele.targets.cpu.emitted.places import Kind, Place, contiguous_stride
 from abele.targets.cpu.emitted.pointwise import literal
@@ -172,6 +173,52 @@ def arange(translator: Any, node: torch.fx.Node) -> bool:
     return True
 
 
+def triangle(name: str) -> Callable[..., bool]:
+    """``aten.triu`` and ``aten.tril``."""
+
+    def handler(translator: Any, node: torch.fx.Node) -> bool:
+        x = translator.contiguous(translator.places[node.args[0]])
+        diagonal = node.args[1] if len(node.args) > 1 else 0
+        result = translator.places[node] = translator.new(x.shape, x.dtype)
+        rows, columns = x.shape[-2:]
+        count = x.size // max(rows * columns, 1)
+        text = f"abele::triangle<{name}>({count}, {rows}, {columns}, {diagonal}, {{0}}, {{1}})"
+        translator.add(Call(0, [x], [result], text, x.size))
+        return True
+
+    return handler
+
+
+def flip(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.flip``, one dimension after the other."""
+    place = translator.contiguous(translator.places[node.args[0]])
+    for dim in node.args[1]:
+        result = translator.new(place.shape, place.dtype)
+        text = f"abele::flipped({around(place.shape, dim)}, {{0}}, {{1}})"
+        translator.add(Call(0, [place], [result], text, place.size))
+        place = result
+    translator.places[node] = place
+    return bool(node.args[1])
+
+
+def roll(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten.roll`` along dimensions: each in two slices."""
+    x, shifts, *dims = node.args
+    place = translator.places[x]
+    if not dims or not dims[0] or not place.size:
+        return False
+    for shift, each in zip(shifts, dims[0], strict=True):
+        dim = each % len(place.shape)
+        size, result = place.shape[dim], translator.new(place.shape, place.dtype)
+        shift %= size
+        for source, target, count in ((0, shift, size - shift), (size - shift, 0, shift)):
+            piece = sliced(place, dim, source, count, 1)
+            store(translator, piece, sliced(result, dim, target, count, 1))
+        place = result
+    translator.places[node] = place
+    return True
+
+
 _SLICE = (0, None, None, 1)
 
 HANDLERS = {
@@ -186,4 +233,8 @@ HANDLERS = {
     aten.arange.default: arange,
     aten.arange.start: arange,
     aten.arange.start_step: arange,
+    aten.triu.default: triangle("true"),
+    aten.tril.default: triangle("false"),
+    aten.flip.default: flip,
+    aten.roll.default: roll,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from abele.targets.cpu.emitted.places import Place
@@ -32,3 +33,9 @@ def store(translator: Any, value: Place, target: Place) -> None:
 def fill(translator: Any, target: Place) -> None:
     """Write zeros."""
     translator.pointwise([0], "{0}".format, target)
+
+
+def around(shape: tuple[int, ...], dim: int) -> str:
+    """How many elements lie outside a dimension, along it, and inside it, as arguments."""
+    dim %= len(shape)
+    return f"{math.prod(shape[:dim])}, {shape[dim]}, {math.prod(shape[dim + 1 :])}"

@@ -201,6 +201,22 @@ inline void batch_norm_sums(Index samples, Index channels, Index pixels, const f
                             const float* x, const float* mean, const float* rstd,
                             float* grad_weight, float* grad_bias, int threads) {
   share<most>(channels, threads, [=](Index begin, Index end) {
+    if (pixels > 1) {
+      for (Index c = begin; c < end; ++c) {
+        const float m = mean[c];
+        double plain = 0.0, scaled = 0.0;
+        for (Index n = 0; n < samples; ++n)
+          for (Index first = 0; first < pixels; first += SHORT) {
+            const Index plane = (n * channels + c) * pixels + first;
+            const float *g = grad + plane, *from = x + plane;
+            const Index count = pixels - first < SHORT ? pixels - first : SHORT;
+            const Pair sums = sums_of(count, [=](Index i) { return Pair{g[i], g[i] * (from[i] - m)}; });
+            plain += sums.first, scaled += sums.second;
+          }
+        grad_bias[c] = float(plain), grad_weight[c] = float(scaled * rstd[c]);
+      }
+      return;
+    }
     for (Index first = begin; first < end; first += COLUMNS) {
       const Index width = end - first < COLUMNS ? end - first : COLUMNS;
       double plain[COLUMNS], scaled[COLUMNS];

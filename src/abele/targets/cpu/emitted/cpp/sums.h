@@ -30,12 +30,12 @@ inline auto sum_of(Index n, F f) {
 struct Pair {
   float first, second;
 };
-template <class F>
-inline Pair sums_of(Index n, F f) {
-  float a[LANES] = {}, b[LANES] = {};
+template <int lanes, class F>
+inline Pair sums_in_lanes(Index n, F f) {
+  float a[lanes] = {}, b[lanes] = {};
   Index i = 0;
-  for (; i + LANES <= n; i += LANES)
-    for (int l = 0; l < LANES; ++l) {
+  for (; i + lanes <= n; i += lanes)
+    for (int l = 0; l < lanes; ++l) {
       const Pair pair = f(i + l);
       a[l] += pair.first, b[l] += pair.second;
     }
@@ -43,9 +43,13 @@ inline Pair sums_of(Index n, F f) {
     const Pair pair = f(i);
     a[l] += pair.first, b[l] += pair.second;
   }
-  for (int width = LANES / 2; width > 0; width /= 2)
+  for (int width = lanes / 2; width > 0; width /= 2)
     for (int l = 0; l < width; ++l) a[l] += a[l + width], b[l] += b[l + width];
   return {a[0], b[0]};
+}
+template <class F>
+inline Pair sums_of(Index n, F f) {
+  return n < 16 * LANES ? sums_in_lanes<LANES>(n, f) : sums_in_lanes<4 * LANES>(n, f);
 }
 
 // The type in which sums of many sums are kept.

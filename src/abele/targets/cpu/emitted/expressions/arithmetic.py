@@ -93,7 +93,13 @@ def _nan_to_num(x: Any, nan: Any = None, positive: Any = None, negative: Any = N
 # Exact at both ends, as torch has it.
 _LERP = "(std::fabs({2}) < 0.5 ? {0} + {2} * ({1} - {0}) : {1} - ({1} - {0}) * (1 - {2}))"
 
-_COPIES = (aten.alias.default, aten.clone.default, aten._to_copy.default, aten.detach.default)
+_COPIES = (
+    aten.alias.default,
+    aten.clone.default,
+    aten._to_copy.default,
+    aten.detach.default,
+    aten.lift_fresh_copy.default,
+)
 _FLOATING = {
     aten.exp.default: ("abele::exp({0})", 1),
     aten.log.default: ("abele::log({0})", 1),

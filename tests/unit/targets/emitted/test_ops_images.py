@@ -1,0 +1,96 @@
+"""Pools and upsampling in emitted code give what the interpreter gives."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+
+from helpers.emitted_operators import Case, Compiled
+
+G = torch.Generator().manual_seed(8)
+X = torch.randn(2, 3, 12, 18, generator=G)
+ODD = torch.randn(3, 11, 13, generator=G)
+LARGE = torch.randn(2, 8, 64, 66, generator=G)
+TIES = torch.randint(0, 3, (2, 3, 12, 18), generator=G).float()
+NANS = X.clone()
+NANS[0, 0, 3, 4] = NANS[1, 2, 0, 1] = math.nan
+
+CASES = {
+    "mean pools": Case(
+        lambda x, y: (
+            F.avg_pool2d(x, 2),
+            F.avg_pool2d(x, (3, 2)),
+            F.avg_pool2d(y, 2),
+            F.avg_pool2d(y, (1, 4)),
+        ),
+        (X, ODD),
+        gradients=True,
+    ),
+    "overlapping mean pools": Case(
+        lambda x, y: (F.avg_pool2d(x, 3, 1), F.avg_pool2d(y, 3, 2)), (X, ODD)
+    ),
+    "padded mean pools": Case(
+        lambda x: F.avg_pool2d(x, 3, 2, 1),
+        (X,),
+        True,
+        calls={"avg_pool2d.default": 1, "avg_pool2d_backward.default": 1},
+    ),
+    "adaptive pools": Case(
+        lambda x: (
+            F.adaptive_avg_pool2d(x, (4, 9)),
+            F.adaptive_avg_pool2d(x, 1),
+            F.adaptive_avg_pool2d(x, (12, 1)),
+        ),
+        (X,),
+        gradients=True,
+    ),
+    "uneven adaptive pools": Case(
+        lambda x: F.adaptive_avg_pool2d(x, (5, 7)), (X,), calls={"_adaptive_avg_pool2d.default": 1}
+    ),
+    "upsampling": Case(
+        lambda x: (
+            F.interpolate(x, scale_factor=2),
+            F.interpolate(x, size=(24, 54)),
+            F.interpolate(x, scale_factor=1),
+        ),
+        (X,),
+        gradients=True,
+    ),
+    "uneven upsampling": Case(
+        lambda x: F.interpolate(x, scale_factor=1.5), (X,), calls={"upsample_nearest2d.default": 1}
+    ),
+    "upsampling and activation": Case(
+        lambda x: F.relu(F.interpolate(x.transpose(2, 3) + 1, scale_factor=3)), (X,), gradients=True
+    ),
+    "max pools": Case(
+        lambda x, y: (
+            F.max_pool2d(x, 2),
+            F.max_pool2d(y, 3, 2),
+            F.max_pool2d(x, 3, 2, 1),
+            F.max_pool2d(y, 2, ceil_mode=True),
+        ),
+        (X, ODD),
+        gradients=True,
+    ),
+    "max pools of ties": Case(
+        lambda x: F.max_pool2d(x, 2, return_indices=True), (TIES,), gradients=True
+    ),
+    "max pools of NaN": Case(
+        lambda x: (*F.max_pool2d(x, 2, return_indices=True), F.max_pool2d(x, 3, 1, 1)), (NANS,)
+    ),
+    "large pools": Case(
+        lambda x: (F.max_pool2d(x, 2), F.avg_pool2d(x, 2)), (LARGE,), gradients=True
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return Compiled(CASES)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("name", CASES)
+def test_as_the_interpreter(compiled, name):
+    compiled.agree(name)

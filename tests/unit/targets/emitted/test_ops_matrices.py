@@ -1,0 +1,88 @@
+"""Products of matrices in emitted code are those of the interpreter."""
+
+import math
+
+import pytest
+import torch
+
+from helpers.emitted_operators import Case, Compiled
+
+G = torch.Generator().manual_seed(6)
+A = torch.randn(7, 33, 17, generator=G)
+B = torch.randn(7, 17, 29, generator=G)
+C = torch.randn(33, 29, generator=G)
+LARGE = torch.randn(6, 64, 64, generator=G)
+
+CASES = {
+    "matrices": Case(
+        lambda a, b, c: (
+            a[0] @ b[0],
+            b[1].t() @ a[1].t(),
+            torch.addmm(c, a[0], b[0], beta=0.5, alpha=2),
+        ),
+        (A, B, C),
+        gradients=True,
+    ),
+    "nothing added": Case(
+        lambda a, b, c: torch.addmm(c * math.nan, a[0], b[0], beta=0), (A, B, C), atol=1e-4
+    ),
+    "batches": Case(
+        lambda a, b, c: (
+            a @ b,
+            torch.baddbmm(c, a, b),
+            torch.baddbmm(c, a, b, beta=0.5, alpha=-1),
+            b.mT @ a.mT,
+        ),
+        (A, B, C),
+        gradients=True,
+        rtol=1e-4,
+        atol=1e-3,
+    ),
+    "batches that share": Case(
+        lambda a, b, c: (
+            torch.bmm(a, b[:1].expand(7, -1, -1)),
+            torch.bmm(a[::2, :, ::3], b[::2, ::3]),
+        ),
+        (A, B, C),
+    ),
+    "large batches": Case(lambda x: x @ x.mT, (LARGE,), gradients=True, rtol=1e-4, atol=1e-2),
+    "doubles": Case(
+        lambda a, b: (
+            a[0].double() @ b[0].double(),
+            a.double() @ b.double(),
+            a.double().mT @ a.double(),
+        ),
+        (A, B),
+        same_for_threads=False,
+    ),
+    "vectors": Case(
+        lambda a, b: (
+            a[0] @ b[0, :, 1],
+            torch.dot(a[0, 0], b[0, :, 0]),
+            a[0].t() @ a[1][:, 3],
+            a[1, :1] @ a[2, 0],
+        ),
+        (A, B),
+        gradients=True,
+        rtol=1e-4,
+        atol=1e-4,
+    ),
+    "attention": Case(
+        lambda a: ((a @ a.mT) / 4 + torch.full((33, 33), -math.inf).triu(1)).softmax(-1) @ a,
+        (A,),
+        True,
+        atol=1e-4,
+    ),
+    "nothing to sum": Case(lambda a, b: (a[0][:, :0] @ b[0][:0], a[:, :, :0] @ b[:, :0]), (A, B)),
+}
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return Compiled(CASES)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("name", CASES)
+def test_as_the_interpreter(compiled, name):
+    compiled.agree(name)
