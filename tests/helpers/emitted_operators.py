@@ -57,7 +57,8 @@ def _traced(case: Case) -> Any:
         results = case.function(*tensors)
         results = list(results) if isinstance(results, list | tuple) else [results]
         if case.gradients:
-            total = sum((r * r).sum() for r in results if r.dtype.is_floating_point)
+            squares = [(r * r).sum() for r in results if r.dtype.is_floating_point]
+            total = torch.stack([each.to(squares[0].dtype) for each in squares]).sum()
             wanted = [t for t in tensors if t.requires_grad]
             gradients = torch.autograd.grad(total, wanted, allow_unused=True)
             results += [each for each in gradients if each is not None]

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from abele.targets.cpu.emitted.calls.arguments import arguments
 from abele.targets.cpu.emitted.operations import Call
 from abele.targets.cpu.emitted.places import Place
 
@@ -16,7 +17,7 @@ _FLOATS_PER_THREAD = 8192
 
 def training(translator: Any, node: torch.fx.Node) -> bool:
     """``aten._native_batch_norm_legit_functional`` and the one without running statistics."""
-    x, weight, bias, *given = (_place(translator, each) for each in node.args)
+    x, weight, bias, *given = (_place(translator, each) for each in arguments(node))
     running: list[Place] = given[:2] if len(given) == 5 else []
     train, momentum, eps = given[-3:]
     if not _usable(x) or any(each is None for each in running):
@@ -45,14 +46,14 @@ def training(translator: Any, node: torch.fx.Node) -> bool:
 
 def trained(translator: Any, node: torch.fx.Node) -> bool:
     """``aten._native_batch_norm_legit_no_training``."""
-    x, weight, bias, mean, var, _, eps = (_place(translator, each) for each in node.args)
+    x, weight, bias, mean, var, _, eps = (_place(translator, each) for each in arguments(node))
     return _usable(x) and _by_running(translator, node, x, weight, bias, mean, var, eps)
 
 
 def backward(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.native_batch_norm_backward``."""
     grad, x, weight, mean, var, *saved, train, eps, mask = (
-        _place(translator, each) for each in node.args
+        _place(translator, each) for each in arguments(node)
     )
     if not _usable(x) or (not train and (mean is None or var is None)):
         return False

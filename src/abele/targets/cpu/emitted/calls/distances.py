@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from abele.targets.cpu.emitted.calls.arguments import arguments
 from abele.targets.cpu.emitted.operations import Call
 from abele.targets.cpu.emitted.places import Place
 from abele.targets.cpu.emitted.pointwise import literal
@@ -27,7 +28,7 @@ def loss(text: str, limit: float | None = None, *, weighted: bool = False) -> Ca
     """
 
     def handler(translator: Any, node: torch.fx.Node) -> bool:
-        a, b, *rest = node.args
+        a, b, *rest = arguments(node)
         if weighted and rest and rest.pop(0) is not None:
             return False
         kind = int(rest[0]) if rest else _MEAN
@@ -65,7 +66,7 @@ def gradient(text: str, *, limited: bool = False, weighted: bool = False) -> Cal
     """
 
     def handler(translator: Any, node: torch.fx.Node) -> bool:
-        grad, a, b, *rest = node.args
+        grad, a, b, *rest = arguments(node)
         if weighted and rest and rest.pop(0) is not None:
             return False
         kind = int(rest[0]) if rest else _MEAN

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from abele.targets.cpu.emitted.calls.arguments import arguments, options
 from abele.targets.cpu.emitted.calls.reductions import dims_of, moved_last
 from abele.targets.cpu.emitted.operations import Call
 from abele.targets.cpu.emitted.places import Place
@@ -19,7 +20,7 @@ _FLOATS_PER_THREAD = 16384
 
 def _rows(translator: Any, node: torch.fx.Node) -> tuple[Place, int, int] | None:
     """The tensor with what is reduced last, how many rows, and their length; None if empty."""
-    place: Place = translator.places[node.args[0]]
+    place: Place = translator.places[arguments(node)[0]]
     reduced = dims_of(node, len(place.shape))
     size = math.prod(place.shape[d] for d in reduced)
     if not place.size or any(not result.contiguous for result in _new(translator, node)):
@@ -63,7 +64,7 @@ def variance(*, root: bool = False) -> Callable[..., bool]:
 
     def handler(translator: Any, node: torch.fx.Node) -> bool:
         rows = _rows(translator, node)
-        correction = node.kwargs.get("correction")
+        correction = options(node).get("correction")
         correction = 1 if correction is None else correction
         if rows is None or rows[2] - correction <= 0 or not rows[0].dtype.is_floating_point:
             return False
@@ -81,7 +82,7 @@ def variance(*, root: bool = False) -> Callable[..., bool]:
 
 def cumsum(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.cumsum``."""
-    place, dim = translator.places[node.args[0]], node.args[1]
+    place, dim = translator.places[arguments(node)[0]], arguments(node)[1]
     if not place.shape or not place.size:
         return False
     place, dim = translator.contiguous(place), dim % len(place.shape)

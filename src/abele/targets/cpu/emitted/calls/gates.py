@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from abele.targets.cpu.emitted.calls.arguments import arguments
 from abele.targets.cpu.emitted.calls.slices import sliced
 
 aten = torch.ops.aten
@@ -13,7 +14,7 @@ aten = torch.ops.aten
 
 def log_sigmoid(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.log_sigmoid_forward``: the result, and what its backward reads."""
-    x = translator.places[node.args[0]]
+    x = translator.places[arguments(node)[0]]
     if not x.dtype.is_floating_point:
         return False
     results = [translator.new(x.shape, x.dtype) for _ in (0, 1)]
@@ -25,7 +26,7 @@ def log_sigmoid(translator: Any, node: torch.fx.Node) -> bool:
 
 def prelu_backward(translator: Any, node: torch.fx.Node) -> bool:
     """``aten._prelu_kernel_backward``: the gradients of the input and, by element, of the slope."""
-    reads = [translator.places[each] for each in node.args]
+    reads = [translator.places[each] for each in arguments(node)]
     results = [translator.new(tuple(v.shape), v.dtype) for v in node.meta["val"]]
     translator.pointwise(reads, "({1} > 0 ? {0} : {2} * {0})".format, results[0])
     translator.pointwise(reads[:2], "({1} > 0 ? 0 : {1} * {0})".format, results[1])
@@ -35,8 +36,8 @@ def prelu_backward(translator: Any, node: torch.fx.Node) -> bool:
 
 def glu(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.glu``."""
-    x = translator.places[node.args[0]]
-    halves = _halves(x, node.args[1:])
+    x = translator.places[arguments(node)[0]]
+    halves = _halves(x, arguments(node)[1:])
     result = translator.new_like(node)
     translator.pointwise(halves, "({0} * abele::sigmoid({1}))".format, result)
     translator.places[node] = result
@@ -45,10 +46,10 @@ def glu(translator: Any, node: torch.fx.Node) -> bool:
 
 def glu_backward(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.glu_backward``."""
-    grad, x = (translator.places[each] for each in node.args[:2])
+    grad, x = (translator.places[each] for each in arguments(node)[:2])
     result = translator.new(x.shape, x.dtype)
-    first, second = _halves(result, node.args[2:])
-    a, b = _halves(x, node.args[2:])
+    first, second = _halves(result, arguments(node)[2:])
+    a, b = _halves(x, arguments(node)[2:])
     translator.pointwise([grad, b], "({0} * abele::sigmoid({1}))".format, first)
     text = "abele::gate_backward({0}, {1}, {2})".format
     translator.pointwise([grad, a, b], text, second)

@@ -8,6 +8,7 @@ import torch
 
 from abele.ops import few_channel_conv
 from abele.program import is_getitem
+from abele.targets.cpu.emitted.calls.arguments import arguments
 from abele.targets.cpu.emitted.operations import Call
 from abele.targets.cpu.emitted.places import Place
 
@@ -22,7 +23,7 @@ _UNROLLED = 16
 
 def convolution(translator: Any, node: torch.fx.Node) -> bool:
     """``abele::few_channel_conv``."""
-    x, weight, bias, stride, padding = node.args
+    x, weight, bias, stride, padding = arguments(node)
     reads = [translator.contiguous(translator.places[each]) for each in (x, weight)]
     if bias is not None:
         reads.append(translator.contiguous(translator.places[bias]))
@@ -37,7 +38,7 @@ def convolution(translator: Any, node: torch.fx.Node) -> bool:
 
 def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
     """``abele::few_channel_conv_backward``."""
-    grad, x, weight, stride, padding, mask = node.args
+    grad, x, weight, stride, padding, mask = arguments(node)
     reads = [translator.contiguous(translator.places[each]) for each in (grad, x, weight)]
     results: list[Place | None] = [
         translator.new(tuple(value.shape), value.dtype) if wanted else None
@@ -67,7 +68,7 @@ def _described(
 
 def max_pool(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.max_pool2d_with_indices`` of contiguous images."""
-    x, *given = (*node.args, *_POOL[len(node.args) - 2 :])
+    x, *given = (*arguments(node), *_POOL[len(arguments(node)) - 2 :])
     kernel, stride, padding, dilation = (_pair(each) for each in given[:4])
     ceil = given[4]
     place = translator.contiguous(translator.places[x])
@@ -90,7 +91,7 @@ def max_pool(translator: Any, node: torch.fx.Node) -> bool:
 
 def max_pool_backward(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.max_pool2d_with_indices_backward``."""
-    grad, x, kernel, stride, padding, dilation, _, places = node.args
+    grad, x, kernel, stride, padding, dilation, _, places = arguments(node)
     x = translator.places[x]
     if x.dtype is not torch.float32 or any(d != 1 for d in dilation) or not x.size:
         return False
@@ -106,7 +107,7 @@ def max_pool_backward(translator: Any, node: torch.fx.Node) -> bool:
     return True
 
 
-_POOL = ([], [0, 0], [1, 1], False)
+_POOL: tuple[Any, ...] = ([], [0, 0], [1, 1], False)
 
 
 def _only_for_backward(node: torch.fx.Node, kernel: list[int], stride: list[int]) -> bool:

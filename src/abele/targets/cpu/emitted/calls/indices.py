@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from abele.targets.cpu.emitted.calls.arguments import arguments, options
 from abele.targets.cpu.emitted.calls.slices import around, store
 from abele.targets.cpu.emitted.operations import Call
 from abele.targets.cpu.emitted.places import Place
@@ -19,7 +20,7 @@ _FLOATS_PER_THREAD = 16384
 
 def gather(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.gather`` where the index is as large as the tensor in all other dimensions."""
-    x, dim, index = node.args
+    x, dim, index = arguments(node)
     reads = _alike(translator, x, dim, index)
     if reads is None:
         return False
@@ -38,9 +39,9 @@ def scatter(add: str) -> Callable[..., bool]:
     """``aten.scatter_add``, ``aten.scatter``; as for ``gather``."""
 
     def handler(translator: Any, node: torch.fx.Node) -> bool:
-        x, dim, index, source = node.args
+        x, dim, index, source = arguments(node)
         reads = _alike(translator, x, dim, index)
-        if reads is None or node.kwargs:
+        if reads is None or options(node):
             return False
         place, numbers = reads
         one = not isinstance(source, torch.fx.Node)
@@ -76,7 +77,7 @@ def _alike(translator: Any, x: Any, dim: int, index: Any) -> list[Place] | None:
 
 def index_select(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.index_select``."""
-    x, dim, index = node.args
+    x, dim, index = arguments(node)
     place = translator.places[x]
     if not place.shape or not node.meta["val"].numel():
         return False
@@ -86,9 +87,9 @@ def index_select(translator: Any, node: torch.fx.Node) -> bool:
 
 def index_add(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.index_add``."""
-    x, dim, index, source = node.args
+    x, dim, index, source = arguments(node)
     place, values = translator.places[x], translator.places[source]
-    if node.kwargs or not place.shape or not values.size or values.dtype is not place.dtype:
+    if options(node) or not place.shape or not values.size or values.dtype is not place.dtype:
         return False
     numbers = _numbers(translator, translator.places[index])
     return _put(translator, node, place, dim % len(place.shape), 1, numbers, values, "true")
@@ -96,8 +97,8 @@ def index_add(translator: Any, node: torch.fx.Node) -> bool:
 
 def index(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.index`` by numbers of neighbouring dimensions."""
-    place = translator.places[node.args[0]]
-    parsed = _dims_and_numbers(translator, place, node.args[1])
+    place = translator.places[arguments(node)[0]]
+    parsed = _dims_and_numbers(translator, place, arguments(node)[1])
     if parsed is None or not node.meta["val"].numel():
         return False
     first, many, numbers = parsed
@@ -106,7 +107,7 @@ def index(translator: Any, node: torch.fx.Node) -> bool:
 
 def index_put(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.index_put`` by numbers of neighbouring dimensions."""
-    x, indices, values, *accumulate = node.args
+    x, indices, values, *accumulate = arguments(node)
     place, source = translator.places[x], translator.places[values]
     parsed = _dims_and_numbers(translator, place, indices)
     if parsed is None or not place.size or source.dtype is not place.dtype:

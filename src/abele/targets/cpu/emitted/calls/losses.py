@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from abele.targets.cpu.emitted.calls.arguments import arguments
 from abele.targets.cpu.emitted.operations import Call
 from abele.targets.cpu.emitted.places import Place
 
@@ -22,7 +23,7 @@ def softmax(log: bool) -> Callable[..., bool]:
     """``aten._softmax`` and ``aten._log_softmax``."""
 
     def handler(translator: Any, node: torch.fx.Node) -> bool:
-        x, dim, _ = node.args
+        x, dim, _ = arguments(node)
         return _softmax(translator, node, "softmax", log, [translator.places[x]], dim)
 
     return handler
@@ -32,7 +33,7 @@ def softmax_backward(log: bool) -> Callable[..., bool]:
     """``aten._softmax_backward_data`` and ``aten._log_softmax_backward_data``."""
 
     def handler(translator: Any, node: torch.fx.Node) -> bool:
-        grad, y, dim, _ = node.args
+        grad, y, dim, _ = arguments(node)
         places = [translator.places[each] for each in (grad, y)]
         return _softmax(translator, node, "softmax_backward", log, places, dim)
 
@@ -50,9 +51,9 @@ def _softmax(
     outer, size, inner = _around(reads[0].shape, dim)
     result = translator.new(reads[0].shape, torch.float32)
     most = max(1, min(outer * -(-inner // _COLUMNS), result.size // _FLOATS_PER_THREAD))
-    arguments = ", ".join(f"{{{i}}}" for i in range(len(reads) + 1))
+    pointers = ", ".join(f"{{{i}}}" for i in range(len(reads) + 1))
     flag = "true" if log else "false"
-    text = f"abele::{name}<{most}, {flag}>({outer}, {size}, {inner}, {arguments}, threads)"
+    text = f"abele::{name}<{most}, {flag}>({outer}, {size}, {inner}, {pointers}, threads)"
     translator.add(Call(0, reads, [result], text, result.size * 8))
     translator.places[node] = result
     return True
@@ -66,7 +67,7 @@ def _around(shape: tuple[int, ...], dim: int) -> tuple[int, int, int]:
 
 def nll_loss(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.nll_loss_forward`` and ``aten.nll_loss2d_forward``."""
-    x, target, weight, kind, ignored = node.args
+    x, target, weight, kind, ignored = arguments(node)
     reads = _labelled(translator, x, (x, target, weight))
     if reads is None:
         return False
@@ -84,7 +85,7 @@ def nll_loss(translator: Any, node: torch.fx.Node) -> bool:
 
 def nll_loss_backward(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.nll_loss_backward`` and ``aten.nll_loss2d_backward``."""
-    grad, x, target, weight, kind, ignored, total = node.args
+    grad, x, target, weight, kind, ignored, total = arguments(node)
     reads = _labelled(translator, x, (grad, target, weight, total))
     if reads is None:
         return False

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from abele.targets.cpu.emitted.calls.arguments import arguments, options
 from abele.targets.cpu.emitted.calls.slices import selected
 from abele.targets.cpu.emitted.operations import Call
 from abele.targets.cpu.emitted.places import Place
@@ -20,7 +21,7 @@ def mm(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.mm``."""
     if not _computable(node):
         return False
-    a, b = (translator.places[each] for each in node.args)
+    a, b = (translator.places[each] for each in arguments(node))
     translator.places[node] = _product(translator, node, a, b)
     return True
 
@@ -29,7 +30,7 @@ def addmm(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.addmm``: the product, and a sum that may become part of another loop."""
     if not _computable(node):
         return False
-    added, a, b = (translator.places[each] for each in node.args)
+    added, a, b = (translator.places[each] for each in arguments(node))
     product = _product(translator, node, a, b)
     result = translator.new_like(node)
     _added(translator, node, product, added, result)
@@ -40,7 +41,7 @@ def bmm(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.bmm``."""
     if not _computable(node):
         return False
-    a, b = (translator.places[each] for each in node.args)
+    a, b = (translator.places[each] for each in arguments(node))
     translator.places[node] = _products(translator, node, a, b)
     return True
 
@@ -49,7 +50,7 @@ def baddbmm(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.baddbmm``."""
     if not _computable(node):
         return False
-    added, a, b = (translator.places[each] for each in node.args)
+    added, a, b = (translator.places[each] for each in arguments(node))
     product = _products(translator, node, a, b)
     _added(translator, node, product, added, translator.new_like(node))
     return True
@@ -59,7 +60,7 @@ def mv(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.mv`` and ``aten.dot``: products with one column."""
     if not _computable(node):
         return False
-    a, b = (translator.places[each] for each in node.args)
+    a, b = (translator.places[each] for each in arguments(node))
     rows = a.shape[0] if len(a.shape) == 2 else 1
     stride = a.stride if len(a.shape) == 2 else (a.shape[0] * a.stride[0], a.stride[0])
     matrix = Place(a.buffer, (rows, a.shape[-1]), stride, a.offset)
@@ -79,7 +80,7 @@ def _computable(node: torch.fx.Node) -> bool:
 def _added(
     translator: Any, node: torch.fx.Node, product: Place, added: Place, result: Place
 ) -> None:
-    beta, alpha = (node.kwargs.get(name, 1) for name in ("beta", "alpha"))
+    beta, alpha = (options(node).get(name, 1) for name in ("beta", "alpha"))
     if beta == 0:  # what is added does not matter then, not even its NaN
         translator.pointwise([product, alpha], "({0} * {1})".format, result)
     elif alpha == 1 and beta == 1:

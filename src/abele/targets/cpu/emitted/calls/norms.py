@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from abele.targets.cpu.emitted.calls.arguments import arguments
 from abele.targets.cpu.emitted.operations import Call
 from abele.targets.cpu.emitted.places import Place
 
@@ -21,7 +22,7 @@ def _workers(parts: int, floats: int) -> int:
 
 def layer_norm(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.native_layer_norm``."""
-    x, shape, weight, bias, eps = (_place(translator, each) for each in node.args)
+    x, shape, weight, bias, eps = (_place(translator, each) for each in arguments(node))
     x = translator.contiguous(x)
     size = math.prod(shape)
     rows = x.size // max(size, 1)
@@ -42,7 +43,7 @@ def layer_norm(translator: Any, node: torch.fx.Node) -> bool:
 
 def layer_norm_backward(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.native_layer_norm_backward``."""
-    grad, x, shape, mean, rstd, weight, _, mask = (_place(translator, a) for a in node.args)
+    grad, x, shape, mean, rstd, weight, _, mask = (_place(translator, a) for a in arguments(node))
     if x.dtype is not torch.float32 or not x.size or (weight is None and any(mask[1:])):
         return False
     size = math.prod(shape)
@@ -50,7 +51,7 @@ def layer_norm_backward(translator: Any, node: torch.fx.Node) -> bool:
     grad, x, mean, rstd = (_dense(translator, each) for each in (grad, x, mean, rstd))
     results: list[Place | None] = [None, None, None]
     if mask[0]:
-        results[0] = translator.new(x.shape, x.dtype)
+        grad_x = results[0] = translator.new(x.shape, x.dtype)
         reads = [grad, x, mean, rstd] + ([] if weight is None else [_dense(translator, weight)])
         text = (
             f"abele::layer_norm_backward<{_workers(rows, x.size)}, {_bool(weight is not None)}>("
@@ -58,14 +59,15 @@ def layer_norm_backward(translator: Any, node: torch.fx.Node) -> bool:
             + ("nullptr, {4}" if weight is None else "{4}, {5}")
             + ", threads)"
         )
-        translator.add(Call(0, reads, [results[0]], text, x.size))
-    if any(mask[1:]):
-        results[1:] = [translator.new(weight.shape, x.dtype) for _ in (0, 1)]
+        translator.add(Call(0, reads, [grad_x], text, x.size))
+    if weight is not None and any(mask[1:]):
+        sums = [translator.new(weight.shape, x.dtype) for _ in (0, 1)]
+        results[1:] = sums
         text = (
             f"abele::layer_norm_weights<{_workers(-(-size // 64), x.size)}>({rows}, {size}, "
             "{0}, {1}, {2}, {3}, {4}, {5}, threads)"
         )
-        translator.add(Call(0, [grad, x, mean, rstd], results[1:], text, x.size))
+        translator.add(Call(0, [grad, x, mean, rstd], sums, text, x.size))
     translator.places[node] = results
     return True
 
@@ -73,7 +75,7 @@ def layer_norm_backward(translator: Any, node: torch.fx.Node) -> bool:
 def group_norm(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.native_group_norm``."""
     x, weight, bias, samples, channels, pixels, groups, eps = (
-        _place(translator, each) for each in node.args
+        _place(translator, each) for each in arguments(node)
     )
     if x.dtype is not torch.float32 or not x.size or weight is None or bias is None:
         return False
@@ -91,7 +93,7 @@ def group_norm(translator: Any, node: torch.fx.Node) -> bool:
 def group_norm_backward(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.native_group_norm_backward``."""
     grad, x, mean, rstd, weight, samples, channels, pixels, groups, _ = (
-        _place(translator, each) for each in node.args
+        _place(translator, each) for each in arguments(node)
     )
     if x.dtype is not torch.float32 or not x.size or weight is None:
         return False

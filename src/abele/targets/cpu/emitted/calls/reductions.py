@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from abele.targets.cpu.emitted.calls.arguments import arguments
 from abele.targets.cpu.emitted.operations import Call
 from abele.targets.cpu.emitted.places import Place, contiguous_stride
 
@@ -32,7 +33,7 @@ def mean(translator: Any, node: torch.fx.Node) -> bool:
 
 
 def _reduced(translator: Any, node: torch.fx.Node, *, mean: bool) -> bool:
-    place: Place = translator.places[node.args[0]]
+    place: Place = translator.places[arguments(node)[0]]
     result = translator.new_like(node)
     if not place.size or not result.contiguous or (mean and not result.dtype.is_floating_point):
         return False
@@ -44,6 +45,7 @@ def _reduced(translator: Any, node: torch.fx.Node, *, mean: bool) -> bool:
         place = translator.contiguous(moved_last(place, reduced))
         trailing = set(range(len(place.shape) - len(reduced), len(place.shape)))
         text = sum_text(place, result, trailing, scale)
+        assert text is not None, "a contiguous tensor has two groups of dimensions"
     translator.add(Call(0, [place], [result], text, place.size))
     translator.places[node] = result
     return True
@@ -51,7 +53,7 @@ def _reduced(translator: Any, node: torch.fx.Node, *, mean: bool) -> bool:
 
 def dims_of(node: torch.fx.Node, rank: int) -> set[int]:
     """The dimensions that an operator reduces, its second argument; all if it has none."""
-    dims = node.args[1] if len(node.args) > 1 else None
+    dims = arguments(node)[1] if len(arguments(node)) > 1 else None
     dims = [dims] if isinstance(dims, int) else dims
     return {int(d) % max(rank, 1) for d in dims} if dims else set(range(rank))
 

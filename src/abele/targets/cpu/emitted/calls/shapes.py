@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from abele.targets.cpu.emitted.calls.arguments import arguments, options
 from abele.targets.cpu.emitted.calls.slices import around, fill, selected, sliced, store
 from abele.targets.cpu.emitted.operations import Call
 from abele.targets.cpu.emitted.places import Kind, Place, contiguous_stride
@@ -17,8 +18,8 @@ aten = torch.ops.aten
 
 def cat(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.cat``."""
-    tensors, dim = node.args[0], (node.args[1] if len(node.args) > 1 else 0)
-    if node.kwargs:
+    tensors, dim = arguments(node)[0], (arguments(node)[1] if len(arguments(node)) > 1 else 0)
+    if options(node):
         return False
     places = [translator.places[each] for each in tensors]
     together = _neighbours(places, node.meta["val"]) if dim == 0 else None
@@ -45,7 +46,7 @@ def cat(translator: Any, node: torch.fx.Node) -> bool:
 
 def stack(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.stack``."""
-    tensors, dim = node.args[0], (node.args[1] if len(node.args) > 1 else 0)
+    tensors, dim = arguments(node)[0], (arguments(node)[1] if len(arguments(node)) > 1 else 0)
     places = [translator.places[each] for each in tensors]
     together = _neighbours(places, node.meta["val"]) if dim == 0 else None
     if together is not None:
@@ -76,7 +77,7 @@ def _neighbours(places: list[Place], value: torch.Tensor) -> Place | None:
 
 def select_backward(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.select_backward``: zeros, and the gradient in one slice."""
-    grad, _, dim, index = node.args
+    grad, _, dim, index = arguments(node)
     result = translator.new_like(node)
     dim %= len(result.shape)
     fill(translator, result)
@@ -88,7 +89,7 @@ def select_backward(translator: Any, node: torch.fx.Node) -> bool:
 
 def slice_backward(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.slice_backward``."""
-    grad, _, dim, start, _, step = node.args
+    grad, _, dim, start, _, step = arguments(node)
     place, result = translator.places[grad], translator.new_like(node)
     dim %= len(result.shape)
     size = result.shape[dim]
@@ -101,7 +102,7 @@ def slice_backward(translator: Any, node: torch.fx.Node) -> bool:
 
 def slice_scatter(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.slice_scatter``: a copy, and other values in one slice."""
-    x, value, *given = node.args
+    x, value, *given = arguments(node)
     dim, start, _, step = (*given, *_SLICE[len(given) :])
     result = _copied(translator, node, x)
     dim %= len(result.shape)
@@ -114,7 +115,7 @@ def slice_scatter(translator: Any, node: torch.fx.Node) -> bool:
 
 def select_scatter(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.select_scatter``."""
-    x, value, dim, index = node.args
+    x, value, dim, index = arguments(node)
     result = _copied(translator, node, x)
     dim %= len(result.shape)
     index %= result.shape[dim]
@@ -130,7 +131,7 @@ def _copied(translator: Any, node: torch.fx.Node, x: Any) -> Place:
 
 def repeat(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.repeat``: read with steps of 0 along dimensions that are written one by one."""
-    x, times = translator.places[node.args[0]], node.args[1]
+    x, times = translator.places[arguments(node)[0]], arguments(node)[1]
     missing = len(times) - len(x.shape)
     sizes, steps = (1,) * missing + x.shape, (0,) * missing + x.stride
     shape = tuple(n for pair in zip(times, sizes, strict=True) for n in pair)
@@ -144,7 +145,7 @@ def repeat(translator: Any, node: torch.fx.Node) -> bool:
 
 def pad(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.constant_pad_nd``; negative widths cut off."""
-    x, widths, *value = node.args
+    x, widths, *value = arguments(node)
     place = translator.places[x]
     result = translator.places[node] = translator.new_like(node)
     target = result
@@ -161,7 +162,7 @@ def pad(translator: Any, node: torch.fx.Node) -> bool:
 
 def arange(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.arange`` of whole numbers."""
-    given = [each for each in node.args if each is not None]
+    given = [each for each in arguments(node) if each is not None]
     start, end, step = {1: (0, *given, 1), 2: (*given, 1), 3: tuple(given)}[len(given)]
     result = translator.new_like(node)
     if any(int(each) != each for each in (start, end, step)):
@@ -177,8 +178,8 @@ def triangle(name: str) -> Callable[..., bool]:
     """``aten.triu`` and ``aten.tril``."""
 
     def handler(translator: Any, node: torch.fx.Node) -> bool:
-        x = translator.contiguous(translator.places[node.args[0]])
-        diagonal = node.args[1] if len(node.args) > 1 else 0
+        x = translator.contiguous(translator.places[arguments(node)[0]])
+        diagonal = arguments(node)[1] if len(arguments(node)) > 1 else 0
         result = translator.places[node] = translator.new(x.shape, x.dtype)
         rows, columns = x.shape[-2:]
         count = x.size // max(rows * columns, 1)
@@ -191,19 +192,19 @@ def triangle(name: str) -> Callable[..., bool]:
 
 def flip(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.flip``, one dimension after the other."""
-    place = translator.contiguous(translator.places[node.args[0]])
-    for dim in node.args[1]:
+    place = translator.contiguous(translator.places[arguments(node)[0]])
+    for dim in arguments(node)[1]:
         result = translator.new(place.shape, place.dtype)
         text = f"abele::flipped({around(place.shape, dim)}, {{0}}, {{1}})"
         translator.add(Call(0, [place], [result], text, place.size))
         place = result
     translator.places[node] = place
-    return bool(node.args[1])
+    return bool(arguments(node)[1])
 
 
 def roll(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.roll`` along dimensions: each in two slices."""
-    x, shifts, *dims = node.args
+    x, shifts, *dims = arguments(node)
     place = translator.places[x]
     if not dims or not dims[0] or not place.size:
         return False
@@ -219,7 +220,7 @@ def roll(translator: Any, node: torch.fx.Node) -> bool:
     return True
 
 
-_SLICE = (0, None, None, 1)
+_SLICE: tuple[Any, ...] = (0, None, None, 1)
 
 HANDLERS = {
     aten.cat.default: cat,

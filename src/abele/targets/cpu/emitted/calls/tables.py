@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from abele.targets.cpu.emitted.calls.arguments import arguments
 from abele.targets.cpu.emitted.operations import Call
 
 aten = torch.ops.aten
@@ -15,7 +16,7 @@ _FLOATS_PER_THREAD = 8192
 
 def embedding(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.embedding``."""
-    table, rows = (translator.contiguous(translator.places[each]) for each in node.args[:2])
+    table, rows = (translator.contiguous(translator.places[each]) for each in arguments(node)[:2])
     if table.dtype is not torch.float32 or rows.dtype is not torch.int64:
         return False
     result = translator.new((*rows.shape, table.shape[1]), table.dtype)
@@ -27,7 +28,7 @@ def embedding(translator: Any, node: torch.fx.Node) -> bool:
 
 def embedding_backward(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.embedding_dense_backward`` that does not scale by frequency."""
-    grad, rows, size, padding, scaled = node.args
+    grad, rows, size, padding, scaled = arguments(node)
     grad, rows = (translator.contiguous(translator.places[each]) for each in (grad, rows))
     if scaled or grad.dtype is not torch.float32 or rows.dtype is not torch.int64:
         return False

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from abele.targets.cpu.emitted.calls.arguments import arguments
 from abele.targets.cpu.emitted.calls.slices import fill, sliced
 from abele.targets.cpu.emitted.places import Place
 
@@ -20,7 +21,7 @@ _Size = tuple[int, int]
 
 def mean_pool(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.avg_pool2d`` without padding."""
-    x, *given = node.args
+    x, *given = arguments(node)
     kernel, stride = _windows(given)
     if kernel is None or stride is None:
         return False
@@ -29,8 +30,8 @@ def mean_pool(translator: Any, node: torch.fx.Node) -> bool:
 
 def adaptive_mean_pool(translator: Any, node: torch.fx.Node) -> bool:
     """``aten._adaptive_avg_pool2d`` with windows of one size."""
-    place = translator.places[node.args[0]]
-    kernel = _ratio(place.shape[-2:], node.args[1])
+    place = translator.places[arguments(node)[0]]
+    kernel = _ratio(place.shape[-2:], arguments(node)[1])
     return kernel is not None and _mean(translator, node, place, kernel, kernel)
 
 
@@ -48,7 +49,7 @@ def _mean(translator: Any, node: torch.fx.Node, place: Place, kernel: _Size, str
 
 def mean_pool_backward(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.avg_pool2d_backward`` without padding, of windows that do not overlap."""
-    grad, x, *given = node.args
+    grad, x, *given = arguments(node)
     kernel, stride = _windows(given)
     if kernel is None or stride != kernel:
         return False
@@ -57,7 +58,7 @@ def mean_pool_backward(translator: Any, node: torch.fx.Node) -> bool:
 
 def adaptive_mean_pool_backward(translator: Any, node: torch.fx.Node) -> bool:
     """``aten._adaptive_avg_pool2d_backward`` of windows of one size."""
-    grad, x = (translator.places[each] for each in node.args)
+    grad, x = (translator.places[each] for each in arguments(node))
     kernel = _ratio(x.shape[-2:], grad.shape[-2:])
     return kernel is not None and _spread(translator, node, grad, x.shape, kernel)
 
@@ -79,10 +80,10 @@ def _spread(
 
 def upsample(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.upsample_nearest2d`` by whole factors."""
-    place = translator.places[node.args[0]]
+    place = translator.places[arguments(node)[0]]
     shape = tuple(node.meta["val"].shape)
     factor = _ratio(shape[-2:], place.shape[-2:])
-    if factor is None or not _plain_scales(node.args[2:], factor) or not place.size:
+    if factor is None or not _plain_scales(arguments(node)[2:], factor) or not place.size:
         return False
     result = translator.new(shape, place.dtype)
     values, target = _blocks(place, result, factor)
@@ -93,9 +94,9 @@ def upsample(translator: Any, node: torch.fx.Node) -> bool:
 
 def upsample_backward(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.upsample_nearest2d_backward`` by whole factors."""
-    grad, shape = translator.places[node.args[0]], tuple(node.args[2])
+    grad, shape = translator.places[arguments(node)[0]], tuple(arguments(node)[2])
     factor = _ratio(grad.shape[-2:], shape[-2:])
-    if factor is None or not _plain_scales(node.args[3:], factor) or not grad.size:
+    if factor is None or not _plain_scales(arguments(node)[3:], factor) or not grad.size:
         return False
     if factor[0] * factor[1] > _LARGEST:
         return False

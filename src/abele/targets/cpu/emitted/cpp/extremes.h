@@ -32,7 +32,7 @@ inline T extreme_of(Index n, const T* x) {
   Index i = 0;
   for (; i + LANES <= n; i += LANES)
     for (int l = 0; l < LANES; ++l) lanes[l] = Which::of(lanes[l], x[i + l]);
-  for (int l = 0; i < n; ++i, ++l) lanes[l] = Which::of(lanes[l], x[i]);
+  for (int l = 0; l < LANES && i < n; ++i, ++l) lanes[l] = Which::of(lanes[l], x[i]);
   for (int width = LANES / 2; width > 0; width /= 2)
     for (int l = 0; l < width; ++l) lanes[l] = Which::of(lanes[l], lanes[l + width]);
   return lanes[0];
@@ -76,9 +76,11 @@ inline void extremes_and_places(Index rows, Index size, const T* x, T* y, int64_
   });
 }
 
-// Variance with `divisor` instead of the count, its root with `root`; the mean where `to_mean` is given.
+// Variance with `divisor` instead of the count, its root with `root`;
+// the mean where `to_mean` is given.
 template <int most, bool root, class T>
-inline void variances(Index rows, Index size, double divisor, const T* x, T* variance, decltype(variance) to_mean,
+inline void variances(Index rows, Index size, double divisor, const T* x, T* variance,
+                      decltype(variance) to_mean,
                       int threads) {
   share<most>(rows, threads, [=](Index begin, Index end) {
     for (Index row = begin; row < end; ++row) {

@@ -64,15 +64,20 @@ inline void layer_norm_weights(Index rows, Index size, const float* grad, const 
     for (Index chunk = begin; chunk < end; ++chunk) {
       const Index column = chunk * COLUMNS;
       const Index width = size - column < COLUMNS ? size - column : COLUMNS;
-      float weights[COLUMNS] = {}, biases[COLUMNS] = {};
-      for (Index row = 0; row < rows; ++row) {
-        const float *g = grad + row * size + column, *from = x + row * size + column;
-        const float m = mean[row], scale = rstd[row];
-        for (Index k = 0; k < width; ++k)
-          weights[k] += g[k] * ((from[k] - m) * scale), biases[k] += g[k];
+      double weights[COLUMNS] = {}, biases[COLUMNS] = {};
+      for (Index first = 0; first < rows; first += BLOCK) {
+        float some_weights[COLUMNS] = {}, some_biases[COLUMNS] = {};
+        const Index last = first + BLOCK < rows ? first + BLOCK : rows;
+        for (Index row = first; row < last; ++row) {
+          const float *g = grad + row * size + column, *from = x + row * size + column;
+          const float m = mean[row], scale = rstd[row];
+          for (Index k = 0; k < width; ++k)
+            some_weights[k] += g[k] * ((from[k] - m) * scale), some_biases[k] += g[k];
+        }
+        for (Index k = 0; k < width; ++k) weights[k] += some_weights[k], biases[k] += some_biases[k];
       }
       for (Index k = 0; k < width; ++k)
-        grad_weight[column + k] = weights[k], grad_bias[column + k] = biases[k];
+        grad_weight[column + k] = float(weights[k]), grad_bias[column + k] = float(biases[k]);
     }
   });
 }

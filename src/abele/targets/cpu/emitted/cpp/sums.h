@@ -15,7 +15,7 @@ inline auto sum_in_lanes(Index n, F f) -> decltype(f(Index(0))) {
   Index i = 0;
   for (; i + lanes <= n; i += lanes)
     for (int l = 0; l < lanes; ++l) sums[l] += f(i + l);
-  for (int l = 0; i < n; ++i, ++l) sums[l] += f(i);
+  for (int l = 0; l < lanes && i < n; ++i, ++l) sums[l] += f(i);
   for (int width = lanes / 2; width > 0; width /= 2)
     for (int l = 0; l < width; ++l) sums[l] += sums[l + width];
   return sums[0];
@@ -39,7 +39,7 @@ inline Pair sums_in_lanes(Index n, F f) {
       const Pair pair = f(i + l);
       a[l] += pair.first, b[l] += pair.second;
     }
-  for (int l = 0; i < n; ++i, ++l) {
+  for (int l = 0; l < lanes && i < n; ++i, ++l) {
     const Pair pair = f(i);
     a[l] += pair.first, b[l] += pair.second;
   }
