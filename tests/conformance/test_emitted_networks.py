@@ -51,10 +51,7 @@ def of_views(seed: int) -> list[Case]:
         Case(
             f"views {seed}",
             program,
-            [
-                torch.rand(slot.shape, generator=generator).to(slot.dtype)
-                for slot in program.inputs
-            ],
+            [torch.rand(slot.shape, generator=generator).to(slot.dtype) for slot in program.inputs],
         )
         for program in captured.programs
     ]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from abele import passes
+from abele.compile.serialization import from_text, to_text
 from abele.targets.cpu.emitted.lowering import Emitted, planned_code
 from abele.targets.cpu.emitted.operations import Call, Foreign, Pointwise
 from abele.targets.cpu.emitted.places import Kind
@@ -147,3 +148,22 @@ def outcomes():
 def test_as_the_interpreter(outcomes, name):
     assert outcomes[name].plan is not None
     assert outcomes[name].difference() is None
+
+
+def written(program):
+    """All that a payload has to agree with: the code, and how it is called."""
+    made = planned_code(passes.run_only(passes.run(program), Emitted.passes))
+    table = [(each.kind, each.index, each.size) for each in made.source.table]
+    parts = [
+        str(part.node.target) if isinstance(part, Foreign) else part for part in made.source.parts
+    ]
+    outputs = [(each.shape, each.stride, each.offset) for each in made.translation.outputs]
+    constants = [tuple(each.shape) for each in made.translation.constants]
+    return made.source.text, table, parts, outputs, constants, made.size
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_equal_programs_have_equal_plans(seed):
+    for case in emitted_programs.of_network(seed):
+        read = from_text(*to_text(case.program))
+        assert written(case.program) == written(case.program) == written(read)
