@@ -91,6 +91,15 @@ def test_results_are_the_callers(program, compiled):
 
 
 @pytest.mark.compiler
+def test_views_that_torch_makes_of_kept_memory_are_the_callers():
+    case = traced("bits", lambda x: (x * 3).view(torch.int32), [X])
+    run = Emitted().compile(passes.run(case.program)).run
+    (first,) = run([X])
+    run([X * 2])
+    assert torch.equal(first, (X * 3).view(torch.int32))
+
+
+@pytest.mark.compiler
 def test_threads_of_python_do_not_disturb_each_other(program, compiled):
     results = {}
 

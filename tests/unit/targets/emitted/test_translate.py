@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from abele import passes
+from abele import Program, Role, Slot, passes
 from abele.compile.serialization import from_text, to_text
 from abele.targets.cpu.emitted.lowering import Emitted, planned_code
 from abele.targets.cpu.emitted.operations import Call, Foreign, Pointwise
 from abele.targets.cpu.emitted.places import Kind
+from abele.targets.cpu.emitted.translate import translate
 from helpers import emitted_programs
 from helpers.emitted_programs import traced
 
@@ -67,6 +68,22 @@ def test_products_are_calls():
     (call,) = made.translation.operations
     assert isinstance(call, Call)
     assert "abele::product(3, 3, 4, " in call.text
+
+
+def test_a_slot_that_gets_a_view_of_itself_is_read_before_it_is_written():
+    graph = torch.fx.Graph()
+    slot = graph.placeholder("slot")
+    turned = graph.call_function(torch.ops.aten.permute.default, (slot, [1, 0]))
+    graph.call_function(torch.ops.aten.copy_.default, (slot, turned))
+    graph.output([])
+    for node, value in zip(graph.nodes, (X[:, :3], X[:, :3].t(), X[:, :3]), strict=False):
+        node.meta["val"] = value.contiguous() if node is slot else value
+    state = Slot(name="slot", role=Role.BUFFER, shape=(3, 3), dtype=torch.float32, mutated=True)
+    module = torch.fx.GraphModule({}, graph)
+    made = translate(Program(name="turn", graph=module, inputs=(state,), outputs=()))
+    read, written = made.operations
+    assert read.reads[0].buffer is written.result.buffer
+    assert read.result.buffer is not written.result.buffer
 
 
 def swapped(x, a, b):
