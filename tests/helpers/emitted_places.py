@@ -14,7 +14,7 @@ def place_of(view: torch.Tensor, buffer: Buffer | None = None) -> Place:
     if buffer is None:
         size = view.untyped_storage().nbytes() // view.dtype.itemsize
         buffer = Buffer(Kind.ARENA, 0, view.dtype, size)
-    return Place(buffer, tuple(view.shape), view.stride(), view.storage_offset())
+    return Place(buffer, tuple(view.shape), view.stride(), int(view.storage_offset()))
 
 
 def elements(place: Place) -> list[int]:

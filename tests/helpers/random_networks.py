@@ -148,7 +148,9 @@ def _softmax(choose: random.Random, shape: Shape) -> Layer:
 
 def _layer_norm(choose: random.Random, shape: Shape) -> Layer:
     last = shape[choose.randint(1, len(shape) - 1) :] if len(shape) > 1 else shape
-    return nn.LayerNorm(last, elementwise_affine=choose.random() < 0.7, bias=choose.random() < 0.7)
+    return nn.LayerNorm(
+        list(last), elementwise_affine=choose.random() < 0.7, bias=choose.random() < 0.7
+    )
 
 
 def _residual(choose: random.Random, shape: Shape) -> Layer:
@@ -175,6 +177,7 @@ class _Scaled(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.rand(shape) + 0.5)
         self.register_buffer("seen", torch.zeros(shape))
+        self.seen: torch.Tensor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen.mul_(0.5).add_(self.scale.detach())
@@ -284,12 +287,12 @@ def _last(choose: random.Random, shape: Shape) -> Layer:
 
 
 def _convolution(choose: random.Random, shape: Shape) -> Layer:
-    kernel = tuple(choose.randint(1, min(4, n)) for n in shape[2:])
+    height, width = (choose.randint(1, min(4, n)) for n in shape[2:])
     groups = choose.choice([1, 1, 1, shape[1]])
     return nn.Conv2d(
         shape[1],
         groups * choose.randint(1, 5 if groups == 1 else 2),
-        kernel,
+        (height, width),
         stride=choose.choice([1, 1, 2]),
         padding=choose.randint(0, 2),
         bias=choose.random() < 0.7,

@@ -82,8 +82,8 @@ def test_a_slot_that_gets_a_view_of_itself_is_read_before_it_is_written():
     module = torch.fx.GraphModule({}, graph)
     made = translate(Program(name="turn", graph=module, inputs=(state,), outputs=()))
     read, written = made.operations
-    assert read.reads[0].buffer is written.result.buffer
-    assert read.result.buffer is not written.result.buffer
+    assert read.reads[0].buffer is written.writes[0].buffer
+    assert read.writes[0].buffer is not written.writes[0].buffer
 
 
 def swapped(x, a, b):
