@@ -3,8 +3,9 @@
 Both run on copies of a session's state, from the same random numbers; the session and the random
 numbers are afterwards as before. A tensor may differ by the tolerance of compiled programs. Some
 tensors are nothing but rounding: a gradient that is zero in exact arithmetic, which Adam turns into
-a step. They move as far when the weights are rounded otherwise, so that is tried, and such a tensor
-may differ by ten times as much as it moved.
+a step, or the loss of a batch that is learnt by heart. They move as far when the weights are
+rounded otherwise, so that is tried, several times where once is not enough, and such a tensor may
+differ by ten times as much as it moved.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from abele.runtime.device_state import DeviceState
 
 _ROUNDINGS = 4  # in units of the type's last digit
 _MARGIN = 10.0
+# One number may stay where it is by chance, not every time.
+_TRIALS = 8
 
 _Values = dict[str, torch.Tensor]
 
@@ -50,30 +53,32 @@ class Trial:
         """
         expected = self.run(interpreted)
         try:
-            moved = self.run(interpreted, rounded=True)
-        except Exception:  # noqa: BLE001 - the weights are not the user's, so neither is the error
-            moved = expected
-        try:
             computed = self.run(compiled)
         except Exception as error:  # noqa: BLE001 - whatever it is, these programs are not usable
             return f"compiled programs fail where interpreted ones do not ({error})"
-        for name, value in expected.items():
-            problem = _difference(value, moved[name], computed[name])
-            if problem is not None:
-                return f"{name} {problem}"
-        return None
+        moved: list[_Values] = []
+        problem = None
+        for trial in range(_TRIALS):
+            try:
+                moved.append(self.run(interpreted, rounding=trial))
+            except Exception:  # noqa: BLE001 - the weights are not the user's, so neither is this
+                moved.append(expected)
+            problem = first_problem(expected, moved, computed)
+            if problem is None:
+                break
+        return problem
 
-    def run(self, executable: Executable, *, rounded: bool = False) -> _Values:
+    def run(self, executable: Executable, *, rounding: int | None = None) -> _Values:
         """What the programs return and write, by name.
 
         Args:
             executable: the programs.
-            rounded: with weights that are rounded otherwise.
+            rounding: with weights that are rounded otherwise, each number in another way.
         """
         outside = torch.get_rng_state()
         torch.set_rng_state(self._numbers)
         try:
-            return self._run(executable, _Copies(rounded))
+            return self._run(executable, _Copies(rounding))
         finally:
             torch.set_rng_state(outside)
 
@@ -101,8 +106,8 @@ class Trial:
 class _Copies:
     """Copies of tensors, the same one each time."""
 
-    def __init__(self, rounded: bool):
-        self._noise = torch.Generator().manual_seed(0) if rounded else None
+    def __init__(self, rounding: int | None):
+        self._noise = None if rounding is None else torch.Generator().manual_seed(rounding)
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def of(self, tensor: torch.Tensor, role: Role) -> torch.Tensor:
@@ -115,20 +120,40 @@ class _Copies:
         return self._copies[id(tensor)][1]
 
 
-def _difference(expected: torch.Tensor, moved: torch.Tensor, computed: torch.Tensor) -> str | None:
+def first_problem(expected: _Values, moved: Sequence[_Values], computed: _Values) -> str | None:
+    """The first tensor that is too far off, and how far, in words; None if there is none.
+
+    Args:
+        expected: what interpreted programs give.
+        moved: the same with weights that are rounded otherwise, once or several times.
+        computed: what compiled programs give.
+    """
+    for name, value in expected.items():
+        problem = _difference(value, [each[name] for each in moved], computed[name])
+        if problem is not None:
+            return f"{name} {problem}"
+    return None
+
+
+def _difference(
+    expected: torch.Tensor, moved: Sequence[torch.Tensor], computed: torch.Tensor
+) -> str | None:
     """How far a tensor is off, in words, if that is too far."""
     if (expected.shape, expected.dtype) != (computed.shape, computed.dtype):
         return f"is {list(computed.shape)} {computed.dtype}"
     tolerance = tolerances.compiled(expected.dtype)
-    wanted, other, got = _plain(expected), _plain(moved), _plain(computed)
+    wanted, got = _plain(expected), _plain(computed)
+    others = [_plain(each) for each in moved]
     finite = wanted.isfinite()
-    unlike = (finite != got.isfinite()) & (finite == other.isfinite())
-    if unlike.any():
+    alike = torch.stack([finite == each.isfinite() for each in others]).all(0)
+    if ((finite != got.isfinite()) & alike).any():
         return "is not finite in the same places"
-    finite = finite & got.isfinite() & other.isfinite()
-    wanted, other, got = wanted[finite], other[finite], got[finite]
-    norm, far = wanted.norm().item(), (got - wanted).norm().item()
-    if far <= tolerance * norm + _MARGIN * (other - wanted).norm().item():
+    finite = finite & got.isfinite()
+    for each in others:
+        finite = finite & each.isfinite()
+    norm, far = wanted[finite].norm().item(), (got - wanted)[finite].norm().item()
+    farthest = max((each - wanted)[finite].norm().item() for each in others)
+    if far <= tolerance * norm + _MARGIN * farthest:
         return None
     return f"differs by {far / norm if norm else far:.1e} of its norm, {tolerance:.0e} are allowed"
 

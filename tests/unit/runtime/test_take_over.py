@@ -9,7 +9,7 @@ from torch import nn
 from abele.compile.later import Failure, TakeOverWarning
 from abele.errors import TrappedError
 from abele.ops.print_tensor import Layout, print_tensor
-from abele.runtime import state
+from abele.runtime import agreement, state
 from abele.step.config import OutputMode, StepConfig
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
@@ -150,6 +150,14 @@ def test_a_parameter_without_a_true_gradient_does_not_prevent_a_take_over(kind):
     script.outcome = compiled
     steps(session, NORMALISED.batches(1))
     assert session.executable is compiled
+
+
+def test_a_number_of_nothing_but_rounding_may_move_as_far_as_it_ever_did():
+    expected, computed = {"loss": torch.tensor(1e-4)}, {"loss": torch.tensor(1.001e-4)}
+    stayed, went = {"loss": torch.tensor(1.00001e-4)}, {"loss": torch.tensor(1.0005e-4)}
+    problem = agreement.first_problem(expected, [stayed], computed)
+    assert problem == "loss differs by 1.0e-03 of its norm, 1e-05 are allowed"
+    assert agreement.first_problem(expected, [stayed, went], computed) is None
 
 
 def test_programs_that_compute_something_else_do_not_take_over():
