@@ -12,6 +12,7 @@ from abele.targets.cpu.emitted import build
 from abele.targets.cpu.emitted.calls import HANDLERS
 from abele.targets.cpu.emitted.expressions import RULES
 from abele.targets.cpu.emitted.pointwise import TYPES
+from abele.targets.cpu.emitted.translate import VIEWS
 
 aten = torch.ops.aten
 
@@ -21,9 +22,6 @@ _HEAVY = (
     aten.convolution_backward.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-    aten._native_batch_norm_legit_functional.default,
-    aten.native_batch_norm_backward.default,
-    aten.bmm.default,
 )
 # Of all other operators, so many may be called from Python, or this share.
 _FEW, _SHARE = 8, 0.1
@@ -44,14 +42,17 @@ def why(program: Program) -> str | None:
     foreign = sum(not _is_expressible(node) for node in operators)
     if foreign > max(_FEW, _SHARE * len(operators)):
         return None
+    heavy = sum(node.target in _HEAVY for node in operators)
     return "C++ of its own runs it, compiled in seconds" + (
-        f"; {foreign} operators are called as torch has them" if foreign else ""
+        f"; {foreign + heavy} of {len(operators)} operators are called as torch has them"
+        if foreign + heavy
+        else ""
     )
 
 
 def _is_expressible(node: torch.fx.Node) -> bool:
     """Whether an operator probably becomes code, or is too heavy for its call to matter."""
-    if is_getitem(node) or is_view(node) or node.target in _HEAVY:
+    if is_getitem(node) or is_view(node) or node.target in (*_HEAVY, *VIEWS):
         return True
     known = node.target in RULES or node.target in HANDLERS or node.target is aten.copy_.default
     return known and all(value.dtype in TYPES for value in _values(node))

@@ -23,8 +23,8 @@ from abele.targets.cpu.emitted.pointwise import TYPES, Rule, literal
 
 aten = torch.ops.aten
 
-# They share memory in a program without writes, whatever their schemas say.
-_VIEWS = (
+#: They share memory in a program without writes, whatever their schemas say.
+VIEWS = (
     aten._unsafe_view.default,
     aten.unsafe_split.Tensor,
     aten.unsafe_split_with_sizes.default,
@@ -163,7 +163,7 @@ class Translator:
 
     def _view(self, node: torch.fx.Node) -> bool:
         """An operator whose result are elements of its argument: no code, another place."""
-        if not (is_view(node) or node.target in _VIEWS):
+        if not (is_view(node) or node.target in VIEWS):
             return False
         source, *arguments = cast("tuple[Any, ...]", node.args)
         place = self.places[source]
@@ -171,7 +171,7 @@ class Translator:
             return False
         memory = torch.empty(place.buffer.size, dtype=place.dtype, device="meta")
         value = memory.as_strided(place.shape, place.stride, place.offset)
-        call: Any = aten.view.default if node.target in _VIEWS[:1] else node.target
+        call: Any = aten.view.default if node.target in VIEWS[:1] else node.target
         try:
             viewed = call(value, *arguments, **node.kwargs)
         except RuntimeError:  # its elements do not lie so that they could be seen in this way
