@@ -10,6 +10,7 @@ from abele.compile.executable import Executable
 from abele.errors import TargetError
 from abele.program import Program
 from abele.targets import Target
+from abele.targets.base import Compiled
 
 
 def compile_programs(
@@ -33,7 +34,7 @@ def compile_programs(
     reason = target.cannot_compile()
     if reason is not None:
         raise TargetError(f"Target {target.name!r} cannot compile: {reason}")
-    compiled = {}
+    compiled: dict[str, Compiled] = {}
     for index, program in enumerate(programs):
         begins(index, program.name)
         lowering = target.lowering(parts["lowerings"][program.name])

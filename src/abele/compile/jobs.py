@@ -12,11 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from abele._torch import OpOverload
 from abele.compile import executable
 from abele.compile.serialization import from_text, to_text
 from abele.errors import ForeignExecutable, SerializationError
-from abele.program import Program, all_nodes
+from abele.program import Program, all_nodes, called_operator
 from abele.storage import atomic, container
 from abele.storage.container import Container
 from abele.targets import Target, get_target
@@ -69,9 +68,9 @@ def unknown_operator(programs: Sequence[Program]) -> str | None:
     """An operator in ``programs`` that another process would not know, if there is one."""
     for program in programs:
         for node in all_nodes(program.graph):
-            target = node.target
-            if isinstance(target, OpOverload) and target.namespace not in _NAMESPACES:
-                return str(target)
+            called = called_operator(node)
+            if called is not None and called.namespace not in _NAMESPACES:
+                return str(called)
     return None
 
 
@@ -138,7 +137,8 @@ def write_result(folder: Path, result: Result) -> None:
 def read_result(folder: Path) -> Result | None:
     """What came of a job; None if the process ended before it said so."""
     try:
-        data = json.loads((folder / _RESULT).read_text())
+        data: dict[str, Any] = json.loads((folder / _RESULT).read_text())
     except OSError:
         return None
-    return Result(**{**data, "warnings": tuple(data["warnings"])})
+    data["warnings"] = tuple(data["warnings"])
+    return Result(**data)

@@ -11,6 +11,7 @@ differ by ten times as much as it moved.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -151,11 +152,16 @@ def _difference(
     finite = finite & got.isfinite()
     for each in others:
         finite = finite & each.isfinite()
-    norm, far = wanted[finite].norm().item(), (got - wanted)[finite].norm().item()
-    farthest = max((each - wanted)[finite].norm().item() for each in others)
+    norm, far = _norm(wanted[finite]), _norm((got - wanted)[finite])
+    farthest = max(_norm((each - wanted)[finite]) for each in others)
     if far <= tolerance * norm + _MARGIN * farthest:
         return None
     return f"differs by {far / norm if norm else far:.1e} of its norm, {tolerance:.0e} are allowed"
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    untyped: Any = tensor
+    return untyped.norm().item()
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -57,7 +57,7 @@ def _with_dense_gradient(
     return func(*args, **kwargs)
 
 
-def _with_form(func: Callable, *args: Any, **kwargs: Any) -> Any:
+def _with_form(func: Function, *args: Any, **kwargs: Any) -> Any:
     result = static_forms.FORMS[func](*args, **kwargs)
     if func in losses.LOSS_FUNCTIONS:
         # Whoever looks for losses sees only the functions that the form calls.

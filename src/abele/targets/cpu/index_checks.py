@@ -22,8 +22,6 @@ from abele.targets.reference import Interpreter
 _FEW = 64
 
 Check = Callable[[list[torch.Tensor]], Any]
-# The smallest and the largest index that fits, and one more that does; see ``refuse``.
-_Bounds = tuple[int, int, int | None]
 
 
 class Checked(Compiled):

@@ -13,21 +13,22 @@ from typing import Any
 import torch
 
 from abele import _torch
-from abele._torch import OpOverload
-from abele.program import is_getitem, writes
-from abele.targets.cpu.index_uses import indices, line_of, message, name_of
+from abele.program import called_operator, has_tag, is_getitem, writes
+from abele.targets.cpu.index_uses import Bounds, indices, line_of, message, name_of
 
 # An index that follows from these is not computed twice.
 _EXPENSIVE = ("convolution", "mm", "addmm", "bmm", "baddbmm", "_native_batch_norm_legit")
 _WHILE, _COND = torch.ops.higher_order.while_loop, torch.ops.higher_order.cond
 
 Refuse = Callable[..., None]
+# The other arguments of such a call: see ``index_checks.refuse``.
+Arguments = tuple[int, int, int | None, str]
 Nodes = Sequence[torch.fx.Node]
 
 
 def of_program(
     program: torch.fx.GraphModule, refuse: Refuse
-) -> tuple[list[tuple[int, tuple]], torch.fx.GraphModule | None]:
+) -> tuple[list[tuple[int, Arguments]], torch.fx.GraphModule | None]:
     """What is to be looked at before a program runs.
 
     Args:
@@ -89,7 +90,7 @@ class _Slice:
         results = output.args[0]
         self.results: Nodes = [results] if isinstance(results, torch.fx.Node) else results
 
-    def add_checks(self, *, of_inputs: bool = True) -> list[tuple[int, tuple]]:
+    def add_checks(self, *, of_inputs: bool = True) -> list[tuple[int, Arguments]]:
         """Add a check for each index of the graph.
 
         Args:
@@ -98,12 +99,13 @@ class _Slice:
         Returns:
             else these, by position, with the arguments of their checks.
         """
-        seen, inputs = set(), []
+        seen: set[tuple[torch.fx.Node, Bounds]] = set()
+        inputs: list[tuple[int, Arguments]] = []
         for node in self._source.graph.nodes:
             for index, bounds in indices(node):
-                if (index, *bounds) in seen or not self.copy(index):
+                if (index, bounds) in seen or not self.copy(index):
                     continue
-                seen.add((index, *bounds))
+                seen.add((index, bounds))
                 arguments = (*bounds, message(node, self._line, *bounds))
                 if index.op == "placeholder" and not of_inputs:
                     inputs.append((self.inputs.index(index), arguments))
@@ -213,10 +215,11 @@ def _repeatable(node: torch.fx.Node, root: torch.fx.GraphModule) -> bool:
         return isinstance(value, torch.Tensor)
     if is_getitem(node) or node.target in (_WHILE, _COND):
         return True
+    called = called_operator(node)
     return (
-        isinstance(node.target, OpOverload)
-        and node.target.namespace == "aten"
+        called is not None
+        and called.namespace == "aten"
         and not writes(node)
-        and torch.Tag.nondeterministic_seeded not in node.target.tags
+        and not has_tag(node, torch.Tag.nondeterministic_seeded)
         and name_of(node) not in _EXPENSIVE
     )

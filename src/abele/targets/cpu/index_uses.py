@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from abele._torch import OpOverload
+from abele._torch import schema_of
+from abele.program import called_operator, marks_of
 from abele.program.printing import user_line
 
 # Operators that index along an argument, and the names of their tensor and their index.
@@ -25,14 +26,18 @@ _LISTS = ("index", "index_put")
 _LOSSES = ("nll_loss_forward", "nll_loss2d_forward")
 _WRAPPING = ("index_fill", "index", "index_put", "take", "put")  # -1 is the last element
 
+#: The smallest index that fits, the largest, and one more that is ignored.
+Bounds = tuple[int, int, int | None]
+
 
 def name_of(node: torch.fx.Node) -> str:
     """The operator's name in torch, without its overload; empty if it is none of torch's."""
-    ours = isinstance(node.target, OpOverload) and node.target.namespace == "aten"
-    return str(node.target).split(".")[1] if ours else ""
+    called = called_operator(node)
+    ours = called is not None and called.namespace == "aten"
+    return str(called).split(".")[1] if ours else ""
 
 
-def indices(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, tuple[int, int, int | None]]]:
+def indices(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, Bounds]]:
     """The indices of an operator; for each the smallest, the largest, and one that is ignored."""
     for index, size, ignored in _sizes(name_of(node), node):
         value = index.meta.get("val")
@@ -66,12 +71,13 @@ def _size(tensor: torch.fx.Node, dim: int) -> int:
 
 
 def _argument(node: torch.fx.Node, name: str) -> Any:
-    assert isinstance(node.target, OpOverload)
-    for position, argument in enumerate(node.target._schema.arguments):
+    called = called_operator(node)
+    assert called is not None, node
+    for position, argument in enumerate(schema_of(called).arguments):
         if argument.name == name:
             given = node.args[position] if position < len(node.args) else argument.default_value
             return node.kwargs.get(name, given)
-    raise KeyError(f"{node.target} has no argument {name!r}")
+    raise KeyError(f"{called} has no argument {name!r}")
 
 
 def message(node: torch.fx.Node, line: str, low: int, high: int, ignored: int | None) -> str:
@@ -85,5 +91,4 @@ def message(node: torch.fx.Node, line: str, low: int, high: int, ignored: int | 
 def line_of(node: torch.fx.Node) -> str:
     """Return the user's line that an operator comes from, or nothing."""
     frame = user_line(node.meta.get("stack_trace"))
-    custom = node.meta.get("custom") or {}
-    return f"{frame[0]}:{frame[1]} in {frame[2]}" if frame else custom.get("of_line", "")
+    return f"{frame[0]}:{frame[1]} in {frame[2]}" if frame else marks_of(node).get("of_line", "")

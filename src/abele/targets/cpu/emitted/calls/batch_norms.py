@@ -18,7 +18,7 @@ _FLOATS_PER_THREAD = 8192
 def training(translator: Any, node: torch.fx.Node) -> bool:
     """``aten._native_batch_norm_legit_functional`` and the one without running statistics."""
     x, weight, bias, *given = (_place(translator, each) for each in arguments(node))
-    running: list[Place] = given[:2] if len(given) == 5 else []
+    running: list[Place | None] = given[:2] if len(given) == 5 else []
     train, momentum, eps = given[-3:]
     if not _usable(x) or any(each is None for each in running):
         return False

@@ -26,7 +26,8 @@ def gather(translator: Any, node: torch.fx.Node) -> bool:
         return False
     place, numbers = reads
     result = translator.new(numbers.shape, place.dtype)
-    count = numbers.shape[dim % len(place.shape)]
+    axis: int = dim % len(place.shape)
+    count = numbers.shape[axis]
     most = max(1, min(numbers.shape[0], numbers.size // _FLOATS_PER_THREAD))
     sizes = f"{around(place.shape, dim)}, {count}"
     text = f"abele::gather<{most}>({sizes}, {{0}}, {{1}}, {{2}}, threads)"
@@ -130,7 +131,8 @@ def _dims_and_numbers(translator: Any, place: Place, indices: Any) -> tuple[int,
     places = [translator.places[indices[d]] for d in dims]
     if any(each.dtype not in (torch.int64, torch.int32) for each in places):
         return None
-    shape = torch.broadcast_shapes(*(each.shape for each in places))
+    untyped: Any = torch
+    shape: torch.Size = untyped.broadcast_shapes(*(each.shape for each in places))
     total = translator.new(tuple(shape), torch.int64)
     step = math.prod(place.shape[d] for d in dims)
     terms: list[str] = []

@@ -105,11 +105,11 @@ def slice_scatter(translator: Any, node: torch.fx.Node) -> bool:
     x, value, *given = arguments(node)
     dim, start, _, step = (*given, *_SLICE[len(given) :])
     result = _copied(translator, node, x)
-    dim %= len(result.shape)
-    size, start = result.shape[dim], start or 0
+    axis: int = dim % len(result.shape)
+    size, start = result.shape[axis], start or 0
     start = min(max(start + size if start < 0 else start, 0), size)
     place = translator.places[value]
-    store(translator, place, sliced(result, dim, start, place.shape[dim], step))
+    store(translator, place, sliced(result, axis, start, place.shape[axis], step))
     return True
 
 
@@ -117,9 +117,9 @@ def select_scatter(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.select_scatter``."""
     x, value, dim, index = arguments(node)
     result = _copied(translator, node, x)
-    dim %= len(result.shape)
-    index %= result.shape[dim]
-    store(translator, translator.places[value], selected(result, dim, index))
+    axis: int = dim % len(result.shape)
+    target = selected(result, axis, index % result.shape[axis])
+    store(translator, translator.places[value], target)
     return True
 
 

@@ -37,12 +37,23 @@ def _masked_fill(x: Any, mask: Any, value: Any) -> Form:
 
 
 def _filled(value: Any) -> Callable[..., Form]:
-    return lambda *_, **__: ((value,), "{0}".format)
+    def form(*_: Any, **__: Any) -> Form:
+        return (value,), "{0}".format
+
+    return form
+
+
+def _second(_: Any, value: Any, *__: Any, **___: Any) -> Form:
+    return (value,), "{0}".format
+
+
+def _third(_: Any, __: Any, value: Any, *___: Any, **____: Any) -> Form:
+    return (value,), "{0}".format
 
 
 _CHOICE = Rule(plain("({0} ? {1} : {2})", 3), mask=True)
-_SECOND = Rule(lambda _, value, *__, **___: ((value,), "{0}".format))
-_THIRD = Rule(lambda _, __, value, *___, **____: ((value,), "{0}".format))
+_SECOND = Rule(_second)
+_THIRD = Rule(_third)
 
 RULES: dict[Any, Rule] = {
     **{
@@ -84,5 +95,5 @@ RULES: dict[Any, Rule] = {
     aten.full.default: _SECOND,
     aten.full_like.default: _SECOND,
     aten.new_full.default: _THIRD,
-    aten.scalar_tensor.default: Rule(lambda value, **_: ((value,), "{0}".format)),
+    aten.scalar_tensor.default: Rule(plain("{0}", 1)),
 }
