@@ -27,7 +27,16 @@ def _describe(x: torch.Tensor, slope: float, momentum: float = 0.0, eps: float =
 def norm_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
     """Forward of ``abele::norm_activation``; may write y over x."""
 
-    def norm_activation(x, weight, bias, mean, var, momentum, eps, slope):
+    def norm_activation(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        mean: torch.Tensor,
+        var: torch.Tensor,
+        momentum: float,
+        eps: float,
+        slope: float,
+    ) -> tuple[torch.Tensor, ...]:
         x = _rows(x)
         norm, threads = _describe(x, slope, momentum, eps), threads_for(library, x.numel())
         statistics = x.new_empty((3, x.shape[1]))
@@ -48,7 +57,14 @@ def norm_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., A
 def norm_activation_backward(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
     """``abele::norm_activation_backward``; may write the gradient of x over that of y."""
 
-    def norm_activation_backward(grad, kept, weight, bias, statistics, slope):
+    def norm_activation_backward(
+        grad: torch.Tensor,
+        kept: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        statistics: torch.Tensor,
+        slope: float,
+    ) -> tuple[torch.Tensor, ...]:
         grad = _rows(grad)
         norm, threads = _describe(kept, slope), threads_for(library, kept.numel())
         grad_x = grad if overwrite else torch.empty_like(grad)
@@ -64,7 +80,12 @@ def norm_activation_backward(library: ctypes.CDLL, *, overwrite: bool) -> Callab
 def scale_shift_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
     """``abele::scale_shift_activation``; may write y over x."""
 
-    def scale_shift_activation(x, scale, shift, slope):
+    def scale_shift_activation(
+        x: torch.Tensor,
+        scale: torch.Tensor,
+        shift: torch.Tensor,
+        slope: float,
+    ) -> torch.Tensor:
         x = _rows(x)
         y = x if overwrite else torch.empty_like(x)
         pointers = [each.data_ptr() for each in (x, scale, shift, y)]
@@ -78,7 +99,18 @@ def scale_shift_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable
 def adam(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
     """``abele::adam``; may write over parameters and state."""
 
-    def adam(params, grads, first, second, steps, rate, beta1, beta2, eps, decay):
+    def adam(
+        params: list[torch.Tensor],
+        grads: list[torch.Tensor],
+        first: list[torch.Tensor],
+        second: list[torch.Tensor],
+        steps: list[torch.Tensor],
+        rate: torch.Tensor,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        decay: float,
+    ) -> list[torch.Tensor]:
         if not overwrite:
             params, first, second, steps = (
                 [each.clone() for each in column] for column in (params, first, second, steps)

@@ -78,7 +78,9 @@ def _half(weight: torch.Tensor) -> list[int]:
 
 
 def _forward(library: ctypes.CDLL, slope: float) -> Callable[..., torch.Tensor]:
-    def convolution(x, weight, bias, *_):
+    def convolution(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any
+    ) -> torch.Tensor:
         arguments = _rows(x), weight.contiguous(), bias, [1, 1], _half(weight)
         return on_tensors.conv(library, *arguments, layout=CHANNELS_LAST, slope=slope)
 
@@ -88,8 +90,10 @@ def _forward(library: ctypes.CDLL, slope: float) -> Callable[..., torch.Tensor]:
 def _backward(library: ctypes.CDLL, slope: float) -> Callable[..., Any]:
     del slope  # a convolution with activation has no backward
 
-    def convolution_backward(grad, x, weight, sizes, *settings):
-        *settings, wanted = settings
+    def convolution_backward(
+        grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *given: Any
+    ) -> tuple[torch.Tensor | None, ...]:
+        *settings, wanted = given
         grad, x, weight = _rows(grad), _rows(x), weight.contiguous()
         out, inputs = weight.shape[:2]
         fills = out % _LANES == 0 and (inputs == 1 or inputs % _LANES == 0)
@@ -98,7 +102,7 @@ def _backward(library: ctypes.CDLL, slope: float) -> Callable[..., Any]:
         gradients = on_tensors.conv_backward(library, *arguments, layout=CHANNELS_LAST)
         if wanted[1] and not fills:
             mask = [False, True, False]
-            rest = aten.convolution_backward(grad, x, weight, sizes, *settings, mask)
+            rest = aten.convolution_backward(grad, x, weight, *settings, mask)
             gradients[1] = rest[1]
         return tuple(gradients)
 

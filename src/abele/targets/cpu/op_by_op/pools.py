@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ def own_pool(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | None:
 
 
 def _forward(library: ctypes.CDLL, *, places: bool) -> Callable[..., Any]:
-    def max_pool(x, *settings):
+    def max_pool(x: torch.Tensor, *settings: Any) -> Sequence[torch.Tensor | None]:
         if not x.is_contiguous(memory_format=CHANNELS_LAST):
             return aten.max_pool2d_with_indices(x, *settings)
         return on_tensors.max_pool(library, x, layout=CHANNELS_LAST, places=places)[:2]
@@ -52,7 +52,7 @@ def _forward(library: ctypes.CDLL, *, places: bool) -> Callable[..., Any]:
 
 
 def _backward(library: ctypes.CDLL) -> Callable[..., torch.Tensor]:
-    def max_pool_backward(grad, x, *settings):
+    def max_pool_backward(grad: torch.Tensor, x: torch.Tensor, *settings: Any) -> torch.Tensor:
         places = settings[-1]
         if places.dtype is not torch.uint8:
             return aten.max_pool2d_with_indices_backward(grad, x, *settings)
