@@ -33,7 +33,6 @@ def scripts(monkeypatch):
     """
     monkeypatch.setenv("ABELE_TARGET", "cpu")
     cpu = get_target("cpu")
-    (inductor,) = (each for each in cpu.lowerings if each.compiles)
 
     def rounded(program, payload=b"code"):
         run = Interpreter().compile(program).run
@@ -49,8 +48,9 @@ def scripts(monkeypatch):
 
         return Compiled(call, payload)
 
-    monkeypatch.setattr(inductor, "compile", rounded)
-    monkeypatch.setattr(inductor, "load", rounded)
+    for lowering in (each for each in cpu.lowerings if each.compiles):
+        monkeypatch.setattr(lowering, "compile", rounded)
+        monkeypatch.setattr(lowering, "load", rounded)
     monkeypatch.setattr(cpu, "cannot_compile", lambda: None)
     handed = []
 
