@@ -2,7 +2,6 @@
 
 import json
 import logging
-import time
 import warnings
 
 import pytest
@@ -230,14 +229,13 @@ def test_with_a_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("ABELE_SWAP_AT", "2")
     settings = {"enableExecutableCaching": str(tmp_path)}
     wrapped = trainer(**settings)
-    started = time.monotonic()
     wrapped(*rows(4))
-    first_s = time.monotonic() - started
+    assert wrapped.build_record.running.interpreted, "the first call waited for the compiler"
     for _ in range(3):
         wrapped(*rows(4))
     running = wrapped.build_record.running
     assert (running.since, running.check) == (2, "one micro-batch through both")
-    assert running.compile_s > first_s, "the first call waited for the compiler"
+    assert running.compile_s is not None
     again = trainer(**settings)
     for _ in range(4):
         again(*rows(4))
