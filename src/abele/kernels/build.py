@@ -86,7 +86,9 @@ def _libraries(compiler: str, instruction_set: str) -> tuple[Path, Path]:
     version = _output([compiler, "--version"])
     parts = (fingerprint(), version, instruction_set, platform.machine(), torch.__version__)
     name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    paths = tuple(cache_folder() / f"libabele_kernels_{name}{end}" for end in (".a", ".so"))
+    # Names that differ: where both could be meant, linkers take the shared one.
+    names = (f"libabele_archive_{name}.a", f"abele_shared_{name}.so")
+    paths = tuple(cache_folder() / each for each in names)
     if not all(path.is_file() for path in paths):
         with temporary.folder(cache_folder()) as folder:
             kernels = compiled(compiler, folder, KERNELS)

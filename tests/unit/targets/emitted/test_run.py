@@ -82,6 +82,14 @@ def test_state_may_move_between_calls(program, compiled):
 
 
 @pytest.mark.compiler
+def test_state_may_lie_in_another_order_at_the_same_address(program, compiled):
+    memory = torch.arange(12.0)
+    for total in (memory.view(3, 4), memory.view(4, 3).t()):
+        wanted = expected(program, X, total)
+        agree(called(program, compiled.run, X, total), wanted)
+
+
+@pytest.mark.compiler
 def test_results_are_the_callers(program, compiled):
     first, _ = called(program, compiled.run, X, torch.ones(3, 4))
     kept = first.clone()

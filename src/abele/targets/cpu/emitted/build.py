@@ -19,7 +19,7 @@ from abele.targets.cpu.compiler import compiler, instruction_set
 HEADERS = Path(__file__).parent / "cpp"
 FLAGS = (*kernels.FLAGS, "-shared")
 # What programs that call the kernels have in their text.
-_KERNELS = "abele::convolve"
+_KERNELS = ("abele::convolve", "abele::pool")
 
 
 @functools.cache
@@ -64,7 +64,7 @@ def compiled(name: str, text: str) -> bytes:
         source, result = os.path.join(folder, "program.cpp"), os.path.join(folder, "program.so")
         Path(source).write_text(text)
         command = [path, *FLAGS, f"-I{HEADERS}", f"-I{kernels.FOLDER}", source]
-        if _KERNELS in text:
+        if any(name in text for name in _KERNELS):
             command.append(str(kernels.static_library(path, instruction_set())))
         command += [f"-L{library.parent}", "-ltorch_cpu", "-o", result]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

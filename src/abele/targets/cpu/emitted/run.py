@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,7 @@ class Runner:
         self._of_caller = [slot.role is Role.INPUT for slot in program.inputs]
         self._written = [slot.mutated for slot in program.inputs]
         self._addresses = [0] * len(self._inputs)
+        self._known: list[Callable[[], torch.Tensor | None]] = [_nothing] * len(self._inputs)
         self._outputs = translation.outputs
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -74,10 +76,11 @@ class Runner:
 
     def _run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         copies: list[_Copy] = []  # they live until the call ends
-        addresses, of_caller = self._addresses, self._of_caller
+        addresses, of_caller, known = self._addresses, self._of_caller, self._known
         for index, tensor in enumerate(inputs):
             # Where the same state lies as before, everything is known of it.
-            if of_caller[index] or tensor.data_ptr() != addresses[index] or not self._alone:
+            same = known[index]() is tensor and tensor.data_ptr() == addresses[index]
+            if of_caller[index] or not same or not self._alone:
                 self._take(index, tensor, copies)
         made = self._results()
         threads = torch.get_num_threads()
@@ -104,7 +107,7 @@ class Runner:
             with torch.no_grad():
                 copies.append((index, tensor, ordered.copy_(tensor)))
             tensor, address = ordered, 0
-        self._addresses[index] = address
+        self._addresses[index], self._known[index] = address, weakref.ref(tensor)
         entry = self._entries.get(place.buffer)
         if entry is not None:
             self._table[entry] = tensor.data_ptr()
@@ -181,3 +184,7 @@ class Runner:
         if memory.shape == place.shape and place.stride_is(memory.stride()) and not place.offset:
             return memory
         return memory.as_strided(place.shape, place.stride, memory.storage_offset() + place.offset)
+
+
+def _nothing() -> None:
+    """What is known of an input before there was one."""

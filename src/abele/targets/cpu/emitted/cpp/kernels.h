@@ -15,4 +15,8 @@ inline int convolve_backward(AbeleConv conv, const float* grad, const float* x,
   return abele_conv_backward(&conv, grad, x, weight, grad_x, grad_weight, grad_bias, threads);
 }
 
+inline int pool(AbelePool pool, const float* x, float* y, uint8_t* places, int threads) {
+  return abele_max_pool(&pool, x, y, places, nullptr, threads);
+}
+
 }  // namespace abele
