@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from abele.passes._edit import editable, finished
+from abele.passes.dead_code import dead_code
 from abele.program import Program, node_argument
 
 aten = torch.ops.aten
@@ -35,8 +36,7 @@ def summed_products(program: Program) -> Program:
             products, others = _terms(node)
             if len(products) >= _LEAST_TERMS:
                 _join(node, products, others)
-    graph.graph.eliminate_dead_code()
-    return finished(program, graph)
+    return dead_code(finished(program, graph))
 
 
 def _is_sum(node: _Node) -> bool:
