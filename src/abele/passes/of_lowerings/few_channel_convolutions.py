@@ -35,15 +35,15 @@ def few_channel_convolutions(program: Program) -> Program:
     """Replace the convolutions that our kernels compute faster."""
     graph = editable(program)
     for node in graph.graph.nodes:
-        if node.target is aten.convolution.default and _is_supported(node):
+        if node.target is aten.convolution.default and is_supported(node):
             substitute(node, few_channel_conv.forward, _arguments(node))
-        elif node.target is aten.convolution_backward.default and _is_supported(node):
+        elif node.target is aten.convolution_backward.default and is_supported(node):
             substitute(node, few_channel_conv.backward, _arguments(node))
     return finished(program, graph)
 
 
-def _is_supported(node: torch.fx.Node) -> bool:
-    """Return whether our kernels support this forward or backward, and are faster at it."""
+def is_supported(node: torch.fx.Node) -> bool:
+    """Return whether our kernels support a convolution or its backward, and are faster at it."""
     arguments: tuple[Any, ...] = node.args
     if node.target is aten.convolution.default:
         x, weight, _, _, _, dilation, transposed, _, groups = arguments

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 
+from abele.passes.of_lowerings.few_channel_convolutions import is_supported
 from abele.program import Program, has_effect, is_getitem, is_view, subgraphs
 from abele.targets.cpu.emitted import build
 from abele.targets.cpu.emitted.calls import HANDLERS
@@ -16,10 +17,10 @@ from abele.targets.cpu.emitted.translate import VIEWS
 
 aten = torch.ops.aten
 
+_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 # Calling these from Python costs nothing beside what they do.
 _HEAVY = (
-    aten.convolution.default,
-    aten.convolution_backward.default,
+    *_CONVOLUTIONS,
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
 )
@@ -39,21 +40,22 @@ def why(program: Program) -> str | None:
     operators = [node for node in graph.graph.nodes if node.op == "call_function"]
     if any(has_effect(node) for node in operators):
         return None
-    foreign = sum(not _is_expressible(node) for node in operators)
-    if foreign > max(_FEW, _SHARE * len(operators)):
+    foreign = [node for node in operators if not _is_expressible(node)]
+    light = sum(node.target not in _HEAVY for node in foreign)
+    if light > max(_FEW, _SHARE * len(operators)):
         return None
-    heavy = sum(node.target in _HEAVY for node in operators)
-    return "C++ of its own runs it, compiled in seconds" + (
-        f"; {foreign + heavy} of {len(operators)} operators are called as torch has them"
-        if foreign + heavy
-        else ""
-    )
+    reason = "C++ of its own runs it, compiled in seconds"
+    if foreign:
+        reason += f"; {len(foreign)} of {len(operators)} operators are called as torch has them"
+    return reason
 
 
 def _is_expressible(node: torch.fx.Node) -> bool:
-    """Whether an operator probably becomes code, or is too heavy for its call to matter."""
-    if is_getitem(node) or is_view(node) or node.target in (*_HEAVY, *VIEWS):
+    """Whether an operator probably becomes code."""
+    if is_getitem(node) or is_view(node) or node.target in VIEWS:
         return True
+    if node.target in _CONVOLUTIONS:
+        return is_supported(node)
     known = node.target in RULES or node.target in HANDLERS or node.target is aten.copy_.default
     return known and all(value.dtype in TYPES for value in _values(node))
 
