@@ -54,9 +54,15 @@ class Runner:
                 self._table[entry] = self._constants[buffer.index].data_ptr()
         self._memory: dict[Buffer, torch.Tensor] = {}
         self._parts = [self._part(each, library) for each in source.parts]
-        self._alone = not any(isinstance(each, Foreign) for each in source.parts)
+        foreign = [each for each in source.parts if isinstance(each, Foreign)]
+        self._alone = not foreign
         self._inputs = translation.inputs
-        self._of_caller = [slot.role is Role.INPUT for slot in program.inputs]
+        self._shown = {place.buffer for each in foreign for place in (*each.reads, *each.writes)}
+        # These are looked at in every call: they are others each time, or torch reads them.
+        self._looked_at = [
+            slot.role is Role.INPUT or place.buffer in self._shown
+            for slot, place in zip(program.inputs, self._inputs, strict=True)
+        ]
         self._written = [slot.mutated for slot in program.inputs]
         self._addresses = [0] * len(self._inputs)
         self._known: list[Callable[[], torch.Tensor | None]] = [_nothing] * len(self._inputs)
@@ -69,18 +75,22 @@ class Runner:
             inputs: one tensor for each slot; the list is emptied.
         """
         with self._lock:
-            if self._alone:
-                return self._run(inputs)
-            with torch.no_grad():
-                return self._run(inputs)
+            try:
+                if self._alone:
+                    return self._run(inputs)
+                with torch.no_grad():
+                    return self._run(inputs)
+            finally:
+                inputs.clear()
+                self._memory.clear()  # also after an error: a result must not be taken for the next
 
     def _run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         copies: list[_Copy] = []  # they live until the call ends
-        addresses, of_caller, known = self._addresses, self._of_caller, self._known
+        addresses, looked_at, known = self._addresses, self._looked_at, self._known
         for index, tensor in enumerate(inputs):
             # Where the same state lies as before, everything is known of it.
             same = known[index]() is tensor and tensor.data_ptr() == addresses[index]
-            if of_caller[index] or not same or not self._alone:
+            if looked_at[index] or not same:
                 self._take(index, tensor, copies)
         made = self._results()
         threads = torch.get_num_threads()
@@ -94,8 +104,6 @@ class Runner:
             if self._written[index]:
                 with torch.no_grad():
                     tensor.copy_(ordered)
-        inputs.clear()
-        self._memory.clear()
         return outputs
 
     def _take(self, index: int, tensor: torch.Tensor, copies: list[_Copy]) -> None:
@@ -111,7 +119,7 @@ class Runner:
         entry = self._entries.get(place.buffer)
         if entry is not None:
             self._table[entry] = tensor.data_ptr()
-        if not self._alone:
+        if place.buffer in self._shown:
             self._memory[place.buffer] = tensor
 
     def _results(self) -> list[torch.Tensor | None]:
