@@ -36,10 +36,10 @@ class Written:
 
     def loop(self, result, *operands):
         types = [F32] * len(operands)
-        self._add(Pointwise(0, list(operands), [result], list(operands), types, str, F32))
+        self._add(Pointwise(list(operands), [result], list(operands), types, str))
 
     def call(self, results, operands):
-        self._add(Call(0, list(operands), list(results), "call()"))
+        self._add(Call(list(operands), list(results), "call()"))
 
     def _add(self, operation):
         operation.position = len(self.operations)

@@ -21,7 +21,7 @@ def loop(result, *operands):
     """The sum of some tensors."""
     types = [result.dtype] * len(operands)
     expression = "({})".format(" + ".join(f"{{{i}}}" for i in range(len(operands)))).format
-    return Pointwise(0, list(operands), [result], list(operands), types, expression, result.dtype)
+    return Pointwise(list(operands), [result], list(operands), types, expression)
 
 
 def kernel(*operations, kept=None):

@@ -64,7 +64,7 @@ def compiled(name: str, text: str) -> bytes:
         source, result = os.path.join(folder, "program.cpp"), os.path.join(folder, "program.so")
         Path(source).write_text(text)
         command = [path, *FLAGS, f"-I{HEADERS}", f"-I{kernels.FOLDER}", source]
-        if any(name in text for name in _KERNELS):
+        if any(call in text for call in _KERNELS):
             command.append(str(kernels.static_library(path, instruction_set())))
         command += [f"-L{library.parent}", "-ltorch_cpu", "-o", result]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

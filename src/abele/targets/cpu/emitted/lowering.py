@@ -57,34 +57,30 @@ def planned_code(program: Program) -> Plan:
     units = ordered(grouped(translation.operations))
     kept = _kept(units, translation)
     lives = lifetimes(units)
-    lives = {b: life for b, life in lives.items() if b.kind is not Kind.ARENA or b in kept.all}
-    offsets, size = planned(lives)
-    return Plan(translation, source.write(units, offsets, kept.by_unit), offsets, size)
+    offsets, size = planned({buffer: life for buffer, life in lives.items() if buffer in kept})
+    return Plan(translation, source.write(units, offsets, kept), offsets, size)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Kept:
-    all: set[Buffer]
-    by_unit: dict[Unit, set[Buffer]]
-
-
-def _kept(units: list[Unit], translation: Translation) -> _Kept:
-    """Which memory each unit has to write, because something else reads it."""
+def _kept(units: list[Unit], translation: Translation) -> set[Buffer]:
+    """The memory that has to be written: that of other results stays in registers."""
     users: dict[Buffer, set[Unit]] = {}
     for unit in units:
         for operation in unit.operations:
             for place in (*operation.reads, *operation.writes):
                 users.setdefault(place.buffer, set()).add(unit)
     returned = {place.buffer for place in translation.outputs}
-    kept = {
+    written = {
+        place.buffer
+        for unit in units
+        if not unit.elementwise
+        for each in unit.operations
+        for place in each.writes
+    }
+    return written | {
         buffer
         for buffer, using in users.items()
         if buffer.kind is not Kind.ARENA or len(using) > 1 or buffer in returned
     }
-    for unit in units:
-        if not unit.elementwise:
-            kept.update(place.buffer for each in unit.operations for place in each.writes)
-    return _Kept(kept, dict.fromkeys(units, kept))
 
 
 def _runnable(program: Program, plan: Plan, payload: bytes) -> Compiled:

@@ -19,14 +19,14 @@ class Operation:
     """One step of a program.
 
     Attributes:
-        position: in the order of the program; no two have the same.
         reads: the tensors it reads.
         writes: the tensors it writes.
+        position: in the order of the program, given by whoever puts it there.
     """
 
-    position: int
     reads: list[Place]
     writes: list[Place]
+    position: int = dataclasses.field(default=-1, kw_only=True)
 
     def resolve(self) -> None:
         """Say where everything lies in the end, after tensors have become pieces of others."""
@@ -42,13 +42,11 @@ class Pointwise(Operation):
         operands: a number as text, or the tensor whose element is read.
         types: to which each operand is converted.
         expression: the result, of the operands' texts.
-        computed: type in which it is computed.
     """
 
     operands: list[str | Place]
     types: list[torch.dtype]
     expression: Expression
-    computed: torch.dtype
 
     def resolve(self) -> None:
         """Also for the operands."""
@@ -70,11 +68,9 @@ class Call(Operation):
     Attributes:
         text: the call; ``{0}``, ``{1}`` ... stand for pointers to the first elements of the
             tensors read and then of those written, ``threads`` for how many there are.
-        work: multiply-adds or touched floats, to decide about threads.
     """
 
     text: str
-    work: int = 0
 
     def pointers(self) -> list[Place]:
         """What the numbers in the text stand for."""

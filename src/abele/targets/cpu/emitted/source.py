@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from abele.targets.cpu.emitted import loops
 from abele.targets.cpu.emitted.groups import Unit
@@ -57,21 +57,19 @@ class Source:
     kernels: int
 
 
-def write(
-    units: Sequence[Unit], offsets: dict[Buffer, int], kept: Mapping[Unit, Collection[Buffer]]
-) -> Source:
+def write(units: Sequence[Unit], offsets: dict[Buffer, int], kept: Collection[Buffer]) -> Source:
     """Write the file for units in their order.
 
     Args:
         units: as they are to run.
         offsets: where each buffer of the arena lies, in bytes.
-        kept: memory that is read after a unit or by the caller, for each elementwise unit.
+        kept: memory that has to be written; other results of loops stay in registers.
     """
     return _Writer(offsets, kept).source(units)
 
 
 class _Writer:
-    def __init__(self, offsets: dict[Buffer, int], kept: Mapping[Unit, Collection[Buffer]]):
+    def __init__(self, offsets: dict[Buffer, int], kept: Collection[Buffer]):
         self._offsets, self._kept = offsets, kept
         self._names: dict[str, str] = {}  # of functions, by their text
         self._table: dict[Buffer, int] = {}
@@ -112,7 +110,7 @@ class _Writer:
         return f"({kind}*)((char*)table[{entry}]{shift})"
 
     def _loop(self, unit: Unit) -> str:
-        kernel = loops.kernel(unit, self._kept[unit])
+        kernel = loops.kernel(unit, self._kept)
         name = self._names.get(kernel.text)
         if name is None:
             name = self._names[kernel.text] = f"k{len(self._names)}"

@@ -122,17 +122,15 @@ class Translator:
     def pointwise(self, operands: Any, expression: Any, result: Place) -> None:
         """Append an expression of tensors, or numbers, of the result's type."""
         types = [result.dtype] * len(operands)
-        self._pointwise(list(operands), types, expression, result.dtype, result)
+        self._pointwise(list(operands), types, expression, result)
 
-    def _pointwise(
-        self, operands: list[Any], types: Any, expression: Any, computed: Any, result: Place
-    ) -> None:
+    def _pointwise(self, operands: list[Any], types: Any, expression: Any, result: Place) -> None:
         texts: list[Any] = [
             each if isinstance(each, Place) else literal(each, dtype)
             for each, dtype in zip(operands, types, strict=True)
         ]
         reads = [each for each in texts if isinstance(each, Place)]
-        self.add(Pointwise(0, reads, [result], texts, list(types), expression, computed))
+        self.add(Pointwise(reads, [result], texts, list(types), expression))
 
     def contiguous(self, place: Place) -> Place:
         """The same tensor with its elements in order, copied if they are not."""
@@ -171,7 +169,8 @@ class Translator:
             return False
         memory = torch.empty(place.buffer.size, dtype=place.dtype, device="meta")
         value = memory.as_strided(place.shape, place.stride, place.offset)
-        call: Any = aten.view.default if node.target in VIEWS[:1] else node.target
+        unsafe = node.target is aten._unsafe_view.default  # on tensors that lie elsewhere it copies
+        call: Any = aten.view.default if unsafe else node.target
         try:
             viewed = call(value, *arguments, **node.kwargs)
         except RuntimeError:  # its elements do not lie so that they could be seen in this way
@@ -230,7 +229,7 @@ class Translator:
             operands = [self._operand(each) for each in operands]
             types = _types(rule, operands, value.dtype)
             result = self.new_like(node)
-            self._pointwise(operands, types, expression, value.dtype, result)
+            self._pointwise(operands, types, expression, result)
         except NotImplementedError:
             return False
         self.places[node] = result
@@ -261,7 +260,7 @@ class Translator:
         target: Any = node.target
         if is_view(node) and any(place.buffer.kind is not Kind.FOREIGN for place in reads):
             target = _copied(target)
-        self.add(Foreign(0, reads, writes, node, target, arguments, options, results, several))
+        self.add(Foreign(reads, writes, node, target, arguments, options, results, several))
 
     def _made_by_torch(self, value: Any) -> Place | None:
         if not isinstance(value, torch.Tensor):

@@ -38,7 +38,7 @@ def training(translator: Any, node: torch.fx.Node) -> bool:
         f"{float(momentum)!r}f, {pointers}, threads)"
     )
     reads = [x, *(translator.contiguous(each) for each in running)]
-    translator.add(Call(0, reads, [*saved, *updated], text, x.size * 2))
+    translator.add(Call(reads, [*saved, *updated], text))
     result = _normalised(translator, x, *saved, weight, bias)
     translator.places[node] = [result, *saved, *updated]
     return True
@@ -65,7 +65,7 @@ def backward(translator: Any, node: torch.fx.Node) -> bool:
             f"abele::batch_norm_sums<{_workers(x)}>({_sizes(x)}, "
             "{0}, {1}, {2}, {3}, {4}, {5}, threads)"
         )
-        translator.add(Call(0, [grad, x, mean, rstd], sums, text, x.size * 3))
+        translator.add(Call([grad, x, mean, rstd], sums, text))
     result = None
     if mask[0]:
         operands = [grad, *(_along(each, x) for each in (rstd, *_given(weight)))]

@@ -49,7 +49,7 @@ def loss(text: str, limit: float | None = None, *, weighted: bool = False) -> Ca
             f"abele::reduced_loss<{most}>({size}, {scale!r}, {{0}}, {{1}}, {{2}}, threads, "
             f"[](float x, float y) {{{{ return {body}; }}}})"
         )
-        translator.add(Call(0, places, [result], call, size))
+        translator.add(Call(places, [result], call))
         return True
 
     return handler

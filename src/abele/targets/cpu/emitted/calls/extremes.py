@@ -51,7 +51,7 @@ def extreme(name: str, which: str) -> Callable[..., bool]:
         pointers = ", ".join(f"{{{i}}}" for i in range(len(results) + 1))
         most = _workers(count, size)
         text = f"abele::{name}<abele::{which}, {most}>({count}, {size}, {pointers}, threads)"
-        translator.add(Call(0, [place], results, text, place.size))
+        translator.add(Call([place], results, text))
         several = isinstance(node.meta["val"], tuple | list)
         translator.places[node] = results if several else results[0]
         return True
@@ -73,7 +73,7 @@ def variance(*, root: bool = False) -> Callable[..., bool]:
         name = f"variances<{_workers(count, size)}, {str(root).lower()}>"
         pointers = "{0}, {1}, {2}" if len(results) > 1 else "{0}, {1}, nullptr"
         text = f"abele::{name}({count}, {size}, {size - correction}, {pointers}, threads)"
-        translator.add(Call(0, [place], results, text, place.size))
+        translator.add(Call([place], results, text))
         translator.places[node] = results if len(results) > 1 else results[0]
         return True
 
@@ -89,7 +89,7 @@ def cumsum(translator: Any, node: torch.fx.Node) -> bool:
     result = translator.new(place.shape, node.meta["val"].dtype)
     sizes = (math.prod(place.shape[:dim]), place.shape[dim], math.prod(place.shape[dim + 1 :]))
     text = f"abele::running_sums({', '.join(map(str, sizes))}, {{0}}, {{1}})"
-    translator.add(Call(0, [place], [result], text, place.size))
+    translator.add(Call([place], [result], text))
     translator.places[node] = result
     return True
 

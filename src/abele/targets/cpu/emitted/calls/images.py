@@ -31,7 +31,7 @@ def convolution(translator: Any, node: torch.fx.Node) -> bool:
     sizes, threads = _described(reads[0], reads[1], result, stride, padding)
     pointers = "{0}, {1}, {2}, {3}" if bias is not None else "{0}, {1}, nullptr, {2}"
     text = f"status |= abele::convolve({sizes}, {pointers}, {threads})"
-    translator.add(Call(0, reads, [result], text))
+    translator.add(Call(reads, [result], text))
     translator.places[node] = result
     return True
 
@@ -51,7 +51,7 @@ def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
     text = (
         f"status |= abele::convolve_backward({sizes}, {{0}}, {{1}}, {{2}}, {pointers}, {threads})"
     )
-    translator.add(Call(0, reads, made, text))
+    translator.add(Call(reads, made, text))
     translator.places[node] = results
     return True
 
@@ -86,7 +86,7 @@ def max_pool(translator: Any, node: torch.fx.Node) -> bool:
     text = f"abele::{name}({windows}, {{0}}, {{1}}, {{2}}, threads)"
     if places is torch.uint8 and (kh, kw, sh, sw) == (2, 2, 2, 2):
         text = _by_kernel(place)
-    translator.add(Call(0, [place], results, text, place.size))
+    translator.add(Call([place], results, text))
     translator.places[node] = results
     return True
 
@@ -113,7 +113,7 @@ def max_pool_backward(translator: Any, node: torch.fx.Node) -> bool:
     if reads[1].dtype is torch.uint8:
         sizes += ", {}, {}".format(*_pair(kernel))
     text = f"abele::max_pool_backward<{sizes}>({windows}, {{0}}, {{1}}, {{2}}, threads)"
-    translator.add(Call(0, reads, [result], text, x.size))
+    translator.add(Call(reads, [result], text))
     translator.places[node] = result
     return True
 

@@ -31,7 +31,7 @@ def gather(translator: Any, node: torch.fx.Node) -> bool:
     most = max(1, min(numbers.shape[0], numbers.size // _FLOATS_PER_THREAD))
     sizes = f"{around(place.shape, dim)}, {count}"
     text = f"abele::gather<{most}>({sizes}, {{0}}, {{1}}, {{2}}, threads)"
-    translator.add(Call(0, reads, [result], text, result.size))
+    translator.add(Call(reads, [result], text))
     translator.places[node] = result
     return True
 
@@ -58,7 +58,7 @@ def scatter(add: str) -> Callable[..., bool]:
         store(translator, place, result)
         sizes = f"{around(place.shape, dim)}, {numbers.shape[dim % len(place.shape)]}"
         text = f"abele::scatter<{add}>({sizes}, {{0}}, {int(not one)}, {{1}}, {{2}})"
-        translator.add(Call(0, [values, numbers], [result], text, numbers.size))
+        translator.add(Call([values, numbers], [result], text))
         translator.places[node] = result
         return True
 
@@ -161,7 +161,7 @@ def _selected(
     result = translator.new(shape, place.dtype)
     most = max(1, min(numbers.size, result.size // _FLOATS_PER_THREAD))
     text = f"abele::select_rows<{most}>({sizes}, {numbers.size}, {{0}}, {{1}}, {{2}}, threads)"
-    translator.add(Call(0, [place, numbers], [result], text, result.size))
+    translator.add(Call([place, numbers], [result], text))
     translator.places[node] = result
     return True
 
@@ -176,7 +176,7 @@ def _put(
     text = (
         f"abele::put_rows<{add}>({_sizes(place, first, many)}, {numbers.size}, {{0}}, {{1}}, {{2}})"
     )
-    translator.add(Call(0, [values, numbers], [result], text, values.size))
+    translator.add(Call([values, numbers], [result], text))
     translator.places[node] = result
     return True
 

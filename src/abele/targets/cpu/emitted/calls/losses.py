@@ -54,7 +54,7 @@ def _softmax(
     pointers = ", ".join(f"{{{i}}}" for i in range(len(reads) + 1))
     flag = "true" if log else "false"
     text = f"abele::{name}<{most}, {flag}>({outer}, {size}, {inner}, {pointers}, threads)"
-    translator.add(Call(0, reads, [result], text, result.size * 8))
+    translator.add(Call(reads, [result], text))
     translator.places[node] = result
     return True
 
@@ -78,7 +78,7 @@ def nll_loss(translator: Any, node: torch.fx.Node) -> bool:
     text += (
         "{0}, {1}, {2}, {3}, {4}, threads)" if weight else "{0}, {1}, nullptr, {2}, {3}, threads)"
     )
-    translator.add(Call(0, reads, results, text, outer * inner))
+    translator.add(Call(reads, results, text))
     translator.places[node] = results
     return True
 
@@ -96,7 +96,7 @@ def nll_loss_backward(translator: Any, node: torch.fx.Node) -> bool:
     text += (
         "{0}, {1}, {2}, {3}, {4}, threads)" if weight else "{0}, {1}, nullptr, {2}, {3}, threads)"
     )
-    translator.add(Call(0, reads, [result], text, result.size))
+    translator.add(Call(reads, [result], text))
     translator.places[node] = result
     return True
 

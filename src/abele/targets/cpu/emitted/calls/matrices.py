@@ -105,7 +105,7 @@ def _products(translator: Any, node: torch.fx.Node, a: Place, b: Place) -> Place
         f"abele::products<{most}>({count}, {m}, {n}, {k}, {{0}}, {steps[0]}, {{1}}, {steps[1]}, "
         "{2}, threads)"
     )
-    translator.add(Call(0, [a, b], [result], text, count * m * n * k))
+    translator.add(Call([a, b], [result], text))
     return result
 
 
@@ -122,7 +122,7 @@ def _product(translator: Any, node: torch.fx.Node, a: Place, b: Place) -> Place:
         translator.pointwise([0], "{0}".format, result)
         return result
     text = f"abele::product({m}, {n}, {k}, {{0}}, {_steps(a)}, {{1}}, {_steps(b)}, 0, {{2}}, {n})"
-    translator.add(Call(0, [a, b], [result], text, m * n * k))
+    translator.add(Call([a, b], [result], text))
     return result
 
 

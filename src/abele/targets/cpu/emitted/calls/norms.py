@@ -36,7 +36,7 @@ def layer_norm(translator: Any, node: torch.fx.Node) -> bool:
         + ("{1}, {2}, {3}, {4}, {5}" if weights else "nullptr, nullptr, {1}, {2}, {3}")
         + ", threads)"
     )
-    translator.add(Call(0, [x, *weights], results, text, x.size))
+    translator.add(Call([x, *weights], results, text))
     translator.places[node] = results
     return True
 
@@ -59,7 +59,7 @@ def layer_norm_backward(translator: Any, node: torch.fx.Node) -> bool:
             + ("nullptr, {4}" if weight is None else "{4}, {5}")
             + ", threads)"
         )
-        translator.add(Call(0, reads, [grad_x], text, x.size))
+        translator.add(Call(reads, [grad_x], text))
     if weight is not None and any(mask[1:]):
         sums = [translator.new(weight.shape, x.dtype) for _ in (0, 1)]
         results[1:] = sums
@@ -67,7 +67,7 @@ def layer_norm_backward(translator: Any, node: torch.fx.Node) -> bool:
             f"abele::layer_norm_weights<{_workers(-(-size // 64), x.size)}>({rows}, {size}, "
             "{0}, {1}, {2}, {3}, {4}, {5}, threads)"
         )
-        translator.add(Call(0, [grad, x, mean, rstd], sums, text, x.size))
+        translator.add(Call([grad, x, mean, rstd], sums, text))
     translator.places[node] = results
     return True
 
@@ -85,7 +85,7 @@ def group_norm(translator: Any, node: torch.fx.Node) -> bool:
         f"abele::group_norm<{_workers(samples * groups, x.size)}>({samples}, {channels}, {pixels}, "
         f"{groups}, {float(eps)!r}f, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}, threads)"
     )
-    translator.add(Call(0, reads, results, text, x.size))
+    translator.add(Call(reads, results, text))
     translator.places[node] = results
     return True
 
@@ -104,10 +104,10 @@ def group_norm_backward(translator: Any, node: torch.fx.Node) -> bool:
         f"abele::group_norm_backward<{_workers(samples * groups, x.size)}>({samples}, {channels}, "
         f"{pixels}, {groups}, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}, {{6}}, threads)"
     )
-    translator.add(Call(0, reads, [grad_x, sums], text, x.size))
+    translator.add(Call(reads, [grad_x, sums], text))
     weights = [translator.new((channels,), x.dtype) for _ in (0, 1)]
     text = f"abele::group_norm_weights({samples}, {channels}, {{0}}, {{1}}, {{2}})"
-    translator.add(Call(0, [sums], weights, text, sums.size))
+    translator.add(Call([sums], weights, text))
     translator.places[node] = [grad_x, *weights]
     return True
 

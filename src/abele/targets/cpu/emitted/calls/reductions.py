@@ -46,7 +46,7 @@ def _reduced(translator: Any, node: torch.fx.Node, *, mean: bool) -> bool:
         trailing = set(range(len(place.shape) - len(reduced), len(place.shape)))
         text = sum_text(place, result, trailing, scale)
         assert text is not None, "a contiguous tensor has two groups of dimensions"
-    translator.add(Call(0, [place], [result], text, place.size))
+    translator.add(Call([place], [result], text))
     translator.places[node] = result
     return True
 

@@ -169,7 +169,7 @@ def arange(translator: Any, node: torch.fx.Node) -> bool:
         return False
     first, step = (literal(each, result.dtype) for each in (start, step))
     text = f"abele::count_up({result.size}, {first}, {step}, {{0}})"
-    translator.add(Call(0, [], [result], text, result.size))
+    translator.add(Call([], [result], text))
     translator.places[node] = result
     return True
 
@@ -184,7 +184,7 @@ def triangle(name: str) -> Callable[..., bool]:
         rows, columns = x.shape[-2:]
         count = x.size // max(rows * columns, 1)
         text = f"abele::triangle<{name}>({count}, {rows}, {columns}, {diagonal}, {{0}}, {{1}})"
-        translator.add(Call(0, [x], [result], text, x.size))
+        translator.add(Call([x], [result], text))
         return True
 
     return handler
@@ -196,7 +196,7 @@ def flip(translator: Any, node: torch.fx.Node) -> bool:
     for dim in arguments(node)[1]:
         result = translator.new(place.shape, place.dtype)
         text = f"abele::flipped({around(place.shape, dim)}, {{0}}, {{1}})"
-        translator.add(Call(0, [place], [result], text, place.size))
+        translator.add(Call([place], [result], text))
         place = result
     translator.places[node] = place
     return bool(arguments(node)[1])

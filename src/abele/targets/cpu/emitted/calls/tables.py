@@ -21,7 +21,7 @@ def embedding(translator: Any, node: torch.fx.Node) -> bool:
         return False
     result = translator.new((*rows.shape, table.shape[1]), table.dtype)
     text = f"abele::embedding({rows.size}, {table.shape[1]}, {{0}}, {{1}}, {{2}})"
-    translator.add(Call(0, [table, rows], [result], text, result.size))
+    translator.add(Call([table, rows], [result], text))
     translator.places[node] = result
     return True
 
@@ -39,7 +39,7 @@ def embedding_backward(translator: Any, node: torch.fx.Node) -> bool:
         f"abele::embedding_backward<{most}>({rows.size}, {width}, {size}, {padding}, "
         "{0}, {1}, {2}, threads)"
     )
-    translator.add(Call(0, [grad, rows], [result], text, grad.size))
+    translator.add(Call([grad, rows], [result], text))
     translator.places[node] = result
     return True
 
