@@ -1,6 +1,8 @@
 """Compiling, loading and calling the code of a program."""
 
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -87,6 +89,19 @@ def test_state_may_lie_in_another_order_at_the_same_address(program, compiled):
     for total in (memory.view(3, 4), memory.view(4, 3).t()):
         wanted = expected(program, X, total)
         agree(called(program, compiled.run, X, total), wanted)
+
+
+@pytest.mark.compiler
+def test_a_call_that_failed_leaves_nothing_behind(program, compiled):
+    kept = weakref.ref(batch := torch.ones(3, 4))
+    with pytest.raises(ValueError, match="has 2 inputs, not 1"):
+        compiled.run([batch])
+    del batch
+    gc.collect()  # the error's frames
+    assert kept() is None
+    agree(
+        called(program, compiled.run, X, torch.ones(3, 4)), expected(program, X, torch.ones(3, 4))
+    )
 
 
 @pytest.mark.compiler

@@ -73,6 +73,9 @@ class Runner:
 
         Args:
             inputs: one tensor for each slot; the list is emptied.
+
+        Raises:
+            ValueError: another number of inputs than the program has slots.
         """
         with self._lock:
             try:
@@ -85,6 +88,10 @@ class Runner:
                 self._memory.clear()  # also after an error: a result must not be taken for the next
 
     def _run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        if len(inputs) != len(
+            self._inputs
+        ):  # the address of one that is missing would be an old one
+            raise ValueError(f"the program has {len(self._inputs)} inputs, not {len(inputs)}")
         copies: list[_Copy] = []  # they live until the call ends
         addresses, looked_at, known = self._addresses, self._looked_at, self._known
         for index, tensor in enumerate(inputs):

@@ -22,7 +22,6 @@ _HEADERS = (
     "tables.h",
     "windows.h",
     "matrix.h",
-    "batches.h",
     "kernels.h",
 )
 

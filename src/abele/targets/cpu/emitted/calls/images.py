@@ -14,8 +14,6 @@ from abele.targets.cpu.emitted.places import Place
 
 aten = torch.ops.aten
 
-# A thread's share of a convolution, in vectors of multiply-adds.
-_WORK_PER_THREAD = 60000
 _FLOATS_PER_THREAD = 8192
 # Larger windows are not unrolled.
 _UNROLLED = 16
@@ -61,9 +59,8 @@ def _described(
 ) -> tuple[str, str]:
     numbers = (*x.shape, weight.shape[0], *weight.shape[2:], *stride, *padding, 0, 1)
     sizes = f"AbeleConv{{{{{', '.join(map(str, numbers))}}}}}"
-    work = -(-x.shape[0] // 16) * y.size // y.shape[0] * weight.size // weight.shape[0]
-    most = max(1, work // _WORK_PER_THREAD)
-    return sizes, f"(threads < {most} ? threads : {most})"
+    adds = y.size * weight.size // weight.shape[0]
+    return sizes, f"abele_threads(0, {adds}, threads)"
 
 
 def max_pool(translator: Any, node: torch.fx.Node) -> bool:
@@ -95,8 +92,7 @@ def _by_kernel(images: Place) -> str:
     """The call of our kernel, for windows of 2 x 2 that do not overlap."""
     height, width = images.shape[-2:]
     sizes = f"AbelePool{{{{{images.size // (height * width)}, 1, {height}, {width}, 0}}}}"
-    most = _workers(images)
-    threads = f"(threads < {most} ? threads : {most})"
+    threads = f"abele_threads({images.size}, 0, threads)"
     return f"status |= abele::pool({sizes}, {{0}}, {{1}}, {{2}}, {threads})"
 
 

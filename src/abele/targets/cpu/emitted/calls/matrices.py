@@ -121,7 +121,7 @@ def _product(translator: Any, node: torch.fx.Node, a: Place, b: Place) -> Place:
     if not k:
         translator.pointwise([0], "{0}".format, result)
         return result
-    text = f"abele::product({m}, {n}, {k}, {{0}}, {_steps(a)}, {{1}}, {_steps(b)}, 0, {{2}}, {n})"
+    text = f"abele::product({m}, {n}, {k}, {{0}}, {_steps(a)}, {{1}}, {_steps(b)}, {{2}})"
     translator.add(Call([a, b], [result], text))
     return result
 

@@ -7,17 +7,9 @@ namespace abele {
 
 // exp(x) - 1 = 2^n (exp(r) - 1) + (2^n - 1); the power is halved, since 2^128 is no float.
 ABELE_INLINE float expm1(float x) {
-  float bounded = x > 89.0f ? 89.0f : x;
+  float bounded = x > 89.0f ? 89.0f : x, n;
   bounded = bounded < -30.0f ? -30.0f : bounded;
-  const float n = std::nearbyintf(bounded * 1.44269504f);
-  float r = std::fmaf(n, -0.693145752f, bounded);
-  r = std::fmaf(n, -1.42860677e-6f, r);
-  float p = 0.0013813142f;
-  p = std::fmaf(p, r, 0.0083694188f);
-  p = std::fmaf(p, r, 0.041668456f);
-  p = std::fmaf(p, r, 0.16666515f);
-  p = std::fmaf(p, r, 0.49999994f);
-  p = std::fmaf(p * r, r, r);
+  const float p = exp_reduced(bounded, n);
   const float half = bits_to_float((static_cast<int32_t>(n) + 126) << 23);
   const float result = 2.0f * std::fmaf(p, half, half - 0.5f);
   return x == 0.0f ? x : result;

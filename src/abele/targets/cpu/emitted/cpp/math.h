@@ -23,19 +23,25 @@ ABELE_INLINE float scaled(float p, int32_t n) {
   return p * bits_to_float((half + 127) << 23) * bits_to_float((n - half + 127) << 23);
 }
 
-// At most 1 unit in the last place off; exp(r) = 1 + r + r^2 P(r) for |r| <= ln(2) / 2.
-ABELE_INLINE float exp(float x) {
-  float bounded = x > 89.0f ? 89.0f : x;
-  bounded = bounded < -104.0f ? -104.0f : bounded;
-  const float n = std::nearbyintf(bounded * 1.44269504f);
-  float r = std::fmaf(n, -0.693145752f, bounded);
+// Of x within the bounds of `exp`: n and exp(r) - 1 = r + r^2 P(r) with x = n ln(2) + r,
+// |r| <= ln(2) / 2.
+ABELE_INLINE float exp_reduced(float x, float& n) {
+  n = std::nearbyintf(x * 1.44269504f);
+  float r = std::fmaf(n, -0.693145752f, x);
   r = std::fmaf(n, -1.42860677e-6f, r);
   float p = 0.0013813142f;
   p = std::fmaf(p, r, 0.0083694188f);
   p = std::fmaf(p, r, 0.041668456f);
   p = std::fmaf(p, r, 0.16666515f);
   p = std::fmaf(p, r, 0.49999994f);
-  p = std::fmaf(p * r, r, r) + 1.0f;
+  return std::fmaf(p * r, r, r);
+}
+
+// At most 1 unit in the last place off.
+ABELE_INLINE float exp(float x) {
+  float bounded = x > 89.0f ? 89.0f : x, n;
+  bounded = bounded < -104.0f ? -104.0f : bounded;
+  const float p = exp_reduced(bounded, n) + 1.0f;
   return scaled(p, static_cast<int32_t>(n));
 }
 ABELE_INLINE double exp(double x) { return std::exp(x); }

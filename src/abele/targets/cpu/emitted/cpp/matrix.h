@@ -7,18 +7,39 @@ extern "C" void sgemm_(const char* a_form, const char* b_form, const int* m, con
                        const int* k, const float* alpha, const float* a, const int* a_step,
                        const float* b, const int* b_step, const float* beta, float* c,
                        const int* c_step);
+extern "C" void dgemm_(const char* a_form, const char* b_form, const int* m, const int* n,
+                       const int* k, const double* alpha, const double* a, const int* a_step,
+                       const double* b, const int* b_step, const double* beta, double* c,
+                       const int* c_step);
 
 namespace abele {
 
-// c[m, n] = a[m, k] b[k, n] + beta c; rows of c follow each other after `c_step`. Of the two steps
-// of a and of b, from row to row and from column to column, one is 1. The library counts columns
-// first, so it computes the transposed product of the transposed matrices.
-inline void product(int m, int n, int k, const float* a, int a_row, int a_column, const float* b,
-                    int b_row, int b_column, float beta, float* c, int c_step) {
-  const float one = 1.0f;
+// The library's function for a type.
+constexpr auto gemm(float) { return &sgemm_; }
+constexpr auto gemm(double) { return &dgemm_; }
+
+// c[m, n] = a[m, k] b[k, n]; rows of c follow each other. Of the two steps of a and of b, from row
+// to row and from column to column, one is 1. The library counts columns first, so it computes the
+// transposed product of the transposed matrices.
+template <class T>
+inline void product(int m, int n, int k, const T* a, int a_row, int a_column, const T* b, int b_row,
+                    int b_column, T* c) {
+  const T one = 1, zero = 0;
   const char *a_form = a_column == 1 ? "N" : "T", *b_form = b_column == 1 ? "N" : "T";
   const int a_step = a_column == 1 ? a_row : a_column, b_step = b_column == 1 ? b_row : b_column;
-  sgemm_(b_form, a_form, &n, &m, &k, &one, b, &b_step, a, &a_step, &beta, c, &c_step);
+  gemm(one)(b_form, a_form, &n, &m, &k, &one, b, &b_step, a, &a_step, &zero, c, &n);
+}
+
+// c[i] = a[i] b[i]; whole products are shared between threads.
+template <int most, class T>
+inline void products(Index count, int m, int n, int k, const T* a, Index a_next, int a_row,
+                     int a_column, const T* b, Index b_next, int b_row, int b_column, T* c,
+                     int threads) {
+  share<most>(count, threads, [=](Index begin, Index end) {
+    for (Index i = begin; i < end; ++i)
+      product(m, n, k, a + i * a_next, a_row, a_column, b + i * b_next, b_row, b_column,
+              c + i * m * n);
+  });
 }
 
 }  // namespace abele
