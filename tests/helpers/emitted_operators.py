@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from abele import _torch, passes
-from abele.program import Role
-from abele.targets.cpu.emitted import build, lowering
+from abele.program import Program, Role
+from abele.targets.cpu.emitted.lowering import Emitted, planned_code
 from abele.targets.cpu.emitted.operations import Foreign
-from abele.targets.cpu.emitted.run import Runner
 from abele.targets.reference import Interpreter
 from abele.trace import tracer
 from abele.trace.tensor_names import Lookup
-
-_NAMES = "abele_segment_"
+from helpers.emitted_library import together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,23 +43,26 @@ class Case:
     same_for_threads: bool = True
 
 
-def _traced(case: Case) -> Any:
+def program_of(
+    function: Callable[..., Any], inputs: Sequence[torch.Tensor], *, gradients: bool
+) -> Program:
+    """A function of tensors as a program; see ``Case``."""
     mode = _torch.FakeTensorMode()
     named = [
-        tracer.Named(f"x{i}", Role.INPUT, value, case.gradients and value.dtype.is_floating_point)
-        for i, value in enumerate(case.inputs)
+        tracer.Named(f"x{i}", Role.INPUT, value, gradients and value.dtype.is_floating_point)
+        for i, value in enumerate(inputs)
     ]
 
     def body(values: tracer.Values) -> tuple[list[torch.Tensor], None]:
         tensors = list(values.of(Role.INPUT).values())
-        results = case.function(*tensors)
+        results = function(*tensors)
         results = list(results) if isinstance(results, list | tuple) else [results]
-        if case.gradients:
+        if gradients:
             squares = [(r * r).sum() for r in results if r.dtype.is_floating_point]
             total = torch.stack([each.to(squares[0].dtype) for each in squares]).sum()
             wanted = [t for t in tensors if t.requires_grad]
-            gradients = torch.autograd.grad(total, wanted, allow_unused=True)
-            results += [each for each in gradients if each is not None]
+            gradients_of_all = torch.autograd.grad(total, wanted, allow_unused=True)
+            results += [each for each in gradients_of_all if each is not None]
         return [r.detach() for r in results], None
 
     return tracer.trace("f", body, named, mode, Lookup())[0]
@@ -71,25 +72,15 @@ class Compiled:
     """Cases whose emitted code is compiled together, as far as possible without optimising it."""
 
     def __init__(self, cases: Mapping[str, Case]):
-        self._cases, self._programs, self._plans = cases, {}, {}
-        texts, head = [], ""
-        for number, (name, case) in enumerate(cases.items()):
-            program = passes.run_only(passes.run(_traced(case)), lowering.Emitted.passes)
-            plan = lowering.planned_code(program)
-            self._programs[name], self._plans[name] = program, (number, plan)
-            head, body = plan.source.text.split("using abele::Index;", 1)
-            body = body.replace(_NAMES, f"{_NAMES}{number}_")
-            texts.append(f"namespace p{number} {{ using abele::Index;{body}\n}}")
-        flags = build.FLAGS
-        build.FLAGS = tuple("-O1" if flag == "-O3" else flag for flag in flags)
-        try:
-            self._library = build.loaded(build.compiled("operators", head + "\n".join(texts)))
-        finally:
-            build.FLAGS = flags
+        self._cases = cases
+        self._programs = {name: _lowered(case) for name, case in cases.items()}
+        self._plans = {name: planned_code(each) for name, each in self._programs.items()}
+        runs = together(list(self._programs.values()), list(self._plans.values()))
+        self._runs = dict(zip(cases, runs, strict=True))
 
     def calls(self, name: str) -> dict[str, int]:
         """The operators that torch computes, and how often."""
-        parts = self._plans[name][1].source.parts
+        parts = self._plans[name].source.parts
         foreign = (part.node.target for part in parts if isinstance(part, Foreign))
         return dict(Counter(str(target).removeprefix("aten.") for target in foreign))
 
@@ -100,19 +91,9 @@ class Compiled:
 
     def run(self, name: str) -> list[torch.Tensor]:
         """What the emitted code makes of it, when it runs for the second time."""
-        number, plan = self._plans[name]
-        library = _Renamed(self._library, number)
-        program = self._programs[name]
-        runner = Runner(
-            program,
-            plan.source,
-            library,  # type: ignore[arg-type]
-            plan.translation,
-            plan.offsets,
-            plan.size,
-        )
-        runner.run([each.clone() for each in self._cases[name].inputs])
-        return runner.run([each.clone() for each in self._cases[name].inputs])
+        run, inputs = self._runs[name], self._cases[name].inputs
+        run([each.clone() for each in inputs])
+        return run([each.clone() for each in inputs])
 
     def agree(self, name: str) -> None:
         """Compare a case with the interpreter, and one thread with two, bit by bit.
@@ -139,11 +120,6 @@ class Compiled:
             torch.testing.assert_close(one, two, rtol=rtol, atol=atol, equal_nan=True)
 
 
-class _Renamed:
-    """A library whose functions have a program's number in their names."""
-
-    def __init__(self, library: Any, number: int):
-        self._library, self._number = library, number
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._library, name.replace(_NAMES, f"{_NAMES}{self._number}_"))
+def _lowered(case: Case) -> Program:
+    program = program_of(case.function, case.inputs, gradients=case.gradients)
+    return passes.run_only(passes.run(program), Emitted.passes)

@@ -1,34 +1,26 @@
-"""Many programs of the lowering `emitted` in one library, each compared with the interpreter.
-
-Compiling is what such a test costs, and most of that is the same for every file. So the code of all
-programs is put into one, each in a namespace of its own.
-"""
+"""Many programs of the lowering `emitted`, each compared with the interpreter."""
 
 from __future__ import annotations
 
 import collections
-import ctypes
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 
 from abele import Program, Role, passes
 from abele.compile import tolerances
 from abele.program import has_effect, subgraphs
-from abele.targets.cpu.emitted import build, lowering
+from abele.targets.base import Run
 from abele.targets.cpu.emitted.lowering import Emitted, Plan, planned_code
 from abele.targets.cpu.emitted.operations import Foreign
 from abele.targets.reference import Interpreter
 from helpers import random_networks, runs
+from helpers.emitted_library import together
 
 Tensors = list[torch.Tensor]
 
-# Optimizing more takes longer to compile and changes no rounding: nothing reorders sums.
-_FLAGS = tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS)
-_START = "using abele::Index;"
 # What is zero but for rounding is this small beside what it is a sum of.
 _NOISE = 1e-6
 
@@ -170,24 +162,21 @@ def outcomes(cases: Sequence[Case], threads: int = 1) -> list[Outcome]:
     """Compile the cases together and run each."""
     results = [Outcome(case.name) for case in cases]
     programs = [passes.run_only(passes.run(case.program), Emitted.passes) for case in cases]
-    texts: list[str] = []
-    for i, (program, outcome) in enumerate(zip(programs, results, strict=True)):
+    for program, outcome in zip(programs, results, strict=True):
         outcome.declined = _has_effects_or_branches(program)
         if not outcome.declined:
             outcome.plan = planned_code(program)
-            texts.append(_in_namespace(i, outcome.plan.source.text))
-    if not texts:
-        return results
-    heads = [r.plan.source.text.partition(_START)[0] for r in results if r.plan is not None]
-    includes = dict.fromkeys(line for head in heads for line in head.splitlines())
-    with mock.patch.object(build, "FLAGS", _FLAGS):
-        library = build.loaded(build.compiled("many", "\n".join([*includes, *texts])))
+    planned = [
+        (case, program, outcome)
+        for case, program, outcome in zip(cases, programs, results, strict=True)
+        if outcome.plan is not None
+    ]
+    calls = together([each[1] for each in planned], [each.plan for each in results if each.plan])
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        for i, (case, program, outcome) in enumerate(zip(cases, programs, results, strict=True)):
-            if outcome.plan is not None:
-                _run(case, program, outcome, _Renamed(library, i))
+        for (case, program, outcome), call in zip(planned, calls, strict=True):
+            _run(case, program, outcome, call)
     finally:
         torch.set_num_threads(before)
     return results
@@ -199,28 +188,7 @@ def _has_effects_or_branches(program: Program) -> bool:
     return any(True for _ in subgraphs(program.graph)) or any(map(has_effect, nodes))
 
 
-def _in_namespace(number: int, text: str) -> str:
-    body = text.partition(_START)[2].replace("abele_segment_", f"abele_segment_p{number}_")
-    return f"namespace p{number} {{\n{_START}\n{body}\n}}"
-
-
-class _Renamed:
-    """A library, for a program that does not know the number of its namespace."""
-
-    def __init__(self, library: ctypes.CDLL, number: int):
-        self._library, self._number = library, number
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(
-            self._library, name.replace("abele_segment_", f"abele_segment_p{self._number}_")
-        )
-
-
-def _run(case: Case, program: Program, outcome: Outcome, library: Any) -> None:
-    plan = outcome.plan
-    assert plan is not None
-    with mock.patch.object(build, "loaded", return_value=library):
-        run = lowering._runnable(program, plan, b"abele").run
+def _run(case: Case, program: Program, outcome: Outcome, run: Run) -> None:
     run(_copies(case.inputs))  # leaves what must not matter in the arena
     outcome.names = [slot.name for slot in (*program.outputs, *program.inputs)]
     outcome.expected = _ran(Interpreter().compile(program).run, case.inputs)

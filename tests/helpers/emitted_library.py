@@ -1,0 +1,64 @@
+"""The code of many programs of the lowering `emitted` in one library.
+
+Compiling is what a test of emitted code costs, and most of that is the same for every file. So the
+code of all programs is put into one, each in a namespace of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+from abele.program import Program
+from abele.targets.base import Run
+from abele.targets.cpu.emitted import build, lowering
+from abele.targets.cpu.emitted.lowering import Plan
+
+# Optimizing more takes longer to compile and changes no rounding: nothing reorders sums.
+_FLAGS = tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS)
+_START, _NAMES = "using abele::Index;", "abele_segment_"
+
+
+def together(programs: Sequence[Program], plans: Sequence[Plan]) -> list[Run]:
+    """Compile plans as one file.
+
+    Args:
+        programs: after all passes.
+        plans: of the programs.
+
+    Returns:
+        The call of each.
+    """
+    if not plans:
+        return []
+    parts = [plan.source.text.partition(_START) for plan in plans]
+    includes = dict.fromkeys(line for head, _, _ in parts for line in head.splitlines())
+    texts = [_in_namespace(number, body) for number, (_, _, body) in enumerate(parts)]
+    with mock.patch.object(build, "FLAGS", _FLAGS):
+        library = build.loaded(build.compiled("many", "\n".join([*includes, *texts])))
+    return [
+        _call(program, plan, _Renamed(library, number))
+        for number, (program, plan) in enumerate(zip(programs, plans, strict=True))
+    ]
+
+
+def _in_namespace(number: int, body: str) -> str:
+    body = body.replace(_NAMES, f"{_NAMES}p{number}_")
+    return f"namespace p{number} {{\n{_START}\n{body}\n}}"
+
+
+def _call(program: Program, plan: Plan, library: _Renamed) -> Run:
+    with mock.patch.object(build, "loaded", return_value=library):
+        return lowering._runnable(program, plan, b"abele").run
+
+
+class _Renamed:
+    """A library, for a program that does not know the number of its namespace."""
+
+    def __init__(self, library: ctypes.CDLL, number: int):
+        self._library, self._number = library, number
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name.replace(_NAMES, f"{_NAMES}p{self._number}_"))
