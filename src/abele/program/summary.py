@@ -11,13 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from abele.program.aliasing import Liveness
-from abele.program.core import (
-    Program,
-    Role,
-    is_getitem,
-    subgraphs,
-)
+from abele.program import memory
+from abele.program.core import Program, Role, is_getitem
 from abele.program.printing import node_phase
 
 ROLES = (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE, Role.ACCUMULATOR, Role.HYPER)
@@ -49,13 +44,4 @@ def peak_intermediate_bytes(program: Program) -> int:
     Values live from the operation that makes them to the last that reads them or a view of them;
     what is returned lives to the end. A loop or a branch needs the memory of its body as well.
     """
-    return _peak(program.graph)
-
-
-def _peak(graph: torch.fx.GraphModule) -> int:
-    bodies = {name: _peak(inner) for name, inner in subgraphs(graph)}
-    inside = (
-        max((bodies.get(str(each.target), 0) for each in node.all_input_nodes), default=0)
-        for node in graph.graph.nodes
-    )
-    return max(map(sum, zip(Liveness(graph.graph).bytes_alive(), inside, strict=True)))
+    return max(memory.of_graph(program).alive())

@@ -11,6 +11,7 @@ import torch
 from abele.errors import ForeignExecutable
 from abele.passes import Pass
 from abele.program import Program
+from abele.program.memory import MemoryUse, of_graph
 
 # Takes the tensors of the program's input slots, updates the mutated ones in place and returns
 # the outputs. The list is the callee's to clear.
@@ -89,6 +90,14 @@ class Lowering(abc.ABC):
         """
         del payload
         return self.compile(program)
+
+    def memory(self, program: Program) -> MemoryUse:
+        """What ``program`` needs beside the tensors that it is given, step by step.
+
+        Args:
+            program: after ``passes``.
+        """
+        return of_graph(program)
 
 
 class Target(abc.ABC):

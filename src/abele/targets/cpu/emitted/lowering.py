@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
+
 from abele.passes.of_lowerings.few_channel_convolutions import few_channel_convolutions
 from abele.passes.of_lowerings.summed_products import summed_products
 from abele.program import Program
+from abele.program.memory import MemoryUse, Piece
 from abele.targets.base import Compiled, Lowering, require_code
 from abele.targets.cpu.emitted import build, choice, source
 from abele.targets.cpu.emitted.groups import Unit, grouped
@@ -40,6 +43,10 @@ class Emitted(Lowering):
         require_code(payload, "cpu")
         return _runnable(program, planned_code(program), payload)
 
+    def memory(self, program: Program) -> MemoryUse:
+        """What the plan says: the arena, and what torch and the caller get beside it."""
+        return memory_use(_placed(program))
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -51,14 +58,70 @@ class Plan:
     size: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """A program as units in their order, and where their results lie.
+
+    Attributes:
+        translation: the program as operations.
+        units: in the order in which they run.
+        kept: memory that is written.
+        lives: first and last unit that uses each piece of it.
+        offsets: where each piece of the arena lies, in bytes.
+        size: of the arena, in bytes.
+    """
+
+    translation: Translation
+    units: list[Unit]
+    kept: set[Buffer]
+    lives: dict[Buffer, tuple[int, int]]
+    offsets: dict[Buffer, int]
+    size: int
+
+
 def planned_code(program: Program) -> Plan:
     """Translate, group, order, place in memory and write a program."""
+    placed = _placed(program)
+    text = source.write(placed.units, placed.offsets, placed.kept)
+    return Plan(placed.translation, text, placed.offsets, placed.size)
+
+
+def _placed(program: Program) -> Placed:
     translation = translate(program)
     units = ordered(grouped(translation.operations))
     kept = _kept(units, translation)
-    lives = lifetimes(units)
-    offsets, size = planned({buffer: life for buffer, life in lives.items() if buffer in kept})
-    return Plan(translation, source.write(units, offsets, kept), offsets, size)
+    lives = {buffer: life for buffer, life in lifetimes(units).items() if buffer in kept}
+    offsets, size = planned(lives)
+    return Placed(translation, units, kept, lives, offsets, size)
+
+
+def memory_use(placed: Placed) -> MemoryUse:
+    """What a plan needs: results that torch makes live to the end of the call."""
+    makers: dict[Buffer, torch.fx.Node | None] = {}
+    for unit in placed.units:
+        for operation in unit.operations:
+            for place in operation.writes:
+                makers.setdefault(place.buffer, operation.part_of)
+    end = max(0, len(placed.units) - 1)
+    begins = {Kind.OUTPUT: 0}  # the caller's memory is made before anything runs
+    ends = {Kind.OUTPUT: end, Kind.FOREIGN: end}
+    pieces: dict[Kind, list[Piece]] = {Kind.ARENA: [], Kind.FOREIGN: [], Kind.OUTPUT: []}
+    for buffer, (first, last) in placed.lives.items():
+        if buffer.kind in pieces:
+            piece = Piece(
+                node=makers.get(buffer),
+                first=begins.get(buffer.kind, first),
+                last=ends.get(buffer.kind, last),
+                size=buffer.bytes,
+            )
+            pieces[buffer.kind].append(piece)
+    return MemoryUse(
+        basis="the plan of the emitted code",
+        nodes=tuple(unit.operations[0].part_of for unit in placed.units) or (None,),
+        pieces=(*pieces[Kind.FOREIGN], *pieces[Kind.OUTPUT]),
+        reserved=placed.size,
+        inside=tuple(pieces[Kind.ARENA]),
+    )
 
 
 def _kept(units: list[Unit], translation: Translation) -> set[Buffer]:

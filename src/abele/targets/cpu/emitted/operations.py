@@ -22,11 +22,13 @@ class Operation:
         reads: the tensors it reads.
         writes: the tensors it writes.
         position: in the order of the program, given by whoever puts it there.
+        part_of: the node of the program that it computes, or a part of it; given likewise.
     """
 
     reads: list[Place]
     writes: list[Place]
     position: int = dataclasses.field(default=-1, kw_only=True)
+    part_of: torch.fx.Node | None = dataclasses.field(default=None, kw_only=True)
 
     def resolve(self) -> None:
         """Say where everything lies in the end, after tensors have become pieces of others."""

@@ -49,6 +49,7 @@ class Translator:
         self.places: dict[torch.fx.Node, Any] = {}
         self.operations: list[Operation] = []
         self._made = 0
+        self._node: torch.fx.Node | None = None  # that is being translated
 
     def translation(self) -> Translation:
         """Translate node by node."""
@@ -62,6 +63,7 @@ class Translator:
                 self.places[node] = self._owned(Kind.CONSTANT, len(constants), constant)
                 constants.append(constant)
             elif node.op == "call_function":
+                self._node = node
                 self._call(node)
         outputs = [
             self._returned(node, i) for i, node in enumerate(returned_nodes(self._program.graph))
@@ -116,7 +118,7 @@ class Translator:
 
     def add(self, operation: Operation) -> None:
         """Append an operation."""
-        operation.position = len(self.operations)
+        operation.position, operation.part_of = len(self.operations), self._node
         self.operations.append(operation)
 
     def pointwise(self, operands: Any, expression: Any, result: Place) -> None:

@@ -1,0 +1,112 @@
+"""How much memory a program needs while it runs, step by step, and which tensors take it.
+
+A program that runs as its graph says needs what ``aliasing`` finds. A lowering that places its
+values by itself says what it has planned, in the same terms; see ``Lowering.memory``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import torch
+
+from abele.program.aliasing import Liveness
+from abele.program.core import Program, subgraphs
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A piece of memory that is in use for some steps.
+
+    Attributes:
+        node: the operation that makes what lies there; None if it is not known.
+        result: which of its results, 0 if it has one.
+        first: the first step that uses it.
+        last: the last one.
+        size: bytes.
+    """
+
+    node: torch.fx.Node | None
+    result: int = 0
+    first: int
+    last: int
+    size: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryUse:
+    """The memory of a program beside the tensors that it is given.
+
+    Attributes:
+        basis: where these numbers come from, in words.
+        nodes: what runs at each step.
+        pieces: memory of its own, made for some steps and freed after them.
+        reserved: bytes that the program keeps between calls.
+        inside: what lies in these bytes, at different times in the same ones.
+    """
+
+    basis: str
+    nodes: tuple[torch.fx.Node | None, ...]
+    pieces: tuple[Piece, ...]
+    reserved: int = 0
+    inside: tuple[Piece, ...] = ()
+
+    def alive(self) -> list[int]:
+        """Bytes of all pieces in use at each step."""
+        return self._sums((*self.pieces, *self.inside))
+
+    def needed(self) -> list[int]:
+        """Bytes that are taken at each step: what is reserved, and pieces outside of it."""
+        return [self.reserved + each for each in self._sums(self.pieces)]
+
+    def _sums(self, pieces: tuple[Piece, ...]) -> list[int]:
+        change = [0] * (len(self.nodes) + 1)
+        for each in pieces:
+            change[each.first] += each.size
+            change[each.last + 1] -= each.size
+        alive = 0
+        return [alive := alive + each for each in change[:-1]]
+
+    def at(self, step: int) -> list[Piece]:
+        """What is in use at a step, the largest first."""
+        pieces = (*self.pieces, *self.inside)
+        alive = [each for each in pieces if each.first <= step <= each.last]
+        return sorted(alive, key=lambda each: (-each.size, each.first, each.result))
+
+
+def of_graph(
+    program: Program, memory: Callable[[torch.fx.Node], torch.fx.Node] | None = None
+) -> MemoryUse:
+    """What a program needs if every operation keeps its result until its last use.
+
+    Args:
+        program: after the passes of its lowering.
+        memory: as for ``aliasing.Liveness``.
+    """
+    liveness = Liveness(program.graph.graph, memory)
+    ranges = [
+        Piece(node=r.node, result=r.result, first=r.first, last=r.last, size=r.size)
+        for r in liveness.ranges
+    ]
+    return MemoryUse(
+        basis="every result is kept until its last use",
+        nodes=tuple(program.graph.graph.nodes),
+        pieces=(*ranges, *_bodies(program.graph)),
+    )
+
+
+def _bodies(graph: torch.fx.GraphModule) -> Iterator[Piece]:
+    """What loops and branches need inside, while they run."""
+    peaks = {name: _peak(inner) for name, inner in subgraphs(graph)}
+    for index, node in enumerate(graph.graph.nodes):
+        inside = [peaks.get(str(each.target), 0) for each in node.all_input_nodes]
+        if any(inside):
+            yield Piece(node=node, result=-1, first=index, last=index, size=max(inside))
+
+
+def _peak(graph: torch.fx.GraphModule) -> int:
+    alive = Liveness(graph.graph).bytes_alive()
+    for piece in _bodies(graph):
+        alive[piece.first] += piece.size
+    return max(alive)
