@@ -57,6 +57,17 @@ ABELE_API int abele_conv_backward(const AbeleConv* conv, const float* grad, cons
                                   const float* weight, float* grad_x, float* grad_weight,
                                   float* grad_bias, int threads);
 
+// The same two for many channels, by Winograd's F(2x2, 3x3): less than half of the products of the
+// plain sum, with errors of the same size. Infinities may become NaN, and one pixel at a border that
+// is not finite reaches all nine gradients of a weight. There is code for channels-last images,
+// kernels of 3x3, stride 1, and the same padding of 0, 1 or 2 for rows and columns.
+ABELE_API int abele_winograd_forward(const AbeleConv* conv, const float* x, const float* weight,
+                                     const float* bias, float* y, int threads);
+
+ABELE_API int abele_winograd_backward(const AbeleConv* conv, const float* grad, const float* x,
+                                      const float* weight, float* grad_x, float* grad_weight,
+                                      float* grad_bias, int threads);
+
 // -- max pooling, windows of 2x2 that do not overlap -------------------------------------------
 
 // Of the larger images. A last row or column that fills no window belongs to none.

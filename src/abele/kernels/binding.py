@@ -87,6 +87,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "abele_threads": (ctypes.c_int64, ctypes.c_int64, ctypes.c_int),
     "abele_conv_forward": _takes(Conv, 4),
     "abele_conv_backward": _takes(Conv, 6),
+    "abele_winograd_forward": _takes(Conv, 4),
+    "abele_winograd_backward": _takes(Conv, 6),
     "abele_max_pool": _takes(Pool, 4),
     "abele_max_pool_backward": _takes(Pool, 3),
     "abele_norm_statistics": _takes(Norm, 9),

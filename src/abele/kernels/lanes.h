@@ -36,6 +36,14 @@ using Quad = float __attribute__((vector_size(16)));
 
 inline Vec broadcast(float value) { return value - Vec{}; }
 
+// Of memory that need not be aligned.
+inline Vec load(const float* from) {
+  Vec value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+inline void store(float* to, Vec value) { std::memcpy(to, &value, sizeof value); }
+
 inline Quad load_quad(const float* from) {
   Quad value;
   std::memcpy(&value, from, sizeof value);

@@ -40,6 +40,7 @@ def conv(
     layout: torch.memory_format = PLANES,
     slope: float = 1.0,
     threads: int | None = None,
+    winograd: bool = False,
 ) -> torch.Tensor:
     """Return a convolution, without groups and dilation, and its leaky ReLU.
 
@@ -53,6 +54,7 @@ def conv(
         layout: of the images; see ``abi.h`` for what there is code for.
         slope: of the activation below zero; 1 for none.
         threads: how many work; default: as many as it is worth.
+        winograd: whether to compute it by Winograd's way, for many channels.
 
     Raises:
         CorruptExecutable: there is no code for this convolution.
@@ -65,7 +67,8 @@ def conv(
     pointers = _pointer(x, layout), _pointer(weight), _pointer(bias), _pointer(y, layout)
     description = describe(x, weight, stride, padding, layout, slope)
     threads = threads or _threads(library, y, weight)
-    library.abele_conv_forward(description, *pointers, threads)
+    run = library.abele_winograd_forward if winograd else library.abele_conv_forward
+    run(description, *pointers, threads)
     return y
 
 
@@ -80,6 +83,7 @@ def conv_backward(
     *,
     layout: torch.memory_format = PLANES,
     threads: int | None = None,
+    winograd: bool = False,
 ) -> list[torch.Tensor | None]:
     """Return the gradients of ``x``, ``weight`` and a bias; ``None`` where the mask says so.
 
@@ -94,7 +98,8 @@ def conv_backward(
     outputs = _pointer(results[0], layout), _pointer(results[1]), _pointer(results[2])
     description = describe(x, weight, stride, padding, layout)
     threads = threads or _threads(library, grad, weight, sum(output_mask[:2]))
-    library.abele_conv_backward(description, *inputs, *outputs, threads)
+    run = library.abele_winograd_backward if winograd else library.abele_conv_backward
+    run(description, *inputs, *outputs, threads)
     return results
 
 

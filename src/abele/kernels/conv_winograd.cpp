@@ -1,0 +1,294 @@
+// Convolutions of channels-last images with many channels and kernels of 3x3, by Winograd's way.
+//
+// Tiles of the images become 16 matrices of [tiles][channels], which are multiplied by those of the
+// weights; see winograd.h. Forward takes a block of tiles through all steps while it is in cache.
+#include <omp.h>
+
+#include <algorithm>
+
+#include "matrix_tile.h"
+#include "winograd.h"
+
+namespace abele::winograd {
+namespace {
+
+// Tiles that a thread takes through all steps at once, and tiles whose products are summed in
+// registers for the weights' gradient.
+constexpr Index BLOCK = 56, CHUNK = 256;
+// Channels whose products are summed in registers, so that what they meet stays in the nearest
+// cache, and channels of weights that are transformed at once.
+constexpr Index DEPTH = 128, SEGMENT = 16;
+constexpr Index PANEL = TILE_COLS * LANES;
+
+Index registers(Index channels) { return ceil_div(channels, LANES); }
+Index padded(Index channels) { return registers(channels) * LANES; }
+// A row of a transformed matrix: rows that lie a power of two apart would share a cache set.
+Index pitch(Index channels) { return padded(channels) + LANES; }
+
+// The weights as [16][panel][in][columns of the panel], for the way back turned around.
+struct Weights {
+  Index in, out;
+  const float* data;
+  const float* panel(Index point, Index first) const {
+    return data + (point * padded(out) + first) * in;
+  }
+};
+
+struct Packing {
+  const float* weight;
+  Index in, out;  // of the pass: on the way back they have changed places
+  bool back;
+
+  // [SEGMENT channels][9] registers of kernels, one output channel in each lane.
+  void kernels(Index first_out, Index first_in, Index count, Vec* to) const {
+    const Index valid = std::min<Index>(LANES, out - first_out);
+    if (!back) {
+      const float* from = weight + (first_out * in + first_in) * TAPS;
+      to_lanes(from, in * TAPS, valid, count * TAPS, to);
+      return;
+    }
+    for (Index i = 0; i < count; ++i) {
+      const float* from = weight + ((first_in + i) * out + first_out) * TAPS;
+      to_lanes(from, TAPS, valid, TAPS, to + i * TAPS);
+      std::reverse(to + i * TAPS, to + (i + 1) * TAPS);
+    }
+  }
+};
+
+Weights pack(const Packing& from, int threads, Scratch& scratch) {
+  const Index in = from.in, out = from.out, segments = ceil_div(in, SEGMENT);
+  float* packed = scratch.take<float>(POINTS * padded(out) * in);
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (Index task = 0; task < registers(out) * segments; ++task) {
+    const Index first_out = task / segments * LANES, first_in = task % segments * SEGMENT;
+    const Index count = std::min(SEGMENT, in - first_in), panel = first_out / PANEL * PANEL;
+    const Index columns = std::min(PANEL, padded(out) - panel);
+    Vec kernels[SEGMENT * TAPS], transformed[POINTS];
+    from.kernels(first_out, first_in, count, kernels);
+    for (Index i = 0; i < count; ++i) {
+      transform_kernel(kernels + i * TAPS, transformed);
+      float* to = packed + panel * in + (first_in + i) * columns + first_out - panel;
+      for (Index p = 0; p < POINTS; ++p) store(to + p * padded(out) * in, transformed[p]);
+    }
+  }
+  return {in, out, packed};
+}
+
+// Transforms tiles [first, first + count) of images into [16][count][pitch].
+template <int SIZE, class Transform>
+void transform_tiles(const Tiles& tiles, const float* data, const float* zeros, Index first,
+                     Index count, Index matrix, float* to, Transform transform) {
+  const float* pixels[SIZE * SIZE];
+  for (Index t = 0; t < count; ++t, to += pitch(tiles.channels)) {
+    tiles.pixels<SIZE>(first + t, data, zeros, pixels);
+    for (Index c = 0; c < tiles.channels; c += LANES) {
+      Vec values[SIZE * SIZE], transformed[POINTS];
+      for (int i = 0; i < SIZE * SIZE; ++i)
+        values[i] = load_some(pixels[i] + c, tiles.channels - c);
+      transform(values, transformed);
+      for (int p = 0; p < POINTS; ++p) store(to + p * matrix + c, transformed[p]);
+    }
+  }
+}
+
+struct Finish {
+  const float* bias;  // of as many floats as whole registers have, or null
+  float slope;
+};
+
+// Writes the outputs of tiles from their matrices; pixels beside the image go to `nowhere`.
+void write_tiles(const Tiles& tiles, const float* from, Index matrix, Index first, Index count,
+                 const Finish& finish, float* nowhere, float* data) {
+  float* pixels[4];
+  for (Index t = 0; t < count; ++t, from += pitch(tiles.channels)) {
+    tiles.pixels<2>(first + t, data, nowhere, pixels);
+    for (Index c = 0; c < tiles.channels; c += LANES) {
+      Vec products[POINTS], values[4];
+      for (int p = 0; p < POINTS; ++p) products[p] = load(from + p * matrix + c);
+      transform_output(products, values);
+      for (int i = 0; i < 4; ++i) {
+        Vec z = values[i];
+        if (finish.bias != nullptr) z += load(finish.bias + c);
+        if (finish.slope != 1.0f) z = z > 0.0f ? z : z * finish.slope;
+        store_some(pixels[i] + c, z, tiles.channels - c);
+      }
+    }
+  }
+}
+
+void multiply(const Weights& weights, const float* inputs, Index count, float* products) {
+  const Index in = pitch(weights.in), out = pitch(weights.out);
+  for (Index p = 0; p < POINTS; ++p)
+    for (Index first = 0; first < padded(weights.out); first += PANEL) {
+      const Index columns = std::min(PANEL, padded(weights.out) - first);
+      for (Index k = 0; k < weights.in; k += DEPTH) {
+        const MatrixTile tile = {std::min(DEPTH, weights.in - k),
+                                 inputs + p * count * in + k, in, 1,
+                                 weights.panel(p, first) + k * columns, columns,
+                                 products + p * count * out + first, out, k > 0};
+        multiply_rows(tile, count, columns / LANES);
+      }
+    }
+}
+
+// As many blocks as keep all threads busy for the same time.
+Index blocks_of(Index tiles, Index most, int threads) {
+  return std::min(ceil_div(ceil_div(tiles, most), threads) * threads, tiles);
+}
+
+void convolve(const Tiles& from, const Tiles& to, const float* x, const Weights& weights,
+              const Finish& finish, float* y, int threads, Scratch& scratch) {
+  if (to.count() == 0) return;
+  const Index blocks = blocks_of(to.count(), BLOCK, threads);
+  const Index most = ceil_div(to.count(), blocks);
+  const Index inputs = POINTS * most * pitch(from.channels);
+  const Index products = POINTS * most * pitch(to.channels);
+  float* memory = scratch.take<float>(threads * (inputs + products));
+  const float* zeros = scratch.zeros<float>(padded(from.channels));
+  float* nowhere = scratch.take<float>(threads * padded(to.channels));
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (Index block = 0; block < blocks; ++block) {
+    const Index thread = omp_get_thread_num();
+    float *mine = memory + thread * (inputs + products), *results = mine + inputs;
+    const auto [first, count] = part(to.count(), blocks, block);
+    transform_tiles<4>(from, x, zeros, first, count, count * pitch(from.channels), mine,
+                       transform_input);
+    multiply(weights, mine, count, results);
+    write_tiles(to, results, count * pitch(to.channels), first, count, finish,
+                nowhere + thread * padded(to.channels), y);
+  }
+}
+
+// The tiles of a pass that reads images with `pad` rows and columns of zeros around.
+Tiles inputs_of(const Conv& conv, bool back) {
+  const Index height = back ? conv.in_height : conv.out_height;
+  const Index width = back ? conv.in_width : conv.out_width;
+  const Index rows = ceil_div(height, 2), cols = ceil_div(width, 2);
+  if (back)
+    return {conv.images, conv.out_height, conv.out_width, conv.out_channels,
+            rows,        cols,            2 - conv.pad_height};
+  return {conv.images, conv.in_height, conv.in_width, conv.in_channels, rows, cols,
+          conv.pad_height};
+}
+Tiles outputs_of(const Conv& conv, bool back) {
+  Tiles tiles = inputs_of(conv, !back);
+  tiles.rows = ceil_div(tiles.height, 2), tiles.cols = ceil_div(tiles.width, 2);
+  tiles.shift = 0;
+  return tiles;
+}
+
+// dW as [16][in][padded out], summed over chunks of tiles in their order.
+const float* summed_products(const Conv& conv, const float* grad, const float* x, int threads,
+                             Scratch& scratch) {
+  const Tiles inputs = inputs_of(conv, false), grads = outputs_of(conv, false);
+  const Index in = conv.in_channels, out = conv.out_channels, all = grads.count();
+  const Index chunk = std::min(CHUNK, all), in_row = pitch(in), out_row = pitch(out);
+  float* v = scratch.take<float>(POINTS * chunk * in_row);
+  float* w = scratch.take<float>(POINTS * chunk * out_row);
+  float* sums = scratch.take<float>(POINTS * in * padded(out));
+  const float* zeros = scratch.zeros<float>(std::max(padded(in), padded(out)));
+  const Index panels = ceil_div(padded(out), PANEL);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  for (Index begin = 0; begin < all; begin += chunk) {
+    const Index size = std::min(chunk, all - begin), pieces = ceil_div(size, TILE_ROWS);
+#pragma omp for schedule(static)
+    for (Index piece = 0; piece < pieces; ++piece) {
+      const auto [first, count] = part(size, pieces, piece);
+      transform_tiles<4>(inputs, x, zeros, begin + first, count, chunk * in_row,
+                         v + first * in_row, transform_input);
+      transform_tiles<2>(grads, grad, zeros, begin + first, count, chunk * out_row,
+                         w + first * out_row, transform_gradient);
+    }
+#pragma omp for schedule(static)
+    for (Index task = 0; task < POINTS * panels; ++task) {
+      const Index p = task / panels, first = task % panels * PANEL;
+      const Index columns = std::min(PANEL, padded(out) - first);
+      const MatrixTile tile = {size,    v + p * chunk * in_row,         1,
+                               in_row,  w + p * chunk * out_row + first, out_row,
+                               sums + p * in * padded(out) + first,     padded(out), begin > 0};
+      multiply_rows(tile, in, columns / LANES);
+    }
+  }
+  return sums;
+}
+
+void weight_gradient(const Conv& conv, const float* grad, const float* x, float* result,
+                     int threads, Scratch& scratch) {
+  if (conv.images == 0) return std::fill(result, result + conv.weights(), 0.0f);
+  const float* sums = summed_products(conv, grad, x, threads, scratch);
+  const Index in = conv.in_channels, out = conv.out_channels, matrix = in * padded(out);
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (Index block = 0; block < registers(out); ++block)
+    for (Index first = 0; first < in; first += SEGMENT) {
+      const Index count = std::min(SEGMENT, in - first);
+      Vec products[POINTS], kernels[SEGMENT * TAPS];
+      for (Index i = 0; i < count; ++i) {
+        const float* from = sums + (first + i) * padded(out) + block * LANES;
+        for (int p = 0; p < POINTS; ++p) products[p] = load(from + p * matrix);
+        transform_kernel_gradient(products, kernels + i * TAPS);
+      }
+      from_lanes(kernels, count * TAPS, result + (block * LANES * in + first) * TAPS, in * TAPS,
+                 std::min<Index>(LANES, out - block * LANES));
+    }
+}
+
+// Sums over all pixels; rows in float, their sums in double.
+void bias_gradient(const Conv& conv, const float* grad, float* result, Scratch& scratch) {
+  const Index out = conv.out_channels, width = conv.out_width;
+  double* sums = scratch.zeros<double>(out);
+  float* row = scratch.take<float>(out);
+  for (Index r = 0; r < conv.images * conv.out_height; ++r) {
+    std::fill(row, row + out, 0.0f);
+    for (Index x = 0; x < width; ++x, grad += out)
+      for (Index c = 0; c < out; ++c) row[c] += grad[c];
+    for (Index c = 0; c < out; ++c) sums[c] += row[c];
+  }
+  for (Index c = 0; c < out; ++c) result[c] = static_cast<float>(sums[c]);
+}
+
+bool has_code(const Conv& conv) {
+  return conv.channels_last && conv.kernel_height == 3 && conv.kernel_width == 3 &&
+         conv.stride_height == 1 && conv.stride_width == 1 &&
+         conv.pad_height == conv.pad_width && conv.pad_height >= 0 && conv.pad_height <= 2 &&
+         conv.out_height > 0 && conv.out_width > 0;
+}
+
+}  // namespace
+}  // namespace abele::winograd
+
+using namespace abele;
+
+int abele_winograd_forward(const AbeleConv* description, const float* x, const float* weight,
+                           const float* bias, float* y, int threads) {
+  const Conv conv(*description);
+  if (!winograd::has_code(conv)) return ABELE_NO_CODE;
+  return guarded([&](Scratch& scratch) {
+    const auto weights = winograd::pack({weight, conv.in_channels, conv.out_channels, false},
+                                        threads, scratch);
+    float* start = nullptr;
+    if (bias != nullptr) {
+      start = scratch.zeros<float>(winograd::padded(conv.out_channels));
+      std::copy(bias, bias + conv.out_channels, start);
+    }
+    winograd::convolve(winograd::inputs_of(conv, false), winograd::outputs_of(conv, false), x,
+                       weights, {start, static_cast<float>(conv.slope)}, y, threads, scratch);
+  });
+}
+
+int abele_winograd_backward(const AbeleConv* description, const float* grad, const float* x,
+                            const float* weight, float* grad_x, float* grad_weight,
+                            float* grad_bias, int threads) {
+  const Conv conv(*description);
+  if (!winograd::has_code(conv)) return ABELE_NO_CODE;
+  return guarded([&](Scratch& scratch) {
+    if (grad_x != nullptr) {
+      const auto weights = winograd::pack({weight, conv.out_channels, conv.in_channels, true},
+                                          threads, scratch);
+      winograd::convolve(winograd::inputs_of(conv, true), winograd::outputs_of(conv, true), grad,
+                         weights, {nullptr, 1.0f}, grad_x, threads, scratch);
+    }
+    if (grad_weight != nullptr)
+      winograd::weight_gradient(conv, grad, x, grad_weight, threads, scratch);
+    if (grad_bias != nullptr) winograd::bias_gradient(conv, grad, grad_bias, scratch);
+  });
+}

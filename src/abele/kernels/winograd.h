@@ -1,0 +1,141 @@
+// The transforms of Winograd's F(2x2, 3x3) (arXiv 1509.09308), a register of channels at a time.
+//
+// A tile is 4x4 inputs that give 2x2 outputs. With input, kernel and output as matrices d, g, y:
+//     y = A^T [(G g G^T) * (B^T d B)] A
+// has 16 products where the plain sum has 36. Gradients are the same sum read from the other side:
+//     dg = G^T [(A dy A^T) * (B^T d B)] G
+// Each transformed value is a matrix of its own: [16][tiles][channels].
+#pragma once
+
+#include "conv.h"
+#include "lanes.h"
+
+namespace abele::winograd {
+
+constexpr int POINTS = 16, TAPS = 9;
+
+// The tiles of a batch of images, [images][rows][columns], and where they lie in it.
+struct Tiles {
+  Index images, height, width, channels;  // of the images that are read or written
+  Index rows, cols, shift;                // a tile begins at 2 * its place - shift
+  Index count() const { return images * rows * cols; }
+
+  // Pointers to the SIZE x SIZE pixels of a tile; those outside of the image become `outside`.
+  template <int SIZE, class Float>
+  void pixels(Index tile, Float* data, Float* outside, Float** to) const {
+    const Index image = tile / (rows * cols), place = tile % (rows * cols);
+    const Index y0 = place / cols * 2 - shift, x0 = place % cols * 2 - shift;
+    for (Index i = 0; i < SIZE; ++i)
+      for (Index j = 0; j < SIZE; ++j) {
+        const Index y = y0 + i, x = x0 + j;
+        const bool inside = y >= 0 && y < height && x >= 0 && x < width;
+        to[i * SIZE + j] =
+            inside ? data + ((image * height + y) * width + x) * channels : outside;
+      }
+  }
+};
+
+// The first `count` lanes, the others zero.
+inline Vec load_some(const float* from, Index count) {
+  if (count >= LANES) return load(from);
+  Vec value = {};
+  std::memcpy(&value, from, count * sizeof(float));
+  return value;
+}
+inline void store_some(float* to, Vec value, Index count) {
+  if (count >= LANES)
+    store(to, value);
+  else
+    std::memcpy(to, &value, count * sizeof(float));
+}
+
+// B^T d B
+inline void transform_input(const Vec* d, Vec* v) {
+  Vec t[16];
+  for (int j = 0; j < 4; ++j) {
+    t[j] = d[j] - d[8 + j];
+    t[4 + j] = d[4 + j] + d[8 + j];
+    t[8 + j] = d[8 + j] - d[4 + j];
+    t[12 + j] = d[4 + j] - d[12 + j];
+  }
+  for (int i = 0; i < 16; i += 4) {
+    v[i] = t[i] - t[i + 2];
+    v[i + 1] = t[i + 1] + t[i + 2];
+    v[i + 2] = t[i + 2] - t[i + 1];
+    v[i + 3] = t[i + 1] - t[i + 3];
+  }
+}
+
+// A^T m A
+inline void transform_output(const Vec* m, Vec* y) {
+  Vec t[8];
+  for (int j = 0; j < 4; ++j) {
+    t[j] = m[j] + m[4 + j] + m[8 + j];
+    t[4 + j] = m[4 + j] - m[8 + j] - m[12 + j];
+  }
+  for (int i = 0; i < 2; ++i) {
+    const Vec* row = t + 4 * i;
+    y[2 * i] = row[0] + row[1] + row[2];
+    y[2 * i + 1] = row[1] - row[2] - row[3];
+  }
+}
+
+// A dy A^T
+inline void transform_gradient(const Vec* dy, Vec* v) {
+  Vec t[8];
+  for (int j = 0; j < 2; ++j) {
+    t[j] = dy[j];
+    t[2 + j] = dy[j] + dy[2 + j];
+    t[4 + j] = dy[j] - dy[2 + j];
+    t[6 + j] = -dy[2 + j];
+  }
+  for (int i = 0; i < 4; ++i) {
+    const Vec a = t[2 * i], b = t[2 * i + 1];
+    v[4 * i] = a;
+    v[4 * i + 1] = a + b;
+    v[4 * i + 2] = a - b;
+    v[4 * i + 3] = -b;
+  }
+}
+
+// G g G^T
+inline void transform_kernel(const Vec* g, Vec* u) {
+  const Vec half = broadcast(0.5f);
+  Vec t[12];
+  for (int j = 0; j < 3; ++j) {
+    const Vec ends = (g[j] + g[6 + j]) * half, middle = g[3 + j] * half;
+    t[j] = g[j];
+    t[3 + j] = ends + middle;
+    t[6 + j] = ends - middle;
+    t[9 + j] = g[6 + j];
+  }
+  for (int i = 0; i < 4; ++i) {
+    const Vec* row = t + 3 * i;
+    const Vec ends = (row[0] + row[2]) * half, middle = row[1] * half;
+    u[4 * i] = row[0];
+    u[4 * i + 1] = ends + middle;
+    u[4 * i + 2] = ends - middle;
+    u[4 * i + 3] = row[2];
+  }
+}
+
+// G^T m G
+inline void transform_kernel_gradient(const Vec* m, Vec* g) {
+  const Vec half = broadcast(0.5f);
+  Vec t[12];
+  for (int j = 0; j < 4; ++j) {
+    const Vec sum = (m[4 + j] + m[8 + j]) * half, difference = (m[4 + j] - m[8 + j]) * half;
+    t[j] = m[j] + sum;
+    t[4 + j] = difference;
+    t[8 + j] = sum + m[12 + j];
+  }
+  for (int i = 0; i < 3; ++i) {
+    const Vec* row = t + 4 * i;
+    const Vec sum = (row[1] + row[2]) * half, difference = (row[1] - row[2]) * half;
+    g[3 * i] = row[0] + sum;
+    g[3 * i + 1] = difference;
+    g[3 * i + 2] = sum + row[3];
+  }
+}
+
+}  // namespace abele::winograd
