@@ -32,6 +32,7 @@ CASES = [
     (6, 6, (5, 5), (2, 2), (2, 2), (10, 10)),
     (2, 3, (2, 7), (3, 3), (1, 3), (8, 13)),
     (3, 4, (4, 1), (1, 3), (2, 2), (5, 6)),
+    (2, 7, (3, 3), (1, 1), (2, 1), (130, 70)),
 ]
 
 
@@ -63,9 +64,11 @@ def backward(grad, x, weight, stride, padding, mask):
     return aten.convolution_backward(grad, x, weight, *rest)
 
 
-# Two threads share one block of samples, take one each, or share three.
+# Few samples are computed one by one. Two threads share one block of samples, take one each, or
+# share three.
 @pytest.mark.parametrize(
-    ("batch", "threads"), [(1, 1), (8, 1), (16, 2), (20, 1), (20, 2), (33, 1), (33, 2)]
+    ("batch", "threads"),
+    [(1, 1), (2, 2), (5, 1), (8, 1), (16, 2), (20, 1), (20, 2), (33, 1), (33, 2)],
 )
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_forward_and_backward(own, case, batch, threads):
@@ -98,6 +101,21 @@ def test_gradients_do_not_depend_on_which_are_wanted(own, mask, batch, threads):
     )
     for ours, all_, wanted in zip(found, everything, mask, strict=True):
         assert ours is None if not wanted else torch.equal(ours, all_)
+
+
+def test_bits_of_single_samples_do_not_depend_on_threads(own):
+    x, weight, bias, grad = tensors(3, CASES[1])
+    one, two = (
+        [
+            on_tensors.conv(own, x, weight, bias, (1, 1), (0, 0), threads=threads),
+            *on_tensors.conv_backward(
+                own, grad, x, weight, (1, 1), (0, 0), [True] * 3, threads=threads
+            ),
+        ]
+        for threads in (1, 2)
+    )
+    for a, b in zip(one, two, strict=True):
+        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

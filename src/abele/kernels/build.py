@@ -28,7 +28,8 @@ FOLDER = Path(__file__).parent
 #: The functions of abi.h; they need nothing but the C++ library and OpenMP. What takes longest to
 #: compile comes first.
 KERNELS = (
-    *("conv_planes.cpp", "conv_channels_last.cpp", "conv_winograd.cpp", "conv.cpp"),
+    *("conv_planes.cpp", "conv_channels_last.cpp", "conv_winograd.cpp"),
+    *("conv_pixels.cpp", "conv.cpp"),
     *("max_pool.cpp", "norm_activation.cpp", "adam.cpp", "calls.cpp"),
 )
 #: What Inductor's code calls; only this knows torch, so it is in the archive alone.

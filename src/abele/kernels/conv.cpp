@@ -1,4 +1,4 @@
-// Convolutions as they are called: which of the two ways computes one.
+// Convolutions as they are called: which of the ways computes one.
 #include "conv.h"
 
 using namespace abele;
@@ -7,7 +7,9 @@ int abele_conv_forward(const AbeleConv* description, const float* x, const float
                        const float* bias, float* y, int threads) {
   const Conv conv(*description);
   if (conv.channels_last && !channels_last::has_forward(conv)) return ABELE_NO_CODE;
-  const auto run = conv.channels_last ? channels_last::forward : planes::forward;
+  const auto run = conv.channels_last        ? channels_last::forward
+                   : pixels::is_better(conv) ? pixels::forward
+                                             : planes::forward;
   return guarded([&](Scratch& scratch) { run(conv, x, weight, bias, y, threads, scratch); });
 }
 
@@ -17,6 +19,8 @@ int abele_conv_backward(const AbeleConv* description, const float* grad, const f
   const Conv conv(*description);
   const Gradients to = {grad_x, grad_weight, grad_bias};
   if (conv.channels_last && !channels_last::has_backward(conv, to)) return ABELE_NO_CODE;
-  const auto run = conv.channels_last ? channels_last::backward : planes::backward;
+  const auto run = conv.channels_last        ? channels_last::backward
+                   : pixels::is_better(conv) ? pixels::backward
+                                             : planes::backward;
   return guarded([&](Scratch& scratch) { run(conv, grad, x, weight, to, threads, scratch); });
 }

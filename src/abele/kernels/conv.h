@@ -1,8 +1,10 @@
-// Convolutions: what both ways to compute them share.
+// Convolutions: what the ways to compute them share.
 //
-// A register holds one pixel of several samples, or several channels of one pixel. The first fills
-// registers whatever the number of channels, but needs many samples of small images; the second is
-// for large images of few samples. Each is many times faster than the other where it belongs.
+// A register holds one pixel of several samples, neighbouring pixels of one sample, or several
+// channels of one pixel. The first fills registers whatever the number of channels, but needs many
+// samples of small images; the second needs one sample, but computes what lies between two rows,
+// too; the third is for channels-last images. Each is many times faster than the others where it
+// belongs.
 #pragma once
 
 #include "calls.h"
@@ -34,6 +36,16 @@ void forward(const Conv& conv, const float* x, const float* weight, const float*
 void backward(const Conv& conv, const float* grad, const float* x, const float* weight,
               const Gradients& to, int threads, Scratch& scratch);
 }  // namespace planes
+
+// The same images one by one: conv_pixels.cpp.
+namespace pixels {
+// Whether there is code for a convolution, and it is faster than that in blocks.
+bool is_better(const Conv& conv);
+void forward(const Conv& conv, const float* x, const float* weight, const float* bias, float* y,
+             int threads, Scratch& scratch);
+void backward(const Conv& conv, const float* grad, const float* x, const float* weight,
+              const Gradients& to, int threads, Scratch& scratch);
+}  // namespace pixels
 
 // Channels-last images, row by row: conv_channels_last.cpp.
 namespace channels_last {

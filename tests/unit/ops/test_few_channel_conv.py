@@ -82,7 +82,9 @@ def test_keeps_what_is_known_about_a_node():
         pytest.param((8, 4, 9, 9), (4, 1, 3, 3), {"groups": 4}, id="groups"),
         pytest.param((8, 4, 9, 9), (4, 4, 3, 3), {"dilation": 2}, id="dilated"),
         pytest.param((8, 4, 9, 9), (4, 4, 3, 3), {"transposed": True}, id="transposed"),
-        pytest.param((4, 4, 9, 9), (20, 4, 3, 3), {}, id="lanes would idle"),
+        pytest.param((4, 4, 9, 9), (20, 4, 3, 3), {"stride": 2}, id="lanes would idle"),
+        pytest.param((4, 4, 9, 9), (20, 4, 1, 1), {}, id="lanes would idle, borders are wider"),
+        pytest.param((2, 48, 9, 9), (48, 48, 3, 3), {}, id="channels fill registers of one sample"),
         pytest.param((8, 16, 9, 9), (16, 16, 3, 3), {}, id="channels fill registers"),
         pytest.param((8, 4, 9, 9), (96, 4, 3, 3), {}, id="many filters"),
         pytest.param((8, 4, 256, 256), (4, 4, 3, 3), {}, id="image leaves the cache"),
@@ -91,6 +93,19 @@ def test_keeps_what_is_known_about_a_node():
 def test_leaves_to_the_library(x, weight, options):
     program = program_of(convolve(**options), torch.empty(x), torch.empty(weight))
     assert targets(few_channel_convolutions(program)) == {aten.convolution.default}
+
+
+@pytest.mark.parametrize(
+    ("x", "weight"),
+    [
+        pytest.param((4, 4, 9, 9), (20, 4, 3, 3), id="few samples"),
+        pytest.param((2, 16, 9, 9), (32, 16, 3, 3), id="channels that fill registers"),
+        pytest.param((1, 3, 512, 512), (4, 3, 3, 3), id="large image"),
+    ],
+)
+def test_takes_few_samples_one_by_one(x, weight):
+    program = program_of(convolve(), torch.empty(x), torch.empty(weight))
+    assert targets(few_channel_convolutions(program)) == {few_channel_conv.forward}
 
 
 def test_leaves_other_dtypes_and_layouts_to_the_library():

@@ -21,11 +21,14 @@ from abele.program import Program
 
 aten = torch.ops.aten
 
-# With fewer samples most lanes of a register idle; only few channels are worth that.
+# Fewer samples are computed one by one if rows and columns advance by one, which pays for images of
+# any size; else most lanes of a register idle, and only few channels are worth that.
 _LEAST_BATCH = 8
 _MOST_CHANNELS_OF_ANY_BATCH = 16
-# Where both channel counts divide by this the library is as good, and soon better.
+# Where both channel counts divide by this the library is as good, and soon better; with few samples
+# not before it has so many.
 _LIBRARY_BLOCK = 16
+_LIBRARY_CHANNELS = 32
 _MOST_CHANNELS = 64
 # Larger images leave the second-level cache when 16 samples are kept side by side.
 _MOST_PIXELS_PER_SAMPLE = 65536
@@ -46,17 +49,17 @@ def is_supported(node: torch.fx.Node) -> bool:
     """Return whether our kernels support a convolution or its backward, and are faster at it."""
     arguments: tuple[Any, ...] = node.args
     if node.target is aten.convolution.default:
-        x, weight, _, _, _, dilation, transposed, _, groups = arguments
+        x, weight, _, stride, padding, dilation, transposed, _, groups = arguments
         result = node
     else:
-        result, x, weight, _, _, _, dilation, transposed, _, groups, _ = arguments
+        result, x, weight, _, stride, padding, dilation, transposed, _, groups, _ = arguments
     values = [each.meta["val"] for each in (x, weight, result)]
     return (
         all(each == 1 for each in dilation)
         and not transposed
         and groups == 1
         and all(_plain(value) for value in values)
-        and _profitable(*values)
+        and _profitable(*values, one_by_one=_one_by_one(values[1], stride, padding))
     )
 
 
@@ -65,12 +68,23 @@ def _plain(value: torch.Tensor) -> bool:
     return contiguous and value.dtype is torch.float32
 
 
-def _profitable(x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor) -> bool:
+def _one_by_one(weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int]) -> bool:
+    """Whether there is code that computes samples one by one."""
+    borders = zip(_pair(padding), weight.shape[2:], strict=True)
+    return all(each == 1 for each in stride) and all(pad < kernel for pad, kernel in borders)
+
+
+def _profitable(
+    x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, *, one_by_one: bool
+) -> bool:
     channels = weight.shape[:2]
+    most, blocks = max(channels), all(count % _LIBRARY_BLOCK == 0 for count in channels)
+    if one_by_one and x.shape[0] < _LEAST_BATCH:
+        return most <= (_LIBRARY_CHANNELS if blocks else _MOST_CHANNELS)
     return (
-        (x.shape[0] >= _LEAST_BATCH or max(channels) < _MOST_CHANNELS_OF_ANY_BATCH)
-        and any(count % _LIBRARY_BLOCK for count in channels)
-        and max(channels) <= _MOST_CHANNELS
+        (x.shape[0] >= _LEAST_BATCH or most < _MOST_CHANNELS_OF_ANY_BATCH)
+        and not blocks
+        and most <= _MOST_CHANNELS
         and max(x[0].numel(), result[0].numel()) <= _MOST_PIXELS_PER_SAMPLE
     )
 
