@@ -115,6 +115,26 @@ ABELE_API int abele_norm_backward(const AbeleNorm* norm, const float* grad, cons
 ABELE_API int abele_scale_shift(const AbeleNorm* norm, const float* x, const float* scale,
                                 const float* shift, float* y, int threads);
 
+// -- products of matrices -------------------------------------------------------------------------
+
+// c[i] = a[i] b[i] for i < count: [rows, inner] times [inner, columns]. Of the two steps of a, and of
+// b, one is 1; `next` leads from one matrix to the next. The matrices of c follow each other.
+typedef struct AbeleProduct {
+  int64_t count, rows, columns, inner;
+  int64_t a_next, a_row, a_column;
+  int64_t b_next, b_row, b_column;
+  int64_t b_packed;  // 0 or 1: b is what abele_product_pack wrote; its steps mean nothing
+} AbeleProduct;
+
+// Any number of threads gives the same bits.
+ABELE_API int abele_product(const AbeleProduct* product, const float* a, const float* b, float* c,
+                            int threads);
+
+// Packs one b that many products read. `packed` has room for [inner][columns] with the columns
+// rounded up to a multiple of 64.
+ABELE_API int abele_product_pack(const AbeleProduct* product, const float* b, float* packed,
+                                 int threads);
+
 // -- Adam, over many parameters at once --------------------------------------------------------
 
 typedef struct AbeleAdam {

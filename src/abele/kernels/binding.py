@@ -54,6 +54,15 @@ class Norm(ctypes.Structure):
     _fields_ = [*_integers("rows", "channels"), *_doubles("momentum", "eps", "slope")]
 
 
+class Product(ctypes.Structure):
+    """``AbeleProduct``: sizes and steps of the factors."""
+
+    _fields_ = [
+        *_integers("count", "rows", "columns", "inner", "a_next", "a_row", "a_column"),
+        *_integers("b_next", "b_row", "b_column", "b_packed"),
+    ]
+
+
 class Adam(ctypes.Structure):
     """``AbeleAdam``: settings that all parameters share."""
 
@@ -73,6 +82,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "AbeleConv": Conv,
     "AbelePool": Pool,
     "AbeleNorm": Norm,
+    "AbeleProduct": Product,
     "AbeleAdam": Adam,
     "AbeleAdamTensor": AdamTensor,
 }
@@ -95,6 +105,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "abele_norm_apply": _takes(Norm, 5),
     "abele_norm_backward": _takes(Norm, 8),
     "abele_scale_shift": _takes(Norm, 4),
+    "abele_product": _takes(Product, 3),
+    "abele_product_pack": _takes(Product, 2),
     "abele_adam": _takes(Adam, 0, ctypes.POINTER(AdamTensor), ctypes.c_int64, ctypes.c_double),
 }
 

@@ -29,7 +29,7 @@ FOLDER = Path(__file__).parent
 #: compile comes first.
 KERNELS = (
     *("conv_planes.cpp", "conv_channels_last.cpp", "conv_winograd.cpp"),
-    *("conv_pixels.cpp", "conv.cpp"),
+    *("conv_pixels.cpp", "product.cpp", "conv.cpp"),
     *("max_pool.cpp", "norm_activation.cpp", "adam.cpp", "calls.cpp"),
 )
 #: What Inductor's code calls; only this knows torch, so it is in the archive alone.

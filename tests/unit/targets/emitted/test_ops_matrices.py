@@ -73,6 +73,22 @@ CASES = {
         True,
         atol=1e-4,
     ),
+    "of our kernel": Case(
+        lambda a, b, x: (
+            a.repeat(1, 1, 3)[0] @ b.repeat(1, 3, 2)[0],
+            a.repeat(1, 1, 3) @ b.repeat(1, 3, 2),
+            x[0] @ x[1, :, :37] @ x[2, :, :37].t()[:, ::3],
+        ),
+        (A, B, LARGE),
+        gradients=True,
+        rtol=1e-4,
+        atol=1e-2,
+    ),
+    "a factor that many read": Case(
+        lambda x: ((((x[0] @ x[5]).tanh() @ x[5]).tanh() @ x[5]).tanh() @ x[5].t()).tanh(),
+        (LARGE / 8,),
+        gradients=True,
+    ),
     "nothing to sum": Case(lambda a, b: (a[0][:, :0] @ b[0][:0], a[:, :, :0] @ b[:, :0]), (A, B)),
 }
 

@@ -11,6 +11,7 @@ import torch
 from abele._torch import OpOverload, schema_of
 from abele.program import Program, is_getitem, is_view, returned_nodes
 from abele.targets.cpu.emitted import calls
+from abele.targets.cpu.emitted.calls.products import packed_once
 from abele.targets.cpu.emitted.expressions import RULES
 from abele.targets.cpu.emitted.operations import (
     Foreign,
@@ -68,6 +69,7 @@ class Translator:
         outputs = [
             self._returned(node, i) for i, node in enumerate(returned_nodes(self._program.graph))
         ]
+        self.operations = packed_once(self.operations, self.new)
         for each in self.operations:
             each.resolve()
         outputs = [each.resolved() for each in outputs]

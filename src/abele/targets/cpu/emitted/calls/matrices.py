@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from abele.targets.cpu.emitted.calls import products
 from abele.targets.cpu.emitted.calls.arguments import arguments, options
 from abele.targets.cpu.emitted.calls.slices import selected
 from abele.targets.cpu.emitted.operations import Call
@@ -99,6 +100,10 @@ def _products(translator: Any, node: torch.fx.Node, a: Place, b: Place) -> Place
         translator.pointwise([0], "{0}".format, result)
         return result
     a, b = _usable_batch(translator, a), _usable_batch(translator, b)
+    if products.is_ours(result.dtype, m, n, k):
+        first, second = (f"{each.stride[0]}, {_steps(selected(each, 0, 0))}" for each in (a, b))
+        translator.add(products.product(a, b, result, count, (first, second)))
+        return result
     most = max(1, min(count, count * m * n * k // _WORK_PER_THREAD))
     steps = [f"{each.stride[0]}, {_steps(selected(each, 0, 0))}" for each in (a, b)]
     text = (
@@ -120,6 +125,10 @@ def _product(translator: Any, node: torch.fx.Node, a: Place, b: Place) -> Place:
     result = translator.new((m, n), node.meta["val"].dtype)
     if not k:
         translator.pointwise([0], "{0}".format, result)
+        return result
+    if products.is_ours(result.dtype, m, n, k):
+        steps = f"0, {_steps(a)}", f"0, {_steps(b)}"
+        translator.add(products.product(a, b, result, 1, steps))
         return result
     text = f"abele::product({m}, {n}, {k}, {{0}}, {_steps(a)}, {{1}}, {_steps(b)}, {{2}})"
     translator.add(Call([a, b], [result], text))

@@ -19,4 +19,11 @@ inline int pool(AbelePool pool, const float* x, float* y, uint8_t* places, int t
   return abele_max_pool(&pool, x, y, places, nullptr, threads);
 }
 
+inline int multiply(AbeleProduct product, const float* a, const float* b, float* c, int threads) {
+  return abele_product(&product, a, b, c, threads);
+}
+inline int pack(AbeleProduct product, const float* b, float* packed, int threads) {
+  return abele_product_pack(&product, b, packed, threads);
+}
+
 }  // namespace abele

@@ -1,4 +1,4 @@
-// Products of matrices, by the library that torch brings.
+// Products of matrices by the library that torch brings: those that abi.h has no kernel for.
 #pragma once
 
 #include "parallel.h"

@@ -1,0 +1,139 @@
+// Tiles of a product of matrices, and the order in which they read their operands.
+#pragma once
+
+#include <array>
+#include <utility>
+
+#include "lanes.h"
+
+namespace abele {
+
+// Elements at data[i * row + j * column]; one of the two steps is 1.
+struct Matrix {
+  const float* data;
+  Index row, column;
+  Matrix from(Index i, Index j) const { return {data + i * row + j * column, row, column}; }
+};
+
+// Of a tile: its sums and one row of b fill the registers.
+constexpr Index TILE_ROWS = (REGISTERS - 4) / 2, TILE_COLUMNS = 2 * LANES;
+
+// c[rows, vectors] (+)= a[rows, k] b[k, vectors]; a and b are packed.
+template <int rows, int vectors, bool add>
+void tile(Index k, const float* __restrict a, const float* __restrict b, float* __restrict c,
+          Index c_row) {
+  Vec sums[rows][vectors] = {};
+  for (Index p = 0; p < k; ++p) {
+    Vec columns[vectors];
+    std::memcpy(&columns, b, sizeof columns);
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; ++i) {
+      Vec value = broadcast(a[i]);
+      keep(value);
+#pragma GCC unroll 2
+      for (int v = 0; v < vectors; ++v) sums[i][v] += value * columns[v];
+    }
+    a += rows, b += TILE_COLUMNS;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < rows; ++i)
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; ++v) {
+      float* to = c + i * c_row + v * LANES;
+      Vec sum = sums[i][v];
+      if (add) {
+        std::memcpy(&sum, to, sizeof sum);
+        sum += sums[i][v];
+      }
+      std::memcpy(to, &sum, sizeof sum);
+    }
+}
+
+using Tile = void (*)(Index, const float*, const float*, float*, Index);
+template <int vectors, bool add, int... rows>
+constexpr std::array<Tile, sizeof...(rows)> tiles(std::integer_sequence<int, rows...>) {
+  return {&tile<rows + 1, vectors, add>...};
+}
+constexpr auto ALL_ROWS = std::make_integer_sequence<int, TILE_ROWS>();
+constexpr std::array<Tile, TILE_ROWS> TILES[] = {tiles<2, false>(ALL_ROWS),
+                                                 tiles<2, true>(ALL_ROWS)};
+constexpr std::array<Tile, TILE_ROWS> HALF_TILES = tiles<1, false>(ALL_ROWS);
+
+// A tile of which c has only `width` columns.
+inline void narrow_tile(Index rows, Index width, Index k, const float* a, const float* b, float* c,
+                        Index c_row, bool add) {
+  float sums[TILE_ROWS * TILE_COLUMNS];
+  const auto& tiles = width <= LANES ? HALF_TILES : TILES[0];
+  tiles[rows - 1](k, a, b, sums, TILE_COLUMNS);
+  for (Index i = 0; i < rows; ++i)
+    for (Index j = 0; j < width; ++j) {
+      const float sum = sums[i * TILE_COLUMNS + j];
+      c[i * c_row + j] = add ? c[i * c_row + j] + sum : sum;
+    }
+}
+
+// The rows of tile `i`; all are as high as possible, and nearly equal.
+inline Part tile_rows(Index rows, Index i) { return part(rows, ceil_div(rows, TILE_ROWS), i); }
+
+// -- packing ------------------------------------------------------------------------------------
+
+// to[p][i] = from[i][p] for i < count, p < k; elements of `from` are neighbours along p.
+inline void pack_turned(Index count, Index k, const float* from, Index step, Index width,
+                        float* to) {
+  Index i = 0;
+  for (; i + 4 <= count; i += 4) {
+    const float* rows = from + i * step;
+    Index p = 0;
+    for (; p + 4 <= k; p += 4) {
+      Quad a = load_quad(rows + p), b = load_quad(rows + step + p);
+      Quad c = load_quad(rows + 2 * step + p), d = load_quad(rows + 3 * step + p);
+      transpose(a, b, c, d);
+      float* out = to + p * width + i;
+      store_quad(out, a), store_quad(out + width, b);
+      store_quad(out + 2 * width, c), store_quad(out + 3 * width, d);
+    }
+    for (; p < k; ++p)
+      for (Index r = 0; r < 4; ++r) to[p * width + i + r] = rows[r * step + p];
+  }
+  for (; i < count; ++i)
+    for (Index p = 0; p < k; ++p) to[p * width + i] = from[i * step + p];
+}
+
+// to[p][i] = from[p][i] for i < count, p < k; elements of `from` are neighbours along i.
+inline void pack_straight(Index count, Index k, const float* from, Index step, Index width,
+                          float* to) {
+  Index p = 0;
+  if (count == TILE_COLUMNS)
+    for (; p < k; ++p)
+      std::memcpy(to + p * width, from + p * step, TILE_COLUMNS * sizeof(float));
+  // What a whole vector takes too much belongs to the next row, which overwrites it.
+  if (count == width && count <= LANES && 2 * count >= LANES)
+    for (; p + 1 < k; ++p) std::memcpy(to + p * width, from + p * step, sizeof(Vec));
+  for (; p < k; ++p)
+    for (Index i = 0; i < count; ++i) to[p * width + i] = from[p * step + i];
+}
+
+// Columns of b for tiles, [inner][TILE_COLUMNS]; those that b does not have are zero.
+inline void pack_columns(Matrix b, Index inner, Index columns, float* to) {
+  if (b.row == 1)
+    pack_turned(columns, inner, b.data, b.column, TILE_COLUMNS, to);
+  else
+    pack_straight(columns, inner, b.data, b.row, TILE_COLUMNS, to);
+  for (Index p = 0; columns < TILE_COLUMNS && p < inner; ++p)
+    std::fill(to + p * TILE_COLUMNS + columns, to + (p + 1) * TILE_COLUMNS, 0.0f);
+}
+
+// Rows of a, [inner][rows of the tile] for each tile.
+inline void pack_rows(Matrix a, Index rows, Index inner, float* to) {
+  for (Index i = 0; i < ceil_div(rows, TILE_ROWS); ++i) {
+    const Part tile = tile_rows(rows, i);
+    const float* from = a.data + tile.begin * a.row;
+    float* packed = to + tile.begin * inner;
+    if (a.column == 1)
+      pack_turned(tile.size, inner, from, a.row, tile.size, packed);
+    else
+      pack_straight(tile.size, inner, from, a.column, tile.size, packed);
+  }
+}
+
+}  // namespace abele

@@ -1,0 +1,121 @@
+"""Products of matrices by our kernel, and factors that several of them share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from abele.targets.cpu.emitted.operations import Call, Operation
+from abele.targets.cpu.emitted.places import Place
+
+# Below, the library's kernels for such matrices are faster.
+_LEAST_ROWS = _LEAST_COLUMNS = 8
+_LEAST_WORK = 32**3
+
+# A factor is packed by itself if so many products read it that have so few rows each: with more
+# rows, packing it each time costs nothing.
+_LEAST_READERS, _MOST_ROWS = 3, 256
+# Columns of packed factors are rounded up to this, see abi.h.
+_PACKED_COLUMNS = 64
+
+# Steps of a matrix, from row to row and from column to column, as text.
+Steps = str
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class Product(Call):
+    """``writes[0] = reads[0] reads[1]``.
+
+    Attributes:
+        count: of such products.
+        sizes: rows, columns and inner dimension of each.
+        steps: of the factors: to the next matrix, row and column.
+    """
+
+    count: int
+    sizes: tuple[int, int, int]
+    steps: tuple[str, str]
+
+    def described(self, *, packed: bool = False) -> str:
+        """What ``abi.h`` calls ``AbeleProduct``, in C++ between the braces of a format."""
+        numbers = (self.count, *self.sizes, *self.steps, int(packed))
+        return f"AbeleProduct{{{{{', '.join(map(str, numbers))}}}}}"
+
+    @property
+    def adds(self) -> int:
+        """How many multiply-adds it has."""
+        rows, columns, inner = self.sizes
+        return self.count * rows * columns * inner
+
+
+def is_ours(dtype: torch.dtype, rows: int, columns: int, inner: int) -> bool:
+    """Whether our kernel computes a product."""
+    large = rows >= _LEAST_ROWS and columns >= _LEAST_COLUMNS
+    return dtype is torch.float32 and large and rows * columns * inner >= _LEAST_WORK
+
+
+def product(a: Place, b: Place, result: Place, count: int, steps: tuple[Steps, Steps]) -> Product:
+    """The operation; the last two dimensions of the tensors are the matrices.
+
+    Args:
+        a: rows and inner dimension.
+        b: inner dimension and columns.
+        result: contiguous.
+        count: of products; with more than one, tensors have a dimension before.
+        steps: of ``a`` and ``b``; the one to the next matrix comes first.
+    """
+    (rows, inner), columns = a.shape[-2:], b.shape[-1]
+    made = Product([a, b], [result], "", count=count, sizes=(rows, columns, inner), steps=steps)
+    made.text = _multiplied(made, made.described())
+    return made
+
+
+def _multiplied(made: Product, described: str) -> str:
+    threads = f"abele_threads(0, {made.adds}, threads)"
+    return f"status |= abele::multiply({described}, {{0}}, {{1}}, {{2}}, {threads})"
+
+
+def packed_once(
+    operations: Sequence[Operation], new: Callable[[tuple[int, ...], torch.dtype], Place]
+) -> list[Operation]:
+    """The same operations; right factors that many small products read are packed before them.
+
+    Args:
+        operations: in order.
+        new: makes memory.
+    """
+    readers: dict[Any, list[Product]] = {}
+    for each in operations:
+        if isinstance(each, Product) and each.count == 1 and each.sizes[0] <= _MOST_ROWS:
+            readers.setdefault(each.reads[1], []).append(each)
+    packing: dict[Operation, Operation] = {}
+    for factor, products in readers.items():
+        if len(products) >= _LEAST_READERS and not _written(operations, factor, products):
+            packing[products[0]] = _packed(factor, products, new)
+    result = [new for each in operations for new in (packing.get(each), each) if new is not None]
+    for position, each in enumerate(result):
+        each.position = position
+    return result
+
+
+def _written(operations: Sequence[Operation], factor: Place, products: list[Product]) -> bool:
+    """Whether something writes a factor between its first reader and its last."""
+    first, last = products[0].position, products[-1].position
+    return any(
+        place.buffer is factor.buffer for each in operations[first:last] for place in each.writes
+    )
+
+
+def _packed(
+    factor: Place, products: list[Product], new: Callable[[tuple[int, ...], torch.dtype], Place]
+) -> Call:
+    inner, columns = factor.shape
+    packed = new((inner, -(-columns // _PACKED_COLUMNS) * _PACKED_COLUMNS), factor.dtype)
+    for each in products:
+        each.reads[1] = packed
+        each.text = _multiplied(each, each.described(packed=True))
+    text = f"abele::pack({products[0].described()}, {{0}}, {{1}}, threads)"
+    return Call([factor], [packed], f"status |= {text}")

@@ -1,0 +1,122 @@
+"""Our product of matrices is that of float64, for any sizes, steps and number of threads."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import shutil
+
+import pytest
+import torch
+
+from abele.kernels import binding, build
+
+compiler = shutil.which("g++") or shutil.which("clang++")
+pytestmark = [
+    pytest.mark.compiler,
+    pytest.mark.skipif(compiler is None, reason="no C++ compiler on PATH"),
+]
+
+PACKED_COLUMNS = 64
+SIZES = [
+    (1, 1, 1),
+    (5, 3, 1),
+    (14, 32, 7),
+    (29, 65, 128),
+    (13, 31, 193),
+    (300, 33, 20),
+    (64, 10, 1024),
+    (17, 600, 385),
+]
+
+
+@pytest.fixture(scope="module")
+def library():
+    return binding.load(build.shared_library(compiler, "here"))
+
+
+def factor(count, rows, columns, *, turned, step, seed):
+    """Matrices whose rows, or columns, are ``step`` elements longer than they need."""
+    values = torch.randn(
+        (count, columns, rows + step) if turned else (count, rows, columns + step),
+        generator=torch.Generator().manual_seed(seed),
+    )
+    return values[..., :rows].mT if turned else values[..., :columns]
+
+
+def described(a, b, packed=0):
+    (count, rows, inner), columns = a.shape, b.shape[-1]
+    return binding.Product(count, rows, columns, inner, *a.stride(), *b.stride(), packed)
+
+
+def product(library, a, b, threads=1, packed=None):
+    result = torch.full((a.shape[0], a.shape[1], b.shape[2]), math.nan)
+    right = b if packed is None else packed
+    library.abele_product(
+        ctypes.byref(described(a, b, int(packed is not None))),
+        *(each.data_ptr() for each in (a, right, result)),
+        threads,
+    )
+    return result
+
+
+def packed(library, b, rows, threads=1):
+    inner, columns = b.shape[1:]
+    result = torch.full((inner, -(-columns // PACKED_COLUMNS) * PACKED_COLUMNS), math.nan)
+    sizes = binding.Product(1, rows, columns, inner, 0, 0, 1, *b.stride(), 0)
+    library.abele_product_pack(ctypes.byref(sizes), b.data_ptr(), result.data_ptr(), threads)
+    return result
+
+
+@pytest.mark.parametrize("turned", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=str)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_products_are_as_accurate_as_those_of_torch(library, sizes, turned):
+    rows, columns, inner = sizes
+    a = factor(1, rows, inner, turned=turned[0], step=3, seed=1)
+    b = factor(1, inner, columns, turned=turned[1], step=2, seed=2)
+    exact = a.double() @ b.double()
+    ours, torchs = ((each - exact).abs().max() for each in (product(library, a, b), a @ b))
+    # Of a few sums, one may be rounded worse by chance.
+    assert ours <= 1.5 * torchs + 1e-7 * math.sqrt(inner)
+    assert torch.equal(
+        product(library, a, b, packed=packed(library, b, rows)), product(library, a, b)
+    )
+
+
+@pytest.mark.parametrize("threads", [2, 3, 4, 7])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_any_number_of_threads_gives_the_same_bits(library, sizes, threads):
+    rows, columns, inner = sizes
+    a = factor(1, rows, inner, turned=False, step=0, seed=3)
+    b = factor(1, inner, columns, turned=True, step=0, seed=4)
+    one = product(library, a, b)
+    assert torch.equal(product(library, a, b, threads), one)
+    ready = packed(library, b, rows, threads)
+    assert torch.equal(product(library, a, b, threads, packed=ready), one)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+def test_several_products(library, count, threads):
+    a = factor(count, 9, 33, turned=True, step=1, seed=5)
+    b = factor(count, 33, 21, turned=False, step=4, seed=6)
+    torch.testing.assert_close(product(library, a, b, threads), a @ b, rtol=1e-5, atol=1e-5)
+
+
+def test_one_matrix_times_several(library):
+    a = factor(1, 9, 33, turned=False, step=0, seed=5).expand(4, -1, -1)
+    b = factor(4, 33, 21, turned=False, step=0, seed=6)
+    torch.testing.assert_close(product(library, a, b, 2), a @ b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_stays_in_its_row_or_column(library, value):
+    a = factor(1, 20, 40, turned=False, step=0, seed=7)
+    b = factor(1, 40, 35, turned=False, step=0, seed=8)
+    a[0, 3, 4] = value
+    b[0, 5, 34] = value
+    ours = product(library, a, b)[0]
+    strange = torch.zeros(20, 35, dtype=torch.bool)
+    strange[3] = strange[:, 34] = True
+    assert torch.equal(~ours.isfinite(), strange)
+    torch.testing.assert_close(ours, (a @ b)[0], rtol=1e-5, atol=1e-5, equal_nan=True)
