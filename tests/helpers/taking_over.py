@@ -8,6 +8,7 @@ import torch
 
 from abele import get_target
 from abele.capture import Captured
+from abele.collectives import Collective
 from abele.compile.build import build
 from abele.compile.executable import Executable
 from abele.compile.later import Failure, Later, Running
@@ -105,6 +106,7 @@ def session_of(
     config: StepConfig,
     rule: UpdateRule | None,
     later: Later | None = None,
+    collective: Collective | None = None,
 ) -> Session:
     """A session with the state of ``module``."""
     state = ModuleState.of(module)
@@ -113,4 +115,6 @@ def session_of(
         slots |= {f"{name}.{key}": value for key, value in values.items()}
     hyper = rule.hyper() if rule else {}
     executable = dataclasses.replace(executable, later=later)
-    return Session(executable, config, state.params, state.buffers, slots, hyper)
+    return Session(
+        executable, config, state.params, state.buffers, slots, hyper, collective=collective
+    )

@@ -23,7 +23,7 @@ from abele.compile.executable import Executable
 from abele.compile.later import Announce, Running
 from abele.compile.sources import ExecutableSource
 from abele.compile.start import Start
-from abele.compile.tiers import Lowered, Wanted
+from abele.compile.tiers import Gather, Lowered, Wanted
 from abele.errors import CompilerError, TargetError
 from abele.passes.trap_exceptions import trap_exceptions
 from abele.program import Program
@@ -117,6 +117,7 @@ def build(
     progress: Progress = lambda stage, fraction: None,
     start: Start = Start.WAIT,
     announce: Announce = lambda text: None,
+    gather: Gather | None = None,
 ) -> tuple[Executable, BuildRecord]:
     """Makes programs runnable on the best target of this machine.
 
@@ -129,8 +130,11 @@ def build(
         progress: called with each stage and the fraction done, as ``Observer.on_stage`` is.
         start: how the first steps run if nothing is cached; ``ABELE_START`` wins, except that a
             caller who waits is not made to start ``tiered``. ``BuildRecord.running`` says what
-            was done and why.
+            was done and why. Where the target was forced, compiled programs that fail later are
+            an error of the next step.
         announce: told in words when compiled programs take over, or cannot.
+        gather: connects the processes that share updates, which start alike; without it they wait
+            for the compiler.
 
     Raises:
         TargetError: the requested target cannot be used, or the environment asks for something
@@ -138,7 +142,7 @@ def build(
         CompilerError: the compiler failed and the target was forced.
     """
     record = BuildRecord(forced=target is not None)
-    wanted = Wanted.of(start, announce)
+    wanted = Wanted.of(start, announce, gather)
     if target is None:
         target, record.forced = choose_target()
     while True:
@@ -152,6 +156,8 @@ def build(
                 raise type(error)(f"{error}{where}", *_log_of(error)) from None
             failed, target = target, get_target(_SLOWER.get(target.name, _LAST))
             record.fallback = str(error)
+            # Whoever comes here has compiled, so all processes have agreed to do so.
+            wanted = dataclasses.replace(wanted, start=Start.WAIT, gather=None)
             _warn_fallback(failed, target, record)
 
 
@@ -181,7 +187,10 @@ def _build_for(
         programs=lowered, parts=parts, target=target, config=config, cache=cache, stored=stored
     )
     record.running = tiers.decided(wanted, after)
+    record.running.required = target.name if record.forced else None
     made = _begun(programs, traps, after, record, wanted) if record.running.interpreted else stored
+    if wanted.gather is not None and tiers.exchanges(config):
+        made = tiers.agreed(made, after, record.running, wanted.gather)
     if made is not None:
         return made
     if cache is None:

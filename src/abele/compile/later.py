@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from abele.compile.start import Start
+from abele.targets.base import COMPILED
 
 if TYPE_CHECKING:
     from abele.compile.executable import Executable
@@ -32,6 +33,9 @@ class Running:
     Attributes:
         start: how the first steps ran.
         why: why they did not run otherwise, in words.
+        manner: how programs run that are as they were lowered, see ``Lowering.manner``.
+        required: name of the target if somebody insisted on it: steps may not stay interpreted
+            then, so that compiled programs that fail are an error. None if nobody did.
         interpreted: operator by operator with torch's kernels, bitwise plain PyTorch; else as the
             programs were lowered.
         since: the number of updates before the first one that ran as now.
@@ -42,6 +46,8 @@ class Running:
 
     start: Start = Start.WAIT
     why: str = ""
+    manner: str = COMPILED
+    required: str | None = None
     interpreted: bool = False
     since: int = 0
     check: str | None = None
@@ -50,6 +56,8 @@ class Running:
 
     def sentence(self) -> str:
         """The same in words."""
+        if not self.interpreted and self.manner != COMPILED:
+            return f"programs {self.manner}; nothing is compiled for them"
         if not self.interpreted:
             after = f" since update {self.since}, interpreted before" if self.since else ""
             return f"compiled programs run{after}"

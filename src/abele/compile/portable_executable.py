@@ -18,6 +18,7 @@ from abele.compile.build import BuildRecord, Progress, build
 from abele.compile.executable import Executable
 from abele.compile.serialization import from_text, to_text
 from abele.compile.sources import ExecutableSource
+from abele.compile.tiers import Gather
 from abele.errors import CorruptExecutable, ForeignExecutable, SerializationError
 from abele.program import Program
 from abele.step.config import StepConfig
@@ -137,6 +138,7 @@ def restore(
     cache: ExecutableSource | None = None,
     log_folder: str | Path | None = None,
     progress: Progress = lambda stage, fraction: None,
+    gather: Gather | None = None,
 ) -> tuple[Executable, BuildRecord]:
     """Makes a container's programs runnable: by its code, or where that does not fit, compiled.
 
@@ -151,13 +153,20 @@ def restore(
         cache: as for ``build``; keeps what is compiled.
         log_folder: as for ``build``.
         progress: as for ``build``.
+        gather: as for ``build``.
 
     Raises:
         TargetError: nothing here can run or compile the programs.
     """
     source = ContainerFirst(file, content, cache)
     made, record = build(
-        programs, config, target=target, cache=source, log_folder=log_folder, progress=progress
+        programs,
+        config,
+        target=target,
+        cache=source,
+        log_folder=log_folder,
+        progress=progress,
+        gather=gather,
     )
     reason = source.problem or source.why_other(made.key_parts)
     if reason:

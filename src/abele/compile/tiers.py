@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,9 +26,17 @@ from abele.errors import SerializationError
 from abele.program import Program
 from abele.step.config import StepConfig
 from abele.targets import Target, get_target
+from abele.targets.base import COMPILED
 
 #: Interprets: needs no compiler and gives the bits of plain PyTorch.
 INTERPRETING = "reference"
+_STORED = "stored"  # what a process says that has the programs already
+#: Why nobody waits although nothing is interpreted.
+COMPILED_BEFORE = "the programs were compiled before"
+
+
+#: Given what one process has, returns what all have that train together, by rank.
+Gather = Callable[[str], Sequence[str]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,13 +46,16 @@ class Wanted:
     Attributes:
         start: if the programs and the machine allow it.
         announce: told in words what runs, and when that changes.
+        gather: connects processes that train together; None where there is one, or where
+            nobody says how to reach the others.
     """
 
     start: Start = Start.WAIT
     announce: Announce = lambda text: None
+    gather: Gather | None = None
 
     @classmethod
-    def of(cls, asked: Start, announce: Announce) -> Wanted:
+    def of(cls, asked: Start, announce: Announce, gather: Gather | None = None) -> Wanted:
         """What a caller asks for, unless the environment wants otherwise.
 
         A caller who waits has a reason, so the environment then changes it to ``interpret`` only.
@@ -55,7 +66,7 @@ class Wanted:
         requested = start.requested()
         if requested is None or (asked is Start.WAIT and requested is Start.TIERED):
             requested = asked
-        return cls(start=requested, announce=announce)
+        return cls(start=requested, announce=announce, gather=gather)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,31 +91,48 @@ class Lowered:
 
 
 def decided(wanted: Wanted, lowered: Lowered) -> Running:
-    """How the first steps run, and why."""
-    reason = _why_wait(wanted.start, lowered)
+    """How the first steps of this process run, and why."""
+    manner, reason = _manner(lowered), _why_wait(wanted, lowered)
     if reason is not None:
-        return Running(start=Start.WAIT, why=reason)
+        return Running(start=Start.WAIT, why=reason, manner=manner)
     if wanted.start is Start.INTERPRET:
-        return Running(start=Start.INTERPRET, why="as asked", interpreted=True)
+        return Running(start=Start.INTERPRET, why="as asked", manner=manner, interpreted=True)
     why = "steps run while another process compiles"
-    return Running(start=Start.TIERED, why=why, interpreted=True)
+    return Running(start=Start.TIERED, why=why, manner=manner, interpreted=True)
 
 
-def _why_wait(wanted: Start, lowered: Lowered) -> str | None:
+def _manner(lowered: Lowered) -> str:
+    """How programs run that are not interpreted meanwhile."""
+    names = sorted(set(lowered.parts["lowerings"].values()))
+    lowerings = [lowered.target.lowering(name) for name in names]
+    if any(lowering.compiles or lowering.manner == COMPILED for lowering in lowerings):
+        return COMPILED
+    return " and ".join(lowering.manner for lowering in lowerings)
+
+
+def _why_wait(wanted: Wanted, lowered: Lowered) -> str | None:
     target, lowerings = lowered.target, lowered.parts["lowerings"]
-    if wanted is Start.WAIT:
+    if wanted.start is Start.WAIT:
         return "as asked"
     if not any(target.lowering(name).compiles for name in lowerings.values()):
         return "nothing is compiled for these programs"
     if target.device() != get_target(INTERPRETING).device():
         return f"only the host interprets, and these programs run on {target.device()}"
-    if wanted is Start.INTERPRET:
+    if wanted.start is Start.INTERPRET:
         return None
-    if lowered.config.processes > 1:
-        return "processes that train together start with compiled programs"
+    if exchanges(lowered.config) and wanted.gather is None:
+        return "processes that train together wait where they cannot agree"
+    if exchanges(lowered.config) and start.swap_at() == 0:
+        return f"{start.SWAP_AT}=0: processes that train together agree in an update before"
     if lowered.stored is not None:
-        return None if start.swap_at() is not None else "the programs were compiled before"
+        may_have_to_wait = start.swap_at() is not None or exchanges(lowered.config)
+        return None if may_have_to_wait else COMPILED_BEFORE
     return _why_no_worker(lowered)
+
+
+def exchanges(config: StepConfig) -> bool:
+    """Whether updates are shared with other processes."""
+    return config.training and config.processes > 1
 
 
 def _why_no_worker(lowered: Lowered) -> str | None:
@@ -135,7 +163,7 @@ def begun(
     Raises:
         TargetError: the environment names no number for the update at which to take over.
     """
-    if running.start is Start.INTERPRET:
+    if running.start is not Start.TIERED:
         return interpreted(first, lowered.config, None)
     other = first_difference(first, lowered.programs)
     if other is None:
@@ -146,6 +174,49 @@ def begun(
         running.start, running.why, running.interpreted = Start.WAIT, later, False
         return None
     return interpreted(first, lowered.config, later)
+
+
+def agreed(
+    made: Executable | None, lowered: Lowered, running: Running, gather: Gather
+) -> Executable | None:
+    """What runs first, alike in all processes that train together.
+
+    Programs of one bit more or less in one process would make the weights differ from then on. So
+    all wait if one has to, all interpret if one is asked to, and none runs what it has cached
+    before all can.
+
+    Args:
+        made: what would run first in this process; None if it has to compile.
+        lowered: what that is or is followed by.
+        running: kept up to date.
+        gather: connects the processes.
+
+    Returns:
+        As ``made``.
+    """
+    stored = lowered.stored is not None and start.swap_at() is None
+    mine = _STORED if running.start is Start.TIERED and stored else str(running.start)
+    each = [text.partition(": ") for text in gather(f"{mine}: {running.why}")]
+    first = {kind: (rank, why) for rank, (kind, _, why) in reversed(list(enumerate(each)))}
+    if set(first) == {_STORED}:
+        return _instead(made, lowered, running, Start.WAIT, COMPILED_BEFORE)
+    slowest = next((kind for kind in (Start.WAIT, Start.INTERPRET) if kind in first), None)
+    if slowest is None or slowest is running.start:
+        return made
+    rank, why = first[slowest]
+    return _instead(made, lowered, running, slowest, f"like process {rank}: {why}")
+
+
+def _instead(
+    made: Executable | None, lowered: Lowered, running: Running, kind: Start, why: str
+) -> Executable | None:
+    """What runs first because the other processes start in this way."""
+    if made is not None and made.later is not None:
+        made.later.close()
+    running.start, running.why, running.interpreted = kind, why, kind is Start.INTERPRET
+    if kind is Start.WAIT:
+        return lowered.stored
+    return None if made is None else dataclasses.replace(made, later=None)
 
 
 def _following(lowered: Lowered, running: Running, announce: Announce) -> Later | str:

@@ -1,8 +1,9 @@
 """Gradients of the replicas of other processes, added to one's own before each update.
 
 Accumulators lie in one flat buffer per type, so that one exchange carries them all. A few numbers
-more travel behind them: whether a process had to give this update up, and a checksum of what all
-must have in common (learning rates, weights that were written), which costs no exchange of its own.
+more travel behind them: whether a process had to give this update up, whether it could run other
+programs (`Votes`), and a checksum of what all must have in common (learning rates, weights that
+were written), which costs no exchange of its own.
 
 Half sums are exchanged in float32 and rounded once: gloo would round at every process.
 """
@@ -29,7 +30,7 @@ from abele.warn import warn_user
 _ALIGNMENT = 64  # bytes; compiled programs load whole vectors from the start of a tensor
 _PIECES, _BITS = 6, 6  # of the checksum: squares of 6 bits are exact in a float32 sum
 _MASK, _SHIFTS = (1 << _BITS) - 1, range(0, _PIECES * _BITS, _BITS)
-_TAIL = 1 + 2 * _PIECES
+_TAIL = 2 + 2 * _PIECES
 _numbers = itertools.count(1)
 
 
@@ -92,6 +93,36 @@ class Wire:
             self._narrow.copy_(self._sums)
 
 
+class Votes:
+    """Whether all processes could run other programs; every update carries their votes.
+
+    All see the same sum, so all know the outcome after the same update.
+
+    Args:
+        size: how many processes there are.
+
+    Attributes:
+        mine: what this process votes in the updates to come.
+    """
+
+    UNDECIDED, FOR = 0, 1
+
+    def __init__(self, size: int):
+        self._size, self._sum = size, 0
+        self.mine, self.against = self.UNDECIDED, size + 1
+
+    def counted(self, total: float) -> None:
+        """Takes what an update has added up."""
+        self._sum = round(total)
+
+    @property
+    def outcome(self) -> bool | None:
+        """Whether all are for it; None while some are undecided and nobody is against it."""
+        if self._sum > self._size:
+            return False
+        return True if self._sum == self._size else None
+
+
 class Exchange:
     """What a session does together with those of the other processes.
 
@@ -108,6 +139,7 @@ class Exchange:
         accumulators: tensors for the slots, zero, views of flat buffers.
         updates: how many were made.
         counts: what was exchanged for these updates.
+        votes: of all processes about running other programs.
     """
 
     def __init__(
@@ -119,7 +151,7 @@ class Exchange:
     ):
         check_config(config)
         self.collective, self.updates = collective, 0
-        self.counts = Counts()
+        self.counts, self.votes = Counts(), Votes(collective.size)
         self._device = device
         # Every process makes its sessions in the same order, so that numbers tell which belong.
         self._topic = f"model {next(_numbers)}"
@@ -169,6 +201,25 @@ class Exchange:
                 UserWarning,
             )
         return different
+
+    # -- other programs --------------------------------------------------------------------
+
+    def vote(self, problem: str | None) -> None:
+        """Votes for running other programs, in all updates to come.
+
+        Args:
+            problem: why this process cannot; None if it can.
+        """
+        if problem is None:
+            self.votes.mine = Votes.FOR
+            return
+        self.collective.tell(f"{self._topic} keeps its programs", problem)
+        self.votes.mine = self.votes.against
+
+    def objections(self) -> str:
+        """Why processes voted against it, in words."""
+        notes = self.collective.notes(f"{self._topic} keeps its programs")
+        return "; ".join(f"process {rank}: {text.rstrip('.')}" for rank, text in notes.items())
 
     # -- each update -----------------------------------------------------------------------
 
@@ -220,7 +271,7 @@ class Exchange:
         """What this process expects all to have in common, this update included."""
         crc = zlib.crc32(b"\n%d" % self.updates, self._crc)
         pieces = [crc >> shift & _MASK for shift in _SHIFTS]
-        return [0, *pieces, *[piece * piece for piece in pieces]]
+        return [0, self.votes.mine, *pieces, *[piece * piece for piece in pieces]]
 
     def note_written(
         self, kind: str, new: Mapping[str, torch.Tensor], old: Mapping[str, torch.Tensor]
@@ -247,6 +298,9 @@ class Exchange:
         for wire in self._wires:
             wire.widen()
             self._add(wire.exchanged)
+        if self._tail_on_host is not None:  # nobody votes elsewhere: only the host interprets
+            # Before any error of this update: whoever gives it up must know the same as the others.
+            self.votes.counted(self._tail_on_host[1])
 
     def _add(self, values: torch.Tensor) -> None:
         seconds = self.collective.counts.seconds
@@ -268,7 +322,7 @@ class Exchange:
     def _check(self) -> None:
         tail: Any = self._tail if self._tail_on_host is None else self._tail_on_host
         numbers: list[float] = tail.tolist()
-        stopped, *sums = numbers
+        stopped, _, *sums = numbers
         if stopped:
             reasons = self.collective.notes(f"{self._topic} gave up {self.updates}")
             text = "; ".join(

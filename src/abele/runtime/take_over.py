@@ -1,7 +1,13 @@
 """When compiled programs take over from interpreted ones: between two calls, after a comparison.
 
 All programs of a session change together, and none of its tensors moves. That something went wrong
-costs one warning; steps then stay interpreted.
+costs one warning; steps then stay interpreted. Where compiled programs were insisted on it is an
+error instead, of each further call.
+
+Processes that share updates vote in each of them (``exchange.Votes``): for it, when compiled
+programs are there and have been compared. After the update in which the last one did so, all
+change. One that cannot keeps the others from it too, because weights that are updated by other
+programs in one process would no longer be the same everywhere.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ import torch
 
 from abele.compile.executable import Executable
 from abele.compile.later import Failure, Later, TakeOverWarning
+from abele.errors import CompilerError
 from abele.runtime.agreement import Trial, has_effects
 from abele.runtime.device_state import DeviceState
 from abele.warn import warn_user
@@ -36,58 +43,106 @@ class TakeOver:
     def __init__(self, interpreted: Executable, later: Later, state: DeviceState):
         self._interpreted, self._later, self._state = interpreted, later, state
         self.updates, self.over, self.news = 0, False, ""
+        self._outcome: Executable | Failure | None = None
+        self._missed: Failure | None = None
 
     def due(self, rows: Callable[[], Sequence[torch.Tensor]]) -> Executable | None:
         """What has to run from the call on that begins; None if that stays as it is.
 
         Args:
             rows: gives the inputs of the call's first micro-batch.
+
+        Raises:
+            CompilerError: compiled programs were insisted on and cannot be had.
         """
+        if self._missed is not None:
+            raise self._insisted(self._missed)
         before, self.updates = self.updates, self.updates + self._state.config.device_iterations
-        made = self._arrived(before)
-        if made is None:
-            return None
-        if isinstance(made, Failure):
-            self._refuse(made.problem, made.log)
-            return None
-        return self._compared(made, before, rows)
+        if self._outcome is None:
+            self._outcome = self._compared(self._arrived(before), rows)
+            self._vote()
+        outcome = self._decided()
+        if isinstance(outcome, Failure):
+            self._refuse(outcome)
+        elif outcome is not None:
+            self._later.running.interpreted, self._later.running.since = False, before
+            self.over = True
+            self.news = f"compiled programs took over at {self._unit()} {before}"
+            return outcome
+        return None
 
     def awaited(self) -> Executable:
-        """The compiled programs as soon as they are there; the interpreted ones if they fail."""
+        """The compiled programs as soon as they are there; the interpreted ones if they fail.
+
+        Raises:
+            CompilerError: they fail and were insisted on.
+        """
         made = self._later.wait()
-        return self._interpreted if isinstance(made, Failure) else made
+        if isinstance(made, Executable):
+            return made
+        if self._later.running.required is not None:
+            raise self._insisted(made)
+        return self._interpreted
 
     def _arrived(self, updates: int) -> Executable | Failure | None:
         at = self._later.at
         if at is None:
             return self._later.look()
+        if self._state.exchange is not None:  # what is to happen there is decided one call before
+            updates += self._state.config.device_iterations
         return self._later.wait() if updates >= at else None
 
     def _compared(
-        self, made: Executable, updates: int, rows: Callable[[], Sequence[torch.Tensor]]
-    ) -> Executable | None:
+        self, made: Executable | Failure | None, rows: Callable[[], Sequence[torch.Tensor]]
+    ) -> Executable | Failure | None:
+        """What arrived, unless it computes something else than what runs now."""
+        if not isinstance(made, Executable):
+            return made
         running = self._later.running
         if has_effects(self._interpreted.programs):
             running.check = "not compared, because prints and host calls would happen twice"
-        else:
-            try:
-                trial = Trial(self._state, rows())
-                problem = trial.first_difference(self._interpreted, made)
-            except Exception:  # noqa: BLE001 - the call will come to the same error and raise it
-                return None
-            if problem is not None:
-                self._refuse(f"{problem}; results would not be those of plain PyTorch")
-                return None
-            running.check = "one micro-batch through both"
-        running.interpreted, running.since = False, updates
-        self.over = True
-        self.news = f"compiled programs took over at {self._unit()} {updates}"
+            return made
+        try:
+            trial = Trial(self._state, rows())
+            problem = trial.first_difference(self._interpreted, made)
+        except Exception:  # noqa: BLE001 - the call will come to the same error and raise it
+            return None
+        if problem is not None:
+            return Failure(f"{problem}; results would not be those of plain PyTorch")
+        running.check = "one micro-batch through both"
         return made
 
-    def _refuse(self, problem: str, log: str = "") -> None:
-        self.over = True
+    def _vote(self) -> None:
+        exchange, mine = self._state.exchange, self._outcome
+        if exchange is not None and mine is not None:
+            exchange.vote(mine.problem if isinstance(mine, Failure) else None)
+
+    def _decided(self) -> Executable | Failure | None:
+        """What becomes of it, in all processes; None while that is open."""
+        exchange, mine = self._state.exchange, self._outcome
+        if exchange is None:
+            return mine
+        if exchange.votes.outcome is False:
+            log = mine.log if isinstance(mine, Failure) else ""
+            return Failure(exchange.objections(), log)
+        return mine if exchange.votes.outcome else None
+
+    def _insisted(self, failure: Failure) -> CompilerError:
+        return CompilerError(
+            f"Target {self._later.running.required!r} was asked for, but no compiled programs take "
+            f"over: {failure.problem}. State is as after the last update. Set ABELE_START=wait to "
+            "compile first and see the compiler's whole output, or let abele choose the target.",
+            log=failure.log,
+        )
+
+    def _refuse(self, failure: Failure) -> None:
+        problem, log = failure.problem, failure.log
         self._later.running.problem = problem
         self._later.close()
+        if self._later.running.required is not None:
+            self._missed = failure
+            raise self._insisted(failure)
+        self.over = True
         end = "\n".join(["", *log.strip().splitlines()[-_LOG_LINES:]]) if log.strip() else ""
         warn_user(
             f"Compiled programs do not take over: {problem}. Steps stay interpreted, which gives "

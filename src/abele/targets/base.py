@@ -13,6 +13,9 @@ from abele.passes import Pass
 from abele.program import Program
 from abele.program.memory import MemoryUse, of_graph
 
+#: How programs run whose lowering compiles them; see ``Lowering.manner``.
+COMPILED = "are compiled"
+
 # Takes the tensors of the program's input slots, updates the mutated ones in place and returns
 # the outputs. The list is the callee's to clear.
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
@@ -53,10 +56,12 @@ class Lowering(abc.ABC):
         passes: applied after the common pipeline to the programs that are lowered this way.
         compiles: code is made for each program, which takes so long that steps are interpreted
             meanwhile if the caller allows that.
+        manner: how programs run that are lowered this way, said of them.
     """
 
     name: str
     compiles: bool = False
+    manner: str = COMPILED
     passes: tuple[Pass, ...] = ()
 
     @abc.abstractmethod

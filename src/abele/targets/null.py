@@ -15,6 +15,7 @@ class Zeros(Lowering):
     """Returns zeros of the right shapes and leaves all state alone."""
 
     name = "zeros"
+    manner = "compute nothing"
 
     def why(self, program: Program) -> str | None:
         """Take every program."""

@@ -16,6 +16,7 @@ class Interpreter(Lowering):
     """Runs the graph as Python, one operator after the other."""
 
     name = "interpreter"
+    manner = "are interpreted"
 
     def why(self, program: Program) -> str | None:
         """Take every program."""

@@ -138,6 +138,7 @@ def compilation(
         cache=_cache(options),
         log_folder=options.log_dir,
         progress=progress.on_stage,
+        gather=distributed.gather_of(config),
     )
     record.seconds["capture"] = captured_s
     _warn_of_own_builds(options)

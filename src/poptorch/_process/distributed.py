@@ -1,12 +1,14 @@
 """Training in several processes: connecting, comparing settings, and errors."""
 
+import functools
 import weakref
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from typing import Any
 
 from abele import collectives
 from abele.capture import Captured
 from abele.collectives import Collective
+from abele.compile import start
 from abele.step.config import StepConfig
 from abele.step.update_rules import UpdateRule
 
@@ -19,6 +21,12 @@ _epoch_of: Any = None
 def collective_of(config: StepConfig) -> Collective | None:
     """Return what connects the processes of a training program; None for the only one."""
     return collectives.connected() if config.training and config.processes > 1 else None
+
+
+def gather_of(config: StepConfig) -> Callable[[str], list[str]] | None:
+    """Return what tells all processes of a training program how each of them starts."""
+    collective = collective_of(config)
+    return None if collective is None else functools.partial(collective.gather, "how steps start")
 
 
 def note_epoch(loader: Any) -> None:
@@ -53,6 +61,7 @@ def facts(
         values[f"shape of input {index}"] = f"{list(example.shape)} {example.dtype}"
     for name, value in (rule.hyper() if rule is not None else {}).items():
         values[f"optimizer's {name}"] = repr(value)
+    values[start.SWAP_AT] = str(start.swap_at())
     values["batches per epoch"] = _batches()
     for program in captured.programs:
         values[f"program {program.name!r}"] = program.fingerprint()[:16]

@@ -10,6 +10,7 @@ import torch
 import poptorch
 from abele import get_target
 from abele.compile.compiling import compile_programs
+from abele.compile.later import Failure, TakeOverWarning
 from abele.compile.start import Start
 from abele.targets import Compiled
 from abele.targets.reference import Interpreter
@@ -109,6 +110,36 @@ def test_interpreted_steps_are_those_of_the_reference(scripts, monkeypatch):
         for mine, other in zip(wrapped(*rows(4, seed)), plain(*rows(4, seed)), strict=True):
             torch.testing.assert_close(mine, other, rtol=0, atol=0)
     torch.testing.assert_close(wrapped.model.fc.weight, plain.model.fc.weight, rtol=0, atol=0)
+
+
+def test_a_compiler_that_fails_late_is_an_error_where_the_target_is_forced(scripts):
+    wrapped = trainer()
+    wrapped(*rows(4))
+    weight = wrapped.model.fc.weight.detach().clone()
+    scripts[0].outcome = Failure("Program 'step' could not be compiled")
+    for _ in range(2):
+        with pytest.raises(poptorch.Error, match=r"Target 'cpu' was asked for.*'step' could not"):
+            wrapped(*rows(4))
+    torch.testing.assert_close(wrapped.model.fc.weight, weight, rtol=0, atol=0)
+
+
+def test_and_a_warning_where_it_is_not(scripts, monkeypatch):
+    monkeypatch.delenv("ABELE_TARGET")
+    monkeypatch.setattr("abele.compile.build.choose_target", lambda: (get_target("cpu"), False))
+    wrapped = trainer()
+    wrapped(*rows(4))
+    scripts[0].outcome = Failure("Program 'step' could not be compiled")
+    with pytest.warns(TakeOverWarning, match="Program 'step' could not be compiled"):
+        wrapped(*rows(4))
+    wrapped(*rows(4))
+
+
+def test_what_is_not_compiled_says_what_runs(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    wrapped = trainer()
+    wrapped(*rows(4))
+    sentence = wrapped.build_record.running.sentence()
+    assert sentence == "programs are interpreted; nothing is compiled for them"
 
 
 def test_compile_waits(scripts):

@@ -6,13 +6,15 @@ import pytest
 
 from abele import ExecutableCache, StepConfig, build
 from abele.compile import start
+from abele.compile.build import FallbackWarning
 from abele.compile.later import Running
 from abele.compile.start import Start
 from abele.compile.tiers import Wanted
 from abele.errors import TargetError
-from helpers.fakes import Keeping, KeptCode, Refusing
+from helpers.fakes import Keeping, KeptCode, Refusing, prefer
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
+from helpers.taking_over import Scripted
 
 DENSE = MODELS["dense"]
 
@@ -45,7 +47,8 @@ class SlowWithout(Refusing):
 def built(target, wanted=Start.TIERED, **settings):
     config = StepConfig(**settings.pop("config", {}))
     module = DENSE.fresh()
-    programs = captured(module, DENSE.batch(), config, rule_for(module)).programs
+    rule = rule_for(module) if config.training else None
+    programs = captured(module, DENSE.batch(), config, rule).programs
     return build(programs, config, target=target, start=wanted, **settings)
 
 
@@ -91,7 +94,7 @@ def test_the_environment_wins_but_over_callers_who_wait(environment, asked, want
 def test_waiting_is_the_default():
     made, record = built(Slow(), Start.WAIT)
     assert made.later is None
-    assert record.running == Running(why="as asked")
+    assert record.running == Running(why="as asked", required="slow")
     assert record.running.sentence() == "compiled programs run"
 
 
@@ -104,18 +107,126 @@ def test_interpreting_compiles_nothing():
     assert record.running.sentence() == "programs are interpreted, as asked"
 
 
-@pytest.mark.parametrize(
-    ("target", "settings", "why"),
-    [
-        (Keeping(), {}, "nothing is compiled for these programs"),
-        (Slow(), {"config": {"processes": 2}}, "processes that train together start with compiled"),
-    ],
-    ids=["nothing to compile", "several processes"],
-)
-def test_why_not(target, settings, why):
-    _, record = built(target, **settings)
-    assert record.running.why.startswith(why)
+def test_where_nothing_is_compiled_nothing_is_waited_for():
+    _, record = built(Keeping())
+    assert record.running.why == "nothing is compiled for these programs"
+    assert record.running.sentence() == "programs are interpreted; nothing is compiled for them"
+
+
+# -- processes that train together ---------------------------------------------------------
+
+TOGETHER = {"config": {"processes": 2}}
+
+
+def beside(*others):
+    """A ``gather`` in which other processes say what is given; what was said goes to ``.said``."""
+
+    def gather(text):
+        gather.said.append(text)
+        return [*others, text]
+
+    gather.said = []
+    return gather
+
+
+def test_processes_that_cannot_ask_each_other_wait():
+    _, record = built(Slow(), **TOGETHER)
+    assert record.running.why == "processes that train together wait where they cannot agree"
     assert not record.running.interpreted
+
+
+@pytest.fixture
+def followed(monkeypatch):
+    """Compiled programs of a test follow; no process makes them."""
+    made = []
+
+    def scripted(job, running, at, announce):
+        made.append(Scripted(at=at))
+        return made[-1]
+
+    monkeypatch.setattr("abele.compile.tiers.FromWorker", scripted)
+    return made
+
+
+def test_all_interpret_until_compiled_programs_are_there(followed):
+    gather = beside("tiered: so")
+    made, record = built(Slow(), gather=gather, **TOGETHER)
+    assert gather.said == ["tiered: steps run while another process compiles"]
+    assert record.running.interpreted
+    assert made.later is followed[0]
+    assert not followed[0].closed
+
+
+@pytest.mark.parametrize(
+    ("said", "start", "compilations"),
+    [
+        ("wait: there is no compiler", "wait", 2),
+        ("interpret: as asked", "interpret", 0),
+    ],
+)
+def test_all_start_as_the_slowest_does(followed, said, start, compilations):
+    target = Slow()
+    made, record = built(target, gather=beside("tiered: so", said, "stored: so"), **TOGETHER)
+    assert record.running.start == start
+    assert record.running.why == f"like process 1: {said.partition(': ')[2]}"
+    assert target.compilations == compilations
+    assert followed[0].closed
+    assert made.later is None
+
+
+def test_a_process_that_waits_does_so_whatever_the_others_do(followed):
+    gather = beside("tiered: so")
+    _, record = built(Slow(), Start.WAIT, gather=gather, **TOGETHER)
+    assert gather.said == ["wait: as asked"]
+    assert record.running.why == "as asked"
+    assert not followed
+
+
+def test_what_all_have_cached_runs_at_once(isolated_cache):
+    gather = beside("stored: so")
+    built(Slow(), Start.WAIT, cache=isolated_cache, **TOGETHER)
+    made, record = built(Slow(), cache=isolated_cache, gather=gather, **TOGETHER)
+    assert gather.said[0].startswith("stored: ")
+    assert made.later is None
+    assert (record.cache, record.running.interpreted) == ("hit", False)
+    assert record.running.why == "the programs were compiled before"
+
+
+def test_what_only_some_have_cached_follows_when_all_have_it(isolated_cache):
+    built(Slow(), Start.WAIT, cache=isolated_cache, **TOGETHER)
+    gather = beside("tiered: so")
+    made, record = built(Slow(), cache=isolated_cache, gather=gather, **TOGETHER)
+    assert record.running.interpreted
+    assert made.later.look().key == record.executable
+
+
+def test_before_the_first_update_nothing_can_be_agreed(followed, monkeypatch):
+    monkeypatch.setenv("ABELE_SWAP_AT", "0")
+    _, record = built(Slow(), gather=beside("wait: so"), **TOGETHER)
+    assert record.running.why.startswith("ABELE_SWAP_AT=0: processes that train together agree")
+    assert not record.running.interpreted
+
+
+def test_inference_asks_nobody(followed):
+    def gather(text):
+        raise AssertionError("processes that exchange nothing need not agree")
+
+    config = {"processes": 2, "training": False}
+    _, record = built(Slow(), gather=gather, config=config)
+    assert record.running.interpreted
+
+
+def test_processes_that_have_agreed_to_wait_do_not_ask_again(monkeypatch):
+    """Where one has no compiler after all, it falls back alone."""
+    prefer(monkeypatch, SlowWithout())
+    gather = beside("tiered: so")
+    with pytest.warns(FallbackWarning):
+        _, record = built(None, gather=gather, **TOGETHER)
+    assert record.target == "reference"
+    assert gather.said == ["wait: there is no compiler"]
+
+
+# -- what prevents it ----------------------------------------------------------------------
 
 
 def test_without_a_compiler_there_is_nothing_to_wait_for():

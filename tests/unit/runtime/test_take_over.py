@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from abele.compile.later import Failure, TakeOverWarning
-from abele.errors import TrappedError
+from abele.errors import CompilerError, TrappedError
 from abele.ops.print_tensor import Layout, print_tensor
 from abele.runtime import agreement, state
 from abele.step.config import OutputMode, StepConfig
@@ -196,6 +196,22 @@ def test_a_failed_compilation_costs_one_warning():
         steps(session, DENSE.batches(1))
     steps(session, DENSE.batches(2))
     assert script.running.sentence() == "programs are interpreted: the C++ compiler failed"
+
+
+def test_a_failure_is_an_error_where_the_target_was_insisted_on():
+    session, script, _ = case()
+    script.running.required = "cpu"
+    script.outcome = Failure("the C++ compiler failed", "no space left")
+    before = bits(session)
+    for _ in range(2):
+        with pytest.raises(
+            CompilerError, match=r"Target 'cpu' was asked for.*compiler failed"
+        ) as at:
+            steps(session, DENSE.batches(1))
+        assert at.value.log == "no space left"
+    with pytest.raises(CompilerError, match="ABELE_START=wait"):
+        session.lasting_executable()
+    assert same(bits(session), before)
 
 
 def test_compiled_programs_that_raise_do_not_take_over():

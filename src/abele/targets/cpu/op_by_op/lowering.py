@@ -20,6 +20,7 @@ class OpByOp(Lowering):
     """The library's kernels and ours, called in the order of the graph."""
 
     name = "op_by_op"
+    manner = "run operator by operator"
     passes = (
         fused_normalisation,
         pointwise_before_upsampling,  # after the norms: they tell which gradients are zero
