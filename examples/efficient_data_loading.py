@@ -1,7 +1,9 @@
 """Keep the device busy: four ways of loading the same data, measured.
 
 Every row costs the host some work, as decoding a picture would. Workers and a ring of shared
-memory, filled ahead of time, let host and device work at once.
+memory, filled ahead of time, let host and device work at once. Rows that only index tensors need
+none of this: the loader fetches them batch by batch. Where compiling is shown, the last line of a
+run says whether it was input-bound.
 """
 
 import argparse

@@ -52,6 +52,7 @@ def test_quickstart(tmp_path):
         "distributed",
         "half_precision",
         "loaded_models",
+        "loading",
         "observing",
         "pipelines",
         "saving",

@@ -17,6 +17,8 @@ from poptorch._data.accessor import AsynchronousDataAccessor
 from poptorch._data.batch_sampler import grouped
 from poptorch._data.partition import PartitionSampler
 from poptorch._data.position import Ordered, Position, check_fits
+from poptorch._data.waiting import Timed, Waiting
+from poptorch._data.whole_batches import WholeBatches, whole, why_single
 from poptorch._error import error
 from poptorch._process import distributed
 from poptorch.enums import DataLoaderMode, member
@@ -32,6 +34,10 @@ class DataLoader(torch.utils.data.DataLoader):
 
     With several processes each reads its own share of a map-style data set. The options object is
     frozen.
+
+    Items of data sets in memory are fetched batch by batch, with the bits that single items have:
+    ``TensorDataset``, torchvision's MNIST and CIFAR families with ``ToTensor``, ``Normalize`` and
+    the like, subsets of these, and classes whose ``__getitem__`` only indexes tensors.
 
     Differs from the original: iterating over a loader that has no batch to give, because the data
     set is smaller than one batch, raises instead of doing nothing. Every epoch's share and order
@@ -83,6 +89,7 @@ class DataLoader(torch.utils.data.DataLoader):
         _check_exclusions(batch_size, shuffle, batch_sampler, rebatched_worker_size, async_options)
         options._freeze()
         self._options, self._position = options, Position()
+        self._waiting = self._new_waiting()
         self._mode = member(DataLoaderMode, mode)
         self._async_options = async_options or {}
         self._is_iterable = isinstance(dataset, IterableDataset)
@@ -130,7 +137,7 @@ class DataLoader(torch.utils.data.DataLoader):
             raise error(self._why_empty())
         distributed.note_epoch(self)
         make = self._from_accessor if self._uses_accessor else self._from_batch
-        return self._position.begin(make, self.generator)
+        return Timed(self._position.begin(make, self.generator), self._waiting)
 
     def _from_accessor(self, skip: int, replay: bool) -> Iterator[Any]:
         if self._accessor is None:  # this is a copy
@@ -143,7 +150,7 @@ class DataLoader(torch.utils.data.DataLoader):
         by_reading = replay or self._is_iterable
         if not by_reading:
             self._position.order.leave_out(skip * (self._size.micro_batches if self._groups else 1))
-        iterator = DATALOADER._iterate(super().__iter__(), "__next__")
+        iterator = DATALOADER._iterate(self._iterator_of_torch(), "__next__")
         if self._groups:
             size, drop_last = self._size.micro_batches, self.batch_sampler_drop_last
             iterator = grouped(iterator, size, drop_last)
@@ -151,6 +158,19 @@ class DataLoader(torch.utils.data.DataLoader):
             pass
         checked = (self._groups or self._is_iterable) and not skip
         return _never_empty(iterator, self) if checked else iterator
+
+    def _iterator_of_torch(self) -> Iterator[Any]:
+        """Return torch's iterator, of whole batches where these have the bits of single items."""
+        if self._is_iterable or self.num_workers > 0 or self.batch_sampler is None:
+            return super().__iter__()
+        self._waiting.why_single = why_single(self.dataset, self.collate_fn)
+        if self._waiting.why_single is not None:
+            return super().__iter__()
+        # Another object, because users read the data set and the collate function of this one.
+        source = object.__new__(type(self))
+        parts = {"dataset": WholeBatches(self.dataset), "collate_fn": whole}
+        source.__dict__.update(self.__dict__, **parts)
+        return torch.utils.data.DataLoader.__iter__(source)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data: the epoch, and how many of its batches were given.
@@ -218,7 +238,12 @@ class DataLoader(torch.utils.data.DataLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         # Processes belong to one loader; a copy starts its own.
-        return {**self.__dict__, "_accessor": None, "_iterator": None, "_position": Position()}
+        fresh = {"_position": Position(), "_waiting": self._new_waiting()}
+        return {**self.__dict__, "_accessor": None, "_iterator": None, **fresh}
+
+    def _new_waiting(self) -> Waiting:
+        show = self._options._show_compilation_progress_bar
+        return Waiting(self._options.device_iterations, show=show)
 
     @property
     def _uses_accessor(self) -> bool:

@@ -16,6 +16,7 @@ from poptorch._compiled import progress
 from poptorch._compiled.compilation import Origin
 from poptorch._compiled.model import CompiledModel
 from poptorch._compiled.wrapped import WrappedModel
+from poptorch._data import waiting
 from poptorch._error import error
 from poptorch._files.resuming import Resuming
 from poptorch._forward import tracing
@@ -131,6 +132,7 @@ class Compiling:
     def _announce(self, text: str) -> None:
         """Says that other programs run than before, in the report too."""
         self._say(f"abele: {text}")
+        waiting.begin_again()
         compiled = self._model.compiled
         if compiled is not None and self.seconds is not None:
             files.rewrite_reports(compiled, self._model.options, self.seconds)
