@@ -18,7 +18,8 @@ import torch
 import poptorch  # noqa: F401  changes the environment when it is imported, so before any test
 from abele import ExecutableCache, get_target
 from abele.compile import start
-from abele.targets import ENVIRONMENT, Target
+from abele.runtime.take_over import TakeOver
+from abele.targets import ENVIRONMENT, Target, candidates
 from helpers import compiler_cache
 
 
@@ -64,6 +65,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop(start.SWAP_AT, None)
     # Else the time at which compiled programs take over would decide the bits; tests of that ask.
     os.environ[start.ENVIRONMENT] = "wait"
+    # The same holds for how fast programs run; tests of that bring a clock.
+    os.environ[candidates.ENVIRONMENT] = candidates.RULES
+    TakeOver.clock = staticmethod(lambda: 0.0)
     # Tracing sets this variable by itself; with a folder per run, runs cannot disturb each other.
     folder = tempfile.mkdtemp(prefix="abele-tests-")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder

@@ -1,7 +1,8 @@
 """From captured programs to an executable: choose the target, lower, compile or load.
 
-How a program is lowered is decided once, between the common passes and those of the lowering, and
-stays decided: the choice is part of the executable's key and names what loads its code.
+How a program may be lowered is decided once, between the common passes and those of the lowering,
+and is part of the key. Where that leaves several ways, all are compiled and the one that is
+measured to be fastest is kept; the executable says which.
 
 Nothing is silent here. The record says which target was chosen, why it is not another one, where
 the executable came from and how long each part took.
@@ -19,7 +20,7 @@ from typing import Any
 from abele import garbage, passes
 from abele.compile import executable, tiers
 from abele.compile.compiling import compile_programs
-from abele.compile.executable import Executable
+from abele.compile.executable import ChosenLowering, Executable
 from abele.compile.later import Announce, Running
 from abele.compile.sources import ExecutableSource
 from abele.compile.start import Start
@@ -29,6 +30,7 @@ from abele.passes.trap_exceptions import trap_exceptions
 from abele.program import Program
 from abele.step.config import StepConfig
 from abele.targets import ENVIRONMENT, Target, get_target, requested
+from abele.targets.candidates import candidates
 from abele.warn import warn_user
 
 # What takes the place of a target that cannot compile.
@@ -42,19 +44,6 @@ class FallbackWarning(UserWarning):
     """Programs run on another target than this machine's best one."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ChosenLowering:
-    """How a program is lowered.
-
-    Attributes:
-        name: of the lowering.
-        reason: why it was chosen, in words.
-    """
-
-    name: str
-    reason: str
-
-
 @dataclasses.dataclass(kw_only=True)
 class BuildRecord:
     """What happened while an executable was made.
@@ -66,7 +55,8 @@ class BuildRecord:
         executable: hash of the executable.
         cache: ``off``, ``hit`` or ``miss``.
         why: on a miss, in which parts the nearest stored executable differs.
-        lowerings: how each program is lowered and why, by its name.
+        lowerings: how each program is lowered and why, by its name; where several ways were
+            measured, with their times.
         seconds: wall time by part: ``passes``, ``compile``, ``load``, ``store``, and ``wait`` for
             another process that compiled the same.
         log: file with the native compiler's output, if it failed.
@@ -174,11 +164,11 @@ def _build_for(
     progress("passes", 0.1)
     started = time.perf_counter()
     traps = (trap_exceptions,) if config.trap_exceptions else ()
-    both = [_lower(program, target, traps) for program in programs]
+    both = [_lower(program, target, traps, measured=config.processes == 1) for program in programs]
     lowered = [program for program, _ in both]
-    record.lowerings = {program.name: chosen for program, chosen in both}
+    record.lowerings = {program.name: ways[0] for program, ways in both}
     record.seconds["passes"] = time.perf_counter() - started
-    names = {name: chosen.name for name, chosen in record.lowerings.items()}
+    names = {program.name: _names(ways) for program, ways in both}
     parts = executable.key_parts(lowered, config, target, names)
     record.executable = executable.key_of(parts)
     cache = cache if target.cacheable else None
@@ -188,14 +178,17 @@ def _build_for(
     )
     record.running = tiers.decided(wanted, after)
     record.running.required = target.name if record.forced else None
+    record.running.lowerings = record.lowerings
     made = _begun(programs, traps, after, record, wanted) if record.running.interpreted else stored
     if wanted.gather is not None and tiers.exchanges(config):
         made = tiers.agreed(made, after, record.running, wanted.gather)
-    if made is not None:
-        return made
-    if cache is None:
-        return _compile(target, lowered, parts, record, progress)
-    return _compiled_once(cache, target, lowered, parts, record, progress)
+    if made is None:
+        if cache is None:
+            made = _compile(target, lowered, parts, record, progress)
+        else:
+            made = _compiled_once(cache, target, lowered, parts, record, progress)
+    record.lowerings.update(made.chosen)
+    return made
 
 
 def _begun(
@@ -207,7 +200,7 @@ def _begun(
 ) -> Executable | None:
     """Interpreted programs, which compiled ones may follow; see ``tiers.begun``."""
     interpreting = get_target(tiers.INTERPRETING)
-    first = [_lower(program, interpreting, traps)[0] for program in programs]
+    first = [_lower(program, interpreting, traps, measured=False)[0] for program in programs]
     made = tiers.begun(first, lowered, record.running, wanted.announce)
     if made is not None and lowered.cache is not None and lowered.stored is None:
         record.cache, record.why = "miss", lowered.cache.why_missing(lowered.parts)
@@ -246,15 +239,20 @@ def _compiled_once(
 
 
 def _lower(
-    program: Program, target: Target, traps: Sequence[passes.Pass]
-) -> tuple[Program, ChosenLowering]:
-    """The lowered program, and how it was lowered."""
+    program: Program, target: Target, traps: Sequence[passes.Pass], *, measured: bool
+) -> tuple[Program, list[ChosenLowering]]:
+    """The program, and how it is lowered, which is done if there is one way to do it."""
     with passes.one_after_the_other():
         # Traps come before lowering: the user's operations are watched, not what replaces them.
         program = passes.run(program, traps)
-        lowering, reason = target.choose(program)
-        program = passes.run_only(program, lowering.passes)
-    return program, ChosenLowering(name=lowering.name, reason=reason)
+        ways = candidates(target, program, measured=measured)
+        if len(ways) == 1:
+            program = passes.run_only(program, ways[0][0].passes)
+    return program, [ChosenLowering(name=each.name, reason=reason) for each, reason in ways]
+
+
+def _names(ways: Sequence[ChosenLowering]) -> str | list[str]:
+    return ways[0].name if len(ways) == 1 else [way.name for way in ways]
 
 
 def _load(

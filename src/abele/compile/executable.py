@@ -17,9 +17,11 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from abele import passes
 from abele.compile.later import Later
 from abele.containers import is_dict
 from abele.errors import CorruptExecutable, ForeignExecutable
+from abele.passes import of_lowerings
 from abele.program import Program
 from abele.step.config import StepConfig
 from abele.storage import container
@@ -35,6 +37,19 @@ PARTIAL = ".partial"  # a file that is being written, or that a killed process l
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ChosenLowering:
+    """How a program is lowered.
+
+    Attributes:
+        name: of the lowering.
+        reason: why it was chosen, in words.
+    """
+
+    name: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Executable:
     """Programs that are ready to run.
 
@@ -44,6 +59,7 @@ class Executable:
         programs: the programs after all passes.
         compiled: one call per program name.
         target: what they were compiled for.
+        chosen: for each program that had several lowerings, the one that measured fastest.
         later: compiled programs that take over from these when they are there.
     """
 
@@ -52,6 +68,9 @@ class Executable:
     programs: tuple[Program, ...]
     compiled: Mapping[str, Compiled]
     target: Target
+    chosen: Mapping[str, ChosenLowering] = dataclasses.field(
+        default_factory=dict[str, ChosenLowering]
+    )
     later: Later | None = None
 
     def save(self, path: Path) -> None:
@@ -78,7 +97,11 @@ class Executable:
         for program in self.programs:
             members[f"programs/{program.name}.py.txt"] = program.text().encode()
             members[f"programs/{program.name}.bin"] = self.compiled[program.name].payload
-        content = {"key": self.key, "key_parts": self.key_parts}
+        content = {
+            "key": self.key,
+            "key_parts": self.key_parts,
+            "chosen": chosen_data(self.chosen),
+        }
         container.write_to(file, KIND, content, members)
 
 
@@ -86,29 +109,53 @@ def key_parts(
     programs: Sequence[Program],
     config: StepConfig,
     target: Target,
-    lowerings: Mapping[str, str],
+    lowerings: Mapping[str, str | Sequence[str]],
 ) -> dict[str, Any]:
     """Everything that decides which executable is needed, as JSON values.
 
+    Which of several lowerings is the fastest is not part of that: it is found when they are
+    compiled, and is in the executable.
+
     Args:
-        programs: after all passes.
+        programs: after all passes, or before those of lowerings where there are several.
         config: the configuration they were captured with.
         target: what they run on.
-        lowerings: the name of each one's lowering, by its own name.
+        lowerings: the name of each one's lowering, or several, by its own name.
     """
-    parts = {
+    parts: dict[str, Any] = {
         "format": FORMAT,
         "programs": {program.name: program.fingerprint() for program in programs},
         "config": config.compile_fields(),
         "target": target.describe(),
         "lowerings": dict(lowerings),
     }
+    if any(not isinstance(each, str) for each in lowerings.values()):
+        parts["passes"] = of_lowerings.fingerprint()  # else the programs tell what they did
     return json.loads(json.dumps(parts, sort_keys=True))
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
     """The name of the executable with these parts."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def lowerings_of(parts: Mapping[str, Any], name: str) -> list[str]:
+    """The lowerings that the program of that name may have; see ``key_parts``."""
+    names = parts["lowerings"][name]
+    return [names] if isinstance(names, str) else list(names)
+
+
+def chosen_data(chosen: Mapping[str, ChosenLowering]) -> dict[str, dict[str, str]]:
+    """Chosen lowerings as JSON values."""
+    return {name: dataclasses.asdict(each) for name, each in chosen.items()}
+
+
+def chosen_from(data: Mapping[str, Mapping[str, str]]) -> dict[str, ChosenLowering]:
+    """The chosen lowerings that ``chosen_data`` wrote."""
+    return {
+        name: ChosenLowering(name=str(each["name"]), reason=str(each["reason"]))
+        for name, each in data.items()
+    }
 
 
 def differences(
@@ -183,8 +230,9 @@ def load(
     with _opened(path) as file:
         _refuse_foreign(path, file.content["key_parts"], parts)
         payloads = {program.name: file.read(f"programs/{program.name}.bin") for program in programs}
+        chosen = chosen_from(file.content.get("chosen", {}))
     try:
-        return restored(programs, parts, target, payloads.__getitem__)
+        return restored(programs, parts, target, payloads.__getitem__, chosen)
     except RuntimeError as error:
         raise CorruptExecutable(
             f"{path} is sound but its code cannot be loaded ({error}). "
@@ -197,29 +245,42 @@ def restored(
     parts: Mapping[str, Any],
     target: Target,
     payload: Callable[[str], bytes],
+    chosen: Mapping[str, ChosenLowering],
 ) -> Executable:
     """The executable with these key parts, each program loaded by the lowering that made its code.
 
     Args:
-        programs: after all passes.
+        programs: as they were when it was compiled; see ``key_parts``.
         parts: of the executable, as ``key_parts`` gave them where it was made.
         target: what it was made for.
         payload: the compiled code of a program, by its name.
+        chosen: which of several lowerings each program has.
 
     Raises:
         ForeignExecutable: the target has no lowering of that name, or the code is of another one.
+        CorruptExecutable: it is not said which of several lowerings made the code.
         RuntimeError: the code cannot be loaded.
     """
-    lowerings = {name: target.lowering(by) for name, by in parts["lowerings"].items()}
+    lowered: list[Program] = []
+    compiled: dict[str, Compiled] = {}
+    for program in programs:
+        names = lowerings_of(parts, program.name)
+        if len(names) == 1:
+            lowering = target.lowering(names[0])
+        elif program.name in chosen and chosen[program.name].name in names:
+            lowering = target.lowering(chosen[program.name].name)
+            program = passes.run_only(program, lowering.passes)
+        else:
+            raise CorruptExecutable(f"which lowering program {program.name!r} has is not said")
+        lowered.append(program)
+        compiled[program.name] = lowering.load(program, payload(program.name))
     return Executable(
         key=key_of(parts),
         key_parts=parts,
-        programs=tuple(programs),
-        compiled={
-            program.name: lowerings[program.name].load(program, payload(program.name))
-            for program in programs
-        },
+        programs=tuple(lowered),
+        compiled=compiled,
         target=target,
+        chosen={name: each for name, each in chosen.items() if name in compiled},
     )
 
 

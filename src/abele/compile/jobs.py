@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from abele.compile import executable
 from abele.compile.serialization import from_text, to_text
 from abele.errors import ForeignExecutable, SerializationError
-from abele.program import Program, all_nodes, called_operator
+from abele.program import Program
 from abele.storage import atomic, container
 from abele.storage.container import Container
 from abele.targets import Target, get_target
 
 KIND = "abele compile job"
 _JOB, _RESULT = "job", "result.json"
-# Operators of these are registered by importing this package; others only a user's program knows.
-_NAMESPACES = frozenset(("aten", "prims", "prim", "mkldnn", "quantized", "abele"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +29,7 @@ class Job:
     """Programs to be compiled.
 
     Attributes:
-        programs: after all passes.
+        programs: after all passes, or before those of lowerings that are to be measured.
         parts: of the executable's key.
         target: what they are compiled for.
         cache: folder where the executable goes; None for the job's own.
@@ -62,16 +60,6 @@ class Result:
     problem: str | None = None
     log: str = ""
     warnings: tuple[str, ...] = ()
-
-
-def unknown_operator(programs: Sequence[Program]) -> str | None:
-    """An operator in ``programs`` that another process would not know, if there is one."""
-    for program in programs:
-        for node in all_nodes(program.graph):
-            called = called_operator(node)
-            if called is not None and called.namespace not in _NAMESPACES:
-                return str(called)
-    return None
 
 
 def write(folder: Path, job: Job) -> None:

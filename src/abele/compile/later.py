@@ -15,7 +15,7 @@ from abele.compile.start import Start
 from abele.targets.base import COMPILED
 
 if TYPE_CHECKING:
-    from abele.compile.executable import Executable
+    from abele.compile.executable import ChosenLowering, Executable
 
 Announce = Callable[[str], None]
 
@@ -42,6 +42,7 @@ class Running:
         check: how compiled programs were compared with interpreted ones before they took over.
         problem: why compiled programs did not take over; None if they did, or may yet.
         compile_s: how long another process compiled, in seconds; None before it is done.
+        lowerings: how each program is or will be lowered; those of the build record.
     """
 
     start: Start = Start.WAIT
@@ -53,6 +54,9 @@ class Running:
     check: str | None = None
     problem: str | None = None
     compile_s: float | None = None
+    lowerings: dict[str, ChosenLowering] = dataclasses.field(
+        default_factory=dict[str, "ChosenLowering"], repr=False, compare=False
+    )
 
     def sentence(self) -> str:
         """The same in words."""

@@ -65,6 +65,7 @@ def pack(captured: Captured, made: Executable) -> tuple[dict[str, Any], dict[str
         "fingerprints": {program.name: program.fingerprint() for program in captured.programs},
         "captured": {name: encode(getattr(captured, name)) for name in _plain_fields()},
         "key_parts": dict(made.key_parts),
+        "chosen": executable.chosen_data(made.chosen),
     }
     return content, members
 
@@ -203,8 +204,9 @@ class ContainerFirst:
         """Return the container's executable if it has these key parts, else that of the cache."""
         if not self.problem and not self.why_other(parts):
             try:
+                chosen = executable.chosen_from(self._content.get("chosen", {}))
                 return executable.restored(
-                    programs, parts, target, lambda name: self._file.read(f"code/{name}")
+                    programs, parts, target, lambda name: self._file.read(f"code/{name}"), chosen
                 )
             except (ForeignExecutable, RuntimeError) as error:
                 self.problem = str(error)

@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 
-from abele.compile import executable, jobs, start
+from abele.compile import executable, start
 from abele.compile.cache import ExecutableCache
-from abele.compile.executable import Executable
+from abele.compile.executable import Executable, lowerings_of
 from abele.compile.jobs import Job
 from abele.compile.later import Announce, Later, Ready, Running
 from abele.compile.sources import ExecutableSource
 from abele.compile.start import Start
 from abele.compile.worker_process import FromWorker
 from abele.errors import SerializationError
-from abele.program import Program
+from abele.program import Program, users_operator
 from abele.step.config import StepConfig
 from abele.targets import Target, get_target
 from abele.targets.base import COMPILED
@@ -74,8 +74,8 @@ class Lowered:
     """Programs after all passes, which may have been compiled before.
 
     Attributes:
-        programs: lowered.
-        parts: of the executable's key; they name each program's lowering.
+        programs: lowered, or before the passes of lowerings where several are to be measured.
+        parts: of the executable's key; they name each program's lowerings.
         target: what runs the programs in the end.
         config: how a call consumes its batch.
         cache: where executables are kept.
@@ -103,18 +103,23 @@ def decided(wanted: Wanted, lowered: Lowered) -> Running:
 
 def _manner(lowered: Lowered) -> str:
     """How programs run that are not interpreted meanwhile."""
-    names = sorted(set(lowered.parts["lowerings"].values()))
-    lowerings = [lowered.target.lowering(name) for name in names]
+    lowerings = [lowered.target.lowering(name) for name in _names(lowered)]
     if any(lowering.compiles or lowering.manner == COMPILED for lowering in lowerings):
         return COMPILED
     return " and ".join(lowering.manner for lowering in lowerings)
 
 
+def _names(lowered: Lowered) -> list[str]:
+    """The lowerings that the programs may have."""
+    each = (lowerings_of(lowered.parts, program.name) for program in lowered.programs)
+    return sorted({name for names in each for name in names})
+
+
 def _why_wait(wanted: Wanted, lowered: Lowered) -> str | None:
-    target, lowerings = lowered.target, lowered.parts["lowerings"]
+    target = lowered.target
     if wanted.start is Start.WAIT:
         return "as asked"
-    if not any(target.lowering(name).compiles for name in lowerings.values()):
+    if not any(target.lowering(name).compiles for name in _names(lowered)):
         return "nothing is compiled for these programs"
     if target.device() != get_target(INTERPRETING).device():
         return f"only the host interprets, and these programs run on {target.device()}"
@@ -140,7 +145,7 @@ def _why_no_worker(lowered: Lowered) -> str | None:
         return "there is no compiler"
     if lowered.cache is not None and not isinstance(lowered.cache, ExecutableCache):
         return "the programs come out of a file"
-    unknown = jobs.unknown_operator(lowered.programs)
+    unknown = next(filter(None, map(users_operator, lowered.programs)), None)
     if unknown is not None:
         return f"another process would not know the operator {unknown}"
     return None if sys.executable else "it is unknown which program Python is"

@@ -20,6 +20,7 @@ from abele.program.core import (
     output_node,
     returned_nodes,
     subgraphs,
+    users_operator,
     writes,
 )
 
@@ -43,5 +44,6 @@ __all__ = [
     "output_node",
     "returned_nodes",
     "subgraphs",
+    "users_operator",
     "writes",
 ]

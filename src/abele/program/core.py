@@ -228,6 +228,9 @@ def writes(node: torch.fx.Node) -> bool:
 
 
 _EFFECTS: set[OpOverload] = set()
+# Operators of these are registered by importing this package, and do nothing but compute unless
+# they are among the above.
+_NAMESPACES = frozenset(("aten", "prims", "prim", "mkldnn", "quantized", "abele"))
 
 
 def declare_effect(target: OpOverload) -> OpOverload:
@@ -246,6 +249,15 @@ def has_effect(node: torch.fx.Node) -> bool:
     again, and ``effects_in_order`` chains them. One whose result nobody reads is dead code.
     """
     return node.target in _EFFECTS
+
+
+def users_operator(program: Program) -> str | None:
+    """An operator that only a user's program registers, if there is one in ``program``."""
+    for node in all_nodes(program.graph):
+        called = called_operator(node)
+        if called is not None and called.namespace not in _NAMESPACES:
+            return str(called)
+    return None
 
 
 def is_view(node: torch.fx.Node) -> bool:

@@ -5,12 +5,14 @@ numbers are afterwards as before. A tensor may differ by the tolerance of compil
 tensors are nothing but rounding: a gradient that is zero in exact arithmetic, which Adam turns into
 a step, or the loss of a batch that is learnt by heart. They move as far when the weights are
 rounded otherwise, so that is tried, several times where once is not enough, and such a tensor may
-differ by ten times as much as it moved.
+differ by ten times as much as it moved. That compiled programs take longer is found the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +26,8 @@ _ROUNDINGS = 4  # in units of the type's last digit
 _MARGIN = 10.0
 # One number may stay where it is by chance, not every time.
 _TRIALS = 8
+# Compiled programs have so many turns to be no slower; then they may be slower by so much.
+_TURNS, _SLOWER = 5, 1.05
 
 _Values = dict[str, torch.Tensor]
 
@@ -45,6 +49,7 @@ class Trial:
         self._state, self._rows = state, rows
         streams = state.random_state
         self._numbers = torch.get_rng_state() if streams is None else streams[0]
+        self._clock, self._took = time.perf_counter, 0.0
 
     def first_difference(self, interpreted: Executable, compiled: Executable) -> str | None:
         """The tensor in which compiled programs differ too much, in words; None if all agree.
@@ -68,6 +73,33 @@ class Trial:
             if problem is None:
                 break
         return problem
+
+    def slower(
+        self, interpreted: Executable, compiled: Executable, clock: Callable[[], float]
+    ) -> str | None:
+        """How much slower compiled programs are, in words; None if they are not.
+
+        Args:
+            interpreted: what runs now.
+            compiled: what would take over; both have run before.
+            clock: the time in seconds.
+        """
+        now, then = list[float](), list[float]()
+        for _ in range(_TURNS):
+            now.append(self._seconds(interpreted, clock))
+            then.append(self._seconds(compiled, clock))
+            if statistics.median(then) <= statistics.median(now):  # by how much does not matter
+                return None
+        took, takes = statistics.median(now), statistics.median(then)
+        if takes <= _SLOWER * took:
+            return None
+        return f"a micro-batch takes them {takes * 1e3:.3g} ms, interpreted {took * 1e3:.3g} ms"
+
+    def _seconds(self, executable: Executable, clock: Callable[[], float]) -> float:
+        """What the programs take, without the copies that a trial makes."""
+        self._took, self._clock = 0.0, clock
+        self.run(executable)
+        return self._took
 
     def run(self, executable: Executable, *, rounding: int | None = None) -> _Values:
         """What the programs return and write, by name.
@@ -96,7 +128,9 @@ class Trial:
                 for slot, argument in zip(program.inputs, arguments, strict=True)
                 if slot.mutated
             ]
+            began = self._clock()
             outputs = executable.compiled[program.name].run(arguments)
+            self._took += self._clock() - began
             for slot, value in zip(program.outputs, outputs, strict=True):
                 values[f"result {slot.name!r} of {program.name!r}"] = value
             for slot, value in written:

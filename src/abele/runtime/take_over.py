@@ -1,8 +1,8 @@
 """When compiled programs take over from interpreted ones: between two calls, after a comparison.
 
 All programs of a session change together, and none of its tensors moves. That something went wrong
-costs one warning; steps then stay interpreted. Where compiled programs were insisted on it is an
-error instead, of each further call.
+costs one warning; steps then stay interpreted, as they do where that is faster. Where compiled
+programs were insisted on it is an error instead, of each further call.
 
 Processes that share updates vote in each of them (``exchange.Votes``): for it, when compiled
 programs are there and have been compared. After the update in which the last one did so, all
@@ -12,6 +12,8 @@ programs in one process would no longer be the same everywhere.
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -26,6 +28,16 @@ from abele.warn import warn_user
 _LOG_LINES = 5
 
 
+@dataclasses.dataclass(frozen=True)
+class Slower:
+    """Nothing is won by compiled programs; ``problem`` has the times."""
+
+    problem: str
+
+
+Outcome = Executable | Failure | Slower
+
+
 class TakeOver:
     """Watches over the compiled programs of one session.
 
@@ -38,12 +50,15 @@ class TakeOver:
         updates: made by calls so far.
         over: nothing will change any more.
         news: what is to be announced, once it is so.
+        clock: the time in seconds, by which both are compared.
     """
+
+    clock: Callable[[], float] = staticmethod(time.perf_counter)
 
     def __init__(self, interpreted: Executable, later: Later, state: DeviceState):
         self._interpreted, self._later, self._state = interpreted, later, state
         self.updates, self.over, self.news = 0, False, ""
-        self._outcome: Executable | Failure | None = None
+        self._outcome: Outcome | None = None
         self._missed: Failure | None = None
 
     def due(self, rows: Callable[[], Sequence[torch.Tensor]]) -> Executable | None:
@@ -64,8 +79,11 @@ class TakeOver:
         outcome = self._decided()
         if isinstance(outcome, Failure):
             self._refuse(outcome)
+        elif isinstance(outcome, Slower):
+            self._stay(outcome.problem)
         elif outcome is not None:
             self._later.running.interpreted, self._later.running.since = False, before
+            self._later.running.lowerings.update(outcome.chosen)
             self.over = True
             self.news = f"compiled programs took over at {self._unit()} {before}"
             return outcome
@@ -94,7 +112,7 @@ class TakeOver:
 
     def _compared(
         self, made: Executable | Failure | None, rows: Callable[[], Sequence[torch.Tensor]]
-    ) -> Executable | Failure | None:
+    ) -> Outcome | None:
         """What arrived, unless it computes something else than what runs now."""
         if not isinstance(made, Executable):
             return made
@@ -105,19 +123,31 @@ class TakeOver:
         try:
             trial = Trial(self._state, rows())
             problem = trial.first_difference(self._interpreted, made)
+            slower = None if problem else self._slower(trial, made)
         except Exception:  # noqa: BLE001 - the call will come to the same error and raise it
             return None
         if problem is not None:
             return Failure(f"{problem}; results would not be those of plain PyTorch")
+        if slower is not None:
+            return Slower(f"compiled ones are slower here ({slower})")
         running.check = "one micro-batch through both"
         return made
+
+    def _slower(self, trial: Trial, made: Executable) -> str | None:
+        """Whether nothing is won by compiled programs, in words; None if there may be."""
+        later = self._later
+        if later.at is not None or later.running.required is not None:
+            return None  # what runs is asked for, so the clock must not decide it
+        if self._state.exchange is not None:  # nor must it in each process by itself
+            return None
+        return trial.slower(self._interpreted, made, self.clock)
 
     def _vote(self) -> None:
         exchange, mine = self._state.exchange, self._outcome
         if exchange is not None and mine is not None:
             exchange.vote(mine.problem if isinstance(mine, Failure) else None)
 
-    def _decided(self) -> Executable | Failure | None:
+    def _decided(self) -> Outcome | None:
         """What becomes of it, in all processes; None while that is open."""
         exchange, mine = self._state.exchange, self._outcome
         if exchange is None:
@@ -135,14 +165,18 @@ class TakeOver:
             log=failure.log,
         )
 
-    def _refuse(self, failure: Failure) -> None:
-        problem, log = failure.problem, failure.log
+    def _stay(self, problem: str) -> None:
+        self.over = True
         self._later.running.problem = problem
         self._later.close()
+        self.news = f"programs stay interpreted: {problem}"
+
+    def _refuse(self, failure: Failure) -> None:
+        problem, log = failure.problem, failure.log
+        self._stay(problem)
         if self._later.running.required is not None:
-            self._missed = failure
+            self._missed, self.over = failure, False  # each further call is to fail
             raise self._insisted(failure)
-        self.over = True
         end = "\n".join(["", *log.strip().splitlines()[-_LOG_LINES:]]) if log.strip() else ""
         warn_user(
             f"Compiled programs do not take over: {problem}. Steps stay interpreted, which gives "
@@ -150,7 +184,6 @@ class TakeOver:
             f"compiler's whole output.{end}",
             TakeOverWarning,
         )
-        self.news = f"programs stay interpreted: {problem}"
 
     def announce(self) -> None:
         """Says what has become of the compiled programs."""

@@ -57,11 +57,13 @@ class Lowering(abc.ABC):
         compiles: code is made for each program, which takes so long that steps are interpreted
             meanwhile if the caller allows that.
         manner: how programs run that are lowered this way, said of them.
+        certain: what ``why`` takes runs best this way. Otherwise it is measured beside others.
     """
 
     name: str
     compiles: bool = False
     manner: str = COMPILED
+    certain: bool = True
     passes: tuple[Pass, ...] = ()
 
     @abc.abstractmethod
@@ -71,6 +73,19 @@ class Lowering(abc.ABC):
         Args:
             program: after the common pipeline and before any lowering pass.
         """
+
+    def why_not(self, program: Program) -> str | None:
+        """Why ``program`` cannot be lowered this way, even if asked for, or ``None`` if it can."""
+        del program
+        return None
+
+    def beside(self, program: Program) -> bool:
+        """Whether this way is measured beside the one that takes ``program``.
+
+        For ways that cost nothing to try: ``compile`` takes no time to speak of.
+        """
+        del program
+        return False
 
     @abc.abstractmethod
     def compile(self, program: Program) -> Compiled:
@@ -110,7 +125,8 @@ class Target(abc.ABC):
 
     Attributes:
         name: as in ``ABELE_TARGET``.
-        lowerings: the ways to run a program; the first that gives a reason is taken.
+        lowerings: the ways to run a program; the first that gives a reason takes it, unless
+            another one measures faster.
         cacheable: its executables are worth keeping on disk.
     """
 
@@ -127,7 +143,7 @@ class Target(abc.ABC):
         return self.unavailable()
 
     def choose(self, program: Program) -> tuple[Lowering, str]:
-        """Decide how ``program`` is lowered, and say why.
+        """The lowering that takes ``program``, and why; what that costs is not measured.
 
         Asked once, of the program after the common pipeline: operators that are equal or unused
         are gone by then, and no lowering pass has changed what is counted.

@@ -20,6 +20,7 @@ from abele.compile.jobs import Job, Result
 from abele.compile.later import Failure, Running
 from abele.compile.worker_process import FromWorker
 from abele.errors import CorruptExecutable, ForeignExecutable, SerializationError
+from abele.program import users_operator
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
 
@@ -101,8 +102,8 @@ def test_operators_of_the_user_are_named():
     module = torch.nn.Identity()
     module.forward = lambda x: torch.ops.abele_tests.twice(x)
     programs = captured(module, [torch.ones(2)], StepConfig(training=False)).programs
-    assert jobs.unknown_operator(programs) == "abele_tests.twice.default"
-    assert jobs.unknown_operator(job_of().programs) is None
+    assert users_operator(programs[0]) == "abele_tests.twice.default"
+    assert users_operator(job_of().programs[0]) is None
 
 
 # -- the result ----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from abele.compile.later import Failure, TakeOverWarning
 from abele.errors import CompilerError, TrappedError
 from abele.ops.print_tensor import Layout, print_tensor
 from abele.runtime import agreement, state
+from abele.runtime.take_over import TakeOver
 from abele.step.config import OutputMode, StepConfig
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
@@ -69,6 +70,50 @@ def test_they_take_over_at_the_next_call():
     assert (script.running.interpreted, script.running.since) == (False, 6)
     assert script.running.sentence() == "compiled programs run since update 6, interpreted before"
     assert script.said == ["compiled programs took over at update 6"]
+
+
+class Clock:
+    """Interpreted programs take a second, compiled ones as long as a test wants."""
+
+    def __init__(self, slow):
+        self._times, self._now, self._reads = (1.0, slow), 0.0, 0
+
+    def __call__(self):
+        self._now += self._times[self._reads // 2 % 2] if self._reads % 2 else 0.0
+        self._reads += 1
+        return self._now
+
+
+def test_slower_programs_do_not_take_over_and_it_is_said(monkeypatch):
+    monkeypatch.setattr(TakeOver, "clock", Clock(slow=1.5))
+    session, script, compiled = case()
+    interpreted, script.outcome = session.executable, compiled
+    before = torch.get_rng_state()
+    steps(session, DENSE.batches(2))
+    assert session.executable is interpreted
+    assert torch.equal(torch.get_rng_state(), before)
+    assert script.closed
+    (said,) = script.said
+    assert said == (
+        "programs stay interpreted: compiled ones are slower here (a micro-batch takes them "
+        "1.5e+03 ms, interpreted 1e+03 ms)"
+    )
+
+
+def test_slower_by_what_a_clock_cannot_tell_is_no_slower(monkeypatch):
+    monkeypatch.setattr(TakeOver, "clock", Clock(slow=1.04))
+    session, script, compiled = case()
+    script.outcome = compiled
+    steps(session, DENSE.batches(1))
+    assert session.executable is compiled
+
+
+def test_the_clock_does_not_decide_where_the_update_is_named(monkeypatch):
+    monkeypatch.setattr(TakeOver, "clock", Clock(slow=9.0))
+    session, script, compiled = case()
+    script.outcome, script.at = compiled, 1
+    steps(session, DENSE.batches(2))
+    assert session.executable is compiled
 
 
 def test_inference_counts_batches():

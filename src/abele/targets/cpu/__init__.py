@@ -18,12 +18,15 @@ from abele.targets.cpu.emitted.build import fingerprint as emitter_fingerprint
 from abele.targets.cpu.emitted.lowering import Emitted
 from abele.targets.cpu.inductor import Inductor
 from abele.targets.cpu.op_by_op.lowering import OpByOp
+from abele.targets.reference import Interpreter
 
-# The first that gives a reason is taken; the last takes every program.
+# The first that gives a reason takes a program, so Inductor takes what is left; the last is only
+# measured beside others.
 LOWERINGS: tuple[Lowering, ...] = (
     OpByOp(),
     Emitted(),
     Inductor(),
+    Interpreter(),
 )
 
 

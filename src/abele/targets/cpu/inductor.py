@@ -23,6 +23,7 @@ class Inductor(Lowering):
 
     name = "inductor"
     compiles = True
+    certain = False
     passes = (explicit_alpha, few_channel_convolutions, unpadded_max_pools)
 
     def why(self, program: Program) -> str | None:

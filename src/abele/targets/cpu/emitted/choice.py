@@ -34,20 +34,40 @@ def why(program: Program) -> str | None:
     Args:
         program: after the common pipeline.
     """
-    graph = program.graph
-    if build.unavailable() is not None or any(True for _ in subgraphs(graph)):
+    if why_not(program) is not None:
         return None
-    operators = [node for node in graph.graph.nodes if node.op == "call_function"]
-    if any(has_effect(node) for node in operators):
-        return None
-    foreign = [node for node in operators if not _is_expressible(node)]
-    light = sum(node.target not in _HEAVY for node in foreign)
-    if light > max(_FEW, _SHARE * len(operators)):
-        return None
+    foreign, total = _foreign(program)
     reason = "C++ of its own runs it, compiled in seconds"
     if foreign:
-        reason += f"; {len(foreign)} of {len(operators)} operators are called as torch has them"
+        reason += f"; {len(foreign)} of {total} operators are called as torch has them"
     return reason
+
+
+def why_not(program: Program) -> str | None:
+    """Why a program gets no code of its own, or ``None`` if it does; see ``why``."""
+    impossible = why_impossible(program)
+    if impossible is not None:
+        return impossible
+    foreign, total = _foreign(program)
+    light = sum(node.target not in _HEAVY for node in foreign)
+    if light > max(_FEW, _SHARE * total):
+        return f"{light} of {total} operators would be called from Python"
+    return None
+
+
+def why_impossible(program: Program) -> str | None:
+    """Why there can be no code for a program, or ``None`` if there can."""
+    if any(True for _ in subgraphs(program.graph)):
+        return "it has loops or branches"
+    if any(has_effect(node) for node in program.graph.graph.nodes):
+        return "it prints or calls the host"
+    return build.unavailable()
+
+
+def _foreign(program: Program) -> tuple[list[torch.fx.Node], int]:
+    """The operators that stay torch's, and the number of all."""
+    operators = [node for node in program.graph.graph.nodes if node.op == "call_function"]
+    return [node for node in operators if not _is_expressible(node)], len(operators)
 
 
 def _is_expressible(node: torch.fx.Node) -> bool:

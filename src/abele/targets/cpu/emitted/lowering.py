@@ -27,11 +27,16 @@ class Emitted(Lowering):
 
     name = "emitted"
     compiles = True
+    certain = False
     passes = (few_channel_convolutions, summed_products)
 
     def why(self, program: Program) -> str | None:
         """Take programs of operators that mostly become code."""
         return choice.why(program)
+
+    def why_not(self, program: Program) -> str | None:
+        """Only straight code without effects can be written."""
+        return choice.why_impossible(program)
 
     def compile(self, program: Program) -> Compiled:
         """Write the code and compile it."""

@@ -33,6 +33,10 @@ class OpByOp(Lowering):
         """Take networks of large convolutions, and large updates."""
         return choice.why(program)
 
+    def beside(self, program: Program) -> bool:
+        """Be measured where this is more than to interpret: our kernels are for convolutions."""
+        return choice.has_convolutions(program)
+
     def compile(self, program: Program) -> Compiled:
         """Compile the kernels, once per machine; seconds, later none."""
         code = build.shared_library(compiler() or "g++", instruction_set())

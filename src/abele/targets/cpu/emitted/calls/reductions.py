@@ -55,7 +55,8 @@ def dims_of(node: torch.fx.Node, rank: int) -> set[int]:
     """The dimensions that an operator reduces, its second argument; all if it has none."""
     dims = arguments(node)[1] if len(arguments(node)) > 1 else None
     dims = [dims] if isinstance(dims, int) else dims
-    return {int(d) % max(rank, 1) for d in dims} if dims else set(range(rank))
+    everything = set(range(rank))  # of a number there is none, though torch takes 0 and -1
+    return {int(d) % rank for d in dims} if dims and rank else everything
 
 
 def moved_last(place: Place, reduced: set[int]) -> Place:

@@ -1,0 +1,120 @@
+"""Which of several lowerings of a program is the fastest here, by running each a few times.
+
+Programs run on inputs that are made up, so nobody's state is touched, and random numbers are
+afterwards as before. What is measured is bounded; where a run takes too long, nothing is measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from abele.program import Program, Role, Slot
+from abele.targets.base import Compiled
+
+# Whatever compiling took, this may be spent on measuring, and this share of it.
+_BUDGET_S, _SHARE = 0.5, 0.1
+_MOST_RUNS = 7
+# Another lowering is taken if it needs less than this share of the first one's time; after a
+# single run of each, which finds no memory ready, less than the second.
+_CLEARLY, _BY_ONE_RUN = 0.95, 0.75
+# State that takes more memory is not made a second time.
+_LARGEST_BYTES = 2**30
+
+# Wall time of a run, in seconds, of a compiled program with its inputs.
+Clocked = Callable[[Compiled, list[torch.Tensor]], float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Way:
+    """A program that was lowered in one of several ways.
+
+    Attributes:
+        name: of the lowering.
+        program: after its passes.
+        compiled: what runs.
+    """
+
+    name: str
+    program: Program
+    compiled: Compiled
+
+
+def seconds(compiled: Compiled, inputs: list[torch.Tensor]) -> float:
+    """The wall time of one run."""
+    began = time.perf_counter()
+    compiled.run(inputs)
+    return time.perf_counter() - began
+
+
+def fastest(
+    ways: Sequence[Way], compile_s: float, clocked: Clocked | None = None
+) -> tuple[Way, str]:
+    """The way to take, and the times that speak for it, in words.
+
+    Args:
+        ways: of the same program; the first is taken unless another is clearly faster.
+        compile_s: how long compiling took; what may be spent depends on it.
+        clocked: runs a program and says how long that took.
+
+    Raises:
+        Exception: of the first way, which cannot run.
+    """
+    first = ways[0]
+    size = sum(math.prod(slot.shape) * slot.dtype.itemsize for slot in first.program.inputs)
+    if size > _LARGEST_BYTES:
+        return first, f"not measured, because its inputs take {size / 2**30:.1f} GiB"
+    random_state = torch.get_rng_state()
+    try:
+        times = _times(ways, max(_BUDGET_S, _SHARE * compile_s), clocked or seconds)
+    finally:
+        torch.set_rng_state(random_state)
+    known = [pair for pair in zip(ways, times, strict=True) if pair[1]]
+    if len(known) == 1:
+        return first, f"not measured, because a run takes {times[0][0]:.1f} s"
+    once = min(len(each) for _, each in known) == 1  # then all are as cold as each other
+    medians = [statistics.median(each[:1] if once else each[1:]) for _, each in known]
+    best = min(range(len(known)), key=medians.__getitem__)
+    if medians[best] >= (_BY_ONE_RUN if once else _CLEARLY) * medians[0]:
+        best = 0
+    return known[best][0], _in_words([way for way, _ in known], medians)
+
+
+def _times(ways: Sequence[Way], budget_s: float, clocked: Clocked) -> list[list[float]]:
+    """Times of each way, in seconds, in turns, while the budget lasts."""
+    inputs = made_up(ways[0].program)
+    times: list[list[float]] = [[] for _ in ways]
+    for _ in range(1 + _MOST_RUNS):
+        for way, each in zip(ways, times, strict=True):
+            if sum(map(sum, times)) + (each[-1] if each else 0) > budget_s:
+                return times
+            each.append(clocked(way.compiled, list(inputs)))
+    return times
+
+
+def _in_words(ways: Sequence[Way], medians: Sequence[float]) -> str:
+    order = sorted(zip(medians, ways, strict=True), key=lambda pair: pair[0])
+    return "measured: " + ", ".join(f"{each * 1e3:.3g} ms {way.name}" for each, way in order)
+
+
+def made_up(program: Program) -> list[torch.Tensor]:
+    """Inputs of the right shapes: small numbers, the first class or row, no empty variance."""
+    generator = torch.Generator().manual_seed(0)
+    return [_made_up(slot, generator) for slot in program.inputs]
+
+
+def _made_up(slot: Slot, generator: torch.Generator) -> torch.Tensor:
+    if not slot.dtype.is_floating_point:
+        return torch.zeros(slot.shape, dtype=slot.dtype)
+    values = torch.rand(slot.shape, generator=generator, dtype=torch.float32)
+    if slot.role is Role.HYPER:
+        values = values * 1e-3
+    elif slot.role is Role.PARAMETER:  # so that results of products stay of order one
+        fan_in = math.prod(slot.shape[1:]) if len(slot.shape) > 1 else 1
+        values = (values - 0.5) * (2 / math.sqrt(fan_in))
+    return values.to(slot.dtype)

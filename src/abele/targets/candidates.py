@@ -1,0 +1,66 @@
+"""Which lowerings a program may get: one that is certain, or several that are to be measured.
+
+``ABELE_LOWERING`` decides otherwise for targets that have several: ``rules`` (what the lowerings
+say of themselves, unmeasured), one name, or several with commas between, which are measured.
+"""
+
+from __future__ import annotations
+
+import os
+
+from abele.errors import TargetError
+from abele.program import Program, all_nodes, has_effect, users_operator
+from abele.targets.base import Lowering, Target
+
+ENVIRONMENT = "ABELE_LOWERING"
+RULES = "rules"
+
+
+def candidates(
+    target: Target, program: Program, *, measured: bool = True
+) -> list[tuple[Lowering, str]]:
+    """How ``program`` may be lowered, and why; the first is taken unless another is faster.
+
+    Args:
+        target: what runs it.
+        program: after the common pipeline.
+        measured: there may be several.
+
+    Raises:
+        TargetError: the environment asks for a lowering that does not exist or cannot run it.
+    """
+    asked = os.environ.get(ENVIRONMENT, "")
+    if len(target.lowerings) == 1 or asked == RULES:
+        return [target.choose(program)]
+    measured = measured and not _does_more_than_compute(program)
+    if asked:
+        ways = [_asked(target, program, name.strip()) for name in asked.split(",")]
+        return ways if measured else ways[:1]
+    lowering, reason = target.choose(program)
+    if lowering.certain or not measured:
+        return [(lowering, reason)]
+    others = (each for each in target.lowerings if each is not lowering and each.beside(program))
+    return [(lowering, reason), *((each, "it is measured beside") for each in others)]
+
+
+def _does_more_than_compute(program: Program) -> bool:
+    """Whether it may run only when the user runs it; of a user's operator, nobody else knows."""
+    return users_operator(program) is not None or any(map(has_effect, all_nodes(program.graph)))
+
+
+def _asked(target: Target, program: Program, name: str) -> tuple[Lowering, str]:
+    names = [each.name for each in target.lowerings]
+    if name not in names:
+        raise TargetError(
+            f"{ENVIRONMENT}={os.environ[ENVIRONMENT]!r} was found, but {name!r} is no lowering of "
+            f"target {target.name!r}. Set it to {', '.join(names)}, several of them with commas "
+            f"between, or {RULES}; or leave it unset."
+        )
+    lowering = target.lowering(name)
+    problem = lowering.why_not(program)
+    if problem is not None:
+        raise TargetError(
+            f"{ENVIRONMENT}={os.environ[ENVIRONMENT]!r} was asked for, but {name!r} cannot run "
+            f"program {program.name!r}: {problem}. Leave it unset to let abele choose."
+        )
+    return lowering, f"asked for by {ENVIRONMENT}"

@@ -1,0 +1,220 @@
+"""Which of several lowerings is kept: by times that the tests bring, so that no clock decides."""
+
+import pytest
+import torch
+
+from abele import StepConfig, build
+from abele.compile import executable, measuring
+from abele.compile.cache import ExecutableCache
+from abele.compile.compiling import compile_programs
+from abele.compile.measuring import Way, fastest, made_up
+from abele.errors import CorruptExecutable, TargetError
+from abele.passes.dead_code import dead_code
+from abele.targets import Compiled, candidates
+from helpers.fakes import Keeping, KeptCode
+from helpers.models import MODELS
+from helpers.runs import captured, rule_for
+
+CONFIG = StepConfig(training=False)
+
+
+class Named(KeptCode):
+    """One of several lowerings; ``certain`` and ``beside`` are what a test needs."""
+
+    passes = (dead_code,)
+
+    def __init__(self, name, beside=False):
+        super().__init__()
+        self.name, self._beside, self.certain = name, beside, False
+
+    def why(self, program):
+        return None if self._beside else "it takes all"
+
+    def beside(self, program):
+        return self._beside
+
+    def payload(self, program):
+        return f"{self.name} {program.fingerprint()}".encode()
+
+
+class Several(Keeping):
+    """Has two lowerings that are measured: ``usual``, and ``other`` beside it."""
+
+    name = "several"
+
+    def __init__(self):
+        super().__init__()
+        self.lowerings = (Named("other", True), Named("usual"))
+
+
+@pytest.fixture
+def programs():
+    return captured(MODELS["dense"].fresh(), MODELS["dense"].batch(), CONFIG).programs
+
+
+@pytest.fixture
+def clocked(monkeypatch):
+    """Makes each run take the time that is given for its lowering, in seconds."""
+    monkeypatch.delenv(candidates.ENVIRONMENT, raising=False)
+    ran = []
+
+    def say(**times):
+        def clock(compiled, inputs):
+            name = compiled.payload.decode().split()[0]
+            ran.append(name)
+            return times[name]
+
+        monkeypatch.setattr(measuring, "seconds", clock)
+        return ran
+
+    return say
+
+
+def test_the_fastest_is_kept_and_the_times_are_its_reason(programs, clocked):
+    clocked(usual=0.008, other=0.005)
+    made, record = build(programs, CONFIG, target=Several())
+    (chosen,) = record.lowerings.values()
+    assert (chosen.name, chosen.reason) == ("other", "measured: 5 ms other, 8 ms usual")
+    assert made.compiled["forward"].payload.startswith(b"other")
+    assert made.key_parts["lowerings"] == {"forward": ["usual", "other"]}
+    assert made.programs[0].history[-1].by == "dead_code"
+
+
+def test_what_the_rules_say_stays_unless_another_is_clearly_faster(programs, clocked):
+    clocked(usual=0.00500, other=0.00490)
+    _, record = build(programs, CONFIG, target=Several())
+    assert record.lowerings["forward"].name == "usual"
+    assert record.lowerings["forward"].reason == "measured: 4.9 ms other, 5 ms usual"
+
+
+def test_what_came_from_the_cache_was_measured_before(programs, clocked, tmp_path):
+    ran = clocked(usual=0.008, other=0.005)
+    first, record = build(programs, CONFIG, target=Several(), cache=ExecutableCache(tmp_path))
+    del ran[:]
+    again, other = build(programs, CONFIG, target=Several(), cache=ExecutableCache(tmp_path))
+    assert (other.cache, other.lowerings, ran) == ("hit", record.lowerings, [])
+    assert again.compiled["forward"].payload == first.compiled["forward"].payload
+    assert again.programs[0].fingerprint() == first.programs[0].fingerprint()
+
+
+def test_an_executable_that_does_not_say_which_is_made_again(programs, clocked):
+    clocked(usual=0.008, other=0.005)
+    made, _ = build(programs, CONFIG, target=Several())
+    with pytest.raises(CorruptExecutable, match="which lowering program 'forward' has is not said"):
+        executable.restored(programs, made.key_parts, made.target, lambda name: b"", {})
+
+
+def test_the_environment_decides_without_a_clock(programs, clocked, monkeypatch):
+    ran = clocked()
+    for asked, name in {"other": "other", "usual": "usual", "rules": "usual"}.items():
+        monkeypatch.setenv(candidates.ENVIRONMENT, asked)
+        made, _ = build(programs, CONFIG, target=Several())
+        assert made.key_parts["lowerings"] == {"forward": name}
+    assert not ran
+
+
+def test_the_environment_names_those_to_measure(programs, clocked, monkeypatch):
+    clocked(usual=0.005, other=0.008)
+    monkeypatch.setenv(candidates.ENVIRONMENT, "other, usual")
+    _, record = build(programs, CONFIG, target=Several())
+    assert record.lowerings["forward"].reason == ("measured: 5 ms usual, 8 ms other")
+
+
+def test_a_lowering_that_does_not_exist_is_refused(programs, monkeypatch):
+    monkeypatch.setenv(candidates.ENVIRONMENT, "fast")
+    with pytest.raises(TargetError, match=r"ABELE_LOWERING='fast' was found.*other, usual, sever"):
+        build(programs, CONFIG, target=Several())
+
+
+def test_a_lowering_that_cannot_run_a_program_is_refused(programs, monkeypatch):
+    target = Several()
+    monkeypatch.setattr(target.lowerings[0], "why_not", lambda program: "it has loops")
+    monkeypatch.setenv(candidates.ENVIRONMENT, "other")
+    with pytest.raises(TargetError, match=r"'other' cannot run program 'forward': it has loops"):
+        build(programs, CONFIG, target=target)
+
+
+def test_processes_that_train_together_do_what_the_rules_say(programs, clocked):
+    ran = clocked()
+    config = StepConfig(training=False, processes=2)
+    made, _ = build(programs, config, target=Several())
+    assert made.key_parts["lowerings"] == {"forward": "usual"}
+    assert not ran
+
+
+def test_a_program_with_effects_runs_only_when_the_user_runs_it(clocked, monkeypatch):
+    ran = clocked()
+    module = torch.nn.Identity()
+    module.forward = lambda x: torch.ops.abele_tests_measured.once(x)
+    once = torch.library.custom_op(
+        "abele_tests_measured::once",
+        lambda x: x * 2,
+        mutates_args=(),
+        schema="(Tensor x) -> Tensor",
+    )
+    once.register_fake(torch.empty_like)
+    made, _ = build(captured(module, [torch.ones(2)], CONFIG).programs, CONFIG, target=Several())
+    assert made.key_parts["lowerings"] == {"forward": "usual"}
+    assert not ran
+
+
+def test_measuring_leaves_random_numbers_as_they_were(monkeypatch):
+    monkeypatch.delenv(candidates.ENVIRONMENT, raising=False)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout())
+    programs = captured(module.train(), [torch.ones(2, 4)], StepConfig(training=False)).programs
+    before = torch.get_rng_state()
+    compile_programs(
+        Several(), programs, executable.key_parts(programs, CONFIG, Several(), BOTH), clocked=_drawn
+    )
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+BOTH = {"forward": ["usual", "other"]}
+
+
+def _drawn(compiled, inputs):
+    torch.rand(1)
+    return 0.01
+
+
+def ways(programs):
+    return [Way(name=n, program=programs[0], compiled=Compiled(list, n.encode())) for n in "ab"]
+
+
+def test_runs_stop_when_the_budget_is_spent(programs):
+    ran = []
+
+    def clock(compiled, inputs):
+        ran.append(compiled.payload)
+        return 0.04
+
+    fastest(ways(programs), 0.0, clock)
+    assert 0.4 < len(ran) * 0.04 <= 0.5
+    del ran[:]
+    fastest(ways(programs), 1000.0, clock)
+    assert len(ran) == 16  # more tell nothing
+
+
+def test_a_run_that_takes_too_long_is_the_only_one(programs):
+    way, why = fastest(ways(programs), 1.0, lambda compiled, inputs: 3.0)
+    assert (way.name, why) == ("a", "not measured, because a run takes 3.0 s")
+
+
+def test_one_run_of_each_has_to_be_clearer(programs):
+    for times, name in (([0.25, 0.2], "a"), ([0.25, 0.15], "b")):
+        queue = [*times]
+        assert fastest(ways(programs), 1.0, lambda c, i, q=queue: q.pop(0))[0].name == name
+
+
+def test_state_that_is_too_large_is_not_made_twice(programs, monkeypatch):
+    monkeypatch.setattr(measuring, "_LARGEST_BYTES", 8)
+    way, why = fastest(ways(programs), 1.0)
+    assert way.name == "a"
+    assert why == "not measured, because its inputs take 0.0 GiB"
+
+
+def test_inputs_are_made_up_for_every_slot():
+    module, batch = MODELS["dense"].fresh(), MODELS["dense"].batch()
+    (step,) = captured(module, batch, StepConfig(), rule_for(module, "adam")).programs
+    for slot, value in zip(step.inputs, made_up(step), strict=True):
+        assert (tuple(value.shape), value.dtype) == (slot.shape, slot.dtype)
