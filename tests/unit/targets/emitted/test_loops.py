@@ -107,6 +107,6 @@ def test_equal_loops_have_equal_text():
     assert kernel(loop(place(3), place(3))).text == kernel(loop(place(3), place(3))).text
 
 
-@pytest.mark.parametrize(("size", "workers"), [(10, 1), (16384, 1), (32768, 2), (1 << 20, 64)])
+@pytest.mark.parametrize(("size", "workers"), [(10, 1), (8192, 1), (16384, 2), (1 << 20, 128)])
 def test_a_loop_has_as_many_threads_as_it_can_feed(size, workers):
     assert kernel(loop(place(size, size=size), place(size, size=size))).workers == workers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Collection
 
 import torch
@@ -12,8 +13,11 @@ from abele.targets.cpu.emitted.operations import Pointwise
 from abele.targets.cpu.emitted.places import Buffer, Place, contiguous_stride
 from abele.targets.cpu.emitted.pointwise import TYPES
 
-# Waking a thread costs microseconds; it should have this many elements' operations to do.
-_WORK_PER_THREAD = 16384
+# Waking a thread takes about as long as this many elements of a plain loop do.
+_WORK_PER_THREAD = 8192
+# A plain loop has so many operations; a function counts as so many, unless it is a comparison.
+_PLAIN, _FUNCTION = 4, 8
+_LIGHT = re.compile(r"abele::(maximum|minimum|relu|magnitude|sign)\b|std::(fabs|numeric_limits)\b")
 
 # Memory, the first element in it, and the strides with which a loop reads or writes it.
 _Key = tuple[Buffer, int, tuple[int, ...]]
@@ -72,7 +76,8 @@ class _Writer:
             for i, (buffer, _) in enumerate(self._pointers)
         ]
         arguments = [f"{name}* __restrict p{i}" for i, name in enumerate(types)]
-        work = self._size * max(1, len(self._operations) // 4)
+        cost = len(self._operations) + _FUNCTION * sum(map(_functions, body))
+        work = self._size * max(1, cost // _PLAIN)
         text = _function(arguments, shape, body)
         turns = shape[0] if shape else 0
         workers = max(1, min(turns, work // _WORK_PER_THREAD))
@@ -135,6 +140,11 @@ class _Writer:
         if wanted not in self._pointers:
             self._pointers.append(wanted)
         return self._pointers.index(wanted)
+
+
+def _functions(line: str) -> int:
+    """How many functions a line calls that take many instructions."""
+    return _LIGHT.sub("", line).count("::")
 
 
 def _merged(
