@@ -18,6 +18,7 @@
     |  |- DisagreementError       they were given different programs, options or values
     |  `- StoppedError            one stopped this update and said why; all others drop it too
     |- HostCallError         a program calls Python code that is missing or changed its results
+    |- ReportError           the record of a run cannot be read
     |- SerializationError    something cannot be stored, or what was read means nothing
     |- TargetError           the requested target cannot be used here
     |  `- CompilerError          the target's compiler failed
@@ -122,6 +123,10 @@ class StoppedError(CollectiveError):
 
 class HostCallError(AbeleError):
     """A function that a program calls on the host is missing, or its results changed shape."""
+
+
+class ReportError(AbeleError):
+    """The record of a run is missing, damaged, or of a newer version."""
 
 
 class SerializationError(AbeleError):

@@ -40,12 +40,15 @@ class Captured:
         constants: values forward returned that no program computes, by position.
         updated: parameters that receive gradients.
         tensor_names: what ``capture`` takes as ``anchors``; see ``tensor_names``.
+        loss: which output of the program of a micro-batch is the loss that is trained; None if
+            none is.
     """
 
     programs: tuple[Program, ...]
     constants: Mapping[int, torch.Tensor]
     updated: tuple[str, ...] = ()
     tensor_names: tuple[str, ...] = ()
+    loss: int | None = None
 
     @property
     def by_name(self) -> dict[str, Program]:
@@ -128,6 +131,7 @@ class _Result:
     constants: Mapping[int, torch.Tensor]
     updated: tuple[str, ...] = ()
     scaled: Scaled = dataclasses.field(default_factory=Scaled)
+    loss: int | None = None
 
 
 def _captured(recipe: Recipe, lookup: Lookup) -> Captured:
@@ -144,6 +148,7 @@ def _captured(recipe: Recipe, lookup: Lookup) -> Captured:
         constants={i: value.detach().clone() for i, value in result.constants.items()},
         updated=result.updated,
         tensor_names=lookup.names,
+        loss=result.loss,
     )
 
 
@@ -199,4 +204,5 @@ def _micro_batch(recipe: Recipe, values: Values, lookup: Lookup) -> tuple[MicroB
         constants=batch.forward.constants,
         updated=tuple(batch.gradients),
         scaled=update.count_saturated(recipe, values, batch),
+        loss=batch.loss,
     )

@@ -33,11 +33,13 @@ class MicroBatch:
         forward: what forward returned.
         gradients: of the loss, by parameter; scaled.
         largest_scale: upper limit of the loss scale.
+        loss: which of forward's outputs is the loss; None if it returns another form of it.
     """
 
     forward: Forward
     gradients: Gradients
     largest_scale: float
+    loss: int | None
 
 
 def gradients_of(
@@ -98,7 +100,14 @@ def micro_batch(recipe: Recipe, values: Values) -> MicroBatch:
         if not gradients:
             loss_traps.warn_of_no_gradient(name, loss, trained)
     _torch.mark_traced("backward")
-    return MicroBatch(forward=result, gradients=gradients, largest_scale=largest_scale)
+    at = _returned_at(loss, result)
+    return MicroBatch(forward=result, gradients=gradients, largest_scale=largest_scale, loss=at)
+
+
+def _returned_at(loss: torch.Tensor, result: Forward) -> int | None:
+    """The position of a tensor among the outputs that the program computes."""
+    computed = [each for i, each in enumerate(result.returned) if i not in result.constants]
+    return next((i for i, each in enumerate(computed) if each is loss), None)
 
 
 def _trained_nodes(recipe: Recipe, values: Values) -> set[torch.fx.Node]:

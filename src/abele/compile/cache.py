@@ -39,6 +39,7 @@ class ExecutableCache:
     def __init__(self, folder: str | os.PathLike[str]):
         self.folder = Path(folder).expanduser()
         self._unusable: set[Path] = set()  # damaged, and nobody may move them away
+        self._refused: dict[Path, str] = {}  # why files could not be used
 
     def path(self, key: str) -> Path:
         """Where the executable with this key is kept."""
@@ -115,7 +116,10 @@ class ExecutableCache:
             lock.release()
 
     def why_missing(self, parts: Mapping[str, Any]) -> str:
-        """Explains a miss by the stored executable that comes nearest."""
+        """Explains a miss: what was stored was unusable, or another one comes nearest."""
+        refused = self._refused.get(self.path(executable.key_of(parts)))
+        if refused is not None:
+            return f"the stored executable could not be used: {refused}"
         nearest: list[str] | None = None
         for path in self._listed(SUFFIX):
             with contextlib.suppress(CorruptExecutable, OSError):
@@ -141,6 +145,7 @@ class ExecutableCache:
                     path.unlink()
 
     def _set_aside(self, path: Path, error: Exception) -> None:
+        self._refused[path] = str(error)
         aside = path.with_suffix(".bad")
         try:
             os.replace(path, aside)

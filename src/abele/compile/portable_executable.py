@@ -85,7 +85,9 @@ def captured_in(file: Container, content: Mapping[str, Any]) -> Captured:
             raise CorruptExecutable(f"{file.path}: program {name} is not the one that was stored.")
         programs.append(program)
     outputs = {int(index): value for index, value in file.tensors("outputs/").items()}
-    plain = {name: decode(content["captured"][name]) for name in _plain_fields()}
+    # A file that is older than one of the fields lacks it.
+    stored = content["captured"]
+    plain = {name: decode(stored[name]) for name in _plain_fields() if name in stored}
     return Captured(programs=tuple(programs), constants=outputs, **plain)
 
 

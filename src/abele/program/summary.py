@@ -28,6 +28,14 @@ def state_bytes(programs: Sequence[Program]) -> dict[str, int]:
     return total
 
 
+def given_bytes(program: Program) -> dict[str, int]:
+    """Bytes of the inputs of a program by role, without the roles that it has none of."""
+    total: Counter[str] = Counter()
+    for slot in program.inputs:
+        total[slot.role.value] += torch.empty(slot.shape, dtype=slot.dtype, device="meta").nbytes
+    return dict(total)
+
+
 def operators(program: Program) -> dict[str, dict[str, int]]:
     """How often each operator occurs, by phase, most frequent first."""
     by_phase: dict[str, Counter[str]] = {}

@@ -7,7 +7,10 @@ meanwhile. Any number of them may be attached, in any order; without one, nothin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from abele.runtime.clock import CallRecord
 from abele.step.batching import MicroStep
@@ -55,6 +58,14 @@ class Observer:
 
         Args:
             step: the micro-step that ended with the update.
+        """
+
+    def on_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
+        """The micro-steps of a call have run, or have been handed to the device.
+
+        Args:
+            outputs: what the call returns, on the device, before its caller gets it; in the order
+                of the program's outputs, the rows of all micro-steps joined.
         """
 
     def on_call_end(self, call: CallRecord) -> None:

@@ -206,6 +206,8 @@ class Session(DeviceState):
             except BaseException as error:
                 self._give_up(error)
                 raise
+            for observer in observers:
+                observer.on_outputs(outputs)
             result = deliver(outputs)
         except BaseException as error:
             self._end(observers, CallRecord(began_ns, marks, time.perf_counter_ns(), error))

@@ -43,7 +43,7 @@ def folder(parent: str | os.PathLike[str] | None = None) -> Generator[str]:
 
 def prefix() -> str:
     """Return the prefix of this process's temporary file names."""
-    return f"abele-{_machine()}-{os.getpid()}-{started() or 0}-"
+    return f"abele-{this_machine()}-{os.getpid()}-{started() or 0}-"
 
 
 def sweep(parent: str | os.PathLike[str] | None = None) -> None:
@@ -60,7 +60,7 @@ def _delete_if_left(entry: os.DirEntry[str], machine: str, pid: int, since: int)
     status = entry.stat(follow_symlinks=False)
     if status.st_uid != os.geteuid():
         return
-    same_machine = machine == _machine()
+    same_machine = machine == this_machine()
     if runs(pid, since) if same_machine else time.time() - status.st_mtime < ABANDONED_S:
         return
     if entry.is_dir(follow_symlinks=False):
@@ -114,6 +114,7 @@ def namespace() -> str | None:
 
 
 @functools.cache
-def _machine() -> str:
+def this_machine() -> str:
+    """Return what tells this machine, its boot and its view of processes from others."""
     text = f"{boot()} {namespace()} {os.uname().nodename}"
     return hashlib.sha256(text.encode()).hexdigest()[:8]

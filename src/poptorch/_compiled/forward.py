@@ -23,7 +23,7 @@ from poptorch._operators.cpu_op import CapturedCalls
 from poptorch._operators.slicing import TensorSlices
 from poptorch._values import structure
 from poptorch._values.arguments import Recorded
-from poptorch.options import Options
+from poptorch.options import Options, _engine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,9 @@ class Forward:
                 name_modules=options._module_namescope_enabled,
                 hidden_paths=self.hidden_paths,
                 anchors=[anchor.tensor for anchor in self.anchors],
-                origins=may_pipeline(options, config),
+                # A report says of which line the tensors of backward are, too.
+                origins=may_pipeline(options, config)
+                or _engine.report_wanted(options, config.training) is not None,
                 given=self.recorded.rebuild(examples),
             )
         if config.replicas > 1 and config.broadcast_buffers:

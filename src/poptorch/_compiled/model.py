@@ -12,6 +12,7 @@ from abele.compile.start import Start
 from abele.pipeline import pipelined
 from abele.program import Role
 from abele.runtime.clock import CallRecord
+from abele.runtime.observers import Observer
 from abele.runtime.session import Session
 from abele.step import batching
 from abele.step.config import StepConfig
@@ -49,6 +50,7 @@ class CompiledModel:
         origin: where the programs come from, if not out of the module.
         start: how the first calls run, if programs come out of the module.
         announce: told in words when other programs run than before.
+        observers: of building and of the session, beside those of profiling channels.
 
     Attributes:
         config: as given.
@@ -73,6 +75,7 @@ class CompiledModel:
         origin: Origin | None = None,
         start: Start = Start.WAIT,
         announce: Announce = lambda text: None,
+        observers: Sequence[Observer] = (),
     ):
         batching.check_output_period(config)
         options._Popart.check_keys()
@@ -80,7 +83,7 @@ class CompiledModel:
         rows = self.inputs.on_device(bound)
         examples = inputs.micro_batch(rows, config)
         self.forward = Forward(module, self.inputs.recorded, config, rule, options)
-        with CompilationProgress(options._show_compilation_progress_bar) as progress:
+        with CompilationProgress(options._show_compilation_progress_bar, observers) as progress:
             made = compilation(
                 self.forward,
                 examples,
@@ -102,7 +105,7 @@ class CompiledModel:
                 self.forward.anchors,
                 distributed.collective_of(config),
                 plan=plan,
-                observers=profiling.call_observers(config.training),
+                observers=(*profiling.call_observers(config.training), *observers),
             )
         self.inputs.device = self.session.device
         slots = [slot for slot in made.captured.programs[0].inputs if slot.role is Role.INPUT]

@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -26,9 +27,11 @@ class CompilationProgress(Observer):
 
     Args:
         show: nothing is printed otherwise; a bar on a terminal, else a line for each stage.
+        also: further observers of the stages.
     """
 
-    def __init__(self, show: bool):
+    def __init__(self, show: bool, also: Sequence[Observer] = ()):
+        self._also = also
         drawn = show and _is_terminal(sys.stderr)
         self._bar = tqdm(total=_STEPS, desc=_TITLE, bar_format=_FORMAT, disable=not drawn)
         self._lines = show and not drawn
@@ -47,6 +50,8 @@ class CompilationProgress(Observer):
 
     def on_stage(self, stage: str, fraction: float) -> None:
         """Says that ``stage`` starts and ``fraction`` of the whole is done."""
+        for observer in self._also:
+            observer.on_stage(stage, fraction)
         with self._lock:
             self._floor, self._since = fraction, time.monotonic()
             self._bar.set_postfix_str(stage, refresh=False)

@@ -23,6 +23,7 @@ from poptorch._forward import tracing
 from poptorch._logging import logger
 from poptorch._optimizers.in_use import OptimizerInUse
 from poptorch._report import files
+from poptorch._report.recording import Recording
 from poptorch._state import module_weights, per_replica
 from poptorch._state.weights import Weights
 from poptorch._values.arguments import Bound
@@ -58,6 +59,7 @@ class Compiling:
     Attributes:
         training: of a training wrapper; None for inference.
         seconds: how long compiling took; None before.
+        recording: writes down what happens, if the options ask for a report.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Compiling:
         self._late_changes = compile_traps.LateChanges(model.user_module)
         self.training: Training | None = None
         self.seconds: float | None = None
+        self.recording = Recording(model)
 
     def wrap(self, executor: Any) -> None:
         """Ties the user's module to its executor for training."""
@@ -99,7 +102,7 @@ class Compiling:
         self._prepare()
         started = time.perf_counter()
         self._bring_up_to_date()
-        with self._translated, self._resuming.around_compiling():
+        with self._translated, self._resuming.around_compiling(), self.recording.compiling():
             compiled = self._make(bound, origin, for_a_call=for_a_call)
         if options.connection_type == ConnectionType.Always:
             model.take_device()
@@ -109,6 +112,7 @@ class Compiling:
             self._weights.copyWeightsToHost()
         self.seconds = time.perf_counter() - started
         files.write_reports(compiled, options, self.seconds)
+        self.recording.compiled()
         self._say(progress.summary(compiled.record))
 
     def _say(self, text: str) -> None:
@@ -136,6 +140,7 @@ class Compiling:
         compiled = self._model.compiled
         if compiled is not None and self.seconds is not None:
             files.rewrite_reports(compiled, self._model.options, self.seconds)
+            self.recording.changed(text)
 
     def compilationTime(self) -> datetime.timedelta:
         """How long compiling took, capture and loading included.
@@ -192,6 +197,7 @@ class Compiling:
             origin=origin,
             start=start,
             announce=self._announcer(),
+            observers=self.recording.observers,
         )
         offline = model.options.connection_type == ConnectionType.Never
         self._optimizer.state.start(None if offline else model.compiled.session)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -317,6 +318,7 @@ class PoplarExecutor:
             self.copyWeightsToHostIfNeeded()
             module_weights.unwrap(wrapped.user_module)
         self._optimizer.state.stop()
+        self._compiling.recording.end("ended: the wrapper was destroyed")
         compiled.session.close()
         wrapped.give_device_up()
         wrapped.compiled, self._compiling.seconds = None, None
@@ -387,6 +389,24 @@ class PoplarExecutor:
     cycleCount = of_part("_observing", Observing.cycleCount)
     pipelineReport = of_part("_observing", Observing.pipelineReport)
 
+    @locked
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Writes the report of this run so far: what runs, what it needs, and how it went.
+
+        An addition of this project. ``options.enableProfiling(FOLDER)`` writes one by itself, and
+        knows of every call; without it, only of the latest one.
+
+        Args:
+            path: a file whose name ends with ``.html`` gets the page; else a folder gets the page,
+                ``run.json`` and ``journal.jsonl``.
+
+        Raises:
+            poptorch.Error: not compiled.
+            OSError: a file cannot be written.
+        """
+        self._wrapped.get_compiled()
+        self._compiling.recording.write(Path(path))
+
     @property
     def placement(self) -> PlacementTable | None:
         """Where the blocks of the model went; None before compiling.
@@ -410,3 +430,7 @@ class PoplarExecutor:
         if optimizer is not None:
             with contextlib.suppress(Exception):
                 optimizer.state.stop()
+        compiling = self.__dict__.get("_compiling")
+        if compiling is not None:
+            with contextlib.suppress(Exception):
+                compiling.recording.end("ended: its wrapper was deleted")

@@ -433,3 +433,8 @@ def without_effect(options: Any) -> list[tuple[Row, Any]]:
         options: A `poptorch.Options` object.
     """
     return _changed(options, Status.NO_EFFECT)
+
+
+def given(options: Any) -> list[tuple[Row, Any]]:
+    """Return the options that ask for anything other than their default, with their values."""
+    return [each for status in Status for each in _changed(options, status)]

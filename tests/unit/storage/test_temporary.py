@@ -16,7 +16,7 @@ from helpers.warm_python import python
 
 
 def name(pid, since, machine=None, rest="x"):
-    return f"abele-{machine or temporary._machine()}-{pid}-{since}-{rest}"
+    return f"abele-{machine or temporary.this_machine()}-{pid}-{since}-{rest}"
 
 
 def test_a_folder_is_there_for_a_moment(tmp_path):

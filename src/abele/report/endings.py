@@ -1,0 +1,109 @@
+"""How runs end: by themselves, by an error that nobody caught, or by a signal.
+
+Watched from the first run on that is recorded. What was there before stays: the hook of errors is
+called after ours, and a signal that somebody else handles is left to him. A process that is killed
+can say nothing; its journal lacks an end, which says it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import functools
+import os
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Protocol
+
+
+class Ending(Protocol):
+    """What is told of an end."""
+
+    def failed(self, where: str, error: BaseException) -> None:
+        """An error that nobody caught."""
+        ...
+
+    def ended(self, how: str) -> None:
+        """The end; told once more at exit."""
+        ...
+
+
+_watched: list[Ending] = []
+_pid = 0
+
+
+def watch(run: Ending) -> None:
+    """Tell ``run`` when the process ends."""
+    global _pid
+    _pid = os.getpid()
+    _watched.append(run)
+    _begin()
+
+
+def leave(run: Ending) -> None:
+    """Tell ``run`` nothing more."""
+    if run in _watched:
+        _watched.remove(run)
+
+
+@functools.cache
+def _begin() -> None:
+    atexit.register(_at_exit)
+    sys.excepthook = functools.partial(_uncaught, sys.excepthook)
+    if threading.current_thread() is threading.main_thread():
+        _watch_signal(signal.SIGTERM)
+
+
+def _watch_signal(number: signal.Signals) -> None:
+    """Only where it would end the process without a word; a handler of somebody else's stays."""
+    if signal.getsignal(number) is not signal.SIG_DFL:
+        return
+    prints_stack = faulthandler.unregister(number)
+    signal.signal(number, _terminated)
+    if prints_stack:  # as before, and then what was set here
+        with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
+            faulthandler.register(number, chain=True)
+
+
+def _here() -> list[Ending]:
+    """The runs of this process; a forked child has none."""
+    return list(_watched) if os.getpid() == _pid else []
+
+
+def _at_exit() -> None:
+    for each in _here():
+        each.ended("finished")
+
+
+def _uncaught(
+    before: object,
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    for each in _here():
+        each.failed(_line(trace), error)
+        each.ended("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
+    if callable(before):
+        before(kind, error, trace)
+
+
+def _line(trace: TracebackType | None) -> str:
+    """The innermost line that belongs to the program itself or to what it loaded data with."""
+    if trace is None:
+        return "the program"
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return f"{os.path.basename(code.co_filename)}:{trace.tb_lineno} in {code.co_name}"
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    """Says that the signal came, then lets it do what it does."""
+    for each in _here():
+        each.ended(f"ended by {signal.Signals(number).name}")
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

@@ -1,0 +1,190 @@
+"""What can be read off a session: the content of ``run.json``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from abele.compile.build import BuildRecord
+from abele.compile.executable import Executable
+from abele.containers import is_sequence
+from abele.program import Program, is_getitem, marks_of, summary
+from abele.program.memory import MemoryUse, Piece
+from abele.program.printing import node_phase, type_text, user_line
+from abele.report import operators, record
+from abele.storage import temporary
+
+LARGEST = 20
+POINTS = 600
+TEXT_BYTES = 400_000
+
+
+def process(began_ns: int) -> record.Process:
+    """This process, with a run that began at ``began_ns`` of ``time.perf_counter_ns``."""
+    now = time.perf_counter_ns()
+    return record.Process(
+        pid=os.getpid(),
+        since=temporary.started() or 0,
+        machine=temporary.this_machine(),
+        began=time.time() - (now - began_ns) / 1e9,
+        clock_ns=began_ns,
+    )
+
+
+def machine() -> record.Machine:
+    """What this process runs on."""
+    return record.Machine(
+        processor=_processor(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
+        threads=torch.get_num_threads(),
+        memory_bytes=_memory_bytes(),
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        torch=torch.__version__,
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0
+
+
+def build(made: BuildRecord) -> record.Build:
+    """How an executable was made."""
+    return record.Build(
+        target=made.target,
+        forced=made.forced,
+        fallback=made.fallback,
+        executable=made.executable,
+        cache=made.cache,
+        why=made.why,
+        seconds=dict(made.seconds),
+        running=made.running.sentence(),
+        interpreted=made.running.interpreted,
+        log=made.log,
+    )
+
+
+def programs(executable: Executable, made: BuildRecord) -> tuple[record.Program, ...]:
+    """The programs that run, and what each needs."""
+    return tuple(_program(each, executable, made) for each in executable.programs)
+
+
+def _program(program: Program, executable: Executable, made: BuildRecord) -> record.Program:
+    name = executable.key_parts["lowerings"][program.name]
+    chosen = made.lowerings.get(program.name)
+    reason = chosen.reason if chosen is not None and chosen.name == name else made.running.why
+    stamps = [record.Stamp(by=s.by, seconds=s.seconds, nodes=s.nodes) for s in program.history]
+    text = program.text()
+    cut = len(text) > TEXT_BYTES
+    return record.Program(
+        name=program.name,
+        lowering=name,
+        reason=reason,
+        given=summary.given_bytes(program),
+        history=tuple(stamps),
+        operators=operators.of_program(program),
+        memory=memory(executable.target.lowering(name).memory(program)),
+        text=f"{text[:TEXT_BYTES]}\n# cut off here" if cut else text,
+    )
+
+
+def memory(use: MemoryUse) -> record.Memory:
+    """The memory of a program, without its graph."""
+    alive, needed = use.alive(), use.needed()
+    peak = max(needed)
+    # Where a reserved piece makes all steps need the same, the fullest of them says most.
+    step = max(range(len(needed)), key=lambda index: (needed[index], alive[index]))
+    pieces = use.at(step)
+    return record.Memory(
+        basis=use.basis,
+        steps=len(use.nodes),
+        reserved=use.reserved,
+        peak=peak,
+        peak_step=step,
+        curve=tuple((at, alive[at], _described(use.nodes[at])) for at in fullest(alive)),
+        phases=_phases(use.nodes),
+        largest=tuple(_tensor(each) for each in pieces[:LARGEST]),
+        others=sum(each.size for each in pieces[LARGEST:]),
+    )
+
+
+def fullest(alive: Sequence[int]) -> list[int]:
+    """Steps in their order; of many the fullest of each group, so that no peak is lost."""
+    group = -(-len(alive) // POINTS)
+    steps = range(0, len(alive), group)
+    return [max(range(i, min(i + group, len(alive))), key=alive.__getitem__) for i in steps]
+
+
+def _described(node: torch.fx.Node | None) -> str:
+    """What runs at a step: operator, module, and the user's line."""
+    if node is None or node.op != "call_function":
+        return ""
+    parts = (_operator(node), operators.module_of(node), _line(node))
+    return " · ".join(part for part in parts if part)
+
+
+def _line(node: torch.fx.Node) -> str:
+    marked = marks_of(node).get("of_line")
+    frame = user_line(node.meta.get("stack_trace"))
+    if frame is None:
+        return str(marked or "")
+    return f"{Path(frame[0]).name}:{frame[1]} in {frame[2]}"
+
+
+def _phases(nodes: Sequence[torch.fx.Node | None]) -> dict[str, int]:
+    first: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        phase = None if node is None or node.op != "call_function" else node_phase(node)
+        if phase is not None:
+            first.setdefault(phase, index)
+    return first
+
+
+def _tensor(piece: Piece) -> record.Tensor:
+    made = record.Tensor(
+        operator="",
+        phase="",
+        module="",
+        line="",
+        type="",
+        bytes=piece.size,
+        first=piece.first,
+        last=piece.last,
+    )
+    node = piece.node
+    if node is None:
+        return made
+    value = node.meta.get("val")
+    if is_sequence(value):
+        value = value[piece.result] if piece.result >= 0 else None
+    return dataclasses.replace(
+        made,
+        operator="memory of the body" if piece.result < 0 else _operator(node),
+        phase=node_phase(node) or "",
+        module=operators.module_of(node),
+        line=_line(node),
+        type=type_text(value) if isinstance(value, torch.Tensor) else "",
+    )
+
+
+def _operator(node: torch.fx.Node) -> str:
+    made_by = node.args[0] if is_getitem(node) else node
+    return str(made_by.target if isinstance(made_by, torch.fx.Node) else node.target)

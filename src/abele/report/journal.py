@@ -1,0 +1,409 @@
+"""What happened during a run, as lines that are added while it happens.
+
+``journal.jsonl`` has one JSON object per line. Its first key, ``e``, says what it is:
+
+    stage   a part of building begins: ``what``, ``at``
+    calls   calls that followed each other: see ``Window``
+    note    something to be said: ``text``, ``at``
+    error   a call, or something else, came to an error: ``where``, ``type``, ``text``, ``at``
+    end     the run is over: ``how``, ``at``
+
+``at`` is in seconds since the run began. A reader may come at any time. The last line may be torn,
+if its writer was killed; it is left out then. The first calls have a line each, later ones a line
+every quarter of a second, and a file of more than ``LARGEST`` bytes is thinned to half as many
+lines, so a journal never grows beyond twice that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import math
+import os
+import statistics
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from abele.storage.atomic import replacing
+
+FILE = "journal.jsonl"
+LARGEST = 4 * 2**20
+SINGLE = 256  # so many calls have a line each
+SPAN_S = 0.25
+FLUSH_S = 0.5
+MOMENTS = 500  # a thinned journal keeps so many at its beginning, and as many at its end
+#: Set free when the disk is full, so that the journal can still say so.
+RESERVE_BYTES = 8192
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Window:
+    """Calls that followed each other. Times are seconds, of all calls together unless said.
+
+    Attributes:
+        at: when the first began, since the run began.
+        until: when the last one ended.
+        first: number of the first call, from 0.
+        count: how many.
+        waited: before calls, since the call before: loading data, and whatever else the user does.
+        inputs: from a call's beginning to its first micro-step.
+        computed: from the first micro-step's beginning to the last one's end.
+        outputs: from there to the end of the call.
+        quarters: of single calls: shortest, quartiles and longest.
+        loss: of the last call that had one; None without, or if it is no finite number.
+        not_finite: how many losses were no finite number.
+    """
+
+    at: float
+    until: float
+    first: int
+    count: int
+    waited: float
+    inputs: float
+    computed: float
+    outputs: float
+    quarters: tuple[float, float, float, float, float]
+    loss: float | None = None
+    not_finite: int = 0
+
+    @property
+    def in_calls(self) -> float:
+        """Seconds in calls."""
+        return self.inputs + self.computed + self.outputs
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Moment:
+    """Something that happened once.
+
+    Attributes:
+        at: seconds since the run began.
+        kind: ``stage``, ``note``, ``error`` or ``end``.
+        what: in words.
+        type: of an error.
+        where: of an error: what was going on.
+    """
+
+    at: float
+    kind: str
+    what: str
+    type: str = ""
+    where: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Journal:
+    """A journal that was read.
+
+    Attributes:
+        windows: calls, in their order.
+        moments: everything else, in its order.
+        torn: the last line was not complete.
+        modified: seconds since 1970 of the last write; 0 if it was not read from a file.
+    """
+
+    windows: tuple[Window, ...] = ()
+    moments: tuple[Moment, ...] = ()
+    torn: bool = False
+    modified: float = 0.0
+
+    def of_kind(self, *kinds: str) -> list[Moment]:
+        """The moments of some kinds."""
+        return [each for each in self.moments if each.kind in kinds]
+
+    @property
+    def calls(self) -> int:
+        """How many calls there were."""
+        return sum(each.count for each in self.windows)
+
+    @property
+    def end(self) -> Moment | None:
+        """How it ended; None if it did not say so."""
+        return next(iter(self.of_kind("end")[-1:]), None)
+
+
+def read_journal(path: Path) -> Journal:
+    """Read a journal; a torn last line, and lines that mean nothing, are left out.
+
+    Args:
+        path: the file, or the folder that has it; a journal that is not there is empty.
+    """
+    file = path / FILE if path.is_dir() else path
+    try:
+        data, modified = file.read_bytes(), file.stat().st_mtime
+    except OSError:
+        return Journal()
+    *lines, rest = data.split(b"\n")
+    windows: list[Window] = []
+    moments: list[Moment] = []
+    for line in lines:
+        entry = _read(line)
+        if isinstance(entry, Window):
+            windows.append(entry)
+        elif entry is not None:
+            moments.append(entry)
+    return Journal(
+        windows=tuple(windows), moments=tuple(moments), torn=bool(rest), modified=modified
+    )
+
+
+def _read(line: bytes) -> Window | Moment | None:
+    try:
+        data = json.loads(line)
+        if data["e"] != "calls":
+            names = {"at": data["at"], "what": data.get("what", "")}
+            return Moment(
+                kind=data["e"], type=data.get("type", ""), where=data.get("where", ""), **names
+            )
+        low, first, middle, third, high = data.pop("quarters")
+        del data["e"]
+        return Window(quarters=(low, first, middle, third, high), **data)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+@dataclasses.dataclass
+class _Open:
+    """Calls that have no line yet."""
+
+    at: float
+    first: int
+    times: list[float] = dataclasses.field(default_factory=list[float])
+    parts: list[float] = dataclasses.field(default_factory=lambda: [0.0] * 4)
+    loss: float | None = None
+    not_finite: int = 0
+    until: float = 0.0
+
+
+class JournalWriter:
+    """Writes a journal; may be used by several threads. A forked child writes nothing.
+
+    A thread writes what waits for its line, so that a process that is killed later has it written.
+
+    Args:
+        folder: where the file is made, in the place of an older one.
+        problem: told in words, once, when the file cannot be written any more.
+    """
+
+    def __init__(self, folder: Path, problem: Callable[[str], None] = lambda text: None):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / FILE
+        self.path.unlink(missing_ok=True)
+        self._flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(self.path, self._flags, 0o666)
+        self._reserve: Path | None = folder / f".{FILE}.reserve"
+        self._reserve.write_bytes(bytes(RESERVE_BYTES))
+        self._problem, self._lock = problem, threading.RLock()
+        self._pid, self._written, self._calls, self._at = os.getpid(), 0, 0, 0.0
+        self._open: _Open | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._tick, name="abele-journal", daemon=True)
+        self._thread.start()
+
+    def add(self, kind: str, at: float, what: str, **more: str) -> None:
+        """Write a moment at once, behind the calls before it.
+
+        Args:
+            kind: as of ``Moment``.
+            at: seconds since the run began.
+            what: in words.
+            more: ``type`` and ``where`` of an error.
+        """
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            self._end_window()
+            self._write({"e": kind, "at": round(at, 6), "what": what, **more})
+
+    def call(self, at: float, parts: Sequence[float], loss: float | None) -> None:
+        """Note a call.
+
+        Args:
+            at: when it began, in seconds since the run began.
+            parts: seconds waited before it, for inputs, computing, and for outputs.
+            loss: if it has one.
+        """
+        if self._pid != os.getpid():  # before the lock, which another thread may have had
+            return
+        with self._lock:
+            window = self._open
+            if window is None:
+                window = self._open = _Open(at, self._calls)
+            self._calls += 1
+            took = parts[1] + parts[2] + parts[3]
+            window.times.append(took)
+            window.until = at + took
+            for index, seconds in enumerate(parts):
+                window.parts[index] += seconds
+            if loss is not None:
+                finite = math.isfinite(loss)
+                window.loss = loss if finite else None
+                window.not_finite += not finite
+            if self._calls <= SINGLE or window.until - window.at >= SPAN_S:
+                self._end_window()
+
+    def close(self) -> None:
+        """Write what waits, and end; later lines are dropped."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            self._end_window()
+            file, self._file = self._file, -1
+        self._stop.set()
+        if file >= 0:
+            os.close(file)
+            if self._reserve is not None:
+                self._reserve.unlink(missing_ok=True)
+
+    def _tick(self) -> None:
+        while not self._stop.wait(FLUSH_S):
+            with self._lock:
+                self._end_window()
+
+    def _end_window(self) -> None:
+        window, self._open = self._open, None
+        if window is not None:
+            self._write(_line(window))
+
+    # -- the file --------------------------------------------------------------------------
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        if self._file < 0:
+            return
+        self._at = entry.get("until", entry["at"])
+        line = json.dumps(entry).encode() + b"\n"
+        try:
+            if self._written + len(line) > LARGEST:
+                self._thin()
+            self._put(line)
+        except OSError as error:
+            self._give_up(error)
+
+    def _put(self, line: bytes) -> None:
+        view = memoryview(line)
+        while view:
+            view = view[os.write(self._file, view) :]
+        self._written += len(line)
+
+    def _give_up(self, error: OSError) -> None:
+        """Says in the journal and to the user that it ends here; the run itself goes on."""
+        file, self._file = self._file, -1
+        if self._reserve is not None and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            self._reserve.unlink(missing_ok=True)
+        text = f"the journal ends here: {error.strerror or error}"
+        last = {"e": "error", "at": self._at, "what": text, "type": type(error).__name__}
+        try:
+            os.write(file, b"\n" + json.dumps(last | {"where": "the journal"}).encode() + b"\n")
+            os.close(file)
+        except OSError:
+            pass  # it was said to the user, at least
+        self._problem(f"{self.path}: {text}. The run goes on; its report lacks what follows.")
+
+    def _thin(self) -> None:
+        """Joins calls of neighbouring lines, so that half as many stay."""
+        lines = self.path.read_bytes().splitlines()
+        with replacing(self.path) as file:
+            for line in _thinned(lines):
+                file.write(line + b"\n")
+        os.close(self._file)
+        self._file = os.open(self.path, self._flags, 0o666)
+        self._written = os.fstat(self._file).st_size
+
+
+def window_of(
+    at: float, parts: Sequence[float], loss: float | None = None, first: int = 0
+) -> Window:
+    """One call; arguments are those of ``JournalWriter.call``, and the call's number."""
+    took = sum(parts[1:])
+    names = ("waited", "inputs", "computed", "outputs")
+    return Window(
+        at=at,
+        until=at + took,
+        first=first,
+        count=1,
+        **dict(zip(names, parts, strict=True)),
+        quarters=(took, took, took, took, took),
+        loss=loss if loss is not None and math.isfinite(loss) else None,
+        not_finite=int(loss is not None and not math.isfinite(loss)),
+    )
+
+
+def _line(window: _Open) -> dict[str, Any]:
+    names = ("waited", "inputs", "computed", "outputs")
+    parts = {name: round(each, 7) for name, each in zip(names, window.parts, strict=True)}
+    return {
+        "e": "calls",
+        "at": round(window.at, 6),
+        "until": round(window.until, 6),
+        "first": window.first,
+        "count": len(window.times),
+        **parts,
+        "quarters": [round(each, 7) for each in _quarters(window.times)],
+        "loss": window.loss,
+        "not_finite": window.not_finite,
+    }
+
+
+def _quarters(times: Sequence[float]) -> tuple[float, float, float, float, float]:
+    if len(times) == 1:
+        (only,) = times
+        return only, only, only, only, only
+    first, middle, third = statistics.quantiles(times, n=4, method="inclusive")
+    return min(times), first, middle, third, max(times)
+
+
+def joined(windows: Iterable[Window]) -> Window:
+    """Neighbouring windows as one; its quartiles are those of theirs, weighted by their calls."""
+    parts = list(windows)
+    count = sum(each.count for each in parts)
+    middle = [
+        sum(each.quarters[index] * each.count for each in parts) / count for index in (1, 2, 3)
+    ]
+    losses = [each.loss for each in parts if each.loss is not None]
+    lowest, highest = (pick(e.quarters[i] for e in parts) for pick, i in ((min, 0), (max, 4)))
+    return Window(
+        at=parts[0].at,
+        until=parts[-1].until,
+        first=parts[0].first,
+        count=count,
+        waited=sum(each.waited for each in parts),
+        inputs=sum(each.inputs for each in parts),
+        computed=sum(each.computed for each in parts),
+        outputs=sum(each.outputs for each in parts),
+        quarters=(lowest, middle[0], middle[1], middle[2], highest),
+        loss=losses[-1] if losses else None,
+        not_finite=sum(each.not_finite for each in parts),
+    )
+
+
+def _thinned(lines: Sequence[bytes]) -> Iterator[bytes]:
+    """Half as many lines of calls; of other lines, the first and the last ones."""
+    entries = [_read(line) for line in lines]
+    other = [i for i, each in enumerate(entries) if isinstance(each, Moment)]
+    dropped = set(other[MOMENTS:-MOMENTS])
+    waiting: Window | None = None
+    for index, (line, entry) in enumerate(zip(lines, entries, strict=True)):
+        if isinstance(entry, Window):
+            if waiting is None:
+                waiting = entry
+            else:
+                yield _text(joined([waiting, entry]))
+                waiting = None
+        elif entry is not None and index not in dropped:
+            if waiting is not None:
+                yield _text(waiting)
+                waiting = None
+            yield line
+    if waiting is not None:
+        yield _text(waiting)
+
+
+def _text(window: Window) -> bytes:
+    data = dataclasses.asdict(window)
+    loss = data.pop("loss")
+    rounded = {k: round(v, 7) if isinstance(v, float) else v for k, v in data.items()}
+    rounded["quarters"] = [round(each, 7) for each in window.quarters]
+    return json.dumps({"e": "calls", **rounded, "loss": loss}).encode()

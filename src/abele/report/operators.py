@@ -1,0 +1,79 @@
+"""What the operators of a program cost at least: operations and bytes, read off its graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from abele.containers import is_sequence
+from abele.ops import few_channel_conv
+from abele.program import Program, is_getitem, is_view, marks_of
+from abele.program.printing import node_phase
+from abele.report.record import Operators
+
+aten = torch.ops.aten
+
+# What our convolutions do without: dilation, transposition, output padding, groups.
+_REST = ([1, 1], False, [0, 0], 1)
+
+
+def of_program(program: Program) -> tuple[Operators, ...]:
+    """The operators of a program by phase, module and name, in the order of their first use."""
+    entries: dict[tuple[str, str, str], Operators] = {}
+    for node in program.graph.graph.nodes:
+        if node.op != "call_function" or is_getitem(node):
+            continue
+        key = (node_phase(node) or "program", module_of(node), str(node.target))
+        before = entries.get(key) or Operators(
+            phase=key[0], module=key[1], name=key[2], count=0, operations=0, bytes=0
+        )
+        entries[key] = dataclasses.replace(
+            before,
+            count=before.count + 1,
+            operations=before.operations + operations(node),
+            bytes=before.bytes + moved_bytes(node),
+        )
+    return tuple(entries.values())
+
+
+def module_of(node: torch.fx.Node) -> str:
+    """The module that a node belongs to; of backward, that of its operation of forward if known."""
+    marks = marks_of(node)
+    return str(marks.get("of_scope") or marks.get("scope") or "")
+
+
+def moved_bytes(node: torch.fx.Node) -> int:
+    """Bytes of the tensors that an operation reads and makes; none of a view."""
+    if is_view(node):
+        return 0
+    values = [each.meta.get("val") for each in node.all_input_nodes]
+    return sum(map(_bytes, [*values, node.meta.get("val")]))
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    return sum(map(_bytes, value)) if is_sequence(value) else 0
+
+
+def operations(node: torch.fx.Node) -> int:
+    """Floating-point operations of a convolution, matrix product or attention; of others 0."""
+    given: Any = torch.fx.map_arg((node.args, dict(node.kwargs)), _value)
+    target, arguments, options = cast("Any", node.target), *given
+    if target is few_channel_conv.forward:
+        target, arguments = aten.convolution.default, (*arguments, *_REST)
+    elif target is few_channel_conv.backward:
+        grad, x, weight, stride, padding, mask = arguments
+        target = aten.convolution_backward.default
+        arguments = (grad, x, weight, [0], stride, padding, *_REST, mask)
+    formula = flop_registry.get(getattr(target, "overloadpacket", None))
+    if formula is None:
+        return 0
+    return int(formula(*arguments, **options, out_val=node.meta.get("val")))
+
+
+def _value(node: torch.fx.Node) -> Any:
+    return node.meta.get("val")

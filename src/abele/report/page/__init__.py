@@ -1,0 +1,87 @@
+"""The page of a run: one HTML file that needs no other and no network, nor any JavaScript.
+
+It is a function of what ``run.json`` and the journal hold. What comes from there is text, whatever
+it looks like; ``markup`` sees to that.
+"""
+
+from __future__ import annotations
+
+import datetime
+
+from abele.report.journal import Journal
+from abele.report.page import overview, programs, timeline
+from abele.report.page.markup import Html, html, tag
+from abele.report.page.memory import memory
+from abele.report.page.operators import modules, operators
+from abele.report.page.style import STYLE
+from abele.report.record import Run
+from abele.report.status import status_of
+
+_LINKS = {
+    "proof": "what ran where",
+    "memory": "memory",
+    "modules": "modules",
+    "operators": "operators",
+    "lowerings": "kernels",
+    "time": "time",
+    "instances": "instances",
+    "loss": "loss",
+    "options": "options",
+    "programs": "programs",
+}
+
+
+def page(run: Run, journal: Journal, *, alive: bool | None = None) -> str:
+    """Return the page of a run as HTML.
+
+    Args:
+        run: what it is.
+        journal: what happened.
+        alive: its process still runs; None if nobody can say.
+    """
+    status = status_of(run, journal, alive)
+    has = bool(run.programs)
+    sections = {
+        "proof": overview.proof(run, journal),
+        "memory": memory(run) if has else None,
+        "modules": modules(run) if has else None,
+        "operators": operators(run) if has else None,
+        "lowerings": programs.lowerings(run) if has else None,
+        "time": timeline.timeline(run, journal),
+        "instances": programs.instances(run),
+        "loss": timeline.loss(journal),
+        "options": programs.options(run),
+        "programs": programs.passes(run) if has else None,
+    }
+    shown = {name: each for name, each in sections.items() if each is not None}
+    links = [tag("a", _LINKS[name], href=f"#{name}") for name in shown]
+    head = html(
+        tag("h1", run.name),
+        tag("p", _when(run), class_="soft"),
+        overview.verdict(run, journal, status),
+        tag("nav", links, aria_label="Sections"),
+        overview.trouble(journal, status),
+    )
+    return document(f"{run.name}: report", html(head, list(shown.values())))
+
+
+def document(title: str, content: Html) -> str:
+    """Return a whole HTML file."""
+    return "<!doctype html>\n" + tag(
+        "html",
+        tag(
+            "head",
+            tag("meta", charset="utf-8"),
+            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            tag("meta", name="color-scheme", content="light dark"),
+            tag("title", title),
+            tag("style", Html(STYLE)),
+        ),
+        tag("body", tag("main", content)),
+        lang="en",
+    )
+
+
+def _when(run: Run) -> str:
+    began = datetime.datetime.fromtimestamp(run.process.began, datetime.UTC)
+    return f"Began {began:%Y-%m-%d %H:%M:%S} UTC, process {run.process.pid}."

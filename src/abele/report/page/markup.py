@@ -1,0 +1,90 @@
+"""HTML and SVG as text in which only what was made here is markup: any other string is text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TypeAlias
+
+_EMPTY = frozenset({"meta", "path", "rect", "line", "circle", "br"})
+
+
+class Html(str):
+    """Text that is markup already."""
+
+    __slots__ = ()
+
+
+Content: TypeAlias = "Html | str | int | float | Sequence[Content] | None"
+
+
+def tag(element: str, *content: Content, **attributes: str | float | bool | None) -> Html:
+    """Return an element.
+
+    Args:
+        element: its name.
+        content: what is inside; plain strings are escaped.
+        attributes: by name, ``class_`` for ``class`` and ``_`` for ``-``; None and False are left
+            out, True has no value.
+    """
+    listed = "".join(
+        f" {key.rstrip('_').replace('_', '-')}"
+        + ("" if value is True else f'="{escape(str(value), quote=True)}"')
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    )
+    if element in _EMPTY:
+        inner = html(*content)
+        end = f">{inner}</{element}>" if inner else "/>"
+        return Html(f"<{element}{listed}{end}")
+    return Html(f"<{element}{listed}>{html(*content)}</{element}>")
+
+
+def html(*content: Content) -> Html:
+    """Return content as markup, one after the other."""
+    parts: list[str] = []
+    for each in content:
+        if each is None:
+            continue
+        if isinstance(each, Html):
+            parts.append(each)
+        elif isinstance(each, str | int | float):
+            parts.append(escape(str(each), quote=True))
+        else:
+            parts.extend(html(part) for part in each)
+    return Html("".join(parts))
+
+
+def section(title: str, *content: Content, name: str) -> Html:
+    """Return a section with a title, which links can point to."""
+    return tag("section", tag("h2", title), *content, id=name)
+
+
+def table(
+    heads: Sequence[str], rows: Sequence[Sequence[Content]], numbers: Sequence[int] = ()
+) -> Html:
+    """Return a table that scrolls where it is too wide.
+
+    Args:
+        heads: of the columns; none if there are none.
+        rows: of cells.
+        numbers: columns that are aligned right.
+    """
+
+    def cell(name: str, column: int, content: Content) -> Html:
+        return tag(name, content, class_="number" if column in numbers else None)
+
+    head = [cell("th", i, text) for i, text in enumerate(heads)]
+    body = [tag("tr", [cell("td", i, text) for i, text in enumerate(row)]) for row in rows]
+    top = tag("thead", tag("tr", head)) if head else None
+    return tag("div", tag("table", top, tag("tbody", body)), class_="scroll", tabindex=0)
+
+
+def facts(rows: Sequence[tuple[str, Content]]) -> Html:
+    """Return names with their values."""
+    return tag("dl", [tag("div", tag("dt", name), tag("dd", value)) for name, value in rows])
+
+
+def folded(title: Content, *content: Content, open_: bool = False) -> Html:
+    """Return what is shown on demand."""
+    return tag("details", tag("summary", title), *content, open=open_)

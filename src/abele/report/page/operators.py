@@ -1,0 +1,120 @@
+"""What the programs do: operators by their cost, and modules as a tree."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+
+from abele.report import record
+from abele.report.page import charts, words
+from abele.report.page.markup import Content, Html, folded, html, section, table, tag
+
+_MOST = 30
+
+
+def operators(run: record.Run) -> Html:
+    """A table of each program's operators, those that move most bytes first."""
+    parts: list[Content] = []
+    for program in run.programs:
+        total = sum(each.count for each in program.operators)
+        head = (tag("code", program.name), f": {words.count(total, 'operation')}")
+        parts += [tag("h3", *head), _table(program)]
+    note = (
+        "Operations are those of convolutions, matrix products and attention. Bytes are of the "
+        "tensors that an operator reads and makes, the least that it could move if nothing were "
+        "joined; views move none."
+    )
+    return section("Operators", tag("p", note, class_="soft"), parts, name="operators")
+
+
+def _table(program: record.Program) -> Html:
+    rows: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for each in program.operators:
+        entry = rows[each.phase, each.name]
+        for index, value in enumerate((each.count, each.operations, each.bytes)):
+            entry[index] += value
+    ordered = sorted(rows.items(), key=lambda item: (-item[1][2], -item[1][1], item[0]))
+    whole = sum(sums[2] for sums in rows.values())
+    top = max((sums[2] for sums in rows.values()), default=0) or 1
+    cells: list[list[Content]] = [
+        [
+            tag("code", name),
+            phase,
+            f"{count:,}",
+            words.size(moved),
+            words.share(moved, whole),
+            charts.part(moved / top),
+            f"{words.large(work)}FLOP" if work else "",
+        ]
+        for (phase, name), (count, work, moved) in ordered
+    ]
+    heads = ("operator", "phase", "uses", "bytes", "share", "", "operations")
+    shown = table(heads, cells[:_MOST], numbers=(2, 3, 4, 6))
+    rest = cells[_MOST:]
+    more = folded(f"{len(rest)} more", table(heads, rest, numbers=(2, 3, 4, 6))) if rest else None
+    return tag("div", shown, more)
+
+
+@dataclasses.dataclass
+class Part:
+    """A module with what is inside it.
+
+    Attributes:
+        count: operations in it and below.
+        operations: floating-point operations.
+        bytes: that they move.
+        parts: modules inside.
+        by_operator: uses of each operator in the module itself.
+    """
+
+    count: int = 0
+    operations: int = 0
+    bytes: int = 0
+    parts: dict[str, Part] = dataclasses.field(default_factory=dict[str, "Part"])
+    by_operator: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
+
+
+def tree_of(programs: tuple[record.Program, ...]) -> Part:
+    """The modules of all programs, the outermost first."""
+    root = Part()
+    for each in (operator for program in programs for operator in program.operators):
+        path = [name for name in each.module.split("/") if name]
+        part = root
+        for name in [*path, None]:
+            part.count += each.count
+            part.operations += each.operations
+            part.bytes += each.bytes
+            if name is None:
+                label = f"{each.phase} {each.name}"
+                part.by_operator[label] = part.by_operator.get(label, 0) + each.count
+            else:
+                part = part.parts.setdefault(name, Part())
+    return root
+
+
+def modules(run: record.Run) -> Html | None:
+    """The modules as a tree that opens on demand."""
+    root = tree_of(run.programs)
+    if not root.parts:
+        return None
+    children = [_node(name, part, root, open_=False) for name, part in root.parts.items()]
+    rest = [_leaf(label, count) for label, count in root.by_operator.items()]
+    outside = [folded("outside of all modules", rest, open_=False)] if rest else []
+    note = tag("p", "Each with its share of all bytes that operators move.", class_="soft")
+    return section("Modules", note, tag("div", children, outside, class_="tree"), name="modules")
+
+
+def _node(name: str, part: Part, root: Part, *, open_: bool) -> Html:
+    work = f", {words.large(part.operations)}FLOP" if part.operations else ""
+    said = html(
+        tag("b", name),
+        f" {words.share(part.bytes, root.bytes)}, {words.size(part.bytes)}{work}, "
+        f"{words.count(part.count, 'operation')}",
+    )
+    inside = [_node(each, below, root, open_=False) for each, below in part.parts.items()]
+    leaves = [_leaf(label, count) for label, count in part.by_operator.items()]
+    return folded(said, inside, leaves, open_=open_)
+
+
+def _leaf(label: str, count: int) -> Html:
+    return tag("div", tag("code", label), f" x {count}" if count > 1 else "", class_="leaf")

@@ -1,0 +1,109 @@
+"""The beginning of a page: the verdict in a sentence, what went wrong, and what proves it."""
+
+from __future__ import annotations
+
+from abele.report.journal import Journal, Moment
+from abele.report.page import words
+from abele.report.page.markup import Html, facts, html, section, tag
+from abele.report.record import Run
+from abele.report.status import State, Status, steady
+
+_COLOURS = {State.FINISHED: "good", State.RUNNING: "good"}
+
+
+def verdict(run: Run, journal: Journal, status: Status) -> Html:
+    """How it went, in a sentence or two."""
+    kind = "Training" if run.training else "Inference"
+    where = f" on {run.build.target}" if run.build is not None else ""
+    colour = _COLOURS.get(status.state, "bad")
+    parts = [kind, where, " ", tag("b", status.state.value, class_=colour)]
+    later = steady(journal)
+    if later is not None:
+        parts.append(
+            f": {words.count(journal.calls, 'call')}, {words.seconds(later.quarters[2])} each "
+            "(median)"
+        )
+    said = html(parts, ". ", status.sentence, " ", _loss(journal), " ", _peak(run))
+    return tag("p", said, class_="lead")
+
+
+def _loss(journal: Journal) -> str:
+    losses = [each.loss for each in journal.windows if each.loss is not None]
+    bad = sum(each.not_finite for each in journal.windows)
+    if bad:
+        first = next(each for each in journal.windows if each.not_finite)
+        last = first.first + first.count - 1
+        numbers = (
+            f"call {last + 1}" if first.count == 1 else f"calls {first.first + 1} to {last + 1}"
+        )
+        return f"The loss was not finite in {words.count(bad, 'call')}, first in {numbers}."
+    if len(losses) < 2:
+        return ""
+    return f"The loss went from {words.number(losses[0])} to {words.number(losses[-1])}."
+
+
+def _peak(run: Run) -> str:
+    if not run.programs:
+        return ""
+    top = max(each.memory.peak for each in run.programs)
+    return f"It needs {words.size(sum(run.state.values()))} of state and {words.size(top)} beside."
+
+
+def trouble(journal: Journal, status: Status) -> list[Html]:
+    """Errors, the one that ended the run first; fallbacks and the like are in the proof."""
+    errors = journal.of_kind("error")
+    if status.error is not None:
+        errors = [status.error, *(each for each in errors if each is not status.error)]
+    shown = [_error(each) for each in errors[:5]]
+    more = len(errors) - len(shown)
+    return [*shown, tag("p", f"And {words.count(more, 'error')} more in the journal.")][
+        : len(shown) + bool(more)
+    ]
+
+
+def _error(error: Moment) -> Html:
+    head = f"{error.type} in {error.where}, {words.seconds(error.at)} after the beginning"
+    return tag("div", tag("b", head), tag("pre", error.what[:20_000]), class_="trouble")
+
+
+def proof(run: Run, journal: Journal) -> Html:
+    """What ran where: target, lowering, executable, calls, and what went round them."""
+    build = run.build
+    rows = [("calls", f"{journal.calls:,}")]
+    if build is not None:
+        forced = " (asked for)" if build.forced else ""
+        rows += [
+            ("target", build.target + forced),
+            ("programs", ", ".join(f"{each.name}: {each.lowering}" for each in run.programs)),
+            ("what runs", build.running),
+            ("executable", build.executable[:16]),
+            ("cache", build.cache + (f": {build.why}" if build.why else "")),
+        ]
+        if build.fallback:
+            rows.append(("fallback", build.fallback))
+    rows += [
+        ("processor", f"{run.machine.processor}, {words.count(run.machine.cores, 'core')}"),
+        ("threads", str(run.machine.threads)),
+        ("memory of the machine", words.size(run.machine.memory_bytes)),
+        ("versions", f"abele {run.abele}, torch {run.machine.torch}, Python {run.machine.python}"),
+        ("one call", _per_call(run.configuration)),
+    ]
+    said = [tag("p", note) for note in (*run.notes, *(m.what for m in journal.of_kind("note")))]
+    return section("What ran where", facts(rows), said, name="proof")
+
+
+def _per_call(configuration: dict[str, int]) -> str:
+    names = {
+        "device_iterations": "device iteration",
+        "gradient_accumulation": "accumulated micro-batch",
+        "replicas": "replica",
+        "processes": "process",
+    }
+    parts = [
+        words.count(configuration[key], noun)
+        if noun != "process"
+        else f"{configuration[key]} processes"
+        for key, noun in names.items()
+        if configuration.get(key, 1) > 1
+    ]
+    return " x ".join(parts) or "one micro-batch"

@@ -1,0 +1,75 @@
+"""How each program is lowered and why, what each pass did, and its text."""
+
+from __future__ import annotations
+
+from abele.report.page import words
+from abele.report.page.markup import Content, Html, folded, section, table, tag
+from abele.report.record import Program, Run
+
+#: The page shows so much of each program's text; ``run.json`` has more.
+TEXT = 120_000
+
+
+def lowerings(run: Run) -> Html:
+    """Which lowering each program got, and which kernels of ours it calls."""
+    rows: list[list[Content]] = [
+        [tag("code", each.name), each.lowering, each.reason, _own(each)] for each in run.programs
+    ]
+    heads = ("program", "lowering", "why", "kernels of our own")
+    return section("Who computes what", table(heads, rows), name="lowerings")
+
+
+def _own(program: Program) -> str:
+    counts: dict[str, int] = {}
+    for each in program.operators:
+        if each.name.startswith("abele."):
+            name = each.name.removeprefix("abele.").removesuffix(".default")
+            counts[name] = counts.get(name, 0) + each.count
+    return ", ".join(f"{name} x {count}" for name, count in counts.items()) or "none"
+
+
+def passes(run: Run) -> Html:
+    """The stamps of each program, and its text after the last pass."""
+    parts: list[Content] = []
+    for program in run.programs:
+        rows: list[list[Content]] = [
+            [tag("code", stamp.by), words.seconds(stamp.seconds), f"{stamp.nodes:,}"]
+            for stamp in program.history
+        ]
+        parts += [
+            tag("h3", tag("code", program.name)),
+            table(("pass", "took", "nodes after it"), rows, numbers=(1, 2)),
+            folded("The program after all passes", tag("pre", _cut(program.text))),
+        ]
+    return section("Programs", parts, name="programs")
+
+
+def _cut(text: str) -> str:
+    if len(text) <= TEXT:
+        return text
+    return f"{text[:TEXT]}\n# {len(text) - TEXT:,} characters more are in run.json"
+
+
+def options(run: Run) -> Html | None:
+    """Options that somebody has set, and what each leads to."""
+    if not run.options:
+        return None
+    rows: list[list[Content]] = [
+        [tag("code", each.name), tag("code", each.value), each.status, each.note]
+        for each in run.options
+    ]
+    return section(
+        "Options", table(("option", "value", "status", "what it does"), rows), name="options"
+    )
+
+
+def instances(run: Run) -> Html | None:
+    """What updates have exchanged with other processes."""
+    if not run.exchanged.get("calls"):
+        return None
+    calls, moved, took = (run.exchanged.get(key, 0.0) for key in ("calls", "bytes", "seconds"))
+    said = (
+        f"{words.count(int(calls), 'exchange')} of {words.size(moved / calls)} each, "
+        f"{words.seconds(took / calls)} on average, waiting for others included."
+    )
+    return section("Instances", tag("p", said), name="instances")

@@ -1,0 +1,82 @@
+"""The style sheet of a page: for light and dark screens, narrow and wide ones, and paper."""
+
+STYLE = """
+:root {
+  color-scheme: light dark;
+  --paper: #ffffff; --ink: #1c2126; --soft: #56616b; --line: #dfe4e8; --card: #f5f7f8;
+  --good: #00704f; --bad: #a83a00; --c1: #0072b2; --c2: #8a6bbd; --c3: #009e73; --c4: #b8860b;
+  --c5: #6b7780; --c6: #d55e00; --move: #56a5d8; --wait: #c9ced3;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --paper: #14181c; --ink: #e6eaed; --soft: #a3aeb8; --line: #2f373e; --card: #1c2227;
+    --good: #4cc9a0; --bad: #ff9d5c; --c1: #3a8fc7; --c2: #9a80d0; --c3: #2cb58d; --c4: #c9a13b;
+    --c5: #7d8993; --c6: #e8803a; --move: #67b3e3; --wait: #454e56;
+  }
+}
+* { box-sizing: border-box; }
+html { scroll-behavior: smooth; }
+body {
+  margin: 0; background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif;
+}
+main { max-width: 72rem; margin: 0 auto; padding: 1.5rem 1.25rem 4rem; }
+h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .4rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.2rem; margin: 2.6rem 0 .7rem;
+  padding-top: .4rem; border-top: 1px solid var(--line); }
+h3 { font-size: 1rem; margin: 1.6rem 0 .4rem; }
+p { margin: .5rem 0; max-width: 48rem; }
+p.soft, figcaption, .soft { color: var(--soft); }
+nav { margin: .8rem 0 0; display: flex; flex-wrap: wrap; gap: .1rem 1rem; font-size: .9rem; }
+a { color: var(--c1); }
+.lead { font-size: 1.12rem; }
+.lead b.good { color: var(--good); } .lead b.bad { color: var(--bad); }
+.trouble { border-left: 4px solid var(--bad); background: var(--card); padding: .6rem .9rem;
+  margin: 1rem 0; overflow-x: auto; }
+.trouble pre { margin: .3rem 0 0; }
+dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: .1rem 1.5rem;
+  margin: .5rem 0; }
+dl > div { padding: .35rem 0; border-bottom: 1px solid var(--line); }
+dt { color: var(--soft); font-size: .85rem; } dd { margin: 0; overflow-wrap: anywhere; }
+.scroll { overflow-x: auto; margin: .5rem 0; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; }
+th, td { padding: .3rem .9rem .3rem 0; text-align: left; border-bottom: 1px solid var(--line);
+  vertical-align: top; }
+th { font-weight: 600; color: var(--soft); font-size: .85rem; white-space: nowrap; }
+.number { text-align: right; white-space: nowrap; }
+code, pre { font: .88em/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }
+code { overflow-wrap: anywhere; }
+pre { overflow: auto; max-height: 34rem; background: var(--card); padding: .8rem; margin: .5rem 0; }
+.trouble pre { background: none; padding: 0; white-space: pre-wrap; }
+figure { margin: .6rem 0 .3rem; }
+svg { display: block; width: 100%; background: var(--card); border-radius: 4px; }
+.top, .axis { display: flex; justify-content: space-between; gap: 1rem; color: var(--soft);
+  font-size: .82rem; font-variant-numeric: tabular-nums; }
+.legend { list-style: none; display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; margin: .3rem 0;
+  padding: 0; font-size: .85rem; color: var(--soft); }
+.legend i { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px;
+  margin-right: .35rem; vertical-align: -1px; }
+.c1 { fill: var(--c1); background: var(--c1); } .c2 { fill: var(--c2); background: var(--c2); }
+.c3 { fill: var(--c3); background: var(--c3); } .c4 { fill: var(--c4); background: var(--c4); }
+.c5 { fill: var(--c5); background: var(--c5); } .c6 { fill: var(--c6); background: var(--c6); }
+.moving { fill: var(--move); background: var(--move); }
+.wait { fill: var(--wait); background: var(--wait); }
+.hover { fill: transparent; } .hover:hover { fill: var(--ink); fill-opacity: .12; }
+rect:not(.hover):hover { opacity: .8; }
+path.line { fill: none; stroke: var(--c1); stroke-width: 2; vector-effect: non-scaling-stroke; }
+path.range { fill: var(--c1); fill-opacity: .22; }
+.bar { display: block; height: .7rem; min-width: 1px; width: var(--length); background: var(--c1);
+  border-radius: 2px; margin-top: .3rem; }
+.bar.move { background: var(--move); }
+td:has(> .bar) { width: 9rem; min-width: 6rem; }
+details { margin: .3rem 0; }
+summary { cursor: pointer; overflow-wrap: anywhere; }
+details details { margin-left: 1.1rem; }
+.tree summary, .leaf { font-size: .92rem; padding: .1rem 0; }
+.leaf { margin-left: 2.1rem; } .tree b { font-weight: 600; }
+ol.insights { padding-left: 1.3rem; max-width: 52rem; } ol.insights li { margin: .5rem 0; }
+.better { color: var(--good); } .worse { color: var(--bad); }
+@media print { main { max-width: none; } section { break-inside: avoid; }
+  .hover { display: none; } }
+@media (max-width: 40rem) { main { padding: 1rem .8rem 3rem; } h1 { font-size: 1.4rem; } }
+"""

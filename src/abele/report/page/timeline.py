@@ -1,0 +1,145 @@
+"""The host's time: what was built, how long calls took and why, and the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from abele.report.journal import Journal, Window, joined
+from abele.report.page import charts, words
+from abele.report.page.markup import Content, Html, section, table, tag
+from abele.report.record import Run
+from abele.report.status import steady
+
+_POINTS = 240
+_PARTS = (
+    ("wait", "waited", "before the call: loading data, and what else the program does"),
+    ("c6", "inputs", "inputs: from the call to its first micro-step"),
+    ("c1", "computed", "computing: micro-steps and updates"),
+    ("c2", "outputs", "outputs: until the results are where the program wants them"),
+)
+
+
+def timeline(run: Run, journal: Journal) -> Html:
+    """Building, and the parts of calls."""
+    content: list[Content] = [_building(run, journal)]
+    if journal.windows:
+        content += [tag("h3", "Calls"), _steady(journal), _calls(journal)]
+    return section("Time on the host", content, name="time")
+
+
+def _building(run: Run, journal: Journal) -> Html:
+    stages = journal.of_kind("stage")
+    last = journal.moments[-1].at if journal.moments else 0.0
+    ends = [*(each.at for each in stages[1:]), last]
+    lasted = [
+        (each.what, max(0.0, end - each.at), each.at)
+        for each, end in zip(stages, ends, strict=False)
+        if each.what != "calls"
+    ]
+    top = max((took for _, took, _ in lasted), default=0) or 1.0
+    rows: list[list[Content]] = [
+        [what, words.seconds(took), charts.part(took / top), f"{at:.2f} s"]
+        for what, took, at in lasted
+    ]
+    heads = ("stage", "took", "", "began after")
+    parts: list[Content] = [tag("h3", "Building")]
+    if run.build is not None:
+        listed = [f"{name} {words.seconds(took)}" for name, took in run.build.seconds.items()]
+        parts.append(tag("p", "As the build counts it: " + ", ".join(listed) + "."))
+    parts.append(table(heads, rows, numbers=(1, 3)) if rows else tag("p", "Nothing was built."))
+    return tag("div", parts)
+
+
+def _steady(journal: Journal) -> Html | None:
+    later = steady(journal)
+    if later is None:
+        return None
+    low, first, middle, third, high = later.quarters
+    spread = (
+        f"{words.count(later.count, 'call')} after the first ones: median "
+        f"{words.seconds(middle)}, half of them {words.seconds(first)} to {words.seconds(third)}, "
+        f"all {words.seconds(low)} to {words.seconds(high)}. From call to call "
+        f"{words.seconds(later.whole)} on average:"
+    )
+    rows: list[list[Content]] = [
+        [
+            said,
+            words.seconds(getattr(later, name)),
+            words.share(getattr(later, name), later.whole),
+            charts.part(getattr(later, name) / later.whole if later.whole else 0, kind),
+        ]
+        for kind, name, said in _PARTS
+    ]
+    return tag("div", tag("p", spread), table(("part", "seconds", "share", ""), rows, (1, 2)))
+
+
+def _calls(journal: Journal) -> Html:
+    groups = grouped(journal.windows)
+    height = sorted(_each(group)[1] for group in groups)
+    # A few long calls (the first, a saved checkpoint) would press all others flat.
+    top = 1.25 * height[int(0.95 * (len(height) - 1))]
+    rows: list[tuple[float, list[tuple[str, float, str]]]] = []
+    for group in groups:
+        parts, total = _each(group)
+        first, last = group.first + 1, group.first + group.count
+        where = f"call {first}" if first == last else f"calls {first} to {last}"
+        shrink = min(1.0, top / total) if total else 1.0
+        said = f"{where}: {words.seconds(total)} from call to call"
+        rows.append(
+            (
+                charts.WIDTH / len(groups),
+                [(kind, value * shrink, f"{said}, {name} {words.seconds(value)}")
+                 for (kind, name, _), value in zip(_PARTS, parts, strict=True)],
+            )
+        )  # fmt: skip
+    picture = charts.frame(
+        charts.bars(rows, top),
+        top=f"{words.seconds(top)} from call to call",
+        left="call 1",
+        right=f"call {journal.calls:,}",
+        title="Parts of calls, over the run",
+        height=10,
+    )
+    return tag("div", picture, charts.legend([(kind, said) for kind, _, said in _PARTS]))
+
+
+def _each(window: Window) -> tuple[list[float], float]:
+    """Seconds of each part of one call, on average, and their sum."""
+    parts = [getattr(window, name) / window.count for _, name, _ in _PARTS]
+    return parts, sum(parts)
+
+
+def grouped(windows: Sequence[Window], points: int = _POINTS) -> list[Window]:
+    """At most ``points`` windows, neighbours joined."""
+    size = -(-len(windows) // points)
+    return [joined(windows[i : i + size]) for i in range(0, len(windows), size)]
+
+
+def loss(journal: Journal) -> Html | None:
+    """The loss over the run."""
+    values = [
+        (each.first + each.count, each.loss) for each in journal.windows if each.loss is not None
+    ]
+    if len(values) < 2:
+        return None
+    size = -(-len(values) // (2 * _POINTS))
+    groups = [values[i : i + size] for i in range(0, len(values), size)]
+    middles = [sum(v for _, v in group) / len(group) for group in groups]
+    lows, highs = ([pick(v for _, v in group) for group in groups] for pick in (min, max))
+    low, high = min(lows), max(highs)
+    y, last = charts.height_of(low, high), values[-1][0]
+    xs = [group[-1][0] / last * charts.WIDTH for group in groups]
+    shapes: list[Content] = []
+    if size > 1:
+        lower = list(zip(xs, map(y, lows), strict=True))
+        shapes.append(charts.area(lower, list(zip(xs, map(y, highs), strict=True))))
+    shapes.append(charts.line(list(zip(xs, map(y, middles), strict=True))))
+    picture = charts.frame(
+        shapes,
+        top=f"{words.number(high)} to {words.number(low)}",
+        left="call 1",
+        right=f"call {last:,}",
+        title=f"Loss from {words.number(values[0][1])} to {words.number(values[-1][1])}",
+        height=12,
+    )
+    return section("Loss", picture, name="loss")

@@ -1,0 +1,50 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+
+
+def size(count: float) -> str:
+    """Bytes, with a unit that leaves one to four digits."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(count) >= scale:
+            return f"{count / scale:,.1f} {unit}"
+    return f"{count:,.0f} B"
+
+
+def seconds(value: float) -> str:
+    """A duration."""
+    if value >= 86400:
+        return f"{value / 86400:.1f} d"
+    if value >= 3600:
+        return f"{value / 3600:.1f} h"
+    if value >= 120:
+        return f"{value / 60:.1f} min"
+    if value >= 1:
+        return f"{value:.2f} s"
+    return f"{value * 1e3:.2f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} µs"
+
+
+def share(part: float, whole: float) -> str:
+    """A part in per cent."""
+    return f"{100 * part / whole:.1f} %" if whole else "0.0 %"
+
+
+def count(value: int, noun: str) -> str:
+    """``1 call``, ``2 calls``."""
+    plural = noun[:-1] + "ies" if noun.endswith("y") else f"{noun}s"
+    return f"{value:,} {noun if value == 1 else plural}"
+
+
+def number(value: float) -> str:
+    """A loss or the like, with four digits."""
+    return f"{value:.4g}" if math.isfinite(value) else str(value)
+
+
+def large(value: float) -> str:
+    """Operations, with a prefix."""
+    for prefix, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.1f} {prefix}"
+    return f"{value:.0f} "

@@ -1,0 +1,301 @@
+"""What is known of a run, as typed values and as the file ``run.json``.
+
+Numbers are bytes, seconds, or counts. A field that is added later gets a default, so older files
+stay readable; a change that breaks this raises ``SCHEMA``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from pathlib import Path
+from typing import Any, cast
+
+from abele.errors import ReportError
+from abele.storage.atomic import write_text
+
+SCHEMA = 1
+FILE = "run.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Process:
+    """Who runs, so that a reader can tell whether it still does.
+
+    Attributes:
+        pid: the process.
+        since: when it started, in clock ticks since the machine did; 0 if unknown.
+        machine: digest of the machine and its boot.
+        began: seconds since 1970 when the run began.
+        clock_ns: ``time.perf_counter_ns`` at that moment; the journal counts from it.
+    """
+
+    pid: int
+    since: int
+    machine: str
+    began: float
+    clock_ns: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What it ran on.
+
+    Attributes:
+        processor: its name.
+        cores: how many this process may use.
+        threads: of torch.
+        memory_bytes: of the machine; 0 if unknown.
+        system: operating system and architecture.
+        python: version.
+        torch: version.
+    """
+
+    processor: str
+    cores: int
+    threads: int
+    memory_bytes: int
+    system: str
+    python: str
+    torch: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Build:
+    """How the executable was made; see ``abele.compile.build.BuildRecord``."""
+
+    target: str
+    forced: bool
+    fallback: str | None
+    executable: str
+    cache: str
+    why: str | None
+    seconds: dict[str, float]
+    running: str
+    interpreted: bool
+    log: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stamp:
+    """One pass: how long it took and how many nodes it left."""
+
+    by: str
+    seconds: float
+    nodes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Operators:
+    """All uses of one operator in one module and phase.
+
+    Attributes:
+        name: ``aten.convolution.default``.
+        phase: ``forward``, ``backward`` or ``update``.
+        module: its path, names joined by ``/``; empty outside all.
+        count: how many.
+        operations: floating-point operations of those that torch has a formula for.
+        bytes: of all tensors that they read and make, each once per use.
+    """
+
+    name: str
+    phase: str
+    module: str
+    count: int
+    operations: int
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """A tensor that takes memory at the peak.
+
+    Attributes:
+        operator: what made it.
+        phase: as of ``Operators``.
+        module: as of ``Operators``.
+        line: ``FILE:LINE in FUNCTION`` of the user's source; empty if unknown.
+        type: ``f32[16, 8, 28, 28]``.
+        bytes: how much it takes.
+        first: the first step that uses it.
+        last: the last one.
+    """
+
+    operator: str
+    phase: str
+    module: str
+    line: str
+    type: str
+    bytes: int
+    first: int
+    last: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What a program needs beside its state and inputs.
+
+    Attributes:
+        basis: where the numbers come from, in words.
+        steps: how many steps it has.
+        reserved: bytes that it keeps between calls.
+        peak: most bytes that are taken at once.
+        peak_step: the first step with that many.
+        curve: step, bytes of values alive there, and what runs, in order of steps; where there
+            are many steps, the fullest of each group.
+        phases: first step of each phase.
+        largest: at the peak, the largest first.
+        others: bytes of the pieces at the peak that are not in ``largest``.
+    """
+
+    basis: str
+    steps: int
+    reserved: int
+    peak: int
+    peak_step: int
+    curve: tuple[tuple[int, int, str], ...]
+    phases: dict[str, int]
+    largest: tuple[Tensor, ...]
+    others: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+    """One program.
+
+    Attributes:
+        name: ``step``, ``accumulate``, ``apply``, ``forward``, or a part of a pipeline.
+        lowering: how it is lowered.
+        reason: why, in words.
+        given: bytes of its inputs by role.
+        history: what made and changed it.
+        operators: what it does.
+        memory: what it needs.
+        text: as Python; cut off where it is very long.
+    """
+
+    name: str
+    lowering: str
+    reason: str
+    given: dict[str, int]
+    history: tuple[Stamp, ...]
+    operators: tuple[Operators, ...]
+    memory: Memory
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Option:
+    """An option that somebody has set.
+
+    Attributes:
+        name: as a program calls it.
+        value: as text.
+        status: ``honoured``, ``no effect`` or ``rejected``.
+        note: what that means.
+    """
+
+    name: str
+    value: str
+    status: str
+    note: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of one model.
+
+    Attributes:
+        schema: of this file.
+        abele: the version that wrote it.
+        name: of the model.
+        training: whether it trains.
+        process: who runs.
+        machine: on what.
+        configuration: how a call consumes its batch.
+        options: that somebody has set.
+        build: how the executable was made; None before there is one.
+        state: bytes of one copy of parameters, buffers and so on.
+        programs: what runs; empty before it was built.
+        exchanged: ``calls``, ``bytes`` and ``seconds`` of exchanges with other processes.
+        notes: what else is to be said, such as why there is no pipeline.
+    """
+
+    schema: int = SCHEMA
+    abele: str
+    name: str
+    training: bool
+    process: Process
+    machine: Machine
+    configuration: dict[str, int]
+    options: tuple[Option, ...] = ()
+    build: Build | None = None
+    state: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
+    programs: tuple[Program, ...] = ()
+    exchanged: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
+    notes: tuple[str, ...] = ()
+
+    def write(self, folder: Path) -> None:
+        """Write ``run.json`` at once or not at all.
+
+        Raises:
+            OSError: the folder cannot be written, or the disk is full.
+        """
+        write_text(folder / FILE, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+
+
+def read_run(path: Path) -> Run:
+    """Read a run.
+
+    Args:
+        path: the file, or the folder that has it.
+
+    Raises:
+        ReportError: there is none, it is damaged, or a newer version has written it.
+    """
+    file = path / FILE if path.is_dir() else path
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        schema = data["schema"]
+        if schema > SCHEMA:
+            raise ReportError(
+                f"{file} has schema {schema}, this version reads up to {SCHEMA}. Read it with the "
+                f"version that wrote it: {data.get('abele')}."
+            )
+        return cast("Run", _decoded(Run, data))
+    except OSError as error:
+        raise ReportError(
+            f"There is no run in {path}: {error.strerror}. Give the folder of a report, which "
+            f"options.enableProfiling(FOLDER) makes."
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ReportError(f"{file} is no record of a run: {error!r}.") from None
+
+
+def _decoded(kind: Any, value: Any) -> Any:
+    """A JSON value as what a field's type says it is; keys that are not known are left out."""
+    if dataclasses.is_dataclass(kind):
+        types_of = typing.get_type_hints(kind)
+        known = [field.name for field in dataclasses.fields(kind) if field.name in value]
+        return cast("Any", kind)(**{name: _decoded(types_of[name], value[name]) for name in known})
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        chosen = next(each for each in arguments if each is not type(None))
+        return None if value is None else _decoded(chosen, value)
+    if origin is tuple:
+        if arguments[-1] is Ellipsis:
+            return tuple(_decoded(arguments[0], each) for each in value)
+        return tuple(_decoded(each, item) for each, item in zip(arguments, value, strict=True))
+    if origin is dict:
+        return {str(name): _decoded(arguments[1], each) for name, each in value.items()}
+    return _plain(kind, value)
+
+
+def _plain(kind: Any, value: Any) -> Any:
+    if kind is float and isinstance(value, int):
+        return float(value)
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value

@@ -1,0 +1,161 @@
+"""Writes the record and the journal of a run while it runs, and its page when there is news."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from abele.report import endings
+from abele.report.journal import Journal, JournalWriter, read_journal
+from abele.report.page import page
+from abele.report.record import Run
+from abele.runtime.clock import CallRecord
+from abele.runtime.observers import Observer
+from abele.storage.atomic import write_text
+from abele.warn import warn_user
+
+PAGE = "report.html"
+#: The page is written anew after so many calls, for whoever opens it meanwhile.
+FIRST_CALLS = (1, 16)
+
+
+class Recorder(Observer):
+    """Records a run in a folder; an observer of its building and of its session.
+
+    Nothing that it does ends the run: files that cannot be written are warned of.
+
+    Args:
+        folder: gets ``run.json``, ``journal.jsonl`` and ``report.html``; those of an older run are
+            replaced.
+        run: what is known before building.
+
+    Attributes:
+        folder: as given.
+        run: what is known now.
+    """
+
+    def __init__(self, folder: Path, run: Run):
+        self.folder, self.run = folder, run
+        self._journal = JournalWriter(folder, _warn)
+        self._ended_ns = 0
+        self._calls = 0
+        self._loss: int | None = None
+        self._value: float | None = None
+        self._over = False
+        self._write()
+        endings.watch(self)
+
+    # -- what it is told -------------------------------------------------------------------
+
+    def on_stage(self, stage: str, fraction: float) -> None:
+        """Notes when a part of building begins."""
+        self._journal.add("stage", self._now(), stage)
+
+    def built(self, run: Run, loss: int | None) -> None:
+        """Writes what is known after building.
+
+        Args:
+            run: replaces what was known before.
+            loss: which output of a call is the loss; None if none is.
+        """
+        self.run, self._loss = run, loss
+        self._journal.add("stage", self._now(), "calls")
+        self._ended_ns = time.perf_counter_ns()
+        self._write()
+
+    def changed(self, run: Run, what: str) -> None:
+        """Writes what is known after something has changed, such as the programs that run."""
+        self.run = run
+        self._journal.add("note", self._now(), what)
+        self._write()
+
+    def on_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Reads the loss: one number, or the mean of several."""
+        if self._loss is not None:
+            loss = outputs[self._loss].detach()
+            self._value = float(loss if loss.dim() == 0 else loss.float().mean())
+
+    def on_call_end(self, call: CallRecord) -> None:
+        """Notes a call, or the error that it came to."""
+        value, self._value = self._value, None
+        began = (call.began_ns - self.run.process.clock_ns) / 1e9
+        if call.error is not None:
+            self.failed(f"call {self._calls + 1}", call.error)
+            return
+        waited = max(0, call.began_ns - self._ended_ns)
+        self._ended_ns = call.ended_ns
+        parts = (waited, *parts_of(call))
+        self._journal.call(began, [each / 1e9 for each in parts], value)
+        self._calls += 1
+        if self._calls in FIRST_CALLS:
+            self._write_page()
+
+    def failed(self, where: str, error: BaseException) -> None:
+        """Notes an error, and writes the page that says so.
+
+        Args:
+            where: what was going on, in words.
+            error: what happened; its cause is noted as well.
+        """
+        text = str(error) or "no message"
+        if error.__cause__ is not None:
+            text += f"\nCaused by {type(error.__cause__).__name__}: {error.__cause__}"
+        self._journal.add("error", self._now(), text, type=type(error).__name__, where=where)
+        self._write()
+
+    def ended(self, how: str) -> None:
+        """Notes the end; nothing comes after it."""
+        if self._over:
+            return
+        self._over = True
+        endings.leave(self)
+        self._journal.add("end", self._now(), how)
+        self._journal.close()
+        self._write()
+
+    # -- files -----------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return (time.perf_counter_ns() - self.run.process.clock_ns) / 1e9
+
+    def _write(self) -> None:
+        self._trying(lambda: self.run.write(self.folder))
+        self._write_page()
+
+    def _write_page(self) -> None:
+        self._trying(
+            lambda: write_text(self.folder / PAGE, page(self.run, self.read(), alive=True))
+        )
+
+    def read(self) -> Journal:
+        """What has been written so far."""
+        return read_journal(self.folder)
+
+    def _trying(self, write: Callable[[], Any]) -> None:
+        """Writes a file, unless somebody has deleted the folder meanwhile."""
+        try:
+            if self.folder.is_dir():
+                write()
+        except OSError as error:
+            _warn(f"The report cannot be written: {error}. The run goes on.")
+
+
+def parts_of(call: CallRecord) -> tuple[int, int, int]:
+    """Nanoseconds of a call for inputs, computing and outputs; together they are all of it."""
+    steps = call.micro_steps()
+    if not steps:
+        return 0, call.ended_ns - call.began_ns, 0
+    first, last = steps[0][0], max(end for _, end in steps)
+    return first - call.began_ns, last - first, call.ended_ns - last
+
+
+def _warn(text: str) -> None:
+    warn_user(text, ReportWarning)
+
+
+class ReportWarning(UserWarning):
+    """A part of a report could not be written; the run itself goes on."""

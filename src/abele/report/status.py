@@ -1,0 +1,147 @@
+"""How a run stands or ended, said from its two files alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import statistics
+
+from abele.report.journal import Journal, Moment, Window, joined
+from abele.report.record import Run
+
+
+class State(enum.StrEnum):
+    """How a run stands or ended."""
+
+    RUNNING = "is running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    INTERRUPTED = "was interrupted"
+    KILLED = "was killed"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Status:
+    """How a run stands or ended.
+
+    Attributes:
+        state: in one word.
+        sentence: what happened, in words.
+        error: the last one, if it is why the run ended, or if it goes on after it.
+    """
+
+    state: State
+    sentence: str
+    error: Moment | None = None
+
+
+# What an error is about, by a part of its type or text.
+_KINDS = (
+    (
+        "out of memory",
+        ("OutOfMemoryError", "MemoryError", "can't allocate memory", "out of memory"),
+    ),
+    ("the disk is full", ("No space left on device", "Disk quota exceeded")),
+    ("another instance is gone", ("RankLostError", "UnrecoverableError", "Connection closed by")),
+    ("the compiler failed", ("CompilerError", "compiler failed")),
+    ("a number is infinite or NaN", ("TrappedError", "RecoverableError")),
+    ("it was interrupted by the keyboard", ("KeyboardInterrupt",)),
+)
+
+
+def status_of(run: Run, journal: Journal, alive: bool | None) -> Status:
+    """How a run stands.
+
+    Args:
+        run: what it is.
+        journal: what happened.
+        alive: its process still runs; None if nobody can say.
+    """
+    errors = journal.of_kind("error")
+    last = errors[-1] if errors else None
+    end = journal.end
+    if end is None and alive:
+        return Status(state=State.RUNNING, sentence="It was running when this was written.")
+    if end is None:
+        return Status(state=State.KILLED, sentence=_killed(run, journal, alive), error=last)
+    if end.what == "finished" or end.what.startswith("ended:"):
+        said = "" if end.what == "finished" else f"It {end.what.replace(':', ' because', 1)}."
+        return Status(state=State.FINISHED, sentence=said)
+    if end.what.startswith("ended by"):
+        return Status(
+            state=State.INTERRUPTED,
+            sentence=f"It was {end.what}: somebody, or a scheduler, asked it to stop.",
+        )
+    state = State.INTERRUPTED if end.what == "interrupted" else State.FAILED
+    return Status(state=state, sentence="" if last is None else about(last), error=last)
+
+
+def about(error: Moment) -> str:
+    """What an error is about and where it came up, in a sentence."""
+    text = f"{error.type}: {error.what}"
+    kinds = [words for words, signs in _KINDS if any(sign in text for sign in signs)]
+    said = f"{kinds[0][0].upper()}{kinds[0][1:]}" if kinds else f"{error.type or 'An error'}"
+    return f"{said}, in {error.where}." if error.where else f"{said}."
+
+
+def _killed(run: Run, journal: Journal, alive: bool | None) -> str:
+    moments = [each.at for each in journal.moments] + [each.until for each in journal.windows]
+    after = f" {max(moments):.1f} s after it began" if moments else ""
+    doing = journal.of_kind("stage")
+    during = f" Its last stage was “{doing[-1].what}”." if doing else ""
+    sure = "" if alive is False else " (Nobody here can see whether its process still runs.)"
+    del run
+    return (
+        f"Its journal ends{after} without a word, as when a process is killed (SIGKILL, the kernel "
+        f"when memory ran out) or the machine stops.{during}{sure}"
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Steady:
+    """Calls after the first ones, which take longer.
+
+    Attributes:
+        count: how many.
+        quarters: shortest, quartiles and longest, in seconds.
+        whole: seconds from call to call, waiting included, on average.
+        waited: seconds of that before a call, on average.
+        inputs: for inputs.
+        computed: in micro-steps.
+        outputs: for outputs.
+    """
+
+    count: int
+    quarters: tuple[float, float, float, float, float]
+    whole: float
+    waited: float
+    inputs: float
+    computed: float
+    outputs: float
+
+
+def steady(journal: Journal) -> Steady | None:
+    """The later calls: without the first tenth, but for at most 32; None without calls."""
+    skip = min(32, max(1, journal.calls // 10)) if journal.calls > 1 else 0
+    windows = [each for each in journal.windows if each.first >= skip]
+    if not windows:
+        return None
+    total = joined(windows)
+    names = ("waited", "inputs", "computed", "outputs")
+    parts = {name: getattr(total, name) / total.count for name in names}
+    return Steady(
+        count=total.count,
+        quarters=_quarters(windows),
+        whole=sum(parts.values()),
+        **parts,
+    )
+
+
+def _quarters(windows: list[Window]) -> tuple[float, float, float, float, float]:
+    """Quartiles of single calls where each has a line, else of their lines, by their weight."""
+    singles = [each for window in windows for each in window.quarters[1:4] * window.count]
+    if len(singles) > 200_000:
+        singles = singles[:: len(singles) // 100_000]
+    first, middle, third = statistics.quantiles(singles, n=4, method="inclusive")
+    lowest = min(each.quarters[0] for each in windows)
+    return lowest, first, middle, third, max(each.quarters[4] for each in windows)

@@ -1,0 +1,153 @@
+"""What a wrapper writes down of its run: record, journal and page of ``abele.report``."""
+
+import contextlib
+import dataclasses
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from abele.collectives import Counts
+from abele.program import summary
+from abele.report import facts
+from abele.report.journal import FILE as JOURNAL
+from abele.report.journal import Journal, window_of
+from abele.report.page import page
+from abele.report.record import Option, Run
+from abele.report.recorder import PAGE, Recorder, parts_of
+from abele.runtime.observers import Observer
+from abele.storage.atomic import write_text
+from abele.version import __version__
+from poptorch._compiled.model import CompiledModel
+from poptorch._compiled.wrapped import WrappedModel
+from poptorch._report.pipeline import report_of
+from poptorch.options import Options, _table
+from poptorch.options._engine import report_wanted
+
+
+class Recording:
+    """Records the runs of one wrapper in the folder that its options name, if they name one.
+
+    Args:
+        model: the wrapped model.
+    """
+
+    def __init__(self, model: WrappedModel):
+        self._model = model
+        self._recorder: Recorder | None = None
+        self._began_ns = time.perf_counter_ns()
+
+    @property
+    def observers(self) -> Sequence[Observer]:
+        """Who is to observe building and calls."""
+        return () if self._recorder is None else (self._recorder,)
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """While open, the model is compiled; an error is noted."""
+        self._began_ns = time.perf_counter_ns()
+        self.end("ended: the model was compiled anew")
+        folder = self._folder()
+        self._recorder = None if folder is None else Recorder(folder, self._before())
+        try:
+            yield
+        except BaseException as error:
+            if self._recorder is not None:
+                self._recorder.failed("compiling", error)
+            raise
+
+    def compiled(self) -> None:
+        """Notes what was compiled."""
+        made = self._model.get_compiled()
+        if self._recorder is not None:
+            self._recorder.built(self._run(self._recorder.run, made), made.captured.loss)
+
+    def changed(self, what: str) -> None:
+        """Notes that other programs run than before."""
+        if self._recorder is not None:
+            run = self._run(self._recorder.run, self._model.get_compiled())
+            self._recorder.changed(run, what)
+
+    def end(self, how: str) -> None:
+        """Ends the run."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.ended(how)
+
+    def write(self, path: Path) -> None:
+        """Writes the page, or a folder with all files, as things stand; see ``executor.report``."""
+        made = self._model.get_compiled()
+        run = self._run(self._before() if self._recorder is None else self._recorder.run, made)
+        journal = self._latest(made) if self._recorder is None else self._recorder.read()
+        if path.suffix.lower() in (".html", ".htm"):
+            write_text(path, page(run, journal, alive=True))
+            return
+        path.mkdir(parents=True, exist_ok=True)
+        run.write(path)
+        write_text(path / PAGE, page(run, journal, alive=True))
+        if self._recorder is not None and self._recorder.folder.resolve() != path.resolve():
+            shutil.copyfile(self._recorder.folder / JOURNAL, path / JOURNAL)
+
+    def _latest(self, made: CompiledModel) -> Journal:
+        """The latest call, where nobody has written down the others."""
+        call = made.last_call
+        if call is None:
+            return Journal()
+        at = (call.began_ns - self._began_ns) / 1e9
+        return Journal(windows=(window_of(at, [each / 1e9 for each in (0, *parts_of(call))]),))
+
+    # -- what is known ---------------------------------------------------------------------
+
+    def _folder(self) -> Path | None:
+        options = self._model.options
+        wanted = report_wanted(options, self._model.training)
+        if wanted is None:
+            return None
+        process = options.Distributed.processId
+        return wanted.folder / f"instance_{process}" if process else wanted.folder
+
+    def _before(self) -> Run:
+        """What is known before anything was compiled."""
+        model, config = self._model, self._model.config
+        options = model.options
+        name = options.model_name if options.exists("model_name") else None
+        return Run(
+            abele=__version__,
+            name=name or type(model.user_module).__name__,
+            training=model.training,
+            process=facts.process(self._began_ns),
+            machine=facts.machine(),
+            configuration={
+                "device_iterations": config.device_iterations,
+                "gradient_accumulation": config.gradient_accumulation,
+                "replicas": config.replicas,
+                "processes": config.processes,
+            },
+            options=tuple(_options(options)),
+        )
+
+    def _run(self, before: Run, made: CompiledModel) -> Run:
+        executable, session = made.session.executable, made.session
+        counts = Counts() if session.exchange is None else session.exchange.counts
+        return dataclasses.replace(
+            before,
+            build=facts.build(made.record),
+            state=summary.state_bytes(executable.programs),
+            programs=facts.programs(executable, made.record),
+            exchanged={k: float(v) for k, v in dataclasses.asdict(counts).items()},
+            notes=_notes(made),
+        )
+
+
+def _notes(made: CompiledModel) -> tuple[str, ...]:
+    report = report_of(made)
+    return (report.sentence(),) if report.pipelining.stages > 1 else ()
+
+
+def _options(options: Options) -> Iterator[Option]:
+    for row, value in _table.given(options):
+        name = row.setter if row.setter != "set" else row.name
+        status = row.status.value
+        yield Option(
+            name=f"{row.namespace}.{name}", value=repr(value), status=status, note=row.note
+        )

@@ -1,0 +1,57 @@
+"""Runs that are reported: records of the shared models, and journals that were never lived."""
+
+from __future__ import annotations
+
+from abele.program import summary
+from abele.report import facts
+from abele.report.journal import Journal, Moment, window_of
+from abele.report.record import Run
+from helpers.models import MODELS
+from helpers.runs import rule_for, started
+
+BEFORE = {
+    "abele": "0",
+    "name": "net",
+    "training": True,
+    "configuration": {"device_iterations": 1, "gradient_accumulation": 1, "replicas": 1},
+}
+
+
+def run_before() -> Run:
+    """What is known before building."""
+    return Run(process=facts.process(0), machine=facts.machine(), **BEFORE)
+
+
+def run_of(name: str) -> Run:
+    """What is known of one of the shared models, interpreted."""
+    model = MODELS[name]
+    module = model.fresh()
+    session, record = started(module, model.batch(), rule_for(module))
+    programs = session.executable.programs
+    return Run(
+        process=facts.process(0),
+        machine=facts.machine(),
+        build=facts.build(record),
+        state=summary.state_bytes(programs),
+        programs=facts.programs(session.executable, record),
+        **BEFORE,
+    )
+
+
+def journal_of(
+    *moments: tuple[str, str],
+    calls: int = 20,
+    computed: float = 0.02,
+    losses: list[float] | None = None,
+) -> Journal:
+    """Calls of equal length with losses, and moments: kind and words."""
+    listed = losses or [2.0 - index / calls for index in range(calls)]
+    windows = [
+        window_of(index * 0.1, (0.01, 0.001, computed, 0.002), first=index, loss=loss)
+        for index, loss in enumerate(listed)
+    ]
+    told = [
+        Moment(at=float(i), kind=kind, what=what, where="call 3" if kind == "error" else "")
+        for i, (kind, what) in enumerate(moments)
+    ]
+    return Journal(windows=tuple(windows), moments=tuple(told))

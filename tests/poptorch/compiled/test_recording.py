@@ -1,0 +1,194 @@
+"""Runs that are recorded: what a wrapper writes while it runs, and how it says what went wrong."""
+
+import html
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+import torch
+
+import poptorch
+from abele.report import read_journal, read_run
+from helpers.warm_python import python
+from helpers.wrapping import inference, options, rows, scorer, trainer
+
+
+def words(path):
+    """The text of a page, without its elements."""
+    text = re.sub(r"<style>.*?</style>|<[^>]*>", " ", path.read_text(), flags=re.DOTALL)
+    return html.unescape(re.sub(r"\s+", " ", text))
+
+
+def recorded(folder, name="training"):
+    return read_run(folder / name), read_journal(folder / name)
+
+
+def test_a_run_is_recorded_with_its_calls_and_losses(tmp_path):
+    wrapped = trainer(scorer(), enableProfiling=str(tmp_path), modelName="net")
+    losses = [float(wrapped(*rows(4))[0]) for _ in range(5)]
+    run, journal = recorded(tmp_path, "net")
+    assert run.build.executable == wrapped.executable_hash
+    assert [each.loss for each in journal.windows] == losses
+    assert journal.of_kind("stage")[0].what == "capture"
+    assert {each.name for each in run.options} >= {"Options.modelName"}
+    assert journal.end is None
+    wrapped.destroy()
+    assert "finished" in words(tmp_path / "net" / "report.html")
+    assert read_journal(tmp_path / "net").end.what == "ended: the wrapper was destroyed"
+
+
+def test_backward_has_modules_and_lines_too(tmp_path):
+    wrapped = trainer(scorer(), enableProfiling=str(tmp_path))
+    wrapped.compile(*rows(4))
+    (program,) = recorded(tmp_path)[0].programs
+    backward = [each for each in program.operators if each.phase == "backward"]
+    assert "fc" in {each.module for each in backward}
+    lines = {each.line for each in program.memory.largest}
+    assert any(line.startswith("wrapping.py:") for line in lines)
+
+
+def test_recording_changes_no_bit(tmp_path):
+    plain, watched = (
+        trainer(scorer(), gradientAccumulation=2, **more)
+        for more in ({}, {"enableProfiling": str(tmp_path)})
+    )
+    for _ in range(3):
+        expected, found = plain(*rows(8)), watched(*rows(8))
+        assert all(map(torch.equal, expected, found))
+    assert plain.executable_hash == watched.executable_hash
+
+
+def test_a_loss_of_several_micro_batches_is_their_mean(tmp_path):
+    opts = {"gradientAccumulation": 2, "outputMode": poptorch.OutputMode.All}
+    wrapped = trainer(scorer(), enableProfiling=str(tmp_path), **opts)
+    loss, _ = wrapped(*rows(8))
+    assert recorded(tmp_path)[1].windows[0].loss == pytest.approx(float(loss.mean()))
+
+
+def test_inference_has_no_loss(tmp_path):
+    wrapped = inference(lambda x: x + 1, enableProfiling=str(tmp_path))
+    wrapped(torch.ones(1))
+    run, journal = recorded(tmp_path, "inference")
+    assert not run.training
+    assert journal.windows[0].loss is None
+
+
+def test_a_report_can_be_written_at_any_time(tmp_path):
+    wrapped = trainer(scorer())
+    with pytest.raises(poptorch.Error, match="has not been compiled"):
+        wrapped.report(tmp_path / "page.html")
+    wrapped(*rows(4))
+    wrapped.report(tmp_path / "page.html")
+    assert "Training on reference is running : 1 call" in words(tmp_path / "page.html")
+    wrapped.report(tmp_path / "folder")
+    assert read_run(tmp_path / "folder").build.executable == wrapped.executable_hash
+    assert (tmp_path / "folder" / "report.html").exists()
+
+
+def test_a_report_elsewhere_has_the_journal_of_the_profile(tmp_path):
+    wrapped = trainer(scorer(), enableProfiling=str(tmp_path / "profile"))
+    for _ in range(3):
+        wrapped(*rows(4))
+    wrapped.report(tmp_path / "copy")
+    assert read_journal(tmp_path / "copy").calls == 3
+
+
+def test_each_instance_has_a_folder_of_its_own(tmp_path):
+    opts = options(enableProfiling=str(tmp_path))
+    opts.Distributed.configureProcessId(1, 2)
+    wrapped = poptorch.inferenceModel(torch.nn.Linear(2, 2), opts)
+    wrapped(torch.ones(1, 2))
+    assert (tmp_path / "inference" / "instance_1" / "run.json").exists()
+
+
+# -- what goes wrong ---------------------------------------------------------------------------
+
+
+def page_after(folder, error, call):
+    with pytest.raises(error):
+        call()
+    return words(folder / "training" / "report.html")
+
+
+def test_an_error_in_forward_is_on_the_page(tmp_path):
+    class Wrong(torch.nn.Linear):
+        def forward(self, x):
+            raise KeyError("no such layer")
+
+    wrapped = trainer(Wrong(2, 2), enableProfiling=str(tmp_path))
+    text = page_after(tmp_path, KeyError, lambda: wrapped(torch.ones(1, 2)))
+    assert "KeyError in compiling" in text
+    assert "no such layer" in text
+
+
+def test_an_error_of_a_call_is_on_the_page_and_the_run_goes_on(tmp_path):
+    wrapped = trainer(scorer(), enableProfiling=str(tmp_path), modelName="training")
+    wrapped(*rows(4))
+    session = wrapped._executable.session
+
+    def no_memory(*args):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried too much")
+
+    run, session.runner.run = session.runner.run, no_memory
+    text = page_after(tmp_path, RuntimeError, lambda: wrapped(*rows(4)))
+    assert "RuntimeError in call 2" in text
+    assert "can't allocate memory" in text
+    session.runner.run = run
+    wrapped(*rows(4))
+    assert recorded(tmp_path)[1].calls == 2
+
+
+PROGRAM = """
+import os, signal, sys, time
+import torch, poptorch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 3)
+    def forward(self, x, y):
+        return torch.nn.functional.mse_loss(self.fc(x), y)
+opts = poptorch.Options().showCompilationProgressBar(False)
+opts.enableProfiling(sys.argv[1]).modelName("net")
+model = Net()
+wrapped = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
+def batches():
+    for index in range(5):
+        yield torch.ones(2, 4), torch.ones(2, 3)
+    LAST
+for x, y in batches():
+    wrapped(x, y)
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "said", "status"),
+    [
+        ("pass", "Training on reference finished : 5 calls", 0),
+        ("raise ValueError('file 7 is damaged')", "file 7 is damaged", 1),
+        ("raise KeyboardInterrupt", "Training on reference was interrupted", -signal.SIGINT),
+        ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)", "It was ended by SIGTERM", -15),
+        ("yield torch.ones(3, 5), torch.ones(2, 3)", "failed", 1),
+    ],
+)
+def test_a_program_leaves_a_page_that_says_how_it_ended(last, said, status, tmp_path):
+    code = PROGRAM.replace("LAST", last)
+    environment = {**os.environ, "ABELE_TARGET": "reference"}
+    ended = subprocess.run(
+        [python(), "-c", code, str(tmp_path)], env=environment, capture_output=True
+    )
+    assert ended.returncode == status, ended.stderr.decode()[-2000:]
+    text = words(tmp_path / "net" / "report.html")
+    assert said in text
+    assert recorded(tmp_path, "net")[1].calls == 5
+
+
+def test_a_killed_program_leaves_files_that_say_so(tmp_path):
+    code = PROGRAM.replace("LAST", "time.sleep(1.2); os.kill(os.getpid(), signal.SIGKILL)")
+    environment = {**os.environ, "ABELE_TARGET": "reference"}
+    ended = subprocess.run([python(), "-c", code, str(tmp_path)], env=environment)
+    assert ended.returncode == -signal.SIGKILL
+    _, journal = recorded(tmp_path, "net")
+    assert journal.calls == 5
+    assert journal.end is None

@@ -1,0 +1,140 @@
+"""Journals: nothing is lost but a torn line, and no journal grows without bound."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from abele.report import journal
+from abele.report.journal import JournalWriter, read_journal
+
+
+def written(folder, calls=3, **more):
+    writer = JournalWriter(folder, **more)
+    writer.add("stage", 0.1, "capture")
+    for index in range(calls):
+        writer.call(1.0 + index, (0.5, 0.01, 0.2, 0.02), 4.0 - index)
+    return writer
+
+
+def test_what_was_written_is_read_again(tmp_path):
+    writer = written(tmp_path)
+    writer.add("error", 9.0, "no memory", type="MemoryError", where="a call")
+    writer.add("end", 9.5, "finished")
+    writer.close()
+    found = read_journal(tmp_path)
+    assert found.calls == 3
+    assert [each.loss for each in found.windows] == [4.0, 3.0, 2.0]
+    assert found.windows[0].in_calls == pytest.approx(0.23)
+    assert found.windows[2].waited == 0.5
+    assert [each.kind for each in found.moments] == ["stage", "error", "end"]
+    assert found.moments[1].type == "MemoryError"
+    assert found.end.what == "finished"
+    assert not found.torn
+
+
+def test_a_journal_is_read_while_it_is_written_and_without_its_torn_line(tmp_path):
+    writer = written(tmp_path)
+    assert read_journal(tmp_path).calls == 3
+    with open(tmp_path / journal.FILE, "ab") as file:
+        file.write(b'{"e": "calls", "at": 7.')
+    found = read_journal(tmp_path)
+    assert found.calls == 3
+    assert found.torn
+    writer.close()
+
+
+def test_lines_that_mean_nothing_are_left_out_and_no_file_is_an_empty_journal(tmp_path):
+    assert read_journal(tmp_path).windows == ()
+    (tmp_path / journal.FILE).write_text('[]\n7\n{"e": "calls"}\nwords\n{"e": "note", "at": 1}\n')
+    assert [each.kind for each in read_journal(tmp_path).moments] == ["note"]
+
+
+def test_later_calls_share_lines_and_none_is_lost(tmp_path):
+    writer = JournalWriter(tmp_path)
+    count = journal.SINGLE + 1000
+    for index in range(count):
+        writer.call(index * 0.01, (0.001, 0.0, 0.008, 0.001), None)
+    writer.close()
+    found = read_journal(tmp_path)
+    assert found.calls == count
+    assert len(found.windows) < journal.SINGLE + 1000 / 20
+    assert sum(each.computed for each in found.windows) == pytest.approx(count * 0.008)
+    assert [each.first for each in found.windows[: journal.SINGLE]] == list(range(journal.SINGLE))
+
+
+def test_what_waits_for_its_line_is_written_by_itself(tmp_path):
+    writer = written(tmp_path, calls=journal.SINGLE + 1)
+    assert read_journal(tmp_path).calls >= journal.SINGLE
+    deadline = time.monotonic() + 20
+    while read_journal(tmp_path).calls == journal.SINGLE and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert read_journal(tmp_path).calls == journal.SINGLE + 1
+    writer.close()
+
+
+def test_a_journal_is_bounded_and_keeps_the_sums(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "LARGEST", 20_000)
+    monkeypatch.setattr(journal, "MOMENTS", 5)
+    writer = JournalWriter(tmp_path)
+    for index in range(2000):
+        writer.call(index * 1.0, (0.25, 0.0, 0.5, 0.25), 1.0)
+        if index % 100 == 0:
+            writer.add("note", index, "saved")
+        assert (tmp_path / journal.FILE).stat().st_size <= 20_000
+    writer.close()
+    found = read_journal(tmp_path)
+    assert found.calls == 2000
+    assert sum(each.computed for each in found.windows) == pytest.approx(1000)
+    assert 8 <= len(found.moments) < 20
+    assert found.windows[0].quarters == (0.75,) * 5
+
+
+def test_a_loss_that_is_no_number_is_counted_and_the_file_stays_json(tmp_path):
+    writer = JournalWriter(tmp_path)
+    writer.call(0.0, (0, 0, 1, 0), float("nan"))
+    writer.close()
+    (line,) = (tmp_path / journal.FILE).read_text().splitlines()
+    assert json.loads(line, parse_constant=pytest.fail)["not_finite"] == 1
+    assert read_journal(tmp_path).windows[0].loss is None
+
+
+def test_a_full_disk_ends_the_journal_and_it_says_so(tmp_path, monkeypatch):
+    said = []
+    writer = written(tmp_path, problem=said.append)
+    full, reserve = os.write, tmp_path / f".{journal.FILE}.reserve"
+
+    def no_space(file, data):
+        if reserve.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return full(file, data)
+
+    monkeypatch.setattr(os, "write", no_space)
+    writer.call(5.0, (0, 0, 1, 0), None)
+    writer.call(6.0, (0, 0, 1, 0), None)
+    writer.close()
+    assert len(said) == 1
+    assert "No space left on device. The run goes on" in said[0]
+    found = read_journal(tmp_path)
+    assert found.calls == 3
+    assert found.moments[-1].what == "the journal ends here: No space left on device"
+
+
+def test_a_killed_process_leaves_all_calls_of_more_than_a_second_ago(tmp_path):
+    program = (
+        "import sys, time\n"
+        "from abele.report.journal import JournalWriter\n"
+        "writer = JournalWriter(__import__('pathlib').Path(sys.argv[1]))\n"
+        "for i in range(300): writer.call(i / 1e4, (0, 0, 1e-4, 0), None)\n"
+        "time.sleep(1); print('now', flush=True); time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "now\n"
+        process.send_signal(signal.SIGKILL)
+    assert read_journal(tmp_path).calls == 300

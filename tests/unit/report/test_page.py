@@ -1,0 +1,136 @@
+"""The page of a run: what it says, that it needs nothing else, and that text stays text."""
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from abele.report.journal import Journal
+from abele.report.page import page
+from abele.report.status import steady
+from helpers.reported import journal_of, run_before, run_of
+
+VOID = {"meta", "br", "rect", "path", "line", "circle"}
+END = ("end", "finished")
+
+
+class Checked(HTMLParser):
+    """Reads a page; fails where elements are not nested, or something would be fetched or run."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.text, self.names = [], [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.names.append(tag)
+        if tag not in VOID or not self.get_starttag_text().endswith("/>"):
+            self.open.append(tag)
+        for name, value in attrs:
+            assert name not in ("src", "srcset", "action", "data")
+            assert not name.startswith("on")
+            if name == "href":
+                assert value.startswith("#")
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+
+    def handle_endtag(self, tag):
+        if tag in ("meta",):
+            return
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    @property
+    def words(self):
+        return re.sub(r"\s+", " ", " ".join(self.text))
+
+
+def read(run, journal, **how):
+    text = page(run, journal, **how)
+    assert len(text) < 1_000_000
+    assert "url(" not in text
+    assert "@import" not in text
+    checked = Checked(text)
+    assert not {"script", "link", "iframe", "img", "object", "form"} & set(checked.names)
+    return checked.words
+
+
+@pytest.fixture(scope="module")
+def introduction():
+    return run_of("introduction")
+
+
+def test_a_page_says_how_it_went_and_what_ran(introduction):
+    words = read(introduction, journal_of(END))
+    assert "Training on reference finished : 20 calls, 23.00 ms each (median)." in words
+    assert "The loss went from 2 to 1.05." in words
+    assert introduction.build.executable[:16] in words
+    assert "aten.convolution_backward.default" in words
+    assert "models.py:" in words
+    for title in ("Memory over the program", "Operators", "Modules", "Loss", "Programs"):
+        assert title in words
+
+
+def test_a_page_before_anything_was_built_has_no_empty_sections():
+    words = read(run_before(), Journal(), alive=True)
+    assert "is running" in words
+    assert "Memory over the program" not in words
+
+
+def test_a_page_is_a_function_of_its_files(introduction):
+    journal = journal_of(END)
+    assert page(introduction, journal) == page(introduction, journal)
+
+
+@pytest.mark.parametrize("name", ["<script>alert(1)</script>", "{{ name }}", "__DATA__", '"><b>'])
+def test_a_name_that_looks_like_markup_or_a_placeholder_is_text(name, introduction):
+    (program,) = introduction.programs
+    operators = [dataclasses.replace(each, module=f"{name}/x") for each in program.operators]
+    largest = [dataclasses.replace(each, line=name, module=name) for each in program.memory.largest]
+    changed = dataclasses.replace(
+        program,
+        name=name,
+        reason=name,
+        text=name,
+        operators=tuple(operators),
+        memory=dataclasses.replace(program.memory, largest=tuple(largest)),
+    )
+    run = dataclasses.replace(introduction, name=name, notes=(name,), programs=(changed,))
+    words = read(run, journal_of(("error", name), ("note", name), ("end", "failed")))
+    assert words.count(name) > 20
+
+
+def test_a_loss_that_is_not_finite_is_in_the_first_sentence(introduction):
+    losses = [1.0, 0.5, float("nan"), float("nan")]
+    words = read(introduction, journal_of(END, losses=losses))
+    assert "The loss was not finite in 2 calls, first in call 3." in words
+
+
+@pytest.mark.parametrize(
+    ("moments", "alive", "said"),
+    [
+        ([("stage", "compile step")], False, "was killed"),
+        ([("stage", "compile step")], False, "Its last stage was “compile step”."),
+        ([("end", "ended by SIGTERM")], False, "It was ended by SIGTERM"),
+        ([("error", "no space"), ("end", "failed")], False, "failed"),
+        ([("error", "[Errno 28] No space left on device"), ("end", "failed")], None, "is full"),
+        ([("error", "can't allocate memory: you"), ("end", "failed")], None, "Out of memory"),
+        ([("end", "interrupted")], None, "was interrupted"),
+        ([("end", "ended: the wrapper was destroyed")], None, "because the wrapper was destroyed"),
+        ([], True, "It was running when this was written."),
+    ],
+)
+def test_every_ending_is_said(moments, alive, said, introduction):
+    assert said in read(introduction, journal_of(*moments), alive=alive)
+
+
+def test_the_parts_of_a_call_add_up_to_it():
+    later = steady(journal_of(END))
+    parts = later.waited + later.inputs + later.computed + later.outputs
+    assert parts == pytest.approx(later.whole)
+    assert later.quarters[2] + later.waited == pytest.approx(later.whole)
