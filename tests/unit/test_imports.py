@@ -29,7 +29,7 @@ ORDERS = {
     "abele": (
         *("errors", "version", "containers", "libraries", "garbage", "locks", "storage", "_torch"),
         *("program", "warn", "step", "collectives", "ops", "trace", "kernels", "passes", "capture"),
-        *("targets", "compile", "runtime", "pipeline", "report"),
+        *("targets", "compile", "runtime", "pipeline", "report", "__main__"),
     ),
     "poptorch": (
         *("enums", "_error", "_logging", "_version", "options", "autocasting", "_process"),

@@ -1,0 +1,74 @@
+"""The command line: ``abele report RUN`` makes the page of a run, also of one that was killed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from abele.errors import ReportError
+from abele.report import comparison, read_journal, read_run
+from abele.report.journal import Journal
+from abele.report.page import page
+from abele.report.record import Process, Run
+from abele.report.recorder import PAGE
+from abele.storage import temporary
+from abele.storage.atomic import write_text
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status: 0, or 1 where a file cannot be read or written."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        path = _report(parsed.run, parsed.compare, parsed.output)
+    except (ReportError, OSError) as error:
+        print(f"abele report: {error}", file=sys.stderr)
+        return 1
+    print(path)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="abele", description="Looks at recorded runs.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    report = commands.add_parser(
+        "report", help="make the page of a run", description="Makes the page of a run."
+    )
+    report.add_argument("run", type=Path, help="folder of a run, or its run.json")
+    report.add_argument("--compare", type=Path, metavar="RUN2", help="say how RUN2 differs")
+    report.add_argument(
+        "-o", "--output", type=Path, metavar="PAGE", help=f"default: {PAGE} in the run's folder"
+    )
+    return parser
+
+
+def _report(path: Path, other: Path | None, output: Path | None) -> Path:
+    run, journal = _read(path)
+    if other is None:
+        output = output or _folder(path) / PAGE
+        text = page(run, journal, alive=_runs(run.process))
+    else:
+        output = output or _folder(path) / "comparison.html"
+        text = comparison.page((run, journal), _read(other))
+    write_text(output, text)
+    return output
+
+
+def _read(path: Path) -> tuple[Run, Journal]:
+    return read_run(path), read_journal(_folder(path))
+
+
+def _folder(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
+
+
+def _runs(process: Process) -> bool | None:
+    """Whether the process of a run is there; None if this machine cannot know."""
+    if process.machine != temporary.this_machine():
+        return None
+    return temporary.runs(process.pid, process.since)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""How two runs differ: options, programs, kernels, time and memory, the largest first.
+
+Times differ when they lie outside each other's spread: the median of each beyond the quartiles of
+the other, and by more than ``LEAST`` of it. So two runs of the same program report no change, but
+for what one of them was really slowed down by.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+
+from abele.report import record
+from abele.report.journal import Journal
+from abele.report.page import document, words
+from abele.report.page.markup import Content, Html, html, section, table, tag
+from abele.report.record import Run
+from abele.report.status import Steady, status_of, steady
+
+LEAST = 0.03
+
+#: A run as its two files say it.
+Files = tuple[Run, Journal]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Something that differs.
+
+    Attributes:
+        kind: ``options``, ``programs``, ``kernels``, ``time`` or ``memory``.
+        what: what it is.
+        first: in the first run.
+        second: in the second one.
+        change: how much more the second has, in parts of the first; None where that means nothing.
+    """
+
+    kind: str
+    what: str
+    first: str
+    second: str
+    change: float | None = None
+
+
+def differences(first: Files, second: Files) -> list[Difference]:
+    """All differences, those in numbers first, the largest change on top."""
+    (a, calls_a), (b, calls_b) = first, second
+    found = [
+        *_time(steady(calls_a), steady(calls_b)),
+        *_memory(a, b),
+        *_kernels(a, b),
+        *_programs(a, b),
+        *_settings(a, b),
+    ]
+    return sorted(found, key=lambda each: -abs(each.change) if each.change is not None else 1.0)
+
+
+def _time(a: Steady | None, b: Steady | None) -> list[Difference]:
+    if a is None or b is None:
+        return []
+    found: list[Difference] = []
+    (_, low_a, middle_a, high_a, _), (_, low_b, middle_b, high_b, _) = a.quarters, b.quarters
+    apart = not (low_a <= middle_b <= high_a or low_b <= middle_a <= high_b)
+    if apart and abs(middle_b - middle_a) > LEAST * middle_a:
+        found.append(_numbers("time", "a call (median)", middle_a, middle_b, words.seconds))
+    # What is waited for before a call has no quartiles: it counts where it is large in a call.
+    if abs(b.waited - a.waited) > max(high_a - low_a, high_b - low_b, 0.1 * max(a.whole, b.whole)):
+        said = "before a call, such as for data (mean)"
+        found.append(_numbers("time", said, a.waited, b.waited, words.seconds))
+    return found
+
+
+def _numbers(kind: str, what: str, a: float, b: float, say: Callable[[float], str]) -> Difference:
+    change = (b - a) / a if a else None
+    return Difference(kind=kind, what=what, first=say(a), second=say(b), change=change)
+
+
+def _memory(a: Run, b: Run) -> list[Difference]:
+    found = [
+        _numbers("memory", role.replace("_", " "), a.state[role], b.state[role], words.size)
+        for role in a.state
+        if role in b.state and a.state[role] != b.state[role]
+    ]
+    for name, (one, other) in _both(a, b).items():
+        if one.memory.peak != other.memory.peak:
+            said = f"peak of {name}"
+            found.append(_numbers("memory", said, one.memory.peak, other.memory.peak, words.size))
+    return found
+
+
+def _both(a: Run, b: Run) -> dict[str, tuple[record.Program, record.Program]]:
+    others = {each.name: each for each in b.programs}
+    return {each.name: (each, others[each.name]) for each in a.programs if each.name in others}
+
+
+def _kernels(a: Run, b: Run) -> list[Difference]:
+    found: list[Difference] = []
+    for name, (one, other) in _both(a, b).items():
+        if one.lowering != other.lowering:
+            said = f"lowering of {name}"
+            found.append(
+                Difference(kind="kernels", what=said, first=one.lowering, second=other.lowering)
+            )
+        before, after = _counts(one), _counts(other)
+        for operator in sorted(before.keys() | after.keys()):
+            if before[operator] != after[operator]:
+                first, second = before[operator], after[operator]
+                found.append(_numbers("kernels", f"{operator} in {name}", first, second, str))
+    return found
+
+
+def _counts(program: record.Program) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for each in program.operators:
+        counts[each.name] += each.count
+    return counts
+
+
+def _programs(a: Run, b: Run) -> list[Difference]:
+    names = [", ".join(each.name for each in run.programs) or "none" for run in (a, b)]
+    found: list[Difference] = []
+    if names[0] != names[1]:
+        found.append(Difference(kind="programs", what="names", first=names[0], second=names[1]))
+    for what, one, other in (
+        ("target", a.build and a.build.target, b.build and b.build.target),
+        ("what runs", a.build and a.build.running, b.build and b.build.running),
+        ("fallback", a.build and a.build.fallback, b.build and b.build.fallback),
+        ("threads", a.machine.threads, b.machine.threads),
+        ("processor", a.machine.processor, b.machine.processor),
+        ("torch", a.machine.torch, b.machine.torch),
+        ("abele", a.abele, b.abele),
+    ):
+        if one != other:
+            found.append(
+                Difference(kind="programs", what=what, first=_say(one), second=_say(other))
+            )
+    return found
+
+
+def _settings(a: Run, b: Run) -> list[Difference]:
+    first = {each.name: each.value for each in a.options}
+    second = {each.name: each.value for each in b.options}
+    first |= {key: str(value) for key, value in a.configuration.items()}
+    second |= {key: str(value) for key, value in b.configuration.items()}
+    return [
+        Difference(
+            kind="options", what=name, first=_say(first.get(name)), second=_say(second.get(name))
+        )
+        for name in {**first, **second}
+        if first.get(name) != second.get(name)
+    ]
+
+
+def _say(value: object) -> str:
+    return "not set" if value is None else str(value)
+
+
+def page(first: Files, second: Files) -> str:
+    """Return a page that says how two runs differ."""
+    found = differences(first, second)
+    head = html(tag("h1", f"{first[0].name} and {second[0].name}"), _verdict(found))
+    parts: list[Content] = [
+        _one("First", first),
+        _one("Second", second),
+        section("Differences", _table(found), name="differences") if found else None,
+    ]
+    return document("Comparison of two runs", html(head, parts))
+
+
+def _verdict(found: list[Difference]) -> Html:
+    timed = next((each for each in found if each.kind == "time" and each.change is not None), None)
+    if not found:
+        return tag("p", "No difference was found.", class_="lead")
+    said = f"{words.count(len(found), 'difference')}. "
+    if timed is None or timed.change is None:
+        return tag("p", said, "Times are the same within their spread.", class_="lead")
+    kind = "worse" if timed.change > 0 else "better"
+    way = "longer" if timed.change > 0 else "shorter"
+    text = f"{timed.what}: {timed.first} and {timed.second}, {abs(timed.change):.0%} {way}."
+    return tag("p", said, tag("b", text, class_=kind), class_="lead")
+
+
+def _one(title: str, files: Files) -> Html:
+    run, journal = files
+    status = status_of(run, journal, alive=None)
+    said = f"{title}: {run.name}, {words.count(journal.calls, 'call')}, {status.state.value}."
+    return tag("p", said)
+
+
+def _table(found: list[Difference]) -> Html:
+    rows: list[list[Content]] = [
+        [
+            each.kind,
+            each.what,
+            each.first,
+            each.second,
+            "" if each.change is None else f"{each.change:+.1%}",
+        ]
+        for each in found
+    ]
+    return table(("", "what", "first", "second", "change"), rows, numbers=(2, 3, 4))

@@ -1,0 +1,56 @@
+"""``abele report``: pages from the files of runs, and what cannot be read, in words."""
+
+import dataclasses
+import os
+import subprocess
+
+import pytest
+
+from abele.__main__ import main
+from abele.report.journal import JournalWriter
+from helpers.reported import run_of
+
+
+@pytest.fixture
+def folder(tmp_path):
+    run_of("dense").write(tmp_path)
+    writer = JournalWriter(tmp_path)
+    writer.call(0.1, (0.0, 0.0, 0.1, 0.0), 1.0)
+    writer.close()
+    return tmp_path
+
+
+def test_a_page_is_made_in_the_folder_of_the_run(folder, capsys):
+    assert main(["report", str(folder)]) == 0
+    page = folder / "report.html"
+    assert capsys.readouterr().out == f"{page}\n"
+    assert "is running" in page.read_text()
+
+
+def test_a_run_whose_process_is_gone_was_killed(folder, tmp_path):
+    with subprocess.Popen(["sleep", "0"]) as gone:
+        pass
+    run = run_of("dense")
+    process = dataclasses.replace(run.process, pid=gone.pid, since=1)
+    dataclasses.replace(run, process=process).write(folder)
+    assert main(["report", str(folder / "run.json"), "-o", str(tmp_path / "page.html")]) == 0
+    assert "was killed" in (tmp_path / "page.html").read_text()
+
+
+def test_of_another_machine_nobody_knows(folder):
+    run = run_of("dense")
+    elsewhere = dataclasses.replace(run.process, machine="elsewhere", pid=os.getpid())
+    dataclasses.replace(run, process=elsewhere).write(folder)
+    assert main(["report", str(folder)]) == 0
+    assert "Nobody here can see" in (folder / "report.html").read_text()
+
+
+def test_two_runs_are_compared(folder, capsys):
+    assert main(["report", str(folder), "--compare", str(folder)]) == 0
+    assert capsys.readouterr().out == f"{folder / 'comparison.html'}\n"
+    assert "No difference was found." in (folder / "comparison.html").read_text()
+
+
+def test_what_cannot_be_read_is_said(tmp_path, capsys):
+    assert main(["report", str(tmp_path)]) == 1
+    assert "There is no run in" in capsys.readouterr().err

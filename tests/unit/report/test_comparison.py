@@ -1,0 +1,71 @@
+"""Comparing runs: equal ones show nothing, others what differs, the largest change first."""
+
+import dataclasses
+import random
+
+import pytest
+
+from abele.report.comparison import differences, page
+from abele.report.journal import Journal, window_of
+from helpers.reported import run_of
+
+
+@pytest.fixture(scope="module")
+def run():
+    return run_of("introduction")
+
+
+def timed(seed, middle=0.02, spread=0.1, waited=0.001):
+    """A journal of calls whose times scatter, and have a few outliers."""
+    chance = random.Random(seed)
+    times = [middle * chance.lognormvariate(0, spread) for _ in range(300)]
+    times[::40] = [5 * each for each in times[::40]]
+    windows = [
+        window_of(i * 0.1, (waited * chance.random(), 0.0, took, 0.0), first=i)
+        for i, took in enumerate(times)
+    ]
+    return Journal(windows=tuple(windows))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_two_equal_runs_show_no_change(seed, run):
+    assert differences((run, timed(seed)), (run, timed(seed + 100))) == []
+    assert "No difference was found." in page((run, timed(seed)), (run, timed(seed + 100)))
+
+
+@pytest.mark.parametrize(("factor", "change"), [(1.3, 0.3), (0.75, -0.25)])
+def test_a_run_that_takes_longer_or_shorter_is_seen(factor, change, run):
+    (only,) = differences((run, timed(1)), (run, timed(2, middle=0.02 * factor)))
+    assert only.kind == "time"
+    assert only.change == pytest.approx(change, abs=0.05)
+
+
+def test_waiting_for_data_is_seen(run):
+    (only,) = differences((run, timed(1)), (run, timed(2, waited=0.05)))
+    assert only.what.startswith("before a call")
+
+
+def test_options_programs_kernels_and_memory_are_named_largest_change_first(run):
+    (program,) = run.programs
+    option = dataclasses.replace(run, configuration={**run.configuration, "replicas": 2})
+    fewer = tuple(each for each in program.operators if each.name != "aten.relu.default")
+    memory = dataclasses.replace(program.memory, peak=3 * program.memory.peak)
+    changed = dataclasses.replace(program, lowering="emitted", operators=fewer, memory=memory)
+    other = dataclasses.replace(option, programs=(changed,))
+    found = differences((run, Journal()), (other, Journal()))
+    assert [each.kind for each in found] == ["memory", "kernels", "kernels", "options"]
+    assert found[0].change == 2
+    assert (found[1].what, found[1].change) == ("aten.relu.default in step", -1)
+    assert (found[2].first, found[2].second) == ("interpreter", "emitted")
+    assert (found[3].first, found[3].second) == ("1", "2")
+    assert "+200.0%" in page((run, Journal()), (other, Journal()))
+
+
+def test_runs_that_were_never_built_can_be_compared(run):
+    before = dataclasses.replace(run, build=None, programs=())
+    assert differences((before, Journal()), (before, Journal())) == []
+    assert {each.what for each in differences((before, Journal()), (run, Journal()))} == {
+        "names",
+        "target",
+        "what runs",
+    }
