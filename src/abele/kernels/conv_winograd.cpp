@@ -75,45 +75,60 @@ Weights pack(const Packing& from, int threads, Scratch& scratch) {
 }
 
 // Transforms tiles [first, first + count) of images into [16][count][pitch].
-template <int SIZE, class Transform>
+template <int SIZE, void TRANSFORM(const Vec*, Vec*)>
 void transform_tiles(const Tiles& tiles, const float* data, const float* zeros, Index first,
-                     Index count, Index matrix, float* to, Transform transform) {
-  const float* pixels[SIZE * SIZE];
-  for (Index t = 0; t < count; ++t, to += pitch(tiles.channels)) {
-    tiles.pixels<SIZE>(first + t, data, zeros, pixels);
-    for (Index c = 0; c < tiles.channels; c += LANES) {
-      Vec values[SIZE * SIZE], transformed[POINTS];
-      for (int i = 0; i < SIZE * SIZE; ++i)
-        values[i] = load_some(pixels[i] + c, tiles.channels - c);
-      transform(values, transformed);
-      for (int p = 0; p < POINTS; ++p) store(to + p * matrix + c, transformed[p]);
+                     Index count, Index matrix, float* to) {
+  const Index whole = tiles.channels / LANES * LANES, rest = tiles.channels - whole;
+  const Index step = 2 * tiles.channels;
+  const auto some = [&](const float* const* pixels, Index c, auto load) {
+    Vec values[SIZE * SIZE], transformed[POINTS];
+#pragma GCC unroll 16
+    for (int i = 0; i < SIZE * SIZE; ++i) {
+      values[i] = load(pixels[i] + c);
+      // What the next tile reads and this one does not.
+      if (SIZE == 2 || i % SIZE >= 2) __builtin_prefetch(pixels[i] + step + c);
     }
-  }
+    TRANSFORM(values, transformed);
+#pragma GCC unroll 16
+    for (int p = 0; p < POINTS; ++p) store(to + p * matrix + c, transformed[p]);
+  };
+  tiles.walk<SIZE>(first, count, data, zeros, [&](const float* const* pixels) {
+    for (Index c = 0; c < whole; c += LANES)
+      some(pixels, c, [](const float* from) { return load(from); });
+    if (rest > 0)
+      some(pixels, whole, [&](const float* from) { return load_some(from, rest); });
+    to += pitch(tiles.channels);
+  });
 }
 
 struct Finish {
-  const float* bias;  // of as many floats as whole registers have, or null
+  const float* bias;  // of as many floats as whole registers have
   float slope;
 };
 
 // Writes the outputs of tiles from their matrices; pixels beside the image go to `nowhere`.
 void write_tiles(const Tiles& tiles, const float* from, Index matrix, Index first, Index count,
                  const Finish& finish, float* nowhere, float* data) {
-  float* pixels[4];
-  for (Index t = 0; t < count; ++t, from += pitch(tiles.channels)) {
-    tiles.pixels<2>(first + t, data, nowhere, pixels);
-    for (Index c = 0; c < tiles.channels; c += LANES) {
-      Vec products[POINTS], values[4];
-      for (int p = 0; p < POINTS; ++p) products[p] = load(from + p * matrix + c);
-      transform_output(products, values);
-      for (int i = 0; i < 4; ++i) {
-        Vec z = values[i];
-        if (finish.bias != nullptr) z += load(finish.bias + c);
-        if (finish.slope != 1.0f) z = z > 0.0f ? z : z * finish.slope;
-        store_some(pixels[i] + c, z, tiles.channels - c);
-      }
+  const Index whole = tiles.channels / LANES * LANES, rest = tiles.channels - whole;
+  const auto some = [&](float* const* pixels, Index c, auto store) {
+    Vec products[POINTS], values[4];
+#pragma GCC unroll 16
+    for (int p = 0; p < POINTS; ++p) products[p] = load(from + p * matrix + c);
+    transform_output(products, values);
+    const Vec bias = load(finish.bias + c);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const Vec z = values[i] + bias;
+      store(pixels[i] + c, z > 0.0f ? z : z * finish.slope);
     }
-  }
+  };
+  tiles.walk<2>(first, count, data, nowhere, [&](float* const* pixels) {
+    for (Index c = 0; c < whole; c += LANES)
+      some(pixels, c, [](float* to, Vec value) { store(to, value); });
+    if (rest > 0)
+      some(pixels, whole, [&](float* to, Vec value) { store_some(to, value, rest); });
+    from += pitch(tiles.channels);
+  });
 }
 
 void multiply(const Weights& weights, const float* inputs, Index count, float* products) {
@@ -125,7 +140,8 @@ void multiply(const Weights& weights, const float* inputs, Index count, float* p
         const MatrixTile tile = {std::min(DEPTH, weights.in - k),
                                  inputs + p * count * in + k, in, 1,
                                  weights.panel(p, first) + k * columns, columns,
-                                 products + p * count * out + first, out, k > 0};
+                                 products + p * count * out + first, out,
+                                 DEPTH * columns, k > 0};
         multiply_rows(tile, count, columns / LANES);
       }
     }
@@ -151,8 +167,8 @@ void convolve(const Tiles& from, const Tiles& to, const float* x, const Weights&
     const Index thread = omp_get_thread_num();
     float *mine = memory + thread * (inputs + products), *results = mine + inputs;
     const auto [first, count] = part(to.count(), blocks, block);
-    transform_tiles<4>(from, x, zeros, first, count, count * pitch(from.channels), mine,
-                       transform_input);
+    transform_tiles<4, transform_input>(from, x, zeros, first, count,
+                                        count * pitch(from.channels), mine);
     multiply(weights, mine, count, results);
     write_tiles(to, results, count * pitch(to.channels), first, count, finish,
                 nowhere + thread * padded(to.channels), y);
@@ -194,10 +210,10 @@ const float* summed_products(const Conv& conv, const float* grad, const float* x
 #pragma omp for schedule(static)
     for (Index piece = 0; piece < pieces; ++piece) {
       const auto [first, count] = part(size, pieces, piece);
-      transform_tiles<4>(inputs, x, zeros, begin + first, count, chunk * in_row,
-                         v + first * in_row, transform_input);
-      transform_tiles<2>(grads, grad, zeros, begin + first, count, chunk * out_row,
-                         w + first * out_row, transform_gradient);
+      transform_tiles<4, transform_input>(inputs, x, zeros, begin + first, count, chunk * in_row,
+                                          v + first * in_row);
+      transform_tiles<2, transform_gradient>(grads, grad, zeros, begin + first, count,
+                                             chunk * out_row, w + first * out_row);
     }
 #pragma omp for schedule(static)
     for (Index task = 0; task < POINTS * panels; ++task) {
@@ -205,7 +221,7 @@ const float* summed_products(const Conv& conv, const float* grad, const float* x
       const Index columns = std::min(PANEL, padded(out) - first);
       const MatrixTile tile = {size,    v + p * chunk * in_row,         1,
                                in_row,  w + p * chunk * out_row + first, out_row,
-                               sums + p * in * padded(out) + first,     padded(out), begin > 0};
+                               sums + p * in * padded(out) + first,     padded(out), 0, begin > 0};
       multiply_rows(tile, in, columns / LANES);
     }
   }
@@ -265,11 +281,8 @@ int abele_winograd_forward(const AbeleConv* description, const float* x, const f
   return guarded([&](Scratch& scratch) {
     const auto weights = winograd::pack({weight, conv.in_channels, conv.out_channels, false},
                                         threads, scratch);
-    float* start = nullptr;
-    if (bias != nullptr) {
-      start = scratch.zeros<float>(winograd::padded(conv.out_channels));
-      std::copy(bias, bias + conv.out_channels, start);
-    }
+    float* start = scratch.zeros<float>(winograd::padded(conv.out_channels));
+    if (bias != nullptr) std::copy(bias, bias + conv.out_channels, start);
     winograd::convolve(winograd::inputs_of(conv, false), winograd::outputs_of(conv, false), x,
                        weights, {start, static_cast<float>(conv.slope)}, y, threads, scratch);
   });
@@ -284,8 +297,9 @@ int abele_winograd_backward(const AbeleConv* description, const float* grad, con
     if (grad_x != nullptr) {
       const auto weights = winograd::pack({weight, conv.out_channels, conv.in_channels, true},
                                           threads, scratch);
+      const float* start = scratch.zeros<float>(winograd::padded(conv.in_channels));
       winograd::convolve(winograd::inputs_of(conv, true), winograd::outputs_of(conv, true), grad,
-                         weights, {nullptr, 1.0f}, grad_x, threads, scratch);
+                         weights, {start, 1.0f}, grad_x, threads, scratch);
     }
     if (grad_weight != nullptr)
       winograd::weight_gradient(conv, grad, x, grad_weight, threads, scratch);

@@ -26,7 +26,8 @@ struct MatrixTile {
   Index b_step;
   float* c;
   Index c_row;
-  bool add;  // to what c holds
+  Index ahead;  // how far after b lies what is read next; 0: nobody knows
+  bool add;     // to what c holds
 };
 
 template <int ROWS, int COLS>
@@ -48,6 +49,8 @@ inline void add_products(const MatrixTile& t, const float*& a, const float*& b,
 #pragma GCC unroll 4
     for (int v = 0; v < COLS; ++v) sums[r][v] += value * columns[v];
   }
+  if (t.ahead > 0)
+    for (int v = 0; v < COLS; ++v) __builtin_prefetch(b + t.ahead + v * LANES);
   a += t.a_step;
   b += t.b_step;
 }

@@ -20,33 +20,40 @@ struct Tiles {
   Index rows, cols, shift;                // a tile begins at 2 * its place - shift
   Index count() const { return images * rows * cols; }
 
-  // Pointers to the SIZE x SIZE pixels of a tile; those outside of the image become `outside`.
-  template <int SIZE, class Float>
-  void pixels(Index tile, Float* data, Float* outside, Float** to) const {
-    const Index image = tile / (rows * cols), place = tile % (rows * cols);
-    const Index y0 = place / cols * 2 - shift, x0 = place % cols * 2 - shift;
-    for (Index i = 0; i < SIZE; ++i)
-      for (Index j = 0; j < SIZE; ++j) {
-        const Index y = y0 + i, x = x0 + j;
-        const bool inside = y >= 0 && y < height && x >= 0 && x < width;
-        to[i * SIZE + j] =
-            inside ? data + ((image * height + y) * width + x) * channels : outside;
-      }
+
+  // Calls body(pixels) for tiles [first, first + count): pointers to their SIZE x SIZE pixels. Those
+  // outside of the image become `outside`.
+  template <int SIZE, class Float, class Body>
+  void walk(Index first, Index count, Float* data, Float* outside, Body body) const {
+    Index image = first / (rows * cols), row = first / cols % rows, col = first % cols;
+    Float* pixels[SIZE * SIZE];
+    for (Index t = 0; t < count; ++t) {
+      const Index y0 = 2 * row - shift, x0 = 2 * col - shift;
+      Float* corner = data + ((image * height + y0) * width + x0) * channels;
+      const bool inside = y0 >= 0 && y0 + SIZE <= height && x0 >= 0 && x0 + SIZE <= width;
+      for (Index i = 0; i < SIZE; ++i)
+        for (Index j = 0; j < SIZE; ++j) {
+          const Index y = y0 + i, x = x0 + j;
+          const bool there = inside || (y >= 0 && y < height && x >= 0 && x < width);
+          pixels[i * SIZE + j] = there ? corner + (i * width + j) * channels : outside;
+        }
+      body(pixels);
+      if (++col < cols) continue;
+      col = 0;
+      if (++row < rows) continue;
+      row = 0, ++image;
+    }
   }
 };
 
 // The first `count` lanes, the others zero.
 inline Vec load_some(const float* from, Index count) {
-  if (count >= LANES) return load(from);
   Vec value = {};
   std::memcpy(&value, from, count * sizeof(float));
   return value;
 }
 inline void store_some(float* to, Vec value, Index count) {
-  if (count >= LANES)
-    store(to, value);
-  else
-    std::memcpy(to, &value, count * sizeof(float));
+  std::memcpy(to, &value, count * sizeof(float));
 }
 
 // B^T d B

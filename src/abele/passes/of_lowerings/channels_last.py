@@ -2,7 +2,8 @@
 
     y = convolution(x, w)   ->   l = in_layout(x, channels_last=True); y = convolution(l, w)
 
-Convolutions of large images run channels last, small ones with large weights in the default order.
+Convolutions of large images run channels last, and so do those that our kernels compute; small ones
+with large weights run in the default order.
 Normalisation follows in rows of channels. Pools, upsampling, sums and activations keep the order of
 their input. Everything else gets the default order, so images are converted only where two parts
 meet.
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from abele import _torch
+from abele.kernels import winograd
 from abele.ops import norm_activation
 from abele.ops.memory_layout import in_layout
 from abele.passes._edit import editable, finished
@@ -70,7 +72,9 @@ def _joins_channels(node: _Node) -> bool:
 
 
 def prefers_channels_last(node: _Node) -> bool:
-    """Return whether a convolution, or the backward of one, moves more image than weight."""
+    """Return whether a convolution, or its backward, is ours or moves more image than weight."""
+    if winograd.gains(node):
+        return True
     backward = node.target is aten.convolution_backward.default
     value, weight = (node.args[1], node.args[2]) if backward else node.args[:2]
     result = node.args[0] if backward else node

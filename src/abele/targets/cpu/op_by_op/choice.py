@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from abele.kernels import winograd
 from abele.program import Program, Role, node_argument
 
 aten = torch.ops.aten
@@ -17,6 +18,8 @@ LARGE_IMAGE = 2**20
 # compile, as one kernel for each tensor.
 LARGE_UPDATE, MANY_TENSORS = 2**23, 64
 
+# A convolution of our own with fewer multiply-adds takes no longer than some calls from Python.
+LEAST_WORK = 2**22
 # Fewer are compiled in seconds.
 LEAST_CONVOLUTIONS = 8
 
@@ -27,7 +30,7 @@ def why(program: Program) -> str | None:
     Args:
         program: before any lowering pass; they change what is counted here.
     """
-    large = total = work = 0
+    total, large, ours = 0, list[int](), list[int]()
     for node in program.graph.graph.nodes:
         if node.target is not aten.convolution.default:
             continue
@@ -37,16 +40,23 @@ def why(program: Program) -> str | None:
         adds = result.numel() * math.prod(weight.shape[1:])
         total += adds
         if math.prod(result.shape[1:]) * result.element_size() >= LARGE_IMAGE:
-            large, work = large + 1, work + adds
+            large.append(adds)
+        if adds >= LEAST_WORK and winograd.gains(node):
+            ours.append(adds)
     if not total:
         return _why_update(program)
-    if large < LEAST_CONVOLUTIONS or 2 * work < total:
-        return None
-    return (
-        f"{large} convolutions with images of {LARGE_IMAGE // 2**20} MiB and more do "
-        f"{round(100 * work / total)} % of its multiply-adds; the library runs them best, "
-        "one by one, and nothing needs compiling"
-    )
+    if _enough(large, total):
+        return (
+            f"{len(large)} convolutions with images of {LARGE_IMAGE // 2**20} MiB and more do "
+            f"{_share(large, total)} of its multiply-adds; the library runs them best, "
+            "one by one, and nothing needs compiling"
+        )
+    if _enough(ours, total):
+        return (
+            f"{len(ours)} convolutions of 3x3 do {_share(ours, total)} of its multiply-adds; "
+            "our kernels need less than half of them, and nothing needs compiling"
+        )
+    return None
 
 
 def has_convolutions(program: Program) -> bool:
@@ -64,3 +74,11 @@ def _why_update(program: Program) -> str | None:
     if size < LARGE_UPDATE or len(written) < MANY_TENSORS:
         return None
     return f"it only updates {len(written)} tensors of {size / 2**20:.0f} MiB, one by one"
+
+
+def _enough(work: list[int], total: int) -> bool:
+    return len(work) >= LEAST_CONVOLUTIONS and 2 * sum(work) >= total
+
+
+def _share(work: list[int], total: int) -> str:
+    return f"{round(100 * sum(work) / total)} %"

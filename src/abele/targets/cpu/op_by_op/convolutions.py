@@ -1,7 +1,8 @@
-"""Convolutions of large images with few channels: which are ours, and how they are called.
+"""Convolutions: which are ours, and how they are called.
 
-The library is good at many channels. With eight to thirty-two it reaches a third to two thirds of
-the processor's speed, and sums weight gradients with fifty times the error.
+Of many channels, those that Winograd's way computes with fewer multiplications. Of few channels,
+those of large images: there the library reaches a third to two thirds of the processor's speed,
+and sums weight gradients with fifty times the error.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 from abele import _torch
-from abele.kernels import on_tensors
+from abele.kernels import on_tensors, winograd
 from abele.kernels.on_tensors import CHANNELS_LAST
 
 aten = torch.ops.aten
@@ -35,6 +36,7 @@ def own_convolution(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | N
         library: the kernels.
     """
     arguments: tuple[Any, ...] = node.args
+    many = winograd.gains(node)
     if node.target is aten.convolution.default:
         x, weight, _, stride, padding, dilation, transposed, _, groups = arguments
         make, slope = _forward, 1.0
@@ -51,9 +53,9 @@ def own_convolution(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | N
         return None
     image, shape = x.meta["val"], weight.meta["val"].shape
     plain = {*stride, *dilation, groups} == {1} and not transposed
-    if not plain or image.dim() != 4 or not _sizes_fit(image, shape, padding):
-        return None
-    return make(library, slope)
+    if many or (plain and image.dim() == 4 and _sizes_fit(image, shape, padding)):
+        return make(library, list(padding), slope, winograd=many)
+    return None
 
 
 def _sizes_fit(image: torch.Tensor, weight: torch.Size, padding: list[int]) -> bool:
@@ -73,33 +75,35 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous(memory_format=CHANNELS_LAST)
 
 
-def _half(weight: torch.Tensor) -> list[int]:
-    return [weight.shape[2] // 2] * 2
+def _forward(
+    library: ctypes.CDLL, padding: list[int], slope: float, *, winograd: bool
+) -> Callable[..., torch.Tensor]:
+    settings: dict[str, Any] = {"layout": CHANNELS_LAST, "slope": slope, "winograd": winograd}
 
-
-def _forward(library: ctypes.CDLL, slope: float) -> Callable[..., torch.Tensor]:
     def convolution(
         x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any
     ) -> torch.Tensor:
-        arguments = _rows(x), weight.contiguous(), bias, [1, 1], _half(weight)
-        return on_tensors.conv(library, *arguments, layout=CHANNELS_LAST, slope=slope)
+        arguments = _rows(x), weight.contiguous(), bias, [1, 1], padding
+        return on_tensors.conv(library, *arguments, **settings)
 
     return convolution
 
 
-def _backward(library: ctypes.CDLL, slope: float) -> Callable[..., Any]:
+def _backward(
+    library: ctypes.CDLL, padding: list[int], slope: float, *, winograd: bool
+) -> Callable[..., Any]:
     del slope  # a convolution with activation has no backward
+    how: dict[str, Any] = {"layout": CHANNELS_LAST, "winograd": winograd}
 
     def convolution_backward(
         grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *given: Any
     ) -> tuple[torch.Tensor | None, ...]:
         *settings, wanted = given
         grad, x, weight = _rows(grad), _rows(x), weight.contiguous()
-        out, inputs = weight.shape[:2]
-        fills = out % _LANES == 0 and (inputs == 1 or inputs % _LANES == 0)
+        fills = winograd or _fill(*weight.shape[:2])
         ours = [wanted[0], wanted[1] and fills, wanted[2]]
-        arguments = grad, x, weight, [1, 1], _half(weight), ours
-        gradients = on_tensors.conv_backward(library, *arguments, layout=CHANNELS_LAST)
+        arguments = grad, x, weight, [1, 1], padding, ours
+        gradients = on_tensors.conv_backward(library, *arguments, **how)
         if wanted[1] and not fills:
             mask = [False, True, False]
             rest = aten.convolution_backward(grad, x, weight, *settings, mask)
@@ -107,3 +111,8 @@ def _backward(library: ctypes.CDLL, slope: float) -> Callable[..., Any]:
         return tuple(gradients)
 
     return convolution_backward
+
+
+def _fill(out: int, inputs: int) -> bool:
+    """Whether there is code for the gradient of a weight with so few channels."""
+    return out % _LANES == 0 and (inputs == 1 or inputs % _LANES == 0)
