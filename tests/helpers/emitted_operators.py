@@ -84,6 +84,10 @@ class Compiled:
         foreign = (part.node.target for part in parts if isinstance(part, Foreign))
         return dict(Counter(str(target).removeprefix("aten.") for target in foreign))
 
+    def text(self, name: str) -> str:
+        """The code of a case."""
+        return self._plans[name][1].source.text
+
     def interpreted(self, name: str) -> list[torch.Tensor]:
         """What the interpreter makes of a case."""
         inputs = [each.clone() for each in self._cases[name].inputs]

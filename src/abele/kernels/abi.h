@@ -68,6 +68,21 @@ ABELE_API int abele_winograd_backward(const AbeleConv* conv, const float* grad, 
                                       const float* weight, float* grad_x, float* grad_weight,
                                       float* grad_bias, int threads);
 
+// The largest values of windows of 2x2 that do not overlap, of what forward would give; a last row
+// or column that fills no window belongs to none. There is code for images with their channels
+// apart, and slopes of 0 and 1.
+//
+// `places` says backward where they came from, or is null: a byte for each number of y, if it had a
+// multiple of 16 images, in an order of its own. NaN and equal values as in abele_max_pool.
+ABELE_API int abele_conv_pool(const AbeleConv* conv, const float* x, const float* weight,
+                              const float* bias, float* y, uint8_t* places, int threads);
+
+// Gradients of x, weight and bias from that of y; those that are null are not computed.
+ABELE_API int abele_conv_pool_backward(const AbeleConv* conv, const float* grad,
+                                       const uint8_t* places, const float* x, const float* weight,
+                                       float* grad_x, float* grad_weight, float* grad_bias,
+                                       int threads);
+
 // -- max pooling, windows of 2x2 that do not overlap -------------------------------------------
 
 // Of the larger images. A last row or column that fills no window belongs to none.

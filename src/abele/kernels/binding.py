@@ -99,6 +99,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "abele_conv_backward": _takes(Conv, 6),
     "abele_winograd_forward": _takes(Conv, 4),
     "abele_winograd_backward": _takes(Conv, 6),
+    "abele_conv_pool": _takes(Conv, 5),
+    "abele_conv_pool_backward": _takes(Conv, 7),
     "abele_max_pool": _takes(Pool, 4),
     "abele_max_pool_backward": _takes(Pool, 3),
     "abele_norm_statistics": _takes(Norm, 9),

@@ -29,12 +29,21 @@ struct Gradients {
   float *x, *weight, *bias;  // null: not wanted
 };
 
-// Images with their channels apart, in blocks of samples: conv_planes.cpp.
+// Images with their channels apart, in blocks of samples: conv_planes.cpp. They may be pooled, and
+// `places`, unless null, say which pixels are left.
 namespace planes {
-void forward(const Conv& conv, const float* x, const float* weight, const float* bias, float* y,
-             int threads, Scratch& scratch);
-void backward(const Conv& conv, const float* grad, const float* x, const float* weight,
-              const Gradients& to, int threads, Scratch& scratch);
+struct Outputs {
+  float* y;
+  uint8_t* places;
+  bool pooled;
+  Outputs from(Index at) const {
+    return {y + at, places == nullptr ? nullptr : places + at, pooled};
+  }
+};
+void forward(const Conv& conv, const float* x, const float* weight, const float* bias,
+             const Outputs& to, int threads, Scratch& scratch);
+void backward(const Conv& conv, const float* grad, const uint8_t* places, const float* x,
+              const float* weight, const Gradients& to, int threads, Scratch& scratch);
 }  // namespace planes
 
 // The same images one by one: conv_pixels.cpp.

@@ -25,10 +25,10 @@ struct Correlator {
     pack(c, packing, packed);
   }
   void run(const Team& team, int thread, const Image& in, const float* bias, float slope,
-           float* samples, Index valid) const {
-    const CorrelationTask task = {c, in, plan, planned, packed, bias, slope, samples, valid};
-    const Index tasks = c.blocks() * ceil_div(c.out_height, c.rows_per_task());
-    team.share(tasks, [&](Index t) { task(t, out + thread * out_room()); });
+           const planes::Outputs& to, Index valid) const {
+    const CorrelationTask task = {c,     in,   plan,      planned, packed, bias,
+                                  slope, to.y, to.places, valid};
+    team.share(c.blocks() * c.groups(), [&](Index t) { task(t, out + thread * out_room()); });
   }
 };
 
@@ -49,10 +49,11 @@ struct Images {
 }  // namespace
 
 void planes::forward(const Conv& conv, const float* x, const float* weight, const float* bias,
-                     float* y, int threads, Scratch& scratch) {
+                     const Outputs& to, int threads, Scratch& scratch) {
   Correlator correlator = {{conv.out_channels, conv.out_height, conv.out_width,
                             conv.kernel_height, conv.kernel_width, conv.stride_height,
-                            conv.stride_width, conv.pad_height, conv.pad_width, 1, 1},
+                            conv.stride_width, conv.pad_height, conv.pad_width, 1, 1,
+                            to.pooled ? 2 : 1},
                            conv.in_channels};
   const Correlation& c = correlator.c;
   const Index blocks = lane_blocks(conv), taps = c.kernel_h * c.kernel_w;
@@ -63,13 +64,14 @@ void planes::forward(const Conv& conv, const float* x, const float* weight, cons
   correlator.prepare({weight, conv.in_channels * taps, taps, conv.in_channels, false},
                      conv.in_width, threads, scratch);
   const float slope = static_cast<float>(conv.slope);
+  const Index out_size = conv.out_channels * c.kept_height() * c.kept_width();
   with_teams(blocks, threads, [&](const Team& team, int thread) {
     const Image in = inputs.of(thread);
     for (Index b = team.first_block; b < blocks; b += team.block_step) {
       const Index n = b * LANES, valid = std::min<Index>(LANES, conv.images - n);
       fill(team, in, x + n * conv.in_size(), valid);
       team.wait();
-      correlator.run(team, thread, in, bias, slope, y + n * conv.out_size(), valid);
+      correlator.run(team, thread, in, bias, slope, to.from(n * out_size), valid);
       team.wait();
     }
   });
@@ -97,6 +99,7 @@ struct Partial {
 struct Backward {
   const Conv& conv;
   const float *grad, *x;
+  const uint8_t* places;
   float* grad_x;
   const Correlator& correlator;
   const Images &grads, &inputs;
@@ -107,7 +110,7 @@ struct Backward {
     for (Index b = team.first_block; b < blocks; b += team.block_step) {
       const Index n = b * LANES, valid = std::min<Index>(LANES, conv.images - n);
       const bool first = b == team.first_block;
-      fill(team, weights.grad, grad + n * conv.out_size(), valid);
+      fill_gradient(team, weights.grad, n, valid);
       if (result.weight != nullptr) fill(team, weights.x, x + n * conv.in_size(), valid);
       team.wait();
       if (result.weight != nullptr)
@@ -115,17 +118,23 @@ struct Backward {
       if (result.bias != nullptr)
         team.share(conv.out_channels, [&](Index o) { weights.bias(o, result.bias, first); });
       if (grad_x != nullptr)
-        correlator.run(team, thread, weights.grad, nullptr, 1.0f, grad_x + n * conv.in_size(),
-                       valid);
+        correlator.run(team, thread, weights.grad, nullptr, 1.0f,
+                       {grad_x + n * conv.in_size(), nullptr, false}, valid);
       team.wait();
     }
+  }
+
+  void fill_gradient(const Team& team, const Image& image, Index n, Index valid) const {
+    if (places == nullptr) return fill(team, image, grad + n * conv.out_size(), valid);
+    const Index first = n * conv.out_channels * (conv.out_height / 2) * (conv.out_width / 2);
+    fill_pooled(team, image, grad + first, places + first, valid);
   }
 };
 
 }  // namespace
 
-void planes::backward(const Conv& conv, const float* grad, const float* x, const float* weight,
-                      const Gradients& to, int threads, Scratch& scratch) {
+void planes::backward(const Conv& conv, const float* grad, const uint8_t* places, const float* x,
+                      const float* weight, const Gradients& to, int threads, Scratch& scratch) {
   Correlator correlator = {{conv.in_channels, conv.in_height, conv.in_width, conv.kernel_height,
                             conv.kernel_width, 1, 1, conv.kernel_height - 1 - conv.pad_height,
                             conv.kernel_width - 1 - conv.pad_width, conv.stride_height,
@@ -147,7 +156,7 @@ void planes::backward(const Conv& conv, const float* grad, const float* x, const
   correlator.prepare({weight, taps, conv.in_channels * taps, conv.out_channels, true},
                      conv.out_width, threads, scratch);
   float* others = scratch.take<float>(threads * (result.weight_size + result.bias_size));
-  const Backward run = {conv, grad, x, to.x, correlator, grads, inputs};
+  const Backward run = {conv, grad, x, places, to.x, correlator, grads, inputs};
   const bool own = blocks_per_thread(blocks, threads);
   const int started = with_teams(blocks, threads, [&](const Team& team, int thread) {
     run(team, thread, result.of(own ? thread : 0, others));

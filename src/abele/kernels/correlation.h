@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "images.h"
+#include "pooled_lanes.h"
 
 namespace abele {
 
@@ -29,12 +30,18 @@ struct Columns {
 struct Correlation {
   Index out_channels, out_height, out_width, kernel_h, kernel_w;
   Index stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+  Index window = 1;  // rows and columns of outputs of which the largest is kept: 1 or 2
 
+  Index kept_height() const { return out_height / window; }
+  Index kept_width() const { return out_width / window; }
   Index blocks() const { return ceil_div(out_channels, MAX_ROWS); }
-  Index rows_per_task() const {
-    return std::clamp<Index>(PIXELS_PER_TASK / std::max<Index>(out_width, 1), 1, out_height);
+  // A task has whole windows of rows.
+  Index windows_per_task() const {
+    const Index pixels = window * std::max<Index>(out_width, 1);
+    return std::clamp<Index>(PIXELS_PER_TASK / pixels, 1, std::max<Index>(kept_height(), 1));
   }
-  Index task_pixels() const { return rows_per_task() * out_width; }
+  Index groups() const { return ceil_div(kept_height(), windows_per_task()); }
+  Index task_pixels() const { return windows_per_task() * window * out_width; }
   // At most this many register blocks make up a row.
   Index max_columns() const { return ceil_div(out_width, MAX_COLS) + dilation_w; }
   // Zero columns that register blocks reach into beside an image of `width`.
@@ -130,7 +137,7 @@ void correlate_tile(const Tile& t) {
     for (int k = 0; k < COLS; ++k) {
       Vec value = sums[r][k];
       if (t.bias != nullptr) value += broadcast(t.bias[r]);
-      if (t.slope != 1.0f) value = value > 0.0f ? value : value * t.slope;
+      if (t.slope != 1.0f) value = activated(value, t.slope);
       t.out[r * t.out_plane + k * t.out_step] = value;
     }
 }
@@ -153,12 +160,14 @@ struct CorrelationTask {
   const float *packed, *bias;
   float slope;
   float* samples;
+  uint8_t* places;  // of the largest in their windows; null: nobody wants to know
   Index valid;
 
   void operator()(Index task, Vec* out) const {
-    const Index groups = ceil_div(c.out_height, c.rows_per_task());
+    const Index groups = c.groups();
     const auto [first, rows] = part(c.out_channels, c.blocks(), task / groups);
-    const auto [y0, height] = part(c.out_height, groups, task % groups);
+    const auto [from, count] = part(c.kept_height(), groups, task % groups);
+    const Index y0 = from * c.window, height = count * c.window;
     Tile tile = {};
     tile.in_plane = in.plane(), tile.in_row = in.row(), tile.in_channels = in.channels;
     tile.stride = c.stride_w;
@@ -171,11 +180,15 @@ struct CorrelationTask {
     const float* weight = packed + first * in.channels * c.kernel_h * c.kernel_w;
     for (Index y = 0; y < height; ++y)
       row(tile, y0 + y, rows, weight, out + y * c.out_width);
-    const Index pixels = c.out_height * c.out_width;
-    for (Index r = 0; r < rows; ++r)
-      from_lanes(out + r * tile.out_plane, tile.out_plane,
-                 samples + (first + r) * pixels + y0 * c.out_width, c.out_channels * pixels,
-                 valid);
+    const Index pixels = c.kept_height() * c.kept_width();
+    for (Index r = 0; r < rows; ++r) {
+      Vec* plane = out + r * tile.out_plane;
+      const Index at = (first + r) * pixels + from * c.kept_width();
+      if (c.window == 2)
+        pool_lanes(plane, count, c.out_width, slope == 0.0f,
+                   places == nullptr ? nullptr : places + at * LANES);
+      from_lanes(plane, count * c.kept_width(), samples + at, c.out_channels * pixels, valid);
+    }
   }
 
   void row(Tile& tile, Index y, Index rows, const float* weight, Vec* out) const {

@@ -44,6 +44,12 @@ inline Vec load(const float* from) {
 }
 inline void store(float* to, Vec value) { std::memcpy(to, &value, sizeof value); }
 
+// A slope of 0 is exact: also an infinity below zero becomes 0.
+inline Vec activated(Vec value, float slope) {
+  const Vec below = slope == 0.0f ? Vec{} : value * slope;
+  return value <= 0.0f ? below : value;
+}
+
 inline Quad load_quad(const float* from) {
   Quad value;
   std::memcpy(&value, from, sizeof value);

@@ -7,6 +7,7 @@ Each takes the library that ``binding.load`` returns. ``layout`` says how the im
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +15,8 @@ import torch
 from abele.kernels.binding import Conv, Pool, threads_for
 
 PLANES, CHANNELS_LAST = torch.contiguous_format, torch.channels_last
+# Samples that lie side by side in the widest register: places are noted for all of them.
+_PLACED_TOGETHER = 16
 
 
 def describe(
@@ -101,6 +104,66 @@ def conv_backward(
     run = library.abele_winograd_backward if winograd else library.abele_conv_backward
     run(description, *inputs, *outputs, threads)
     return results
+
+
+def conv_pool(
+    library: ctypes.CDLL,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    *,
+    relu: bool,
+    places: bool = False,
+    threads: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the largest values of windows of 2x2 of a convolution, and their places.
+
+    Takes and raises what ``conv`` does; ``relu`` says whether a ReLU comes before the pool. The
+    places are for ``conv_pool_backward`` alone.
+    """
+    sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
+    out = [((size + 2 * pad - kernel) // step + 1) // 2 for size, kernel, step, pad in sizes]
+    y = torch.empty((x.shape[0], weight.shape[0], *out))
+    where = torch.empty(place_count(y.shape), dtype=torch.uint8) if places else None
+    description = describe(x, weight, stride, padding, slope=0.0 if relu else 1.0)
+    pointers = (_pointer(each) for each in (x, weight, bias, y, where))
+    library.abele_conv_pool(description, *pointers, threads)
+    return y, where
+
+
+def conv_pool_backward(
+    library: ctypes.CDLL,
+    grad: torch.Tensor,
+    places: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_mask: Sequence[bool],
+    *,
+    threads: int = 1,
+) -> list[torch.Tensor | None]:
+    """Return the gradients of ``x``, ``weight`` and a bias from that of what ``conv_pool`` gave.
+
+    Takes and raises what ``conv_backward`` does.
+    """
+    shapes = (x.shape, weight.shape, weight.shape[:1])
+    results = [
+        torch.empty(shape) if wanted else None
+        for shape, wanted in zip(shapes, output_mask, strict=True)
+    ]
+    pointers = (_pointer(each) for each in (grad, places, x, weight, *results))
+    description = describe(x, weight, stride, padding)
+    library.abele_conv_pool_backward(description, *pointers, threads)
+    return results
+
+
+def place_count(shape: Sequence[int]) -> int:
+    """Return how many places ``conv_pool`` notes for results of ``shape`` ``[N, C, H, W]``."""
+    images, *rest = shape
+    return -(-images // _PLACED_TOGETHER) * _PLACED_TOGETHER * math.prod(rest)
 
 
 def _threads(library: ctypes.CDLL, y: torch.Tensor, weight: torch.Tensor, passes: int = 1) -> int:

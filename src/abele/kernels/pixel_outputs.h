@@ -48,7 +48,7 @@ void correlate(const Tile& t) {
     for (int k = 0; k < VECTORS; ++k) {
       Vec value = sums[r][k];
       if (t.bias != nullptr) value += broadcast(t.bias[r]);
-      if (t.slope != 1.0f) value = value > 0.0f ? value : value * t.slope;
+      if (t.slope != 1.0f) value = activated(value, t.slope);
       store(t.out + r * t.out_plane + k * LANES, value);
     }
 }

@@ -146,6 +146,8 @@ class Translator:
 
     def _call(self, node: torch.fx.Node) -> None:
         arguments: Any = node.args
+        if node in self.places:
+            return  # an operation of an earlier node does its work
         if is_getitem(node):
             self.places[node] = self.places[arguments[0]][arguments[1]]
         elif not (self._view(node) or self._written(node) or self._by_rule(node)):

@@ -17,6 +17,7 @@ from abele.targets.cpu.emitted.calls import (
     losses,
     matrices,
     norms,
+    pooled_convolutions,
     reductions,
     shapes,
     tables,
@@ -34,6 +35,7 @@ HANDLERS: dict[Any, Handler] = {
     **extremes.HANDLERS,
     **gates.HANDLERS,
     **images.HANDLERS,
+    **pooled_convolutions.HANDLERS,  # more than images.HANDLERS have of the same
     **indices.HANDLERS,
     **losses.HANDLERS,
     **matrices.HANDLERS,

@@ -26,7 +26,7 @@ def convolution(translator: Any, node: torch.fx.Node) -> bool:
     if bias is not None:
         reads.append(translator.contiguous(translator.places[bias]))
     result = translator.new_like(node)
-    sizes, threads = _described(reads[0], reads[1], result, stride, padding)
+    sizes, threads = described(reads[0], reads[1], result, stride, padding)
     pointers = "{0}, {1}, {2}, {3}" if bias is not None else "{0}, {1}, nullptr, {2}"
     text = f"status |= abele::convolve({sizes}, {pointers}, {threads})"
     translator.add(Call(reads, [result], text))
@@ -38,14 +38,9 @@ def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
     """``abele::few_channel_conv_backward``."""
     grad, x, weight, stride, padding, mask = arguments(node)
     reads = [translator.contiguous(translator.places[each]) for each in (grad, x, weight)]
-    results: list[Place | None] = [
-        translator.new(tuple(value.shape), value.dtype) if wanted else None
-        for value, wanted in zip(node.meta["val"], mask, strict=True)
-    ]
-    sizes, threads = _described(reads[1], reads[2], reads[0], stride, padding)
+    results, pointers = gradients(translator, node, mask, len(reads))
     made = [each for each in results if each is not None]
-    numbers = iter(range(3, 6))
-    pointers = ", ".join(f"{{{next(numbers)}}}" if wanted else "nullptr" for wanted in mask)
+    sizes, threads = described(reads[1], reads[2], reads[0], stride, padding)
     text = (
         f"status |= abele::convolve_backward({sizes}, {{0}}, {{1}}, {{2}}, {pointers}, {threads})"
     )
@@ -54,19 +49,56 @@ def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
     return True
 
 
-def _described(
-    x: Place, weight: Place, y: Place, stride: list[int], padding: list[int]
+def gradients(
+    translator: Any, node: torch.fx.Node, mask: list[bool], reads: int
+) -> tuple[list[Place | None], str]:
+    """Where those that are wanted go, and the text of all three pointers.
+
+    Args:
+        translator: makes the memory.
+        node: whose results they are.
+        mask: which are wanted.
+        reads: how many tensors come before them in the call.
+    """
+    results: list[Place | None] = [
+        translator.new(tuple(value.shape), value.dtype) if wanted else None
+        for value, wanted in zip(node.meta["val"], mask, strict=True)
+    ]
+    numbers = iter(range(reads, reads + 3))
+    return results, ", ".join(f"{{{next(numbers)}}}" if each else "nullptr" for each in mask)
+
+
+def described(
+    x: Place,
+    weight: Place,
+    y: Place,
+    stride: list[int],
+    padding: list[int],
+    *,
+    pooled: bool = False,
+    slope: int = 1,
 ) -> tuple[str, str]:
-    numbers = (*x.shape, weight.shape[0], *weight.shape[2:], *stride, *padding, 0, 1)
+    """The texts of a convolution's description, and of how many threads it is worth.
+
+    Args:
+        x: its images.
+        weight: of each output and input channel.
+        y: its results, a quarter of them if they are pooled.
+        stride: of rows and columns; likewise ``padding``.
+        padding: zeros at each border.
+        pooled: whether the largest of 2 x 2 results is kept.
+        slope: of its activation below zero.
+    """
+    numbers = (*x.shape, weight.shape[0], *weight.shape[2:], *stride, *padding, 0, slope)
     sizes = f"AbeleConv{{{{{', '.join(map(str, numbers))}}}}}"
-    adds = y.size * weight.size // weight.shape[0]
-    return sizes, f"abele_threads(0, {adds}, threads)"
+    adds = y.size * (4 if pooled else 1) * weight.size // weight.shape[0]
+    return sizes, f"abele_threads({x.size + y.size}, {adds}, threads)"
 
 
 def max_pool(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.max_pool2d_with_indices`` of contiguous images."""
     x, *given = (*arguments(node), *_POOL[len(arguments(node)) - 2 :])
-    kernel, stride, padding, dilation = (_pair(each) for each in given[:4])
+    kernel, stride, padding, dilation = (pair(each) for each in given[:4])
     ceil = given[4]
     place = translator.contiguous(translator.places[x])
     windows = _windows(place, node.meta["val"][0].shape, kernel, stride, padding)
@@ -107,7 +139,7 @@ def max_pool_backward(translator: Any, node: torch.fx.Node) -> bool:
     result = translator.new(x.shape, x.dtype)
     sizes = str(_workers(x))
     if reads[1].dtype is torch.uint8:
-        sizes += ", {}, {}".format(*_pair(kernel))
+        sizes += ", {}, {}".format(*pair(kernel))
     text = f"abele::max_pool_backward<{sizes}>({windows}, {{0}}, {{1}}, {{2}}, threads)"
     translator.add(Call(reads, [result], text))
     translator.places[node] = result
@@ -126,14 +158,15 @@ def _only_for_backward(node: torch.fx.Node, kernel: list[int], stride: list[int]
     return alone and (not stride or list(stride) == list(kernel))
 
 
-def _pair(values: list[int]) -> list[int]:
+def pair(values: Any) -> list[int]:
+    """Those of rows and columns, of which one or both may be given."""
     return list(values) * 2 if len(values) == 1 else list(values)
 
 
 def _windows(x: Place, out: Any, kernel: list[int], stride: list[int], padding: list[int]) -> str:
     height, width = x.shape[-2:]
     planes = x.size // max(height * width, 1)
-    kernel, stride, padding = (_pair(each) for each in (kernel, stride, padding))
+    kernel, stride, padding = (pair(each) for each in (kernel, stride, padding))
     numbers = (planes, height, width, *kernel, *(stride or kernel), *padding, *out[-2:])
     return f"abele::Windows{{{{{', '.join(map(str, numbers))}}}}}"
 

@@ -1,0 +1,72 @@
+// Max pooling over windows of 2x2 whose pixels are in lanes, and its way back.
+//
+// A place is where in its window a pixel was the largest, 0 to 3 in scan order, or 4 where it was
+// not above zero: if an activation lies between, no gradient passes. Places lie as the pixels do.
+#pragma once
+
+#include "images.h"
+
+namespace abele {
+
+using LanePlaces = int32_t __attribute__((vector_size(LANES * sizeof(int32_t))));
+using LaneBytes = uint8_t __attribute__((vector_size(LANES)));
+constexpr int32_t NO_PLACE = 4;
+
+// Pools `count` rows of windows of a plane in its own memory. NaN counts as largest; the first of
+// equal values is taken, and the last NaN. `activated`: they went through a ReLU.
+inline void pool_lanes(Vec* plane, Index count, Index width, bool activated, uint8_t* places) {
+  const Index columns = width / 2;
+  for (Index y = 0; y < count; ++y)
+    for (Index x = 0; x < columns; ++x) {
+      const Vec* from = plane + 2 * y * width + 2 * x;
+      const Vec window[] = {from[0], from[1], from[width], from[width + 1]};
+      Vec best = window[0];
+      LanePlaces place = {};
+#pragma GCC unroll 4
+      for (int k = 1; k < 4; ++k) {
+        const LanePlaces taken = (window[k] > best) | (window[k] != window[k]);
+        best = taken ? window[k] : best;
+        place = taken ? place * 0 + k : place;
+      }
+      const Index to = y * columns + x;
+      plane[to] = best;
+      if (places == nullptr) continue;
+      if (activated) place = best <= 0.0f ? place * 0 + NO_PLACE : place;
+      const LaneBytes bytes = __builtin_convertvector(place, LaneBytes);
+      std::memcpy(places + to * LANES, &bytes, sizeof bytes);
+    }
+}
+
+// An image of gradients, from those of its windows: `samples` is [channels, height / 2, width / 2].
+inline void fill_pooled(const Team& team, const Image& image, const float* samples,
+                        const uint8_t* places, Index valid) {
+  const Index height = image.height / 2, width = image.width / 2;
+  const Index stride = image.channels * height * width;
+  const Index pieces = std::clamp<Index>(height, 1, 4);
+  team.share(image.channels * pieces, [&](Index task) {
+    const Index c = task / pieces;
+    const auto [y0, rows] = part(height, pieces, task % pieces);
+    Vec* to = image.pixels + c * image.plane() + 2 * y0 * image.row();
+    const bool last = task % pieces == pieces - 1;
+    std::fill(to, to + (last ? image.height - 2 * y0 : 2 * rows) * image.row(), Vec{});
+    const Index at = c * height * width + y0 * width;
+    Vec line[LINE];
+    for (Index y = 0; y < rows; ++y)
+      for (Index x0 = 0; x0 < width; x0 += LINE) {
+        const Index some = std::min(LINE, width - x0), from = at + y * width + x0;
+        to_lanes(samples + from, stride, valid, some, line);
+        Vec* pixels = to + 2 * y * image.row() + image.left + 2 * x0;
+        for (Index x = 0; x < some; ++x, pixels += 2) {
+          LaneBytes bytes;
+          std::memcpy(&bytes, places + (from + x) * LANES, sizeof bytes);
+          const LanePlaces place = __builtin_convertvector(bytes, LanePlaces);
+          pixels[0] = place == 0 ? line[x] : Vec{};
+          pixels[1] = place == 1 ? line[x] : Vec{};
+          pixels[image.row()] = place == 2 ? line[x] : Vec{};
+          pixels[image.row() + 1] = place == 3 ? line[x] : Vec{};
+        }
+      }
+  });
+}
+
+}  // namespace abele

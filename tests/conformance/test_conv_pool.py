@@ -1,0 +1,129 @@
+"""Convolutions that are pooled before they are written, against torch."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import shutil
+
+import pytest
+import torch
+
+from abele.errors import CorruptExecutable
+from abele.kernels import binding, build, on_tensors
+
+aten = torch.ops.aten
+compiler = shutil.which("g++") or shutil.which("clang++")
+pytestmark = [
+    pytest.mark.compiler,
+    pytest.mark.skipif(compiler is None, reason="no C++ compiler on PATH"),
+]
+
+# in channels, out channels, kernel, stride, padding, height and width
+CASES = [
+    (1, 5, (3, 3), (1, 1), (0, 0), (14, 14)),
+    (5, 12, (5, 5), (1, 1), (0, 0), (13, 13)),
+    (2, 13, (3, 3), (2, 2), (1, 1), (9, 8)),
+    (3, 7, (1, 1), (1, 1), (0, 0), (2, 70)),
+    (2, 4, (3, 3), (1, 1), (1, 1), (41, 37)),
+    (2, 3, (3, 3), (1, 1), (0, 0), (4, 6)),
+]
+
+
+@pytest.fixture(scope="module")
+def own():
+    return binding.load(build.shared_library(compiler, "here"))
+
+
+def tensors(batch, case):
+    channels, filters, kernel, stride, padding, size = case
+    torch.manual_seed(batch)
+    x, weight = torch.randn(batch, channels, *size), torch.randn(filters, channels, *kernel)
+    return x, weight, torch.randn(filters), stride, padding
+
+
+def unpooled(own, inputs, relu, threads=1):
+    slope = 0.0 if relu else 1.0
+    # Torch's own sums are rounded otherwise; those of our kernel for 16 samples are the same.
+    return on_tensors.conv(own, *inputs, slope=slope, threads=threads)
+
+
+@pytest.mark.parametrize(("batch", "threads"), [(9, 1), (16, 2), (33, 1), (48, 2)])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_pools_what_the_convolution_gives(own, case, relu, batch, threads):
+    inputs = tensors(batch, case)
+    y, places = on_tensors.conv_pool(own, *inputs, relu=relu, places=True, threads=threads)
+    plain = unpooled(own, inputs, relu)
+    expected, indices = aten.max_pool2d_with_indices(plain, [2, 2])
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+    assert y.shape == expected.shape
+    x, weight, _, *steps = inputs
+    grad = torch.randn_like(y)
+    back = aten.max_pool2d_with_indices_backward(
+        grad, plain, [2, 2], [2, 2], [0, 0], [1, 1], False, indices
+    )
+    back = back * (plain > 0) if relu else back
+    mask = [True] * 3
+    found = on_tensors.conv_pool_backward(own, grad, places, x, weight, *steps, mask)
+    wanted = on_tensors.conv_backward(own, back, x, weight, *steps, mask)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mask", list(itertools.product([False, True], repeat=3))[1:], ids=str)
+def test_gradients_do_not_depend_on_which_are_wanted(own, mask):
+    x, weight, bias, *steps = tensors(20, CASES[1])
+    y, places = on_tensors.conv_pool(own, x, weight, bias, *steps, relu=True, places=True)
+    found = on_tensors.conv_pool_backward(own, y, places, x, weight, *steps, mask)
+    all_ = on_tensors.conv_pool_backward(own, y, places, x, weight, *steps, [True] * 3)
+    for ours, one, wanted in zip(found, all_, mask, strict=True):
+        assert ours is None if not wanted else torch.equal(ours, one)
+
+
+def test_nobody_has_to_want_places(own):
+    inputs = tensors(20, CASES[0])
+    y, places = on_tensors.conv_pool(own, *inputs, relu=True)
+    assert places is None
+    assert torch.equal(y, on_tensors.conv_pool(own, *inputs, relu=True, places=True)[0])
+
+
+def windows_of(values):
+    """Sixteen images of one window each, through a convolution that changes nothing."""
+    return torch.tensor(values).reshape(1, 1, 2, 2).repeat(16, 1, 1, 1), torch.ones(1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1.0, 1.0, 1.0, 1.0],
+        [0.0, -1.0, 0.0, -2.0],
+        [-1.0, -2.0, -3.0, -4.0],
+        [math.nan, 1.0, 2.0, 3.0],
+        [1.0, math.nan, math.nan, 3.0],
+        [-math.inf, -math.inf, -1.0, -math.inf],
+        [1.0, math.inf, 2.0, math.inf],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("relu", [False, True])
+def test_ties_and_special_values_are_those_of_torch(own, values, relu):
+    x, weight = windows_of(values)
+    steps = (1, 1), (0, 0)
+    y, places = on_tensors.conv_pool(own, x, weight, None, *steps, relu=relu, places=True)
+    grad_x, *_ = on_tensors.conv_pool_backward(
+        own, torch.full_like(y, 3.0), places, x, weight, *steps, [True, False, False]
+    )
+    leaf = x.clone().requires_grad_()
+    expected = torch.max_pool2d(leaf.relu() if relu else leaf, 2)
+    expected.backward(torch.full_like(y, 3.0))
+    torch.testing.assert_close(y, expected.detach(), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(grad_x, leaf.grad)
+
+
+def test_other_activations_have_no_code(own):
+    x, weight, bias, *steps = tensors(16, CASES[0])
+    description = on_tensors.describe(x, weight, *steps, slope=0.5)
+    pointers = x.data_ptr(), weight.data_ptr(), bias.data_ptr(), x.data_ptr(), None
+    with pytest.raises(CorruptExecutable, match="abele_conv_pool has no code for these sizes"):
+        own.abele_conv_pool(description, *pointers, 1)
