@@ -27,16 +27,12 @@ from abele.compile.compiling import compile_programs
 from abele.compile.jobs import Job, Result
 from abele.errors import CompilerError
 
-# Steps should go on at nearly their speed, and compiling should still come to an end where they
-# take every core: beside as many threads as cores this leaves it a quarter of one.
-_NICE = 5
 _SET_DEATH_SIGNAL = 1  # of prctl(2)
 
 
 def main(folder: str, parent: str) -> None:
     """Does the job in ``folder`` for the process ``parent``; standard input is its lifeline."""
     _end_with(int(parent))
-    os.nice(_NICE)
     do(Path(folder))
 
 

@@ -27,14 +27,34 @@ from abele.storage import temporary
 from abele.warn import warn_user
 
 _LOOK_EVERY_S = 0.05
+_LOADING_S = 2.0  # processor time that the other process takes until it begins
+# Of the time in which this process computes, so much is left to the other one, in pieces of at
+# least so many seconds: between threads that wait for each other all the time another process gets
+# next to nothing, or else holds all of them up at each of their meetings.
+_SHARE, _SHARE_OF_ONE_CORE, _PIECE_S = 0.15, 0.3, 0.01
 _LOG, _LOG_BYTES = "worker.log", 2000
 # Python's own search path is passed on: the package need not be installed.
 _PROGRAM = """
-import json, sys
+import json, os, sys
+os.nice(19)  # before torch is loaded, which takes longer than compiling a small program
 sys.path[:] = json.loads(sys.argv[1])
 from abele.compile.worker import main
 main(*sys.argv[2:])
 """
+
+
+def wall_s(cpu_s: float) -> float:
+    """How long another process compiles beside steps, in seconds.
+
+    Args:
+        cpu_s: processor time that compiling takes.
+    """
+    return (_LOADING_S + cpu_s) / _share()
+
+
+def _share() -> float:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return _SHARE if cores is None or cores > 1 else _SHARE_OF_ONE_CORE
 
 
 class FromWorker(Later):
@@ -62,6 +82,7 @@ class FromWorker(Later):
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         self._job, self._owner, self._look_at = job, os.getpid(), 0.0
+        self._share, self._computed_s = _share(), time.thread_time()
         self._outcome: Executable | Failure | None = None
         self._end = weakref.finalize(self, _end, self._process, self._folder, self._owner)
 
@@ -78,9 +99,18 @@ class FromWorker(Later):
                 return None
             self._look_at = now + _LOOK_EVERY_S
             if self._process.poll() is None:
+                self._leave_it_a_share()
                 return None
             self._outcome = self._collected()
         return self._outcome
+
+    def _leave_it_a_share(self) -> None:
+        """Sleeps, so that the cores are the other one's; not where this one has slept anyway."""
+        computed = time.thread_time() - self._computed_s
+        pause = computed * self._share / (1 - self._share)
+        if pause >= _PIECE_S:
+            time.sleep(min(pause, 1.0))
+            self._computed_s = time.thread_time()
 
     def wait(self) -> Executable | Failure:
         """The same, once the process has ended."""
@@ -134,7 +164,7 @@ def _started(folder: Path) -> subprocess.Popen[bytes]:
             stdin=subprocess.PIPE,  # closed when this process ends, however it ends
             stdout=log,
             stderr=log,
-            start_new_session=True,  # interrupts of a terminal are for this process
+            process_group=0,  # interrupts of a terminal are for this process
         )
 
 
