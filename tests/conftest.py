@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import random
@@ -17,7 +18,7 @@ import torch
 
 import poptorch  # noqa: F401  changes the environment when it is imported, so before any test
 from abele import ExecutableCache, get_target
-from abele.compile import start
+from abele.compile import estimates, start
 from abele.runtime.take_over import TakeOver
 from abele.targets import ENVIRONMENT, Target, candidates
 from helpers import compiler_cache
@@ -71,6 +72,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Tracing sets this variable by itself; with a folder per run, runs cannot disturb each other.
     folder = tempfile.mkdtemp(prefix="abele-tests-")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    # What stand-ins for compilers take is no measure of this machine.
+    estimates.cache_folder = functools.partial(Path, folder)  # type: ignore[reportAttributeAccessIssue]
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     _keep_compiled_code(config)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from abele import passes
-from abele.compile import executable, measuring
+from abele.compile import estimates, executable, measuring
 from abele.compile.executable import ChosenLowering, Executable
 from abele.compile.measuring import Clocked, Way
 from abele.errors import TargetError
@@ -62,7 +62,11 @@ def compile_programs(
 
 
 def _compiled(target: Target, program: Program, name: str) -> Way:
-    return Way(name=name, program=program, compiled=target.lowering(name).compile(program))
+    lowering = target.lowering(name)
+    if not lowering.compiles:
+        return Way(name=name, program=program, compiled=lowering.compile(program))
+    with estimates.noted(program, name, target.describe()):
+        return Way(name=name, program=program, compiled=lowering.compile(program))
 
 
 def _fastest(

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from abele.compile import estimates
 from abele.compile.start import Start
 from abele.targets.base import COMPILED
 
@@ -43,6 +45,8 @@ class Running:
         problem: why compiled programs did not take over; None if they did, or may yet.
         compile_s: how long another process compiled, in seconds; None before it is done.
         lowerings: how each program is or will be lowered; those of the build record.
+        expected_s: when it may be done, in seconds after ``began``; None where nobody can tell.
+        began: when another process was started, on the clock of ``time.monotonic``.
     """
 
     start: Start = Start.WAIT
@@ -54,6 +58,8 @@ class Running:
     check: str | None = None
     problem: str | None = None
     compile_s: float | None = None
+    expected_s: float | None = None
+    began: float = 0.0
     lowerings: dict[str, ChosenLowering] = dataclasses.field(
         default_factory=dict[str, "ChosenLowering"], repr=False, compare=False
     )
@@ -69,7 +75,14 @@ class Running:
             return f"programs are interpreted: {self.problem}"
         if self.start is Start.INTERPRET:
             return "programs are interpreted, as asked"
-        return "programs are interpreted until compiled ones are ready"
+        return f"programs are interpreted until compiled ones are ready{self._when()}"
+
+    def _when(self) -> str:
+        """How long that may take from now on, in words."""
+        if self.expected_s is None:
+            return ""
+        left = self.expected_s - (time.monotonic() - self.began)
+        return f", in {estimates.about(left)}" if left > 0 else ", later than was expected"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from abele.compile import executable, start
+from abele.compile import estimates, executable, start
 from abele.compile.cache import ExecutableCache
 from abele.compile.executable import Executable, lowerings_of
 from abele.compile.jobs import Job
 from abele.compile.later import Announce, Later, Ready, Running
 from abele.compile.sources import ExecutableSource
 from abele.compile.start import Start
-from abele.compile.worker_process import FromWorker
+from abele.compile.worker_process import FromWorker, wall_s
 from abele.errors import SerializationError
 from abele.program import Program, users_operator
 from abele.step.config import StepConfig
@@ -30,6 +31,9 @@ from abele.targets.base import COMPILED
 
 #: Interprets: needs no compiler and gives the bits of plain PyTorch.
 INTERPRETING = "reference"
+#: Compiling that takes no longer, in seconds, is waited for: another process would first have to
+#: load torch, and slow the steps down meanwhile.
+WORTH_WAITING_S = 1.6
 _STORED = "stored"  # what a process says that has the programs already
 #: Why nobody waits although nothing is interpreted.
 COMPILED_BEFORE = "the programs were compiled before"
@@ -48,11 +52,13 @@ class Wanted:
         announce: told in words what runs, and when that changes.
         gather: connects processes that train together; None where there is one, or where
             nobody says how to reach the others.
+        at_once: also where compiling would take hardly longer than interpreting the first step.
     """
 
     start: Start = Start.WAIT
     announce: Announce = lambda text: None
     gather: Gather | None = None
+    at_once: bool = False
 
     @classmethod
     def of(cls, asked: Start, announce: Announce, gather: Gather | None = None) -> Wanted:
@@ -64,9 +70,10 @@ class Wanted:
             TargetError: the environment asks for something that does not exist.
         """
         requested = start.requested()
+        at_once = requested is Start.TIERED or start.swap_at() is not None
         if requested is None or (asked is Start.WAIT and requested is Start.TIERED):
             requested = asked
-        return cls(start=requested, announce=announce, gather=gather)
+        return cls(start=requested, announce=announce, gather=gather, at_once=at_once)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,6 +96,18 @@ class Lowered:
     cache: ExecutableSource | None
     stored: Executable | None
 
+    def expected_s(self) -> float | None:
+        """Processor time that compiling may take, in seconds; None where nobody can tell."""
+        lowerings = {
+            program.name: [
+                name
+                for name in lowerings_of(self.parts, program.name)
+                if self.target.lowering(name).compiles
+            ]
+            for program in self.programs
+        }
+        return estimates.expected_s(self.programs, lowerings, self.parts["target"])
+
 
 def decided(wanted: Wanted, lowered: Lowered) -> Running:
     """How the first steps of this process run, and why."""
@@ -98,7 +117,11 @@ def decided(wanted: Wanted, lowered: Lowered) -> Running:
     if wanted.start is Start.INTERPRET:
         return Running(start=Start.INTERPRET, why="as asked", manner=manner, interpreted=True)
     why = "steps run while another process compiles"
-    return Running(start=Start.TIERED, why=why, manner=manner, interpreted=True)
+    running = Running(start=Start.TIERED, why=why, manner=manner, interpreted=True)
+    seconds = None if lowered.stored is not None else lowered.expected_s()
+    if seconds is not None:
+        running.expected_s, running.began = wall_s(seconds), time.monotonic()
+    return running
 
 
 def _manner(lowered: Lowered) -> str:
@@ -132,7 +155,14 @@ def _why_wait(wanted: Wanted, lowered: Lowered) -> str | None:
     if lowered.stored is not None:
         may_have_to_wait = start.swap_at() is not None or exchanges(lowered.config)
         return None if may_have_to_wait else COMPILED_BEFORE
-    return _why_no_worker(lowered)
+    return _why_no_worker(lowered) or (None if wanted.at_once else _why_not_worth_it(lowered))
+
+
+def _why_not_worth_it(lowered: Lowered) -> str | None:
+    seconds = lowered.expected_s()
+    if seconds is None or seconds > WORTH_WAITING_S:
+        return None
+    return f"compiling takes {estimates.about(seconds)}, which is sooner than another process could"
 
 
 def exchanges(config: StepConfig) -> bool:

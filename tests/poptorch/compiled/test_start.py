@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import warnings
 
 import pytest
@@ -52,6 +53,7 @@ def scripts(monkeypatch):
         monkeypatch.setattr(lowering, "compile", rounded)
         monkeypatch.setattr(lowering, "load", rounded)
     monkeypatch.setattr(cpu, "cannot_compile", lambda: None)
+    monkeypatch.setattr("abele.compile.estimates.expected_s", lambda *_: None)
     handed = []
 
     class InTurn(Scripted):
@@ -90,6 +92,33 @@ def test_a_call_interprets_until_the_compiled_programs_are_there(scripts, caplog
     ]
     assert wrapped.build_record.running.since == 2
     assert wrapped.target == "cpu"
+
+
+def test_the_line_says_about_how_long_that_takes(scripts, monkeypatch, caplog):
+    monkeypatch.setattr("abele.compile.estimates.expected_s", lambda *_: 4.0)
+    with caplog.at_level(logging.INFO, "poptorch::python"):
+        wrapped = trainer()
+        wrapped(*rows(4))
+    said = caplog.records[0].message
+    assert re.search(r"interpreted until compiled ones are ready, in about \d+ (s|min)$", said)
+    wrapped.build_record.running.began -= 1000
+    assert wrapped.build_record.running.sentence().endswith("ready, later than was expected")
+
+
+def test_what_is_compiled_soon_is_waited_for(scripts, monkeypatch):
+    monkeypatch.setattr("abele.compile.estimates.expected_s", lambda *_: 1.0)
+    wrapped = trainer()
+    wrapped(*rows(4))
+    assert not scripts
+    assert wrapped.build_record.running.why.startswith("compiling takes about 1 s, which is sooner")
+
+
+def test_unless_the_environment_asks_for_interpreted_steps(scripts, monkeypatch):
+    monkeypatch.setattr("abele.compile.estimates.expected_s", lambda *_: 1.0)
+    monkeypatch.setenv("ABELE_START", "tiered")
+    wrapped = trainer()
+    wrapped(*rows(4))
+    assert wrapped.build_record.running.interpreted
 
 
 def test_a_shown_compilation_says_it_on_a_line(scripts, capsys):

@@ -1,0 +1,108 @@
+"""How long compiling will take, from what earlier compiles took on this machine.
+
+Counted in processor time of the compiling process and the compilers that it starts: how much of a
+processor it gets depends on what else runs. Each compile is noted in one small file per kind of
+machine in the user's cache. Before there is one, fitted rates per node of a graph serve.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from abele.kernels.build import cache_folder
+from abele.program import Program, all_nodes
+from abele.storage import atomic
+
+_KEPT = 24  # latest compiles of each lowering
+# Seconds, and seconds per node: a median over the rows of the benchmarks' table.
+_RATES = {"emitted": (1.0, 0.0018), "inductor": (9.0, 0.04)}
+_NEAREST = 3  # programs of about as many nodes, whose times count
+
+
+def nodes(program: Program) -> int:
+    """How many nodes the program has, bodies of loops included; one at least."""
+    return max(1, sum(1 for _ in all_nodes(program.graph)))
+
+
+def expected_s(
+    programs: Sequence[Program],
+    lowerings: Mapping[str, Sequence[str]],
+    machine: Mapping[str, Any],
+) -> float | None:
+    """Processor time that compiling will take, in seconds.
+
+    Args:
+        programs: after all passes.
+        lowerings: which ones compile each program, by its name.
+        machine: what ``Target.describe`` says.
+
+    Returns:
+        An estimate, often wrong by half; None where nothing like it was ever compiled.
+    """
+    known, total = _noted(_file(machine)), 0.0
+    for program, name in ((each, name) for each in programs for name in lowerings[each.name]):
+        base, rate = _RATES.get(name, (0.0, 1.0))
+        alike = _nearest(known.get(name, []), nodes(program))
+        ratios = [seconds / (base + rate * count) for count, seconds in alike]
+        if name not in _RATES and not ratios:
+            return None
+        total += (base + rate * nodes(program)) * (statistics.median(ratios) if ratios else 1.0)
+    return total
+
+
+def _nearest(compiles: Sequence[tuple[int, float]], count: int) -> list[tuple[int, float]]:
+    """The latest compiles of programs with as many nodes, else those with the most similar."""
+    same = [each for each in compiles if each[0] == count]
+    ordered = sorted(compiles, key=lambda each: abs(math.log(each[0] / count)))
+    return same[-_NEAREST:] or ordered[:_NEAREST]
+
+
+@contextlib.contextmanager
+def noted(program: Program, lowering: str, machine: Mapping[str, Any]) -> Generator[None]:
+    """Notes what compiling a program inside takes; one that fails is not noted."""
+    began = _cpu_s()
+    yield
+    took, file = _cpu_s() - began, _file(machine)
+    known = _noted(file)
+    known[lowering] = [*known.get(lowering, []), (nodes(program), round(took, 3))][-_KEPT:]
+    with contextlib.suppress(OSError):  # an estimate is not worth a message
+        atomic.write_text(file, json.dumps(known))
+
+
+def _cpu_s() -> float:
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system
+
+
+def _file(machine: Mapping[str, Any]) -> Path:
+    text = json.dumps(dict(machine), sort_keys=True)
+    return cache_folder() / f"compile-times-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+
+
+def _noted(file: Path) -> dict[str, list[tuple[int, float]]]:
+    try:
+        data = json.loads(file.read_text())
+        return {
+            str(name): [(max(1, int(count)), float(seconds)) for count, seconds in compiles]
+            for name, compiles in data.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}  # not there yet, or damaged: estimates begin anew
+
+
+def about(seconds: float) -> str:
+    """A duration in words that do not pretend to be exact."""
+    if seconds < 10:
+        return f"about {max(1, round(seconds))} s"
+    if seconds < 90:
+        return f"about {5 * round(seconds / 5)} s"
+    return f"about {round(seconds / 60)} min"
