@@ -13,6 +13,7 @@ from abele.program import Program
 from abele.targets import aoti
 from abele.targets.base import Compiled, Lowering, Target, require_code
 from abele.targets.quiet import quiet_compiler
+from abele.targets.replay import CudaGraphs, replayed
 
 
 def to_gpu(program: Program) -> Program:
@@ -21,7 +22,7 @@ def to_gpu(program: Program) -> Program:
 
 
 class Inductor(Lowering):
-    """AOTInductor's C++ host code around Triton kernels."""
+    """AOTInductor's C++ host code around Triton kernels, replayed as one captured graph."""
 
     name = "inductor"
     passes = (to_gpu, explicit_alpha)
@@ -34,13 +35,12 @@ class Inductor(Lowering):
     def compile(self, program: Program) -> Compiled:
         """Compile kernels and host code; tens of seconds."""
         compiled, _ = aoti.compile_program(program, _device(), _options())
-        return compiled
+        return replayed(program, compiled, CudaGraphs())
 
     def load(self, program: Program, payload: bytes) -> Compiled:
         """Load kernels and host code; no compiler needed."""
-        del program
         require_code(payload, "cuda")
-        return aoti.load_program(payload, _device())
+        return replayed(program, aoti.load_program(payload, _device()), CudaGraphs())
 
 
 class Cuda(Target):
