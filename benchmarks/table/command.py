@@ -25,8 +25,11 @@ def run(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     torch.set_num_threads(options.threads)
     window_s = 0.1 if options.quick else options.window_s
+    environment = {**harness.environment(), "jax": _version("jax")}
+    if options.device == "cpu":
+        environment["gpu"] = None  # one that is there has no part in it
     result: dict[str, Any] = {
-        "environment": {**harness.environment(), "jax": _version("jax")},
+        "environment": environment,
         "quick": options.quick,
         "windows": options.windows,
         "window_s": window_s,
@@ -42,6 +45,7 @@ def run(arguments: list[str]) -> int:
             window_s=window_s,
             limit_s=options.limit_s,
             cached=not options.quick,
+            device=options.device,
         )
         result["rows"][name] = row = turns.measure()
         # After each row, because the next may take minutes and be stopped.
@@ -69,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help=f"windows of 0.1 s and no second start, kept in {QUICK.relative_to(ROOT)}",
     )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
     parser.add_argument("--out", type=Path, default=harness.RECORDS, help="folder of the record")
     return parser
 

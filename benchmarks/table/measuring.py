@@ -37,21 +37,27 @@ class Peer:
         threads: threads of every library in it.
         folder: where it keeps compiled code and its log.
         bar: is redrawn while an answer is awaited.
+        device: where it computes.
     """
 
-    def __init__(self, row: Row, way: str, threads: int, folder: Path, bar: tqdm):
+    def __init__(
+        self, row: Row, way: str, threads: int, folder: Path, bar: tqdm, device: str = "cpu"
+    ):
         self._log, self._bar = folder / f"{row.name}-{way}.log", bar
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.table.serving"]
         command += ["--row", row.name, "--way", way, "--threads", str(threads)]
+        command += ["--device", device]
         environment = {
             **os.environ,
             harness.STARTED: str(time.time()),
             "OMP_NUM_THREADS": str(threads),
-            "JAX_PLATFORMS": "cpu",
+            "JAX_PLATFORMS": device,
             "ABELE_START": "wait",  # windows are of compiled code
             "POPTORCH_CACHE_DIR": str(folder / "executables"),
             "TORCHINDUCTOR_CACHE_DIR": str(folder / f"inductor-{way}"),
         }
+        if device != "cpu":
+            environment["ABELE_TARGET"] = device  # fails instead of running elsewhere
         with open(self._log, "w", encoding="utf-8") as log:
             self._process = subprocess.Popen(
                 command,
@@ -121,6 +127,7 @@ class Turns:
         window_s: length of a window, seconds.
         limit_s: how long a first step may take, seconds.
         cached: also start again with the compiled code that was kept.
+        device: cpu, or cuda for the current GPU.
     """
 
     def __init__(
@@ -133,10 +140,11 @@ class Turns:
         window_s: float,
         limit_s: float,
         cached: bool,
+        device: str = "cpu",
     ):
         if windows < harness.MIN_WINDOWS:
             raise ValueError(f"At least {harness.MIN_WINDOWS} windows are needed, got {windows}.")
-        self._row, self._ways, self._threads = row, ways, threads
+        self._row, self._ways, self._threads, self._device = row, ways, threads, device
         self._windows, self._window_s, self._limit_s = windows, window_s, limit_s
         self._again = [way for way in ways if cached and way in CACHED]
         self._results: dict[str, dict[str, Any]] = {way: {} for way in ways}
@@ -167,7 +175,7 @@ class Turns:
         return {"title": row.title, "batch": row.batch, "ways": results, "ratio": ratios(results)}
 
     def _peer(self, way: str) -> Peer:
-        return Peer(self._row, way, self._threads, self._folder, self._bar)
+        return Peer(self._row, way, self._threads, self._folder, self._bar, self._device)
 
     def _try(self, way: str, peer: Peer, command: str) -> dict[str, Any]:
         result = self._results[way]

@@ -32,11 +32,12 @@ def main() -> int:
     parser.add_argument("--row", choices=ROWS, required=True)
     parser.add_argument("--way", choices=WAYS, required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
     _limit(options.threads)
     # What libraries print must not mix with the answers.
     answers, sys.stdout = sys.stdout, sys.stderr
-    server = Server(ROWS[options.row], options.way)
+    server = Server(ROWS[options.row], options.way, options.device)
     for line in sys.stdin:
         print(json.dumps(server.answer(line.split())), file=answers, flush=True)
     return 0
@@ -55,10 +56,11 @@ class Server:
     Args:
         row: what to measure.
         way: how.
+        device: where.
     """
 
-    def __init__(self, row: Row, way: str):
-        self._row, self._way = row, way
+    def __init__(self, row: Row, way: str, device: str = "cpu"):
+        self._row, self._way, self._device = row, way, device
         self._step: ways.Step | None = None
         self._count, self._warm = 1, 0
         self._peak_of_start = 0.0
@@ -77,7 +79,7 @@ class Server:
     def _start(self) -> dict[str, Any]:
         ways.load(self._row, self._way)
         began = time.perf_counter()
-        step = ways.prepare(self._row, self._way)
+        step = ways.prepare(self._row, self._way, self._device)
         values = [ways.number(step())]
         first_s = time.perf_counter() - began
         process_s = time.time() - float(os.environ[harness.STARTED])
@@ -111,7 +113,7 @@ class Server:
         result = None
         for _ in range(count):
             result = self._step()
-        ways.wait(result)
+        ways.wait(result, self._device)
 
     def _end(self) -> dict[str, Any]:
         peak = harness.peak_memory_mib()

@@ -36,18 +36,25 @@ def load(row: Row, way: str) -> None:
         importlib.import_module(package)
 
 
-def prepare(row: Row, way: str) -> Step:
+def prepare(row: Row, way: str, device: str = "cpu") -> Step:
     """Return a training step of one way; nothing has been computed or compiled yet.
+
+    Batches begin on the host, whatever the device.
 
     Raises:
         ImportError: a package that the row needs is not installed.
+        NotWritten: the row is one of the host alone.
     """
     torch.manual_seed(0)
     module = row.load()
     if row.mode_step is not None:
+        if device != "cpu":
+            raise NotWritten("not written")
         return row.mode_step(module, way, row.batch)
     assert row.model is not None
     model, batch = row.model(module), getattr(module, row.inputs)(row.batch)
+    if way in (EAGER, COMPILE):  # the others move what they are given
+        model.to(device)
     if row.optimizer is None:
         return _WAYS_OF_INFERENCE[way](model.eval(), batch)
     return _WAYS[way](row, model, batch)
@@ -61,8 +68,10 @@ def number(result: Any) -> float:
     return float(result)
 
 
-def wait(result: Any) -> None:
-    """Return when a result is there; JAX gives it before it is computed."""
+def wait(result: Any, device: str = "cpu") -> None:
+    """Return when a result is there; JAX and a GPU give it before it is computed."""
+    if device != "cpu":
+        torch.cuda.synchronize()
     ready = getattr(result, "block_until_ready", None)
     if ready is not None:
         ready()
@@ -79,24 +88,34 @@ def optimizer_of(row: Row, model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def _eager(row: Row, model: torch.nn.Module, batch: tuple) -> Step:
-    return _loop(model, optimizer_of(row, model), batch)
+    return _loop(model, optimizer_of(row, model), batch, _device_of(model))
+
+
+def _device_of(model: torch.nn.Module) -> torch.device:
+    return next(model.parameters()).device
 
 
 def _compiled(row: Row, model: torch.nn.Module, batch: tuple) -> Step:
     # As its users do: the model is compiled, the optimizer is not.
-    return _loop(torch.compile(model), optimizer_of(row, model), batch)
+    return _loop(torch.compile(model), optimizer_of(row, model), batch, _device_of(model))
 
 
-def _loop(model: Callable, optimizer: torch.optim.Optimizer, fixed: tuple) -> Step:
+def _loop(
+    model: Callable, optimizer: torch.optim.Optimizer, fixed: tuple, device: torch.device
+) -> Step:
     def step(*batch: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
-        result = model(*(batch or fixed))
+        result = model(*_moved(batch or fixed, device))
         loss = result[-1] if isinstance(result, tuple) else result
         loss.backward()
         optimizer.step()
         return loss.detach()
 
     return step
+
+
+def _moved(batch: tuple, device: torch.device) -> tuple:
+    return batch if device.type == "cpu" else tuple(tensor.to(device) for tensor in batch)
 
 
 def _abele(row: Row, model: torch.nn.Module, fixed: tuple) -> Step:
@@ -159,10 +178,10 @@ def _array(tensor: torch.Tensor) -> Any:
 # -- inference -----------------------------------------------------------------------------------
 
 
-def _forward(model: Callable, batch: tuple) -> Step:
+def _forward(model: Callable, batch: tuple, device: torch.device) -> Step:
     def step() -> Any:
         with torch.inference_mode():
-            return model(*batch)
+            return model(*_moved(batch, device))
 
     return step
 
@@ -177,8 +196,8 @@ def _abele_forward(model: torch.nn.Module, batch: tuple) -> Step:
 
 _WAYS = {EAGER: _eager, COMPILE: _compiled, ABELE: _abele, JAX: _jax}
 _WAYS_OF_INFERENCE = {
-    EAGER: _forward,
-    COMPILE: lambda model, batch: _forward(torch.compile(model), batch),
+    EAGER: lambda model, batch: _forward(model, batch, _device_of(model)),
+    COMPILE: lambda model, batch: _forward(torch.compile(model), batch, _device_of(model)),
     ABELE: _abele_forward,
 }
 

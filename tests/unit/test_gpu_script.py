@@ -1,0 +1,120 @@
+"""`scripts/gpu` without a GPU: what it refuses, and what it runs where one seems to be."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHON = r"""#!/bin/sh
+echo "$*" >>"{folder}/calls"
+case "$*" in
+-m\ pytest*) exit {tests} ;;
+-m\ benchmarks*) sleep {table} ;;
+*) echo "AssertionError: no GPU to speak of"; exit {check} ;;
+esac
+"""
+
+
+def program(path, text):
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "bin").mkdir()
+    return tmp_path
+
+
+def seems_to_have_a_gpu(folder):
+    program(folder / "bin" / "nvidia-smi", "#!/bin/sh\necho 'GPU 0: pretended'\n")
+
+
+def run(folder, *arguments, python=""):
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    return subprocess.run(
+        [ROOT / "scripts" / "gpu", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": path, "ABELE_GPU_PYTHON": str(python)},
+    )
+
+
+def test_without_a_gpu_it_says_so_in_a_sentence(folder):
+    program(folder / "bin" / "nvidia-smi", "#!/bin/sh\nexit 9\n")
+    done = run(folder, folder / "out")
+    assert done.returncode == 3
+    assert done.stderr == (
+        "scripts/gpu: there is no NVIDIA GPU here (nvidia-smi lists none); nothing was run.\n"
+    )
+    assert not (folder / "out").exists()
+
+
+def test_it_needs_a_folder(folder):
+    done = run(folder)
+    assert (done.returncode, done.stderr) == (2, "usage: scripts/gpu FOLDER\n")
+
+
+def test_a_torch_without_cuda_is_named(folder):
+    seems_to_have_a_gpu(folder)
+    done = run(folder, folder / "out", python=sys.executable)
+    assert done.returncode == 3
+    assert "target cuda cannot run with" in done.stderr
+    assert "this torch is built without CUDA" in done.stderr
+
+
+@pytest.mark.parametrize(("tests", "status"), [(0, 0), (1, 1)])
+def test_tests_and_table_both_run_and_decide_the_status(folder, tests, status):
+    seems_to_have_a_gpu(folder)
+    text = PYTHON.format(folder=folder, tests=tests, table=0, check=0)
+    python = program(folder / "python", text)
+    done = run(folder, folder / "out", python=python)
+    assert done.returncode == status, done.stderr
+    lines = (folder / "out" / "summary.txt").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == [
+        "check: status 0",
+        f"tests: status {tests}",
+        "table: status 0",
+    ]
+    calls = (folder / "calls").read_text()
+    assert "-m pytest -q -p no:cacheprovider -k cuda or gpu tests/conformance" in calls
+    assert "--device cuda --threads 1 --rows introduction-16,mlp" in calls
+    assert f"--out {folder / 'out'}" in calls
+
+
+def test_a_check_that_fails_ends_it(folder):
+    seems_to_have_a_gpu(folder)
+    text = PYTHON.format(folder=folder, tests=0, table=0, check=1)
+    done = run(folder, folder / "out", python=program(folder / "python", text))
+    assert done.returncode == 3
+    assert done.stderr.endswith("AssertionError: no GPU to speak of\n")
+    assert (folder / "calls").read_text().count("import get_target") == 1
+
+
+def test_a_stage_is_stopped_at_its_limit(folder):
+    seems_to_have_a_gpu(folder)
+    text = (ROOT / "scripts" / "gpu").read_text().replace("table_s=200", "table_s=1")
+    (folder / "scripts").mkdir()
+    script = program(folder / "scripts" / "gpu", text)
+    text = PYTHON.format(folder=folder, tests=0, table=60, check=0)
+    python = program(folder / "python", text)
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "ABELE_GPU_PYTHON": str(python)}
+    done = subprocess.run([script, folder / "out"], capture_output=True, text=True, env=environment)
+    assert done.returncode == 1
+    assert "table: stopped at its limit of 1 s" in done.stdout
+
+
+def test_all_limits_together_are_less_than_ten_minutes():
+    text = (ROOT / "scripts" / "gpu").read_text()
+    limits = dict(
+        word.split("=")
+        for word in text.split()
+        if word.endswith(tuple("0123456789")) and "_s=" in word
+    )
+    assert len(limits) == 3
+    assert sum(map(int, limits.values())) + 30 + 4 * 5 < 600
