@@ -23,6 +23,8 @@ Tensors = list[torch.Tensor]
 
 # What is zero but for rounding is this small beside what it is a sum of.
 _NOISE = 1e-6
+# A difference of large numbers is off by some of their last digits.
+_EPSILONS = 8 * 2.0**-24
 
 
 @dataclasses.dataclass
@@ -52,6 +54,7 @@ class Outcome:
         expected: results and then all slots, from the interpreter.
         actual: the same from the emitted code, which ran twice.
         noise: how far each of ``expected`` moves where inputs are rounded otherwise.
+        rounding: what may be off because of it in any tensor of the program.
     """
 
     name: str
@@ -61,6 +64,7 @@ class Outcome:
     expected: Tensors = dataclasses.field(default_factory=list)
     actual: Tensors = dataclasses.field(default_factory=list)
     noise: Callable[[], list[float]] = list
+    rounding: Callable[[], float] = float
 
     def difference(self) -> str | None:
         """The first tensor that is not what it should be, or None."""
@@ -73,7 +77,7 @@ class Outcome:
             off, limit = distance(a, b)
             if off > limit:
                 noise = self.noise() if noise is None else noise
-                if not off <= limit + 30 * noise[i]:
+                if not off <= limit + 30 * noise[i] + self.rounding():
                     return f"{self.names[i]} is {off:.3g} off, of {limit:.3g} that are allowed"
         return None
 
@@ -198,6 +202,27 @@ def _run(case: Case, program: Program, outcome: Outcome, run: Run) -> None:
         return _noise(Interpreter().compile(program).run, case.inputs, outcome.expected)
 
     outcome.noise = noise
+    outcome.rounding = lambda: _EPSILONS * _largest(program, case.inputs)
+
+
+class _Largest(torch.fx.Interpreter):
+    """Notes the largest number that a graph computes."""
+
+    largest = 0.0
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, torch.Tensor) and value.dtype.is_floating_point and value.numel():
+            finite = value.double()[value.isfinite()].abs()
+            self.largest = max(self.largest, float(finite.max()) if finite.numel() else 0.0)
+        return value
+
+
+def _largest(program: Program, inputs: Tensors) -> float:
+    interpreter = _Largest(program.graph)
+    with torch.no_grad():
+        interpreter.run(*_copies(inputs))
+    return interpreter.largest
 
 
 def _copies(inputs: Tensors) -> Tensors:

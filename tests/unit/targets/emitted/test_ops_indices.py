@@ -15,6 +15,11 @@ MANY = torch.randn(40, 3000, generator=G)
 PICKED = torch.randint(0, 40, (70,), generator=G)
 
 CASES = {
+    "narrow numbers": Case(
+        lambda x, i: (x.gather(1, i), x.scatter_add(1, i, x[:, :3])),
+        (X, INDEX.int()),
+        gradients=True,
+    ),
     "gather": Case(lambda x, i: (x.gather(1, i), x.gather(-2, i)), (X, INDEX), gradients=True),
     "gather in memory of others": Case(
         lambda x, i: x.transpose(0, 2).gather(1, i.transpose(0, 2)), (X, INDEX), gradients=True

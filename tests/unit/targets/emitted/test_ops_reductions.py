@@ -16,6 +16,14 @@ ODD = torch.tensor([[1.0, math.nan, 3.0, math.nan], [-0.0, 0.0, -1.0, -0.0], [2.
 ODD = torch.cat([ODD, torch.full((1, 4), -math.inf)])
 
 CASES = {
+    "of a number": Case(
+        lambda x: (
+            *(x.sum().sum(0), x.sum().mean(-1), x.amax().amax(0), x.sum().sum(0, keepdim=True)),
+            x.sum().argmax(0),
+        ),
+        (torch.arange(6.0),),
+        gradients=True,
+    ),
     "sums": Case(
         lambda x: (
             *(x.sum(), x.sum(0), x.sum(-1), x.sum((0, 2, 3)), x.sum((1, 3), keepdim=True)),

@@ -29,6 +29,30 @@ CASES = {
         gradients=True,
     ),
     "written slices": Case(lambda x, y: _written(x * 2, y), (X, Y), gradients=True),
+    # Positions in the memory that a tensor is a part of, which is another one in a program.
+    "as_strided": Case(
+        lambda x, y: (
+            (x * 2).as_strided((2, 2), (1, 2), 1),
+            (y * 2)[1:].as_strided((2, 2), (1, 2), 1) * 3,
+            torch.cat([torch.as_strided_scatter(x[0] * 2, y[0, :2, :2], (2, 2), (1, 2), 1), y[0]]),
+        ),
+        (X, Y),
+        gradients=True,
+        calls={"as_strided_scatter.default": 4},
+    ),
+    "lazy conjugates": Case(
+        lambda x, y: torch.complex(x, y).conj().imag * 3 + x,
+        (X, Y),
+        gradients=True,
+        calls={
+            "complex.default": 1,
+            "_conj.default": 4,
+            "view_as_real.default": 2,
+            "_neg_view.default": 1,
+            "view_as_complex.default": 1,
+        },
+    ),
+    "zeros without memory": Case(lambda x: torch.sgn(x * 3) + x, (X,), gradients=True),
     "repeat": Case(
         lambda x, y: (x.repeat(2, 3, 1, 2), y[:, 0].t().repeat(2, 1), x.long().repeat(1, 1, 2)),
         (X, Y),

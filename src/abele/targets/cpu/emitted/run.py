@@ -178,7 +178,8 @@ class Runner:
 
     def _keep(self, place: Place, tensor: torch.Tensor) -> None:
         """Note where a result of torch lies, in the order that the code expects."""
-        if not place.stride_is(tensor.stride()):
+        lazy = tensor.is_conj() or tensor.is_neg()  # its memory holds other numbers
+        if lazy or not place.stride_is(tensor.stride()):
             ordered = torch.empty_strided(place.shape, place.stride, dtype=place.dtype)
             tensor = ordered.copy_(tensor)
         self._memory[place.buffer] = tensor

@@ -18,12 +18,19 @@ from abele.targets.cpu.emitted.operations import (
     Operation,
     Pointwise,
     Translation,
+    places_changed,
 )
 from abele.targets.cpu.emitted.places import Buffer, Kind, Place, contiguous_stride, is_dense
 from abele.targets.cpu.emitted.pointwise import TYPES, Rule, literal
 
 aten = torch.ops.aten
 
+# Operators that are told positions in the memory that a tensor is a part of.
+_COUNT_FROM_THE_START = (
+    aten.as_strided.default,
+    aten.as_strided_copy.default,
+    aten.as_strided_scatter.default,
+)
 #: They share memory in a program without writes, whatever their schemas say.
 VIEWS = (
     aten._unsafe_view.default,
@@ -182,7 +189,7 @@ class Translator:
         except RuntimeError:  # its elements do not lie so that they could be seen in this way
             return self._reshaped(node, place)
         views: list[torch.Tensor] = _several(viewed)
-        if any(view.dtype is not place.dtype for view in views):
+        if any(v.dtype is not place.dtype or v.is_conj() or v.is_neg() for v in views):
             return False
         if any(view.untyped_storage() is not memory.untyped_storage() for view in views):
             return self._reshaped(node, place)
@@ -257,13 +264,15 @@ class Translator:
         results = [self._made_by_torch(each) for each in _several(value)]
         several = isinstance(value, list | tuple)
         self.places[node] = results if several else results[0]
-        used = [_several(self.places[each]) for each in node.all_input_nodes]
-        reads = [place for each in used for place in each if place is not None]
+        target: Any = node.target
+        if target in _COUNT_FROM_THE_START:
+            target, arguments = _from_the_start(target, arguments)
+        reads: list[Place] = []
+        places_changed((arguments, options), reads.append)
         writes = [each for each in results if each is not None]
         if node.target is aten.copy_.default:
             writes, results = [arguments[0]], []
             self.places[node] = arguments[0]
-        target: Any = node.target
         if is_view(node) and any(place.buffer.kind is not Kind.FOREIGN for place in reads):
             target = _copied(target)
         self.add(Foreign(reads, writes, node, target, arguments, options, results, several))
@@ -293,13 +302,24 @@ class Translator:
         return result
 
 
+def _from_the_start(target: Any, arguments: Any) -> tuple[Any, Any]:
+    """An operator that is given all memory that its argument is a part of, in a copy of its own."""
+    place, *others = arguments
+    shape, stride, offset = place.shape, place.stride, place.offset
+
+    def call(memory: torch.Tensor, *others: Any, **options: Any) -> Any:
+        return target(memory.clone().as_strided(shape, stride, offset), *others, **options)
+
+    return call, (Place(place.buffer, (place.buffer.size,), (1,)), *others)
+
+
 def _copied(target: Any) -> Any:
     """A view as a copy: whatever it sees may be overwritten, which nobody knows of the view."""
 
     def call(*arguments: Any, **options: Any) -> Any:
         value = target(*arguments, **options)
         if isinstance(value, torch.Tensor):
-            return value.clone()
+            return value.clone().resolve_conj().resolve_neg()
         return [each.clone() for each in value]
 
     return call

@@ -73,7 +73,7 @@ def _alike(translator: Any, x: Any, dim: int, index: Any) -> list[Place] | None:
     sizes = zip(place.shape, numbers.shape, strict=True)
     if any(a != b for d, (a, b) in enumerate(sizes) if d != dim % rank):
         return None
-    return [translator.contiguous(each) for each in (place, numbers)]
+    return [translator.contiguous(place), _numbers(translator, numbers)]
 
 
 def index_select(translator: Any, node: torch.fx.Node) -> bool:

@@ -89,6 +89,7 @@ RULES: dict[Any, Rule] = {
         for prefix, suffix in (("", ""), ("", "_like"), ("new_", ""))
     },
     aten.zero.default: Rule(_filled(0)),
+    aten._efficientzerotensor.default: Rule(_filled(0)),  # torch's has no memory to point at
     aten.copy.default: _SECOND,
     aten.fill.Scalar: _SECOND,
     aten.fill.Tensor: _SECOND,
