@@ -11,9 +11,9 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable
 
-from abele.report import record
+from abele.report import record, words
 from abele.report.journal import Journal
-from abele.report.page import document, words
+from abele.report.page import document
 from abele.report.page.markup import Content, Html, html, section, table, tag
 from abele.report.record import Run
 from abele.report.status import Steady, status_of, steady

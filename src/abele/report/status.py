@@ -119,6 +119,11 @@ class Steady:
     computed: float
     outputs: float
 
+    @property
+    def in_calls(self) -> float:
+        """Seconds in a call, on average."""
+        return self.inputs + self.computed + self.outputs
+
 
 def steady(journal: Journal) -> Steady | None:
     """The later calls: without the first tenth, but for at most 32; None without calls."""

@@ -19,6 +19,7 @@ from abele.report.status import status_of
 
 _LINKS = {
     "proof": "what ran where",
+    "insights": "savings",
     "memory": "memory",
     "modules": "modules",
     "operators": "operators",
@@ -43,6 +44,7 @@ def page(run: Run, journal: Journal, *, alive: bool | None = None) -> str:
     has = bool(run.programs)
     sections = {
         "proof": overview.proof(run, journal),
+        "insights": overview.insights(run, journal),
         "memory": memory(run) if has else None,
         "modules": modules(run) if has else None,
         "operators": operators(run) if has else None,

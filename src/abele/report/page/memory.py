@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from abele.report import record
-from abele.report.page import charts, words
+from abele.report import record, words
+from abele.report.page import charts
 from abele.report.page.markup import Content, Html, section, table, tag
 
 # Classes of the kinds of state, from the bottom of the picture.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 
-from abele.report import record
-from abele.report.page import charts, words
+from abele.report import record, words
+from abele.report.page import charts
 from abele.report.page.markup import Content, Html, folded, html, section, table, tag
 
 _MOST = 30

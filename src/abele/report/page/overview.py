@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abele.report import words
+from abele.report.insights import insights as insights_of
 from abele.report.journal import Journal, Moment
-from abele.report.page import words
 from abele.report.page.markup import Html, facts, html, section, tag
 from abele.report.record import Run
 from abele.report.status import State, Status, steady
@@ -90,6 +91,17 @@ def proof(run: Run, journal: Journal) -> Html:
     ]
     said = [tag("p", note) for note in (*run.notes, *(m.what for m in journal.of_kind("note")))]
     return section("What ran where", facts(rows), said, name="proof")
+
+
+def insights(run: Run, journal: Journal) -> Html | None:
+    """What would make it shorter or smaller."""
+    items = [
+        tag("li", tag("b", each.saving), ": ", each.what, " ", tag("span", each.advice))
+        for each in insights_of(run, journal)
+    ]
+    if not items:
+        return None
+    return section("What would save most", tag("ol", items, class_="insights"), name="insights")
 
 
 def _per_call(configuration: dict[str, int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abele.report.page import words
+from abele.report import words
 from abele.report.page.markup import Content, Html, folded, section, table, tag
 from abele.report.record import Program, Run
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from abele.report import words
 from abele.report.journal import Journal, Window, joined
-from abele.report.page import charts, words
+from abele.report.page import charts
 from abele.report.page.markup import Content, Html, section, table, tag
 from abele.report.record import Run
 from abele.report.status import steady

@@ -1,0 +1,124 @@
+"""What would make a run shorter or smaller: at most seven, each with what it would save.
+
+Nothing is said without a number from the run itself. Savings are what is spent there now, so the
+most that can be won.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from abele.report import words
+from abele.report.journal import Journal
+from abele.report.record import Run
+from abele.report.status import Steady, steady
+
+MOST = 7
+# Shares below which nothing is said.
+_WAITING, _HANDLING, _EXCHANGING, _ACTIVATIONS = 0.1, 0.15, 0.1, 0.3
+_LEAST_BYTES = 2**20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Insight:
+    """Something that costs, and what to do about it.
+
+    Attributes:
+        what: what was seen, in words.
+        advice: the option or line that changes it.
+        seconds: that it would save at most in a run like this one; 0 if it saves memory.
+        bytes: likewise.
+    """
+
+    what: str
+    advice: str
+    seconds: float = 0.0
+    bytes: int = 0
+
+    @property
+    def saving(self) -> str:
+        """How much, in words."""
+        amount = words.seconds(self.seconds) if self.seconds else words.size(self.bytes)
+        return f"up to {amount}"
+
+
+def insights(run: Run, journal: Journal) -> list[Insight]:
+    """What is worth saying of a run; what saves most time first, then what saves memory."""
+    later = steady(journal)
+    found = [
+        *([] if later is None else _of_calls(later, journal.calls)),
+        *_of_building(run),
+        *_of_exchanges(run, later, journal.calls),
+        *_of_memory(run),
+    ]
+    return sorted(found, key=lambda each: (-each.seconds, -each.bytes))[:MOST]
+
+
+def _of_calls(later: Steady, calls: int) -> Iterator[Insight]:
+    if later.waited > _WAITING * later.whole:
+        yield Insight(
+            what=f"{words.share(later.waited, later.whole)} of the time passes before calls: the "
+            "program loads data, or does something else.",
+            advice="Load ahead: poptorch.DataLoader(..., num_workers=2, "
+            "mode=poptorch.DataLoaderMode.Async).",
+            seconds=later.waited * calls,
+        )
+    around = later.inputs + later.outputs
+    if around > _HANDLING * later.in_calls:
+        yield Insight(
+            what=f"{words.share(around, later.in_calls)} of a call hands inputs and results over.",
+            advice="Let one call run several micro-batches: options.deviceIterations(16).",
+            seconds=around * calls,
+        )
+
+
+def _of_building(run: Run) -> Iterator[Insight]:
+    build = run.build
+    if build is None or build.cache == "hit":
+        return
+    compiling = build.seconds.get("compile", 0.0)
+    if compiling < 1:
+        return
+    if build.cache == "off":
+        yield Insight(
+            what=f"Compiling took {words.seconds(compiling)} and is done again in the next run.",
+            advice="Keep executables: options.enableExecutableCaching(FOLDER), or "
+            "POPTORCH_CACHE_DIR.",
+            seconds=compiling,
+        )
+    elif build.why and "could not be used" in build.why:
+        yield Insight(
+            what=f"Compiling took {words.seconds(compiling)}, because {build.why}.",
+            advice="The file was replaced; if this happens again, look at the folder's disk.",
+            seconds=compiling,
+        )
+
+
+def _of_exchanges(run: Run, later: Steady | None, calls: int) -> Iterator[Insight]:
+    took = run.exchanged.get("seconds", 0.0)
+    if later is None or took < _EXCHANGING * later.whole * calls:
+        return
+    yield Insight(
+        what=f"Exchanges with other instances took {words.seconds(took)}, waiting included.",
+        advice="Exchange less often: options.Training.gradientAccumulation(n).",
+        seconds=took,
+    )
+
+
+def _of_memory(run: Run) -> Iterator[Insight]:
+    for program in run.programs if run.training else ():
+        use = program.memory
+        # Where a peak lies in backward, what forward made waits there for it.
+        backward = use.phases.get("backward")
+        if backward is None or use.peak_step < backward:
+            continue
+        waiting = sum(each.bytes for each in use.largest if each.phase == "forward")
+        if waiting >= max(_LEAST_BYTES, _ACTIVATIONS * use.peak):
+            yield Insight(
+                what=f"{words.size(waiting)} of the peak of {program.name} are activations that "
+                "wait for backward.",
+                advice="Compute some again: poptorch.recomputationCheckpoint(x) in forward, "
+                "between its blocks.",
+                bytes=waiting,
+            )

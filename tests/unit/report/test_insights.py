@@ -1,0 +1,69 @@
+"""Insights: each with a number of this run, and nothing where nothing is to be won."""
+
+import dataclasses
+
+import pytest
+
+from abele.report.insights import MOST, insights
+from abele.report.journal import Journal, window_of
+from abele.report.page import page
+from helpers.reported import run_of
+
+
+@pytest.fixture(scope="module")
+def run():
+    return run_of("introduction")
+
+
+def calls(waited=0.0, inputs=0.0, computed=0.02, count=100):
+    parts = (waited, inputs, computed, 0.0)
+    return Journal(windows=tuple(window_of(i, parts, first=i) for i in range(count)))
+
+
+def test_a_run_that_computes_all_the_time_gets_no_advice(run):
+    assert insights(run, calls()) == []
+    assert "What would save most" not in page(run, calls())
+
+
+def test_waiting_for_data_says_how_long_and_what_to_do(run):
+    (only,) = insights(run, calls(waited=0.01))
+    assert only.seconds == pytest.approx(1.0)
+    assert only.saving == "up to 1.00 s"
+    assert "33.3 % of the time" in only.what
+    assert "num_workers" in only.advice
+    assert "num_workers" in page(run, calls(waited=0.01))
+
+
+def test_small_calls_are_told_of_device_iterations(run):
+    (only,) = insights(run, calls(inputs=0.02))
+    assert "50.0 % of a call" in only.what
+    assert "deviceIterations" in only.advice
+
+
+@pytest.mark.parametrize(("cache", "count"), [("off", 1), ("hit", 0), ("miss", 0)])
+def test_compiling_without_a_cache_is_told_once_it_takes_long(cache, count, run):
+    build = dataclasses.replace(run.build, seconds={"compile": 30.0}, cache=cache)
+    found = insights(dataclasses.replace(run, build=build), calls())
+    assert [each.seconds for each in found] == [30.0] * count
+
+
+def test_activations_at_the_peak_are_told_with_their_bytes(run):
+    (program,) = run.programs
+    kept = dataclasses.replace(program.memory.largest[0], phase="forward", bytes=2**23)
+    memory = dataclasses.replace(
+        program.memory, largest=(kept,), peak=2**24, peak_step=program.memory.phases["backward"]
+    )
+    changed = dataclasses.replace(program, memory=memory)
+    (only,) = insights(dataclasses.replace(run, programs=(changed,)), calls())
+    assert (only.bytes, only.saving) == (2**23, "up to 8.0 MiB")
+    assert "recomputationCheckpoint" in only.advice
+
+
+def test_there_are_never_more_than_seven_and_the_largest_comes_first(run):
+    (program,) = run.programs
+    kept = dataclasses.replace(program.memory.largest[0], phase="forward", bytes=2**23)
+    memory = dataclasses.replace(program.memory, largest=(kept,), peak=2**23)
+    many = tuple(dataclasses.replace(program, memory=memory) for _ in range(9))
+    found = insights(dataclasses.replace(run, programs=many), calls(waited=0.01))
+    assert len(found) == MOST
+    assert found[0].seconds
