@@ -131,3 +131,34 @@ def test_gradients_may_be_accumulated():
     assert names(record) == {"accumulate": "op_by_op", "apply": "op_by_op"}
     plain = run(started(model, batches[0], rule, config)[0], both)
     assert_close_by_norm(run(session, both), plain, 3e-4, without=WITHOUT_GRADIENT)
+
+
+class Forked(torch.nn.Module):
+    """Channels for our kernels, joined and cut, with a norm and a way around it."""
+
+    def __init__(self, channels=16):
+        super().__init__()
+        self.first = torch.nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm = torch.nn.BatchNorm2d(channels)
+        self.left = torch.nn.Conv2d(channels, channels, 3, padding=1)
+        self.last = torch.nn.Conv2d(2 * channels, channels, 3, padding=0)
+
+    def forward(self, x):
+        """[B, 16, H, W] -> a loss."""
+        x = self.norm(self.first(x)).relu() + x
+        y = self.last(torch.cat([x.relu(), self.left(x)], dim=1))
+        return torch.nn.functional.mse_loss(y, torch.zeros_like(y))
+
+
+def test_convolutions_with_many_channels_train_as_in_plain_torch(monkeypatch):
+    monkeypatch.setattr(choice, "LEAST_CONVOLUTIONS", 3)
+    monkeypatch.setattr(choice, "LARGE_IMAGE", 2**30)
+    monkeypatch.setattr(choice, "LEAST_WORK", 1)
+    model, batches = Forked(), [[torch.randn(2, 16, 9, 12)] for _ in range(5)]
+    session, record = started(model, batches[0], rule_for(model, "sgd"), target="cpu")
+    if "our kernels" not in record.lowerings["step"].reason:
+        pytest.skip("this processor has no wide registers")
+    found = run(session, batches)
+    eager = copy.deepcopy(model)
+    plain = run_eagerly(eager, torch.optim.SGD(eager.parameters(), lr=0.05, momentum=0.9), batches)
+    assert_close_by_norm(found, plain, 1e-5)

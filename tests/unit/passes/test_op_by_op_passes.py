@@ -192,6 +192,50 @@ def test_images_are_converted_only_where_parts_meet():
     assert not any(n.args[0].target is memory_layout.in_layout for n in converted)
 
 
+class Forked(nn.Module):
+    """Joins channels, so that backward cuts them; all convolutions are our kernels'."""
+
+    def __init__(self, channels=16):
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.left = nn.Conv2d(channels, channels, 3, padding=1)
+        self.last = nn.Conv2d(2 * channels, channels, 3, padding=1)
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        y = self.last(torch.cat([x, self.left(x)], dim=1))
+        return nn.functional.mse_loss(y, torch.zeros_like(y))
+
+
+def step_of_forked():
+    model = Forked()
+    x = torch.randn(2, 16, 8, 8)
+    return passes.run(captured(model, (x,), rule=rule_for(model, "sgd")).programs[0])
+
+
+def test_our_convolutions_convert_neither_cut_channels_nor_gradients_of_weights(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    program = channels_last(step_of_forked()).verify()
+    assert targets(program).count(aten.slice.Tensor) == 2
+    converted = [n for n in program.graph.graph.nodes if n.target is memory_layout.in_layout]
+    # The image, and the result of the last convolution and its gradient, which the loss reads.
+    assert [tuple(n.meta["val"].shape) for n in converted] == [(2, 16, 8, 8)] * 3
+    assert aten.slice.Tensor not in [node.args[0].target for node in converted]
+
+
+def test_networks_of_our_convolutions_run_operator_by_operator(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    program = step_of_forked()
+    assert choice.why(program) is None  # too few, and too small
+    monkeypatch.setattr(choice, "LEAST_CONVOLUTIONS", 3)
+    assert choice.why(program) is None
+    monkeypatch.setattr(choice, "LEAST_WORK", 2 * 8 * 8 * 16 * 16 * 9)
+    assert choice.why(program) == (
+        "3 convolutions of 3x3 do 100 % of its multiply-adds; "
+        "our kernels need less than half of them, and nothing needs compiling"
+    )
+
+
 def test_outputs_lie_in_the_default_order():
     session, _ = started(planes().eval(), events(1)[0], target=lowered_by(*OP_BY_OP.passes))
     assert all(value.is_contiguous() for value in session.step(events(1)[0]))

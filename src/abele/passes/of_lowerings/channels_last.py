@@ -67,8 +67,10 @@ def _is_image(node: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 4
 
 
-def _joins_channels(node: _Node) -> bool:
-    return node.target is aten.cat.default and node.args[1:] == (1,)
+def _joins_or_cuts_channels(node: _Node) -> bool:
+    """Whether pieces lie side by side in each pixel; a piece is a view that is not dense."""
+    whole = node.target is aten.cat.default or node.target is aten.slice.Tensor
+    return whole and _is_image(node) and node.args[1:2] == (1,)
 
 
 def prefers_channels_last(node: _Node) -> bool:
@@ -94,12 +96,19 @@ class _Layouts:
         """Convert what a node reads and note how its results lie."""
         if node.target in _CONVOLUTIONS and _is_image(node.args[1]):
             self._lay(node, prefers_channels_last(node))
+            self._keep_weights(node)
         elif node.target in _NORMS:
             self._lay(node, True)
-        elif node.target in _FOLLOWERS or _joins_channels(node):
+        elif node.target in _FOLLOWERS or _joins_or_cuts_channels(node):
             self._lay(node, any(each in self._last for each in self._images(node)))
         else:
             self._lay(node, False, results=False)
+
+    def _keep_weights(self, node: _Node) -> None:
+        """Note that gradients of weights by our kernels lie in the default order."""
+        if node.target is aten.convolution_backward.default and winograd.gains(node):
+            of_weight = {user for user in node.users if is_getitem(user) and user.args[1] == 1}
+            self._last -= of_weight
 
     def _images(self, node: _Node) -> list[_Node]:
         return [each for each in node.all_input_nodes if _is_image(each)]
@@ -113,7 +122,7 @@ class _Layouts:
                 self._convert(node, each, last)
         if not (last and results):
             return
-        # Gradients of weights come in the order of the images.
+        # Gradients of weights by the library come in the order of the images.
         nodes = [node, *(user for user in node.users if is_getitem(user))]
         self._last.update(each for each in nodes if _is_image(each))
 

@@ -1,0 +1,96 @@
+"""Which convolutions are computed by Winograd's way; no compiler."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from abele import _torch
+from abele.kernels import winograd
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def capable(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+
+
+def nodes(
+    image=(2, 32, 16, 16),
+    out=32,
+    *,
+    kernel=3,
+    stride=1,
+    padding=1,
+    dilation=1,
+    groups=1,
+    transposed=False,
+    dtype=torch.float32,
+):
+    """A convolution, its backward, and the one with an activation, where this torch has it."""
+    graph = torch.fx.Graph()
+    grad, x, weight = (graph.placeholder(name) for name in ("grad", "x", "weight"))
+    x.meta["val"] = torch.empty(image, dtype=dtype)
+    weight.meta["val"] = torch.empty(out, image[1] // groups, kernel, kernel, dtype=dtype)
+    moves = [stride] * 2, [padding] * 2, [dilation] * 2
+    settings = *moves, transposed, [0, 0], groups
+    yield graph.call_function(aten.convolution.default, (x, weight, None, *settings))
+    arguments = grad, x, weight, None, *settings, [True] * 3
+    yield graph.call_function(aten.convolution_backward.default, arguments)
+    joined = _torch.convolution_with_activation()
+    if joined is not None and not transposed:
+        moves = [padding] * 2, [stride] * 2, [dilation] * 2
+        arguments = x, weight, None, *moves, groups, "leaky_relu", [0.0], ""
+        yield graph.call_function(joined, arguments)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"image": (1, 16, 256, 256), "out": 16},
+        {"image": (32, 512, 4, 4), "out": 512},
+        {"image": (2, 96, 7, 16), "out": 40},
+        {"padding": 0},
+    ],
+    ids=str,
+)
+def test_convolutions_of_many_channels_gain(settings):
+    assert all(map(winograd.gains, nodes(**settings)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kernel": 5},
+        {"stride": 2},
+        {"padding": 2},
+        {"dilation": 2},
+        {"groups": 2},
+        {"transposed": True},
+        {"dtype": torch.float64},
+        {"image": (2, 3, 16, 16)},  # few channels
+        {"out": 8},
+        {"image": (2, 24, 16, 16)},  # a quarter of two registers would be empty
+        {"image": (2, 32, 5, 5)},  # most tiles would reach beyond the image
+        {"image": (0, 32, 16, 16)},
+        {"image": (2, 32, 2, 16), "padding": 0},  # a result without rows
+    ],
+    ids=str,
+)
+def test_others_do_not(settings):
+    assert not any(map(winograd.gains, nodes(**settings)))
+
+
+def test_nor_do_other_activations_and_other_operators():
+    *_, last = nodes()
+    assert not winograd.gains(next(iter(last.graph.nodes)))
+    if last.target is _torch.convolution_with_activation():
+        last.update_arg(7, "gelu")
+        assert not winograd.gains(last)
+
+
+def test_processors_without_wide_registers_keep_the_library(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    assert not any(map(winograd.gains, nodes()))
