@@ -46,7 +46,10 @@ def factor(count, rows, columns, *, turned, step, seed):
 
 def described(a, b, packed=0):
     (count, rows, inner), columns = a.shape, b.shape[-1]
-    return binding.Product(count, rows, columns, inner, *a.stride(), *b.stride(), packed)
+    result = rows * columns, columns
+    return binding.Product(
+        count, rows, columns, inner, *a.stride(), *b.stride(), *result, packed, 0
+    )
 
 
 def product(library, a, b, threads=1, packed=None):
@@ -63,7 +66,7 @@ def product(library, a, b, threads=1, packed=None):
 def packed(library, b, rows, threads=1):
     inner, columns = b.shape[1:]
     result = torch.full((inner, -(-columns // PACKED_COLUMNS) * PACKED_COLUMNS), math.nan)
-    sizes = binding.Product(1, rows, columns, inner, 0, 0, 1, *b.stride(), 0)
+    sizes = binding.Product(1, rows, columns, inner, 0, 0, 1, *b.stride(), 0, columns, 0, 0)
     library.abele_product_pack(ctypes.byref(sizes), b.data_ptr(), result.data_ptr(), threads)
     return result
 
@@ -107,6 +110,19 @@ def test_one_matrix_times_several(library):
     a = factor(1, 9, 33, turned=False, step=0, seed=5).expand(4, -1, -1)
     b = factor(4, 33, 21, turned=False, step=0, seed=6)
     torch.testing.assert_close(product(library, a, b, 2), a @ b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_products_are_added_to_slices_of_a_larger_matrix(library, threads):
+    a = factor(3, 19, 200, turned=False, step=0, seed=5)
+    b = factor(3, 200, 40, turned=False, step=0, seed=6)
+    sums = torch.randn(3, 19, 70)
+    wanted = sums.clone()
+    wanted[..., :40] += a @ b
+    sizes = binding.Product(3, 19, 40, 200, *a.stride(), *b.stride(), 19 * 70, 70, 0, 1)
+    pointers = [each.data_ptr() for each in (a, b, sums)]
+    library.abele_product(ctypes.byref(sizes), *pointers, threads)
+    torch.testing.assert_close(sums, wanted, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

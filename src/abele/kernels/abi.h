@@ -133,12 +133,14 @@ ABELE_API int abele_scale_shift(const AbeleNorm* norm, const float* x, const flo
 // -- products of matrices -------------------------------------------------------------------------
 
 // c[i] = a[i] b[i] for i < count: [rows, inner] times [inner, columns]. Of the two steps of a, and of
-// b, one is 1; `next` leads from one matrix to the next. The matrices of c follow each other.
+// b, one is 1; `next` leads from one matrix to the next. Elements of a row of c are neighbours.
 typedef struct AbeleProduct {
   int64_t count, rows, columns, inner;
   int64_t a_next, a_row, a_column;
   int64_t b_next, b_row, b_column;
+  int64_t c_next, c_row;
   int64_t b_packed;  // 0 or 1: b is what abele_product_pack wrote; its steps mean nothing
+  int64_t added;     // 0 or 1: to what c holds
 } AbeleProduct;
 
 // Any number of threads gives the same bits.

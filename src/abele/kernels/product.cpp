@@ -26,6 +26,7 @@ struct Share {
   Index packed_columns, first_column;
   float* c;
   Index c_row;
+  bool added;
 
   const float* columns_of(Part along, Index column) const {
     return packed + along.begin * packed_columns + (first_column + column) * along.size;
@@ -43,7 +44,7 @@ void multiply_block(const Share& share, Part high, Part wide, Part along, const 
     else if (high.begin == 0)
       pack_columns(share.b.from(along.begin, column), along.size, width,
                    b_work + (column - wide.begin) * along.size);
-    const bool add = along.begin > 0;
+    const bool add = share.added || along.begin > 0;
     for (Index i = 0; i < ceil_div(high.size, TILE_ROWS); ++i) {
       const Part rows = tile_rows(high.size, i);
       const float* tile_a = a + rows.begin * along.size;
@@ -73,8 +74,17 @@ void multiply(const Share& share, float* work) {
 
 Share whole(const AbeleProduct& p, const float* a, const float* b, float* c) {
   const Matrix plain{p.b_packed ? nullptr : b, p.b_row, p.b_column};
-  return {p.rows,        p.columns, p.inner, {a, p.a_row, p.a_column},  plain,
-          p.b_packed ? b : nullptr, whole_columns(p.columns), 0, c, p.columns};
+  return {p.rows,
+          p.columns,
+          p.inner,
+          {a, p.a_row, p.a_column},
+          plain,
+          p.b_packed ? b : nullptr,
+          whole_columns(p.columns),
+          0,
+          c,
+          p.c_row,
+          p.added != 0};
 }
 
 // How many parts of the columns; threads / this many are those of the rows. What counts is how much
@@ -121,11 +131,15 @@ int abele_product(const AbeleProduct* product, const float* a, const float* b, f
     const AbeleProduct& p = *product;
     float* work = memory.take<float>(WORK * threads);
     const auto nth = [&](Index i) {
-      return whole(p, a + i * p.a_next, b + i * p.b_next, c + i * p.rows * p.columns);
+      return whole(p, a + i * p.a_next, b + i * p.b_next, c + i * p.c_next);
     };
+    if (threads == 1) {
+      for (Index i = 0; i < p.count; ++i) multiply(nth(i), work);
+      return;
+    }
     const bool alone = p.count >= threads;  // a thread computes whole products
     const Index across = alone ? 1 : column_parts(p, threads);
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int thread = 0; thread < threads; ++thread) {
       const Part some = alone ? part(p.count, threads, thread) : Part{0, p.count};
       for (Index i = some.begin; i < some.begin + some.size; ++i)

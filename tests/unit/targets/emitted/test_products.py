@@ -41,7 +41,7 @@ def test_a_factor_of_three_products_is_packed_before_the_first():
     assert first.writes[0].shape == (64, 128)
     assert [each.reads[1] for each in others] == first.writes * 3
     assert [each.position for each in (first, *others)] == [0, 1, 2, 3]
-    assert all("1, 32, 70, 64, 0, 64, 1, 0, 70, 1, 1}" in each.text for each in others)
+    assert all("1, 32, 70, 64, 0, 64, 1, 0, 70, 1, 2240, 70, 1, 0}" in each.text for each in others)
 
 
 def test_two_products_or_those_with_many_rows_pack_it_themselves():

@@ -19,7 +19,7 @@ from abele.targets.cpu.compiler import compiler, instruction_set
 HEADERS = Path(__file__).parent / "cpp"
 FLAGS = (*kernels.FLAGS, "-shared")
 # What programs that call the kernels have in their text.
-_KERNELS = ("abele::convolve", "abele::pool", "abele::multiply")
+_KERNELS = ("abele::convolve", "abele::pool", "abele::multiply", "abele::attention")
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import torch
 from abele.passes.of_lowerings.few_channel_convolutions import is_supported
 from abele.program import Program, has_effect, is_getitem, is_view, subgraphs
 from abele.targets.cpu.emitted import build
-from abele.targets.cpu.emitted.calls import HANDLERS
+from abele.targets.cpu.emitted.calls import HANDLERS, attention
 from abele.targets.cpu.emitted.expressions import RULES
 from abele.targets.cpu.emitted.pointwise import TYPES
 from abele.targets.cpu.emitted.translate import VIEWS
@@ -19,11 +19,7 @@ aten = torch.ops.aten
 
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 # Calling these from Python costs nothing beside what they do.
-_HEAVY = (
-    *_CONVOLUTIONS,
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-)
+_HEAVY = (*_CONVOLUTIONS, *attention.HANDLERS)
 # Of all other operators, so many may be called from Python, or this share.
 _FEW, _SHARE = 8, 0.1
 
@@ -76,6 +72,8 @@ def _is_expressible(node: torch.fx.Node) -> bool:
         return True
     if node.target in _CONVOLUTIONS:
         return is_supported(node)
+    if node.target in attention.HANDLERS:
+        return attention.is_ours(node)
     known = node.target in RULES or node.target in HANDLERS or node.target is aten.copy_.default
     return known and all(value.dtype in TYPES for value in _values(node))
 

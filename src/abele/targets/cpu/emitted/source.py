@@ -23,6 +23,7 @@ _HEADERS = (
     "windows.h",
     "matrix.h",
     "kernels.h",
+    "attention.h",
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from abele.targets.cpu.emitted.calls import (
+    attention,
     batch_norms,
     distances,
     extremes,
@@ -28,6 +29,7 @@ from abele.targets.cpu.emitted.calls import (
 Handler = Callable[[Any, torch.fx.Node], bool]
 
 HANDLERS: dict[Any, Handler] = {
+    **attention.HANDLERS,
     **distances.HANDLERS,
     **tables.HANDLERS,
     **windows.HANDLERS,

@@ -41,7 +41,9 @@ class Product(Call):
 
     def described(self, *, packed: bool = False) -> str:
         """What ``abi.h`` calls ``AbeleProduct``, in C++ between the braces of a format."""
-        numbers = (self.count, *self.sizes, *self.steps, int(packed))
+        rows, columns, _ = self.sizes
+        result = rows * columns, columns
+        numbers = (self.count, *self.sizes, *self.steps, *result, int(packed), 0)
         return f"AbeleProduct{{{{{', '.join(map(str, numbers))}}}}}"
 
     @property

@@ -38,6 +38,21 @@ inline T extreme_of(Index n, const T* x) {
   return lanes[0];
 }
 
+// The largest of n neighbours that are numbers; minus infinity if there are none. Where NaN reaches
+// the result by another way, this is a quarter of the work.
+inline float largest_number(Index n, const float* x) {
+  const auto larger = [](float a, float b) { return a > b ? a : b; };
+  float lanes[LANES];
+  for (int l = 0; l < LANES; ++l) lanes[l] = -std::numeric_limits<float>::infinity();
+  Index i = 0;
+  for (; i + LANES <= n; i += LANES)
+    for (int l = 0; l < LANES; ++l) lanes[l] = larger(x[i + l], lanes[l]);
+  for (int l = 0; l < LANES && i < n; ++i, ++l) lanes[l] = larger(x[i], lanes[l]);
+  for (int width = LANES / 2; width > 0; width /= 2)
+    for (int l = 0; l < width; ++l) lanes[l] = larger(lanes[l + width], lanes[l]);
+  return lanes[0];
+}
+
 template <class Which, int most, class T>
 inline void extremes(Index rows, Index size, const T* x, T* y, int threads) {
   share<most>(rows, threads, [=](Index begin, Index end) {

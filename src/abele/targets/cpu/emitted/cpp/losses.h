@@ -9,7 +9,7 @@ namespace abele {
 // Softmax over the middle of outer x size x inner; with `log` its logarithm.
 template <bool log>
 inline void softmax_row(Index size, const float* x, float* y) {
-  const float largest = extreme_of<Largest>(size, x);
+  const float largest = largest_number(size, x);  // NaN reaches all results through their sum
   if (log) {
     const float total = sum_of(size, [=](Index i) { return exp(x[i] - largest); });
     const float shift = std::log(total);

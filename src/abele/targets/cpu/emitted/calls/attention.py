@@ -1,0 +1,119 @@
+"""Attention over all keys at once, for sequences whose scores the cache holds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from abele.targets.cpu.emitted.calls.arguments import arguments, options
+from abele.targets.cpu.emitted.operations import Call
+from abele.targets.cpu.emitted.places import Place
+
+aten = torch.ops.aten
+
+# Scores of a block of queries lie on the stack of a thread.
+_MOST_KEYS = 1024
+# Multiply-adds that are worth waking a thread.
+_WORK_PER_THREAD = 60000
+
+
+def attention(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten._scaled_dot_product_flash_attention_for_cpu`` without mask and dropout."""
+    if not is_ours(node):
+        return False
+    q, k, v, *given = arguments(node)
+    inputs = _inputs(translator, (q, k, v))
+    result, logarithms = node.meta["val"]
+    results = [_heads(translator, node, 0), translator.new(tuple(logarithms.shape), result.dtype)]
+    described = _described(node, inputs, given)
+    text = (
+        f"status |= abele::attention<{described}, {_read(inputs, 0)}, "
+        f"{_written(results[:1], 3)}, {{4}}, threads)"
+    )
+    translator.add(Call(inputs, results, text))
+    translator.places[node] = results
+    return True
+
+
+def attention_backward(translator: Any, node: torch.fx.Node) -> bool:
+    """``aten._scaled_dot_product_flash_attention_for_cpu_backward``, of the same."""
+    if not is_ours(node):
+        return False
+    grad, q, k, v, y, logarithms, *given = arguments(node)
+    inputs = _inputs(translator, (grad, q, k, v, y))
+    saved = translator.contiguous(translator.places[logarithms])
+    results = [_heads(translator, node, index) for index in range(3)]
+    described = _described(node, inputs[1:4], given)
+    text = (
+        f"status |= abele::attention_backward<{described}, {_read(inputs, 0)}, {{5}}, "
+        f"{_written(results, 6)}, threads)"
+    )
+    translator.add(Call([*inputs, saved], results, text))
+    translator.places[node] = results
+    return True
+
+
+def is_ours(node: torch.fx.Node) -> bool:
+    """Whether there is code for an operator of attention: float32, no mask, no dropout."""
+    backward = node.target is aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    heads, given = arguments(node)[: 5 if backward else 3], arguments(node)[6 if backward else 3 :]
+    values = [each.meta["val"] for each in heads]
+    if any(each.dtype is not torch.float32 or not each.numel() for each in values):
+        return False
+    scale = options(node).get("scale")
+    positive = scale is None or 0 < scale < math.inf  # so the largest score stays the largest
+    plain = not any(given[:1]) and options(node).get("attn_mask") is None
+    same = len({each.shape[:2] for each in values}) == 1
+    return same and plain and positive and all(each.shape[2] <= _MOST_KEYS for each in values)
+
+
+def _inputs(translator: Any, nodes: tuple[torch.fx.Node, ...]) -> list[Place]:
+    """The tensors of heads, copied where elements along the depth are no neighbours."""
+    places = [translator.places[each] for each in nodes]
+    return [
+        each if each.stride[3] == 1 or each.shape[3] == 1 else translator.contiguous(each)
+        for each in places
+    ]
+
+
+def _heads(translator: Any, node: torch.fx.Node, index: int) -> Place:
+    """Memory for a result, in torch's order if its last dimension is in order there."""
+    result = translator.new_like(node, index)
+    return result if result.stride[3] == 1 else translator.new(result.shape, result.dtype)
+
+
+def _described(node: torch.fx.Node, inputs: list[Place], given: list[Any]) -> str:
+    """Template arguments, and what is common to all heads."""
+    q, k, v = inputs
+    (samples, heads, queries, depth), (keys, value_depth) = q.shape, v.shape[2:]
+    scale = options(node).get("scale")
+    scale = 1 / math.sqrt(depth) if scale is None else float(scale)
+    causal = "true" if len(given) > 1 and given[1] else "false"
+    adds = samples * heads * queries * keys * (depth + value_depth)
+    most = max(1, min(samples * heads, adds // _WORK_PER_THREAD))
+    sizes = f"{samples}, {heads}, {queries}, {keys}, {depth}, {value_depth}"
+    return f"{most}, {k.shape[2]}>(abele::Attention{{{{{sizes}, {scale!r}f, {causal}}}}}"
+
+
+def _read(places: list[Place], first: int) -> str:
+    return _several("Read", places, first)
+
+
+def _written(places: list[Place], first: int) -> str:
+    return _several("Write", places, first)
+
+
+def _several(name: str, places: list[Place], first: int) -> str:
+    """Pointers with the steps between samples, heads and positions."""
+    return ", ".join(
+        f"abele::{name}{{{{{{{number}}}, {', '.join(map(str, place.stride[:3]))}}}}}"
+        for number, place in enumerate(places, first)
+    )
+
+
+HANDLERS = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward,
+}

@@ -1,0 +1,64 @@
+"""Attention in emitted code is that of the interpreter."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812 - torch's own convention
+
+from helpers.emitted_operators import Case, Compiled
+
+G = torch.Generator().manual_seed(8)
+FORWARD = "_scaled_dot_product_flash_attention_for_cpu.default"
+BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward.default"
+
+
+def heads(queries, keys=None, depth=24):
+    """Query, key and value of two samples and three heads."""
+    keys = queries if keys is None else keys
+    return tuple(torch.randn(2, 3, n, depth, generator=G) for n in (queries, keys, keys))
+
+
+def attention(**settings):
+    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **settings)
+
+
+def of_one_tensor(x):
+    """As layers have it: one tensor with query, key and value of all heads."""
+    q, k, v = x.view(2, 33, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+CASES = {
+    "short": Case(attention(), heads(7), True),
+    "causal": Case(attention(is_causal=True), heads(64), True),
+    "of several blocks": Case(attention(), heads(150), True),
+    "causal, of several blocks": Case(attention(is_causal=True), heads(150), True),
+    "more keys": Case(attention(is_causal=True), heads(20, 90), True),
+    "fewer keys": Case(attention(is_causal=True), heads(130, 70), True),
+    "with a scale": Case(attention(scale=0.05), heads(40), True),
+    "other orders": Case(of_one_tensor, (torch.randn(2, 33, 96, generator=G),), True),
+    "large scores": Case(attention(), tuple(30 * each for each in heads(40)), rtol=1e-4, atol=1e-3),
+    "no number": Case(
+        lambda q, k, v: (
+            F.scaled_dot_product_attention(torch.cat([q[:, :, :2] * math.nan, q], 2), k, v),
+            F.scaled_dot_product_attention(
+                q, torch.cat([k, k[:, :, :2] * math.nan], 2), v[:, :, :1].expand(-1, -1, 12, -1)
+            ),
+        ),
+        heads(10),
+    ),
+    "a negative scale": Case(attention(scale=-0.1), heads(20), True, {FORWARD: 1, BACKWARD: 1}),
+    "many keys": Case(attention(), heads(3, 1100, 4), True, {FORWARD: 1, BACKWARD: 1}),
+}
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return Compiled(CASES)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("name", CASES)
+def test_as_the_interpreter(compiled, name):
+    compiled.agree(name)
