@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import sys
 import warnings
@@ -30,7 +31,7 @@ from benchmarks.table import ways  # noqa: E402
 import poptorch  # noqa: E402
 
 VARIABLE = "ABELE_LOWERING"
-FORCED = ("interpreter", "op_by_op", "emitted")
+FORCED = "interpreter,op_by_op,emitted"  # Inductor takes minutes to compile
 USUAL = "introduction-16,resnet18,transformer,gpt,lstm,unet,mlp"
 
 
@@ -40,32 +41,35 @@ def main() -> int:
     harness.add_arguments(parser)
     parser.add_argument("--rows", default=USUAL, help=f"with commas between (default {USUAL})")
     parser.add_argument("--cache", help="folder of executables (default: none are kept)")
+    parser.add_argument("--into", type=Path, help="add the rows to this record")
     parser.add_argument("--compile", action="store_true", help="compile, measure nothing")
-    parser.add_argument(
-        "--inductor", action="store_true", help="also Inductor, which takes minutes"
-    )
+    parser.add_argument("--forced", default=FORCED, help=f"lowerings (default {FORCED})")
     parser.add_argument("--window", type=float, default=0.25, help="seconds (default 0.25)")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.cache:
         os.environ["POPTORCH_CACHE_DIR"] = options.cache
+    before = json.loads(options.into.read_text()) if options.into else {"rows": {}}
     for name in options.rows.split(","):
         result = measured(table.ROWS[name], options)
         print(name, result["chosen"], result.get("ratios", ""), flush=True)
-        if options.record:
-            print(f"kept as {harness.write_record(f'lowerings-{name}', result)}")
+        before["rows"][name] = result
+    if options.into:
+        options.into.write_text(json.dumps(before, indent=1) + "\n")
+    elif options.record:
+        before["environment"] = harness.environment()
+        print(f"kept as {harness.write_record('lowerings', before)}")
     return 0
 
 
 def measured(row: table.Row, options: argparse.Namespace) -> dict[str, Any]:
     """Rates of all lowerings of a row and of plain PyTorch, and what was chosen."""
-    forced = (*FORCED, "inductor") if options.inductor else FORCED
     steps = {"eager": ways.prepare(row, table.EAGER)}
-    for name in forced:
+    for name in options.forced.split(","):
         with contextlib.suppress(poptorch.Error):  # some cannot run every program
             steps[name] = _step(row, name)[0]
     steps["chosen"], chosen = _step(row, None)
-    result: dict[str, Any] = {"row": row.name, "title": row.title, "chosen": chosen}
+    result: dict[str, Any] = {"title": row.title, "chosen": chosen}
     if not options.compile:
         windows = harness.steps_per_second(steps, windows=options.windows, window_s=options.window)
         result["ratios"] = harness.ratios(windows, "eager")

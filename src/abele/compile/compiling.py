@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from abele import passes
 from abele.compile import estimates, executable, measuring
 from abele.compile.executable import ChosenLowering, Executable
 from abele.compile.measuring import Clocked, Way
-from abele.errors import TargetError
+from abele.errors import CompilerError, TargetError
 from abele.program import Program
 from abele.targets import Target
 from abele.targets.base import Compiled
@@ -77,7 +78,9 @@ def _fastest(
     ways: list[Way] = []
     for name in names:
         lowered = passes.run_only(program, target.lowering(name).passes)
-        if lowered.inputs == program.inputs and lowered.outputs == program.outputs:
+        if (lowered.inputs, lowered.outputs) != (program.inputs, program.outputs):
+            continue  # interpreted steps could not be followed by it
+        with contextlib.suppress(CompilerError) if ways else contextlib.nullcontext():
             ways.append(_compiled(target, lowered, name))
     way, times = measuring.fastest(ways, time.perf_counter() - began, clocked)
     return way, ChosenLowering(name=way.name, reason=times)

@@ -8,7 +8,7 @@ from abele.compile import executable, measuring
 from abele.compile.cache import ExecutableCache
 from abele.compile.compiling import compile_programs
 from abele.compile.measuring import Way, fastest, made_up
-from abele.errors import CorruptExecutable, TargetError
+from abele.errors import CompilerError, CorruptExecutable, TargetError
 from abele.passes.dead_code import dead_code
 from abele.targets import Compiled, candidates
 from helpers.fakes import Keeping, KeptCode
@@ -95,6 +95,18 @@ def test_what_came_from_the_cache_was_measured_before(programs, clocked, tmp_pat
     assert (other.cache, other.lowerings, ran) == ("hit", record.lowerings, [])
     assert again.compiled["forward"].payload == first.compiled["forward"].payload
     assert again.programs[0].fingerprint() == first.programs[0].fingerprint()
+
+
+def test_what_is_measured_beside_may_fail_to_compile(programs, clocked, monkeypatch):
+    clocked(usual=0.008)
+    target = Several()
+
+    def fail(program):
+        raise CompilerError("no kernels", log="")
+
+    monkeypatch.setattr(target.lowerings[0], "compile", fail)
+    _, record = build(programs, CONFIG, target=target)
+    assert record.lowerings["forward"].name == "usual"
 
 
 def test_an_executable_that_does_not_say_which_is_made_again(programs, clocked):

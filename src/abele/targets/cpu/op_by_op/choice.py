@@ -59,12 +59,6 @@ def why(program: Program) -> str | None:
     return None
 
 
-def has_convolutions(program: Program) -> bool:
-    """Whether a program has any convolution, in either direction."""
-    targets = {node.target for node in program.graph.graph.nodes}
-    return not targets.isdisjoint((aten.convolution.default, aten.convolution_backward.default))
-
-
 def _why_update(program: Program) -> str | None:
     """The same for a program that only applies gradients."""
     if not any(slot.role is Role.ACCUMULATOR for slot in program.inputs):

@@ -34,8 +34,9 @@ class OpByOp(Lowering):
         return choice.why(program)
 
     def beside(self, program: Program) -> bool:
-        """Be measured where this is more than to interpret: our kernels are for convolutions."""
-        return choice.has_convolutions(program)
+        """Be measured always: nothing needs compiling."""
+        del program
+        return True
 
     def compile(self, program: Program) -> Compiled:
         """Compile the kernels, once per machine; seconds, later none."""
