@@ -55,6 +55,7 @@ def test_quickstart(tmp_path):
         "loading",
         "observing",
         "pipelines",
+        "report",
         "saving",
         "starting",
     ],

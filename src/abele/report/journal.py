@@ -11,7 +11,7 @@
 ``at`` is in seconds since the run began. A reader may come at any time. The last line may be torn,
 if its writer was killed; it is left out then. The first calls have a line each, later ones a line
 every quarter of a second, and a file of more than ``LARGEST`` bytes is thinned to half as many
-lines, so a journal never grows beyond twice that.
+lines.
 """
 
 from __future__ import annotations
@@ -186,9 +186,15 @@ class JournalWriter:
     Args:
         folder: where the file is made, in the place of an older one.
         problem: told in words, once, when the file cannot be written any more.
+        bring: called by the thread, for calls that somebody has not handed over yet.
     """
 
-    def __init__(self, folder: Path, problem: Callable[[str], None] = lambda text: None):
+    def __init__(
+        self,
+        folder: Path,
+        problem: Callable[[str], None] = lambda text: None,
+        bring: Callable[[], None] = lambda: None,
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / FILE
         self.path.unlink(missing_ok=True)
@@ -196,7 +202,7 @@ class JournalWriter:
         self._file = os.open(self.path, self._flags, 0o666)
         self._reserve: Path | None = folder / f".{FILE}.reserve"
         self._reserve.write_bytes(bytes(RESERVE_BYTES))
-        self._problem, self._lock = problem, threading.RLock()
+        self._problem, self._bring, self._lock = problem, bring, threading.RLock()
         self._pid, self._written, self._calls, self._at = os.getpid(), 0, 0, 0.0
         self._open: _Open | None = None
         self._stop = threading.Event()
@@ -245,6 +251,12 @@ class JournalWriter:
             if self._calls <= SINGLE or window.until - window.at >= SPAN_S:
                 self._end_window()
 
+    def flush(self) -> None:
+        """Write what waits for its line."""
+        if self._pid == os.getpid():
+            with self._lock:
+                self._end_window()
+
     def close(self) -> None:
         """Write what waits, and end; later lines are dropped."""
         if self._pid != os.getpid():
@@ -260,8 +272,8 @@ class JournalWriter:
 
     def _tick(self) -> None:
         while not self._stop.wait(FLUSH_S):
-            with self._lock:
-                self._end_window()
+            self._bring()
+            self.flush()
 
     def _end_window(self) -> None:
         window, self._open = self._open, None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 import torch
 
 from abele.report import endings
-from abele.report.journal import Journal, JournalWriter, read_journal
+from abele.report.journal import SINGLE, SPAN_S, Journal, JournalWriter, read_journal
 from abele.report.page import page
 from abele.report.record import Run
 from abele.runtime.clock import CallRecord
@@ -19,6 +22,7 @@ from abele.storage.atomic import write_text
 from abele.warn import warn_user
 
 PAGE = "report.html"
+LONGEST = 20_000  # characters of an error's message
 #: The page is written anew after so many calls, for whoever opens it meanwhile.
 FIRST_CALLS = (1, 16)
 
@@ -40,8 +44,10 @@ class Recorder(Observer):
 
     def __init__(self, folder: Path, run: Run):
         self.folder, self.run = folder, run
-        self._journal = JournalWriter(folder, _warn)
-        self._ended_ns = 0
+        self._pending: deque[tuple[CallRecord, float | None]] = deque()
+        self._lock, self._pid = threading.RLock(), os.getpid()
+        self._journal = JournalWriter(folder, _warn, self._drain)
+        self._ended_ns = self._due_ns = 0
         self._calls = 0
         self._loss: int | None = None
         self._value: float | None = None
@@ -53,7 +59,7 @@ class Recorder(Observer):
 
     def on_stage(self, stage: str, fraction: float) -> None:
         """Notes when a part of building begins."""
-        self._journal.add("stage", self._now(), stage)
+        self._add("stage", self._now(), stage)
 
     def built(self, run: Run, loss: int | None) -> None:
         """Writes what is known after building.
@@ -63,36 +69,55 @@ class Recorder(Observer):
             loss: which output of a call is the loss; None if none is.
         """
         self.run, self._loss = run, loss
-        self._journal.add("stage", self._now(), "calls")
+        self._add("stage", self._now(), "calls")
         self._ended_ns = time.perf_counter_ns()
         self._write()
 
     def changed(self, run: Run, what: str) -> None:
         """Writes what is known after something has changed, such as the programs that run."""
         self.run = run
-        self._journal.add("note", self._now(), what)
+        self._add("note", self._now(), what)
         self._write()
 
     def on_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         """Reads the loss: one number, or the mean of several."""
         if self._loss is not None:
-            loss = outputs[self._loss].detach()
-            self._value = float(loss if loss.dim() == 0 else loss.float().mean())
+            loss = outputs[self._loss]
+            self._value = float(loss.item() if loss.dim() == 0 else loss.detach().float().mean())
 
     def on_call_end(self, call: CallRecord) -> None:
         """Notes a call, or the error that it came to."""
-        value, self._value = self._value, None
-        began = (call.began_ns - self.run.process.clock_ns) / 1e9
+        # At every call, so what can wait is done for many calls at once.
+        self._pending.append((call, self._value))
+        self._value = None
         if call.error is not None:
+            self._drain()
             self.failed(f"call {self._calls + 1}", call.error)
+        elif call.ended_ns >= self._due_ns:
+            self._drain()
+            if self._calls in FIRST_CALLS:
+                self._write_page()
+
+    def _drain(self) -> None:
+        """Gives calls to the journal; may be called by several threads."""
+        if self._pid != os.getpid():  # before the lock, which another thread may have had
+            self._pending.clear()
             return
+        with self._lock:
+            while self._pending:
+                call, loss = self._pending.popleft()
+                if call.error is None:
+                    self._journal.call(*self._timed(call), loss)
+                    self._calls += 1
+            # The first calls have a line each, as they come.
+            late = self._calls >= SINGLE
+            self._due_ns = time.perf_counter_ns() + int(SPAN_S * 1e9) if late else 0
+
+    def _timed(self, call: CallRecord) -> tuple[float, list[float]]:
         waited = max(0, call.began_ns - self._ended_ns)
         self._ended_ns = call.ended_ns
-        parts = (waited, *parts_of(call))
-        self._journal.call(began, [each / 1e9 for each in parts], value)
-        self._calls += 1
-        if self._calls in FIRST_CALLS:
-            self._write_page()
+        began = call.began_ns - self.run.process.clock_ns
+        return began / 1e9, [each / 1e9 for each in (waited, *parts_of(call))]
 
     def failed(self, where: str, error: BaseException) -> None:
         """Notes an error, and writes the page that says so.
@@ -104,7 +129,7 @@ class Recorder(Observer):
         text = str(error) or "no message"
         if error.__cause__ is not None:
             text += f"\nCaused by {type(error.__cause__).__name__}: {error.__cause__}"
-        self._journal.add("error", self._now(), text, type=type(error).__name__, where=where)
+        self._add("error", self._now(), text[:LONGEST], type=type(error).__name__, where=where)
         self._write()
 
     def ended(self, how: str) -> None:
@@ -113,11 +138,15 @@ class Recorder(Observer):
             return
         self._over = True
         endings.leave(self)
-        self._journal.add("end", self._now(), how)
+        self._add("end", self._now(), how)
         self._journal.close()
         self._write()
 
     # -- files -----------------------------------------------------------------------------
+
+    def _add(self, kind: str, at: float, what: str, **more: str) -> None:
+        self._drain()
+        self._journal.add(kind, at, what, **more)
 
     def _now(self) -> float:
         return (time.perf_counter_ns() - self.run.process.clock_ns) / 1e9
@@ -132,13 +161,15 @@ class Recorder(Observer):
         )
 
     def read(self) -> Journal:
-        """What has been written so far."""
+        """What is known so far."""
+        self._drain()
+        self._journal.flush()
         return read_journal(self.folder)
 
     def _trying(self, write: Callable[[], Any]) -> None:
-        """Writes a file, unless somebody has deleted the folder meanwhile."""
+        """Writes a file, but not as a forked child, nor into a folder that was deleted."""
         try:
-            if self.folder.is_dir():
+            if self._pid == os.getpid() and self.folder.is_dir():
                 write()
         except OSError as error:
             _warn(f"The report cannot be written: {error}. The run goes on.")

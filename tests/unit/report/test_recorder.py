@@ -1,0 +1,84 @@
+"""The recorder: it writes every call, ends once, and leaves a forked child alone."""
+
+import os
+import time
+
+import pytest
+
+from abele.report.journal import SINGLE
+from abele.report.recorder import Recorder, ReportWarning, parts_of
+from abele.runtime.clock import CallRecord
+from helpers.reported import run_before
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    made = Recorder(tmp_path, run_before())
+    made.built(made.run, None)
+    yield made
+    made.ended("finished")
+
+
+def call(began=0, took=1000, error=None):
+    return CallRecord(began, [began + 100, began + took - 100], began + took, error)
+
+
+def test_no_call_is_lost_however_many_there_are(recorder):
+    begin = time.perf_counter_ns()
+    for index in range(SINGLE + 500):
+        recorder.on_call_end(call(begin + 2000 * index))
+    found = recorder.read()
+    assert found.calls == SINGLE + 500
+    assert sum(each.computed for each in found.windows) == pytest.approx((SINGLE + 500) * 800e-9)
+    assert sum(each.waited for each in found.windows[1:]) == pytest.approx(
+        (SINGLE + 499) * 1000e-9, abs=1e-6
+    )
+
+
+def test_the_parts_of_a_call_are_all_of_it():
+    record = CallRecord(5, [10, 20, 15, 40], 50)  # micro-steps of a pipeline overlap
+    assert parts_of(record) == (5, 30, 10)
+    assert parts_of(CallRecord(5, [], 50)) == (0, 45, 0)
+
+
+def test_a_call_that_fails_is_no_call_and_says_which_it_was(recorder):
+    recorder.on_call_end(call())
+    recorder.on_call_end(call(5000, error=ValueError("too wide")))
+    found = recorder.read()
+    assert found.calls == 1
+    (error,) = found.of_kind("error")
+    assert (error.type, error.where, error.what) == ("ValueError", "call 2", "too wide")
+
+
+def test_it_ends_once(recorder):
+    recorder.ended("failed")
+    recorder.ended("finished")
+    assert [each.what for each in recorder.read().of_kind("end")] == ["failed"]
+
+
+def test_a_forked_child_writes_nothing(recorder, tmp_path):
+    before = (tmp_path / "journal.jsonl").read_bytes()
+    child = os.fork()
+    if child == 0:
+        recorder.on_call_end(call())
+        recorder.failed("the child", ValueError())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert (tmp_path / "journal.jsonl").read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_written_is_warned_of(recorder, tmp_path, monkeypatch):
+    def full(path, text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("abele.report.recorder.write_text", full)
+    with pytest.warns(ReportWarning, match="cannot be written.*No space left.*The run goes on"):
+        recorder.changed(recorder.run, "other programs run")
+
+
+def test_a_folder_that_was_deleted_stays_deleted(recorder, tmp_path):
+    for path in tmp_path.iterdir():
+        path.unlink()
+    tmp_path.rmdir()
+    recorder.ended("finished")
+    assert not tmp_path.exists()
