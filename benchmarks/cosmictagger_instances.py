@@ -56,7 +56,7 @@ def measure(mode: str, options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         for name, count in names.items():  # compiles
             _images_per_second(Path(folder), f"{name}-first", mode, count, options)
-        for window in tqdm(range(options.windows), desc=mode, leave=False):
+        for window in tqdm(range(options.windows), desc=mode, leave=False, disable=None):
             for name, count in names.items():
                 run = f"{name}-{window}"
                 rates[name].append(_images_per_second(Path(folder), run, mode, count, options))

@@ -56,7 +56,7 @@ def steps_per_second(
         raise ValueError(f"At least {MIN_WINDOWS} windows are needed for a median, got {windows}.")
     counts = {name: calibrate(step, window_s) for name, step in variants.items()}
     rates: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in tqdm(range(windows), desc="windows", leave=False):
+    for _ in tqdm(range(windows), desc="windows", leave=False, disable=None):
         for name, step in variants.items():
             started = time.perf_counter()
             for _ in range(counts[name]):

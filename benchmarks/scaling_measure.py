@@ -33,7 +33,7 @@ IMAGE = (320, 512)  # CosmicTagger's planes, four times smaller each way
 def everything() -> dict[str, Any]:
     """Return all measurements: reductions by processes and bytes, and the times of real steps."""
     measured: dict[str, Any] = {"reduction_s": {}}
-    with tqdm(total=len(PROCESSES) + 1, desc="measuring", leave=False) as bar:
+    with tqdm(total=len(PROCESSES) + 1, desc="measuring", leave=False, disable=None) as bar:
         for processes in PROCESSES:
             measured["reduction_s"][str(processes)] = _in_processes(processes)
             bar.update()

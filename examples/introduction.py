@@ -73,9 +73,10 @@ def train(model: ClassificationModel, datasets: Datasets, args) -> TrainingRecor
     training_model = poptorch.trainingModel(model, options=opts, optimizer=optimizer)
 
     rates = []
-    for epoch in tqdm(range(args.epochs), desc="epochs"):
+    for epoch in tqdm(range(args.epochs), desc="epochs", disable=None):
         total_loss = torch.zeros(())
-        for call, (images, labels) in enumerate(tqdm(loader, desc="batches", leave=False)):
+        bar = tqdm(loader, desc="batches", leave=False, disable=None)
+        for call, (images, labels) in enumerate(bar):
             _, loss = training_model(images, labels)
             total_loss += loss.mean()
             if call == 0:  # the first call of all compiles; no epoch's first call is counted

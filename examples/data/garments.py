@@ -72,7 +72,9 @@ def draw_images(count: int, *, seed: int, train: bool) -> NDArray[np.uint8]:
         for block, rows in enumerate(_blocks(np.flatnonzero(labels == label)))
     ]
     # tqdm stays silent when the work is done before its delay has passed.
-    for label, block, rows in tqdm(work, desc="drawing garments", delay=2, leave=False):
+    for label, block, rows in tqdm(
+        work, desc="drawing garments", delay=2, leave=False, disable=None
+    ):
         rng = _generator(seed, train, label, block)
         images[rows] = _draw_block(label, rng)[: len(rows)]
     return images

@@ -43,6 +43,7 @@ def test_introduction_from_start_to_end(tmp_path):
     assert "Test accuracy: " in result.stdout
     assert "Both agree" in result.stdout
     assert "target reference, executable " in result.stdout
+    assert "\r" not in result.stderr  # into a pipe, bars would write several lines a second
     written = {path.name for path in (tmp_path / "out" / "introduction").iterdir()}
     assert written == {
         "sample_images.png",
