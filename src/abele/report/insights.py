@@ -46,8 +46,8 @@ class Insight:
 def insights(run: Run, journal: Journal) -> list[Insight]:
     """What is worth saying of a run; what saves most time first, then what saves memory."""
     later = steady(journal)
-    found = [
-        *([] if later is None else _of_calls(later, journal.calls)),
+    found: list[Insight] = [
+        *_of_calls(later, journal.calls),
         *_of_building(run),
         *_of_exchanges(run, later, journal.calls),
         *_of_memory(run),
@@ -55,7 +55,9 @@ def insights(run: Run, journal: Journal) -> list[Insight]:
     return sorted(found, key=lambda each: (-each.seconds, -each.bytes))[:MOST]
 
 
-def _of_calls(later: Steady, calls: int) -> Iterator[Insight]:
+def _of_calls(later: Steady | None, calls: int) -> Iterator[Insight]:
+    if later is None:
+        return
     if later.waited > _WAITING * later.whole:
         yield Insight(
             what=f"{words.share(later.waited, later.whole)} of the time passes before calls: the "
