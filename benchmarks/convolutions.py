@@ -1,12 +1,15 @@
 """Our convolutions in both layouts against the library's, shape by shape.
 
-    python benchmarks/convolutions.py [--threads 1] [--windows 12] [--record]
+    python benchmarks/convolutions.py [--many] [--threads 1] [--windows 12] [--record]
 
 All ways run in one process in turns; what counts is processor time, so that neighbours matter less.
 "planes" are images with their channels apart, as in small networks; "last" are channels-last
-images, as in large ones. "last/planes" is the time of our second way over that of our first.
+images, as in large ones; "winograd" is our other way for these, and its library is that of "last".
+"last/planes" is the time of our second way over that of our first. --many measures many channels,
+without our first way.
 `abele/passes/few_channel_convolutions.py` takes the limits of the first from here,
-`abele/targets/cpu/op_by_op/convolutions.py` those of the second.
+`abele/targets/cpu/op_by_op/convolutions.py` those of the second, `abele/kernels/winograd.py` those
+of the third.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,21 +75,42 @@ SHAPES = [
     (2, 64, 64, 3, 40, 64, 1, 1),
 ]
 
+MANY = [
+    # ResNet-18
+    (32, 64, 64, 3, 32, 32, 1, 1),
+    (32, 128, 128, 3, 16, 16, 1, 1),
+    (32, 256, 256, 3, 8, 8, 1, 1),
+    (32, 512, 512, 3, 4, 4, 1, 1),
+    # U-Net
+    (2, 16, 16, 3, 256, 256, 1, 1),
+    (2, 32, 16, 3, 256, 256, 1, 1),
+    (2, 32, 32, 3, 128, 128, 1, 1),
+    (2, 64, 64, 3, 64, 64, 1, 1),
+    (2, 128, 128, 3, 32, 32, 1, 1),
+    # limits: registers that are not full, tiles beyond the image
+    (2, 24, 24, 3, 80, 128, 1, 1),
+    (2, 40, 40, 3, 40, 64, 1, 1),
+    (8, 64, 64, 3, 5, 5, 1, 1),
+    (8, 64, 64, 3, 7, 7, 1, 1),
+]
+
 
 def main() -> int:
     """Measure and print; with --record also keeps the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     harness.add_arguments(parser)
+    parser.add_argument("--many", action="store_true", help="shapes with many channels")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     code = build.shared_library(compiler() or "g++", instruction_set())
     kernels, rows = binding.load(code), []
-    for shape in SHAPES:
+    for shape in MANY if options.many else SHAPES:
         rows.append(measure(kernels, shape, options))
         print(f"{shape!s:36s} " + " | ".join(map(line, rows[-1]["parts"].items())), flush=True)
     if options.record:
         result = {"environment": harness.environment(), "shapes": rows}
-        print(f"record: {harness.write_record('convolutions', result).relative_to(ROOT)}")
+        theme = "convolutions-many-channels" if options.many else "convolutions"
+        print(f"record: {harness.write_record(theme, result).relative_to(ROOT)}")
     return 0
 
 
@@ -105,21 +130,24 @@ def measure(
     for layout in LAYOUTS:
         for part, pair in calls(kernels, shape, layout, options.threads).items():
             for way, call in pair.items():
+                # Far from their field; they would take most of the time.
+                if way == "ours planes" and options.many:
+                    continue
                 if runs(call):
                     ways[part][way] = call
     parts: dict[str, Any] = {}
     for part, found in ways.items():
         took = medians(found, max(options.windows, harness.MIN_WINDOWS))
         ratios = {
-            layout: round(took[f"library {layout}"] / took[f"ours {layout}"], 2)
-            for layout in LAYOUTS
-            if f"ours {layout}" in took
+            way: round(took[f"library {layout}"] / took[f"ours {way}"], 2)
+            for way, layout in (*zip(LAYOUTS, LAYOUTS, strict=True), ("winograd", "last"))
+            if f"ours {way}" in took
         }
         parts[part] = {
             "us": {way: round(us, 1) for way, us in took.items()},
             "library_over_ours": ratios,
             "last_over_planes": round(took["ours last"] / took["ours planes"], 2)
-            if "ours last" in took
+            if {"ours last", "ours planes"} <= took.keys()
             else None,
         }
     return {"shape": shape, "parts": parts}
@@ -138,20 +166,26 @@ def calls(
     grad = torch.randn(y.shape).contiguous(memory_format=order)
     settings = {"layout": order, "threads": threads}
 
-    def backward(mask: list[bool]) -> dict[str, Callable[[], Any]]:
-        rest = [out], *moves, [1, 1], False, [0, 0], 1, mask
-        return {
-            f"library {layout}": lambda: aten.convolution_backward(grad, x, weight, *rest),
-            f"ours {layout}": lambda: on_tensors.conv_backward(
-                kernels, grad, x, weight, *moves, mask, **settings
-            ),
-        }
+    ways = {layout: False} | ({"winograd": True} if layout == "last" else {})
 
-    forward: dict[str, Callable[[], Any]] = {
-        f"library {layout}": lambda: aten.conv2d(x, weight, bias, *moves),
-        f"ours {layout}": lambda: on_tensors.conv(kernels, x, weight, bias, *moves, **settings),
+    def forward(winograd: bool) -> torch.Tensor:
+        arguments = x, weight, bias, *moves
+        return on_tensors.conv(kernels, *arguments, **settings, winograd=winograd)
+
+    def backward(winograd: bool, mask: list[bool]) -> list[torch.Tensor | None]:
+        arguments = grad, x, weight, *moves, mask
+        return on_tensors.conv_backward(kernels, *arguments, **settings, winograd=winograd)
+
+    rest = [out], *moves, [1, 1], False, [0, 0], 1
+    library = f"library {layout}"
+    parts: dict[str, dict[str, Callable[[], Any]]] = {
+        "forward": {library: lambda: aten.conv2d(x, weight, bias, *moves)}
+        | {f"ours {way}": partial(forward, how) for way, how in ways.items()}
     }
-    return {"forward": forward, **{part: backward(mask) for part, mask in PARTS.items()}}
+    for part, mask in PARTS.items():
+        parts[part] = {library: partial(aten.convolution_backward, grad, x, weight, *rest, mask)}
+        parts[part] |= {f"ours {way}": partial(backward, how, mask) for way, how in ways.items()}
+    return parts
 
 
 def runs(call: Callable[[], Any]) -> bool:
