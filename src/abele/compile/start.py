@@ -41,6 +41,21 @@ def requested() -> Start | None:
     return Start(text)
 
 
+def check() -> None:
+    """Refuses an environment that contradicts itself.
+
+    Raises:
+        TargetError: it names an update at which compiled programs take over, and wants none to.
+    """
+    wanted = requested()
+    if swap_at() is not None and wanted not in (None, Start.TIERED):
+        raise TargetError(
+            f"{ENVIRONMENT}={wanted} and {SWAP_AT}={swap_at()} were found, but nothing takes over "
+            f"unless steps start interpreted and compiled ones follow. Unset one of the two, or "
+            f"set {ENVIRONMENT}={Start.TIERED}."
+        )
+
+
 def swap_at() -> int | None:
     """The update at which compiled programs have to take over, if the environment names one.
 

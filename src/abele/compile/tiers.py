@@ -33,7 +33,7 @@ from abele.targets.base import COMPILED
 INTERPRETING = "reference"
 #: Compiling that takes no longer, in seconds, is waited for: another process would first have to
 #: load torch, and slow the steps down meanwhile.
-WORTH_WAITING_S = 1.6
+WORTH_WAITING_S = 1.5
 _STORED = "stored"  # what a process says that has the programs already
 #: Why nobody waits although nothing is interpreted.
 COMPILED_BEFORE = "the programs were compiled before"
@@ -69,6 +69,7 @@ class Wanted:
         Raises:
             TargetError: the environment asks for something that does not exist.
         """
+        start.check()
         requested = start.requested()
         at_once = requested is Start.TIERED or start.swap_at() is not None
         if requested is None or (asked is Start.WAIT and requested is Start.TIERED):

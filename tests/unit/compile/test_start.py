@@ -79,6 +79,14 @@ def test_an_update_is_a_number(text, monkeypatch):
         start.swap_at()
 
 
+@pytest.mark.parametrize("name", ["wait", "interpret"])
+def test_an_update_at_which_nothing_can_take_over_is_refused(name, monkeypatch):
+    monkeypatch.setenv("ABELE_SWAP_AT", "3")
+    monkeypatch.setenv("ABELE_START", name)
+    with pytest.raises(TargetError, match=f"ABELE_START={name} and ABELE_SWAP_AT=3 were found"):
+        built(Slow())
+
+
 @pytest.mark.parametrize(
     ("environment", "asked", "wanted"),
     [
