@@ -118,12 +118,17 @@ def _moved(batch: tuple, device: torch.device) -> tuple:
     return batch if device.type == "cpu" else tuple(tensor.to(device) for tensor in batch)
 
 
-def _abele(row: Row, model: torch.nn.Module, fixed: tuple) -> Step:
+def trainer(row: Row, model: torch.nn.Module) -> Any:
+    """Return abele's wrapper of a row's model, which trains it."""
     import poptorch
 
     quiet = poptorch.Options().showCompilationProgressBar(False)
     module = _marked(model) if row.marks_loss else model
-    wrapped = poptorch.trainingModel(module, quiet, optimizer_of(row, model))
+    return poptorch.trainingModel(module, quiet, optimizer_of(row, model))
+
+
+def _abele(row: Row, model: torch.nn.Module, fixed: tuple) -> Step:
+    wrapped = trainer(row, model)
     return lambda *batch: wrapped(*(batch or fixed))
 
 
