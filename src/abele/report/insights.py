@@ -19,6 +19,15 @@ MOST = 7
 _WAITING, _HANDLING, _EXCHANGING, _ACTIVATIONS = 0.1, 0.15, 0.1, 0.3
 _LEAST_BYTES = 2**20
 
+# What to do, for a caller of the engine; ``Run.advice`` has the words of a front-end.
+_ADVICE = {
+    "waiting": "Load batches in processes of their own, ahead of time.",
+    "handling": "Let one call run several micro-batches: StepConfig(device_iterations=16).",
+    "compiling": "Keep executables: build(..., cache=ExecutableCache(FOLDER)).",
+    "exchanging": "Exchange less often: StepConfig(gradient_accumulation=n).",
+    "activations": "Mark activations to stay, so that those between are computed again.",
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Insight:
@@ -47,7 +56,7 @@ def insights(run: Run, journal: Journal) -> list[Insight]:
     """What is worth saying of a run; what saves most time first, then what saves memory."""
     later = steady(journal)
     found: list[Insight] = [
-        *_of_calls(later, journal.calls),
+        *_of_calls(run, later, journal.calls),
         *_of_building(run),
         *_of_exchanges(run, later, journal.calls),
         *_of_memory(run),
@@ -55,22 +64,25 @@ def insights(run: Run, journal: Journal) -> list[Insight]:
     return sorted(found, key=lambda each: (-each.seconds, -each.bytes))[:MOST]
 
 
-def _of_calls(later: Steady | None, calls: int) -> Iterator[Insight]:
+def _advice(run: Run, topic: str) -> str:
+    return run.advice.get(topic, _ADVICE[topic])
+
+
+def _of_calls(run: Run, later: Steady | None, calls: int) -> Iterator[Insight]:
     if later is None:
         return
     if later.waited > _WAITING * later.whole:
         yield Insight(
             what=f"{words.share(later.waited, later.whole)} of the time passes before calls: the "
             "program loads data, or does something else.",
-            advice="Load ahead: poptorch.DataLoader(..., num_workers=2, "
-            "mode=poptorch.DataLoaderMode.Async).",
+            advice=_advice(run, "waiting"),
             seconds=later.waited * calls,
         )
     around = later.inputs + later.outputs
     if around > _HANDLING * later.in_calls:
         yield Insight(
             what=f"{words.share(around, later.in_calls)} of a call hands inputs and results over.",
-            advice="Let one call run several micro-batches: options.deviceIterations(16).",
+            advice=_advice(run, "handling"),
             seconds=around * calls,
         )
 
@@ -85,8 +97,7 @@ def _of_building(run: Run) -> Iterator[Insight]:
     if build.cache == "off":
         yield Insight(
             what=f"Compiling took {words.seconds(compiling)} and is done again in the next run.",
-            advice="Keep executables: options.enableExecutableCaching(FOLDER), or "
-            "POPTORCH_CACHE_DIR.",
+            advice=_advice(run, "compiling"),
             seconds=compiling,
         )
     elif build.why and "could not be used" in build.why:
@@ -103,7 +114,7 @@ def _of_exchanges(run: Run, later: Steady | None, calls: int) -> Iterator[Insigh
         return
     yield Insight(
         what=f"Exchanges with other instances took {words.seconds(took)}, waiting included.",
-        advice="Exchange less often: options.Training.gradientAccumulation(n).",
+        advice=_advice(run, "exchanging"),
         seconds=took,
     )
 
@@ -120,7 +131,6 @@ def _of_memory(run: Run) -> Iterator[Insight]:
             yield Insight(
                 what=f"{words.size(waiting)} of the peak of {program.name} are activations that "
                 "wait for backward.",
-                advice="Compute some again: poptorch.recomputationCheckpoint(x) in forward, "
-                "between its blocks.",
+                advice=_advice(run, "activations"),
                 bytes=waiting,
             )

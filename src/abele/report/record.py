@@ -221,6 +221,7 @@ class Run:
         programs: what runs; empty before it was built.
         exchanged: ``calls``, ``bytes`` and ``seconds`` of exchanges with other processes.
         notes: what else is to be said, such as why there is no pipeline.
+        advice: how a program changes what insights are about, by topic; see ``insights``.
     """
 
     schema: int = SCHEMA
@@ -236,6 +237,7 @@ class Run:
     programs: tuple[Program, ...] = ()
     exchanged: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     notes: tuple[str, ...] = ()
+    advice: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
 
     def write(self, folder: Path) -> None:
         """Write ``run.json`` at once or not at all.
@@ -267,8 +269,8 @@ def read_run(path: Path) -> Run:
         return cast("Run", _decoded(Run, data))
     except OSError as error:
         raise ReportError(
-            f"There is no run in {path}: {error.strerror}. Give the folder of a report, which "
-            f"options.enableProfiling(FOLDER) makes."
+            f"There is no run in {path}: {error.strerror}. Give the folder of a run "
+            "that was recorded."
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ReportError(f"{file} is no record of a run: {error!r}.") from None

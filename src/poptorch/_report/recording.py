@@ -24,6 +24,18 @@ from poptorch._report.pipeline import report_of
 from poptorch.options import Options, _table
 from poptorch.options._engine import report_wanted
 
+# What a program of this interface does about what insights are about.
+_ADVICE = {
+    "waiting": "Load ahead: poptorch.DataLoader(..., num_workers=2, "
+    "mode=poptorch.DataLoaderMode.Async).",
+    "handling": "Let one call run several micro-batches: options.deviceIterations(16).",
+    "compiling": "Keep executables: options.enableExecutableCaching(FOLDER), or "
+    "POPTORCH_CACHE_DIR.",
+    "exchanging": "Exchange less often: options.Training.gradientAccumulation(n).",
+    "activations": "Compute some again: poptorch.recomputationCheckpoint(x) in forward, between "
+    "its blocks.",
+}
+
 
 class Recording:
     """Records the runs of one wrapper in the folder that its options name, if they name one.
@@ -124,6 +136,7 @@ class Recording:
                 "processes": config.processes,
             },
             options=tuple(_options(options)),
+            advice=_ADVICE,
         )
 
     def _run(self, before: Run, made: CompiledModel) -> Run:

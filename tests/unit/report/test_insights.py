@@ -30,14 +30,15 @@ def test_waiting_for_data_says_how_long_and_what_to_do(run):
     assert only.seconds == pytest.approx(1.0)
     assert only.saving == "up to 1.00 s"
     assert "33.3 % of the time" in only.what
-    assert "num_workers" in only.advice
-    assert "num_workers" in page(run, calls(waited=0.01))
+    assert "processes of their own" in only.advice
+    named = dataclasses.replace(run, advice={"waiting": "Use more workers."})
+    assert "Use more workers." in page(named, calls(waited=0.01))
 
 
 def test_small_calls_are_told_of_device_iterations(run):
     (only,) = insights(run, calls(inputs=0.02))
     assert "50.0 % of a call" in only.what
-    assert "deviceIterations" in only.advice
+    assert "device_iterations" in only.advice
 
 
 @pytest.mark.parametrize(("cache", "count"), [("off", 1), ("hit", 0), ("miss", 0)])
@@ -56,7 +57,7 @@ def test_activations_at_the_peak_are_told_with_their_bytes(run):
     changed = dataclasses.replace(program, memory=memory)
     (only,) = insights(dataclasses.replace(run, programs=(changed,)), calls())
     assert (only.bytes, only.saving) == (2**23, "up to 8.0 MiB")
-    assert "recomputationCheckpoint" in only.advice
+    assert "computed again" in only.advice
 
 
 def test_there_are_never_more_than_seven_and_the_largest_comes_first(run):

@@ -40,7 +40,9 @@ def test_what_is_no_record_is_refused(text, tmp_path):
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(ReportError, match=r"There is no run in .*enableProfiling\(FOLDER\)"):
+    with pytest.raises(
+        ReportError, match=r"There is no run in .* Give the folder of a run that was recorded"
+    ):
         read_run(tmp_path)
 
 
