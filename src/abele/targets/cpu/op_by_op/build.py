@@ -48,9 +48,8 @@ def with_kernels(program: Program, library: ctypes.CDLL) -> Run:
         if kernel is not None:
             node.target = kernel
         elif node.target in _OURS:
-            make, index = _OURS[node.target]
-            overwrite = lifetimes.may_overwrite(node, node.args[index])
-            node.target = make(library, overwrite=overwrite)
+            make, _ = _OURS[node.target]
+            node.target = make(library, overwrite=overwritten(node, lifetimes) is not None)
         elif node.target is adam.update:
             overwrite = _writes_back(node, lifetimes)
             node.target = calls.adam(library, overwrite=overwrite)
@@ -68,19 +67,32 @@ def with_kernels(program: Program, library: ctypes.CDLL) -> Run:
     return run
 
 
-def _use_in_place(node: _Node, lifetimes: Lifetimes) -> None:
-    target, candidates = _IN_PLACE[node.target]
+def overwritten(node: _Node, lifetimes: Lifetimes) -> int | None:
+    """Index of the argument over which a node's first result is written; None if over none."""
+    if node.target in _OURS:
+        _, index = _OURS[node.target]
+        argument = node.args[index]
+        assert isinstance(argument, _Node)
+        return index if lifetimes.may_overwrite(node, argument) else None
+    if node.target not in _IN_PLACE or node.kwargs:
+        return None
     result = node.meta["val"]
-    for index in candidates:
+    for index in _IN_PLACE[node.target][1]:
         value = node.args[index]
         if not isinstance(value, _Node) or not lifetimes.may_overwrite(node, value):
             continue
         argument = value.meta["val"]
-        if argument.shape == result.shape and argument.dtype == result.dtype and not node.kwargs:
-            if index:
-                node.args = (value, node.args[0], *node.args[2:])
-            node.target = target
-            return
+        if argument.shape == result.shape and argument.dtype == result.dtype:
+            return index
+    return None
+
+
+def _use_in_place(node: _Node, lifetimes: Lifetimes) -> None:
+    index = overwritten(node, lifetimes)
+    if index is not None:
+        if index:
+            node.args = (node.args[index], node.args[0], *node.args[2:])
+        node.target = _IN_PLACE[node.target][0]
 
 
 def _writes_back(node: _Node, lifetimes: Lifetimes) -> bool:
@@ -88,6 +100,16 @@ def _writes_back(node: _Node, lifetimes: Lifetimes) -> bool:
 
     Returns whether that was possible for all of them.
     """
+    copies = copies_back(node, lifetimes)
+    for each in copies or ():
+        result = node_argument(each, 1)
+        node.graph.erase_node(each)
+        node.graph.erase_node(result)
+    return copies is not None
+
+
+def copies_back(node: _Node, lifetimes: Lifetimes) -> list[_Node] | None:
+    """The copies of an update's results into its arguments; None if they cannot all be spared."""
     params, _, first, second, steps = cast("Any", node.args[:5])
     arguments: list[_Node] = [*params, *first, *second, *steps]
     results = {user.args[1]: user for user in node.users if is_getitem(user)}
@@ -96,16 +118,12 @@ def _writes_back(node: _Node, lifetimes: Lifetimes) -> bool:
         result = results.get(index)
         users = [] if result is None else list(result.users)
         if len(users) != 1 or users[0].target is not aten.copy_.default:
-            return False
+            return None
         if users[0].args[0] is not argument or users[0].users or argument.op != "placeholder":
-            return False
+            return None
         here = lifetimes.position(node)
         later = [user for user in argument.users if lifetimes.position(user) > here]
         if later != users:
-            return False
+            return None
         copies.append(users[0])
-    for each in copies:
-        result = node_argument(each, 1)
-        node.graph.erase_node(each)
-        node.graph.erase_node(result)
-    return True
+    return copies

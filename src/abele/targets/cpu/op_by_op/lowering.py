@@ -9,11 +9,13 @@ from abele.passes.of_lowerings.fused_adam import fused_adam
 from abele.passes.of_lowerings.fused_normalisation import fused_normalisation
 from abele.passes.of_lowerings.pointwise_before_upsampling import pointwise_before_upsampling
 from abele.program import Program
+from abele.program.memory import MemoryUse
 from abele.targets.base import Compiled, Lowering, require_code
 from abele.targets.cpu.compiler import compiler, instruction_set
 from abele.targets.cpu.index_checks import checked
 from abele.targets.cpu.op_by_op import choice
 from abele.targets.cpu.op_by_op.build import with_kernels
+from abele.targets.cpu.op_by_op.memory_use import memory_use
 
 
 class OpByOp(Lowering):
@@ -48,3 +50,7 @@ class OpByOp(Lowering):
         require_code(payload, "cpu")
         run = with_kernels(program, binding.load(payload))
         return checked(program, Compiled(run, payload))
+
+    def memory(self, program: Program) -> MemoryUse:
+        """What is needed where kernels write over arguments that nobody needs any more."""
+        return memory_use(program)

@@ -1,0 +1,93 @@
+"""How much memory a program needs that runs operator by operator, with results over arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from abele.ops import adam, norm_activation
+from abele.program import Program, is_getitem, node_argument
+from abele.program.aliasing import Aliases, Liveness
+from abele.program.memory import MemoryUse, Piece
+from abele.targets.cpu.op_by_op.build import copies_back, overwritten
+from abele.targets.cpu.op_by_op.lifetimes import Lifetimes
+
+_Node = torch.fx.Node
+
+
+def memory_use(program: Program) -> MemoryUse:
+    """What every step needs, in the terms of ``build.with_kernels``."""
+    graph = program.graph.graph
+    liveness = Liveness(graph, _Memories(graph).of)
+    return MemoryUse(
+        basis="every result is kept until its last use, but for those written over an argument",
+        nodes=tuple(graph.nodes),
+        pieces=tuple(_pieces(liveness)),
+    )
+
+
+def _pieces(liveness: Liveness) -> Iterator[Piece]:
+    """Memory that operations make: not that of results which take an argument's or another's."""
+    for each in liveness.ranges:
+        picked = next(
+            (u for u in each.node.users if is_getitem(u) and u.args[1] == each.result), None
+        )
+        if picked is not None and liveness.memory(picked) is not picked:
+            continue
+        yield Piece(
+            node=each.node, result=each.result, first=each.first, last=each.last, size=each.size
+        )
+
+
+class _Memories:
+    """In which node's memory each value lies, where kernels write over their arguments.
+
+    Args:
+        graph: of a program after the passes of its lowering.
+    """
+
+    def __init__(self, graph: torch.fx.Graph):
+        self._aliases = Aliases()
+        self._taken: dict[_Node, _Node] = {}
+        lifetimes = Lifetimes(graph)
+        for node in graph.nodes:
+            if node.target is adam.update:
+                self._update(node, lifetimes)
+                continue
+            index, first = overwritten(node, lifetimes), _result(node, 0)
+            if node.target is norm_activation.forward:
+                self._norm(node, first, index)
+            elif index is not None and first is not None:
+                self._taken[first] = self.of(node_argument(node, index))
+
+    def _norm(self, node: _Node, first: _Node | None, index: int | None) -> None:
+        """Backward keeps the result if that says what the argument was, else the argument."""
+        kept, slope = _result(node, 1), node.args[7]
+        argument = self.of(node_argument(node, 0))
+        if not slope:  # whatever was below zero is lost
+            if kept is not None:
+                self._taken[kept] = argument
+        elif first is not None:
+            if index is not None:
+                self._taken[first] = argument
+            if kept is not None:
+                self._taken[kept] = self.of(first)
+
+    def of(self, node: _Node) -> _Node:
+        """The node whose memory a value lies in."""
+        memory = self._aliases.base(node)
+        while memory in self._taken:
+            memory = self._taken[memory]
+        return memory
+
+    def _update(self, node: _Node, lifetimes: Lifetimes) -> None:
+        for copy in copies_back(node, lifetimes) or ():
+            self._taken[node_argument(copy, 1)] = node_argument(copy, 0)
+
+
+def _result(node: _Node, index: int) -> _Node | None:
+    """The node that has one of a node's results."""
+    if not isinstance(node.meta.get("val"), tuple | list):
+        return None if index else node
+    return next((u for u in node.users if is_getitem(u) and u.args[1] == index), None)
