@@ -1,4 +1,8 @@
-"""The command line: ``abele report RUN`` makes the page of a run, also of one that was killed."""
+"""The command line.
+
+abele report RUN     makes the page of a run, also of one that was killed
+abele fit SCRIPT     says whether a program fits into a memory
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from abele.errors import ReportError
+from abele.errors import FitError, ReportError
+from abele.fit import command as fit
 from abele.report import comparison, read_journal, read_run
 from abele.report.journal import Journal
 from abele.report.page import page
@@ -19,18 +24,21 @@ from abele.storage.atomic import write_text
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status: 0, or 1 where a file cannot be read or written."""
-    parsed = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    end = given.index("--") if "--" in given else len(given)
+    parsed = _parser().parse_args(given[:end])
+    parsed.rest = given[end + 1 :]  # for a program that the command runs
     try:
-        path = _report(parsed.run, parsed.compare, parsed.output)
-    except (ReportError, OSError) as error:
+        return parsed.command(parsed)
+    except ReportError as error:
         print(f"abele report: {error}", file=sys.stderr)
-        return 1
-    print(path)
-    return 0
+    except FitError as error:
+        print(f"abele fit: {error}", file=sys.stderr)
+    return 1
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="abele", description="Looks at recorded runs.")
+    parser = argparse.ArgumentParser(prog="abele", description="Looks at runs and programs.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     report = commands.add_parser(
         "report", help="make the page of a run", description="Makes the page of a run."
@@ -40,7 +48,17 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "-o", "--output", type=Path, metavar="PAGE", help=f"default: {PAGE} in the run's folder"
     )
+    report.set_defaults(command=_command_report)
+    fit.add_parser(commands)
     return parser
+
+
+def _command_report(parsed: argparse.Namespace) -> int:
+    try:
+        print(_report(parsed.run, parsed.compare, parsed.output))
+    except OSError as error:
+        raise ReportError(str(error)) from error
+    return 0
 
 
 def _report(path: Path, other: Path | None, output: Path | None) -> Path:

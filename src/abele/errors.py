@@ -18,6 +18,8 @@
     |  |- DisagreementError       they were given different programs, options or values
     |  `- StoppedError            one stopped this update and said why; all others drop it too
     |- HostCallError         a program calls Python code that is missing or changed its results
+    |- FitError               it cannot be said whether a program fits into a memory
+    |  `- LimitError             a limit that means nothing, or a device that is not there
     |- ReportError           the record of a run cannot be read
     |- SerializationError    something cannot be stored, or what was read means nothing
     |- TargetError           the requested target cannot be used here
@@ -159,6 +161,14 @@ class CorruptExecutable(ExecutableError):
 
 class ForeignExecutable(ExecutableError):
     """The file is sound but made for another machine, torch version or program."""
+
+
+class FitError(AbeleError):
+    """Nobody can say whether a program fits into a memory."""
+
+
+class LimitError(FitError, ValueError):
+    """A limit of memory that means nothing, or a device that is not there."""
 
 
 class TorchVersionError(ImportError):

@@ -29,12 +29,12 @@ ORDERS = {
     "abele": (
         *("errors", "version", "containers", "libraries", "garbage", "locks", "storage", "_torch"),
         *("program", "warn", "step", "collectives", "ops", "trace", "kernels", "passes", "capture"),
-        *("targets", "compile", "runtime", "pipeline", "report", "__main__"),
+        *("targets", "compile", "runtime", "pipeline", "report", "fit", "__main__"),
     ),
     "poptorch": (
         *("enums", "_error", "_logging", "_version", "options", "autocasting", "_process"),
         *("processes", "profiling", "_values", "_forward", "_operators", "_compiled", "_data"),
-        *("_optimizers", "optim", "_state", "_report", "_files", "_wrapper", "resuming"),
+        *("_optimizers", "optim", "_state", "_report", "_fit", "_files", "_wrapper", "resuming"),
         *("ops", "testing", "poptorch_core", "_impl", "_poplar_executor"),
     ),
     "popdist": (

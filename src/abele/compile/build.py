@@ -251,6 +251,35 @@ def _lower(
     return program, [ChosenLowering(name=each.name, reason=reason) for each, reason in ways]
 
 
+def lowered_for(
+    target: Target, programs: Sequence[Program], config: StepConfig
+) -> dict[str, list[tuple[Program, ChosenLowering]]]:
+    """Every program after all passes for a target, by name; nothing is compiled.
+
+    Args:
+        target: what is to run them.
+        programs: as captured.
+        config: the configuration they were captured with.
+
+    Returns:
+        The program as each way to run it takes it: several if only measuring tells the fastest.
+    """
+    traps = (trap_exceptions,) if config.trap_exceptions else ()
+    result: dict[str, list[tuple[Program, ChosenLowering]]] = {}
+    for program in programs:
+        made, ways = _lower(program, target, traps, measured=config.processes == 1)
+        several = len(ways) > 1
+        with passes.one_after_the_other():
+            result[program.name] = [
+                (
+                    passes.run_only(made, target.lowering(way.name).passes) if several else made,
+                    way,
+                )
+                for way in ways
+            ]
+    return result
+
+
 def _names(ways: Sequence[ChosenLowering]) -> str | list[str]:
     return ways[0].name if len(ways) == 1 else [way.name for way in ways]
 

@@ -72,17 +72,19 @@ class Forward:
         self.hidden_paths = translate.hidden_paths(options)
         self._config, self._rule = config, rule
 
-    def trace(self, examples: list[torch.Tensor]) -> Traced:
+    def trace(self, examples: list[torch.Tensor], *, origins: bool = False) -> Traced:
         """Captures it for one micro-batch.
 
         Args:
             examples: the inputs of the micro-batch.
+            origins: operations of backward say which of forward they belong to.
 
         Raises:
             CaptureError: forward cannot be captured.
             poptorch.Error: forward writes a buffer that replicas would have to share.
         """
         config, options = self._config, self.tracing.options
+        origins = origins or self._needs_origins()
         recomputes = recomputation.is_on(options, training=config.training)
         outputs: list[structure.Structure] = []
 
@@ -107,9 +109,7 @@ class Forward:
                 name_modules=options._module_namescope_enabled,
                 hidden_paths=self.hidden_paths,
                 anchors=[anchor.tensor for anchor in self.anchors],
-                # A report says of which line the tensors of backward are, too.
-                origins=may_pipeline(options, config)
-                or _engine.report_wanted(options, config.training) is not None,
+                origins=origins,
                 given=self.recorded.rebuild(examples),
             )
         if config.replicas > 1 and config.broadcast_buffers:
@@ -122,6 +122,12 @@ class Forward:
                 UserWarning,
             )
         return Traced(captured, outputs[0])
+
+    def _needs_origins(self) -> bool:
+        """A report says of which line the tensors of backward are, too."""
+        options = self.tracing.options
+        wanted = _engine.report_wanted(options, self._config.training)
+        return may_pipeline(options, self._config) or wanted is not None
 
     def _refuse_written_buffers(self, captured: Captured) -> None:
         normalisations = {

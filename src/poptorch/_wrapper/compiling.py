@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from abele.compile.later import Announce
 from abele.compile.start import Start
+from abele.step.config import StepConfig
 from poptorch import profiling
 from poptorch._compiled import progress
 from poptorch._compiled.compilation import Origin
@@ -99,9 +100,8 @@ class Compiling:
             RuntimeError: another wrapper trains the module.
         """
         model, options = self._model, self._model.options
-        self._prepare()
         started = time.perf_counter()
-        self._bring_up_to_date()
+        self.prepare()
         with self._translated, self._resuming.around_compiling(), self.recording.compiling():
             compiled = self._make(bound, origin, for_a_call=for_a_call)
         if options.connection_type == ConnectionType.Always:
@@ -154,13 +154,16 @@ class Compiling:
             raise error("You must compile the model before you can get the compilation time.")
         return datetime.timedelta(seconds=self.seconds)
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
+        """Refuses what cannot be compiled now, and has the module hold what is to be compiled.
+
+        Raises:
+            poptorch.Error: inside of a capture; hooks of the optimizer.
+            RuntimeError: another wrapper trains the module.
+        """
         tracing.refuse_compiling_inside_capture()
         self._late_changes.warn(training=self._model.training)
         compile_traps.warn_of_autocast()
-
-    def _bring_up_to_date(self) -> None:
-        """Has the module hold what is to be compiled: its wrapping, values and weights."""
         if self.training is None:
             self._weights.fetch_sources()
             return
@@ -179,11 +182,15 @@ class Compiling:
                 "destroyed. Use the newer wrapper, or call model.destroy() first."
             )
 
-    def _make(self, bound: Bound, origin: Origin | None, *, for_a_call: bool) -> CompiledModel:
+    def config(self) -> StepConfig:
+        """How a call consumes its batch, with the parameters that replicas do not share."""
         model = self._model
         asked, replicas = model.per_replica_params, model.config.replicas
         groups = per_replica.groupings(asked, model.module, replicas)
-        config = dataclasses.replace(model.config, replica_groups=groups)
+        return dataclasses.replace(model.config, replica_groups=groups)
+
+    def _make(self, bound: Bound, origin: Origin | None, *, for_a_call: bool) -> CompiledModel:
+        model, config = self._model, self.config()
         rule, options = self._optimizer.rule, model.options
         start = Start(options._start_mode)
         if start is Start.TIERED and not for_a_call:

@@ -32,6 +32,7 @@ from poptorch._values.arguments import Bound
 from poptorch._wrapper import copying
 from poptorch._wrapper.compiling import Compiling
 from poptorch._wrapper.errors_of_engine import Translated
+from poptorch._wrapper.fitting import Fitting
 from poptorch._wrapper.members import locked, of_part
 from poptorch._wrapper.observing import Observing
 from poptorch._wrapper.published_names import CompiledInputs, compiled_inputs
@@ -66,6 +67,7 @@ class PoplarExecutor:
         parts = (self._wrapped, self._optimizer, self._weights)
         self._resuming = Resuming(*parts)
         self._compiling = Compiling(*parts, self._resuming, self._translated)
+        self._fitting = Fitting(self._wrapped, self._optimizer, self._compiling, self._translated)
         self._files = ModelFiles(*parts, self._compiling.run, self._translated)
         self._observing = Observing(self._wrapped)
         self._lock: Any = module_weights.lock_of(module)
@@ -189,7 +191,9 @@ class PoplarExecutor:
             if self.isCompiled():
                 logger.warning("Call to compile() ignored: the model is already compiled.")
                 return
-            self._compiling.run(self._wrapped.binder.bind(args, kwargs))
+            bound = self._wrapped.binder.bind(args, kwargs)
+            self._fitting.answer_if_asked(bound)
+            self._compiling.run(bound)
 
     compilationTime = of_part("_compiling", Compiling.compilationTime)
 
@@ -234,6 +238,8 @@ class PoplarExecutor:
 
     def _made_ready(self, bound: Bound) -> CompiledModel:
         """Compiles if that has not been done, and takes the device."""
+        if not self.isCompiled():
+            self._fitting.answer_if_asked(bound)
         if self.options.connection_type == ConnectionType.Never:
             raise AssertionError(
                 "Trying to run a model on an offline device (ConnectionType.Never). "
@@ -378,6 +384,7 @@ class PoplarExecutor:
 
     # -- looking into it -------------------------------------------------------------------
 
+    fit = locked(of_part("_fitting", Fitting.fit))
     program_text = of_part("_observing", Observing.program_text)
     getTensorNames = of_part("_observing", Observing.getTensorNames)
     getAnchoredTensor = of_part("_observing", Observing.getAnchoredTensor)

@@ -1,0 +1,82 @@
+"""``abele fit SCRIPT``: runs a program up to its first compile, and says whether it fits."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+from abele.errors import FitError
+from abele.fit import asking, limits
+
+#: Exit status by verdict; 1 and 2 are those of errors.
+STATUS = {"fits": 0, "does not fit": 3, "uncertain": 4}
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to a parser's commands."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "fit",
+        help="say whether a program fits into a memory",
+        usage="abele fit [-h] [--limit LIMIT] [--json] SCRIPT [-- ARG ...]",
+        description="Runs SCRIPT up to its first compile and says whether the model fits. "
+        "Exits with 0 if it fits, 3 if it does not, 4 if that is uncertain.",
+    )
+    parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python program")
+    parser.add_argument(
+        "--limit", metavar="LIMIT", help="cpu, cuda:0 or a size such as 8GiB (default: the device)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(command=command)
+
+
+def command(parsed: argparse.Namespace) -> int:
+    """Answer and return the exit status.
+
+    Args:
+        parsed: what ``add_parser`` says, and in ``rest`` the arguments of the script.
+
+    Raises:
+        FitError: there is no such limit or script, or the script compiles nothing.
+        Exception: of the script.
+    """
+    if parsed.limit is not None:
+        limits.of_machine(parsed.limit)  # before the script does anything
+    report = answer_of(parsed.script, parsed.limit, parsed.rest)
+    facts = report.data()
+    print(json.dumps(facts, indent=1) if parsed.json else report)
+    return STATUS[facts["verdict"]]
+
+
+def answer_of(script: Path, limit: str | None, arguments: list[str]) -> asking.Report:
+    """Run a script up to its first compile.
+
+    Args:
+        script: runs as ``__main__``.
+        limit: as for ``limits.of_machine``.
+        arguments: of the script.
+
+    Raises:
+        FitError: there is no such script, or it compiles nothing.
+    """
+    if not script.is_file():
+        raise FitError(f"There is no file {str(script)!r}. Name a Python program to run.")
+    before = sys.argv, sys.path[:]
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        # What the program prints is not the answer.
+        with asking.instead_of_compiling(limit), contextlib.redirect_stdout(sys.stderr):
+            runpy.run_path(str(script), run_name="__main__")
+    except asking.Answered as answered:
+        return answered.report
+    finally:
+        sys.argv, sys.path[:] = before
+    raise FitError(
+        f"{script} ended without compiling a model, so there is nothing to say. Give it the "
+        f"arguments with which it does, behind --: abele fit {script} -- ARG ..."
+    )

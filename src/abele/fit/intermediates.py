@@ -1,0 +1,124 @@
+"""What a program needs of memory while it runs, by role and by the user's line."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from abele.fit.estimate import Interval, Part, Tensor
+from abele.fit.workspaces import Allocation, workspace
+from abele.program import Program, marks_of
+from abele.program.memory import MemoryUse, Piece
+from abele.program.printing import node_phase, user_line
+
+#: What lies in memory that a program keeps between calls where nothing is alive there.
+UNUSED = "kept by the program, unused at the peak"
+WORKSPACE = "workspaces of libraries"
+_KEPT = "kept for backward"
+_OF_PHASE = {
+    "forward": "used in forward only",
+    "backward": "gradients",
+    "update": "new values of the update",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Need:
+    """What a program needs at its peak.
+
+    Attributes:
+        operation: what runs then.
+        parts: by role.
+        tensors: the largest first.
+        reserved: bytes of ``parts`` that the program keeps between calls.
+    """
+
+    operation: str
+    parts: tuple[Part, ...]
+    tensors: tuple[Tensor, ...]
+    reserved: int
+
+
+def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
+    """What ``program`` needs at the step at which most is expected to be in use.
+
+    Args:
+        program: after the passes of its lowering.
+        use: as its lowering plans it.
+        allocation: how much of that becomes memory of the process.
+    """
+    inside = [_workspace(node) for node in use.nodes]
+    expected = [alive + spaces.expected for alive, spaces in zip(use.needed(), inside, strict=True)]
+    step = max(range(len(expected)), key=expected.__getitem__)
+    kept = set(map(id, use.inside))
+    sizes: dict[str, list[Interval]] = {}
+    tensors: list[Tensor] = []
+    for piece in use.at(step):
+        role = _role(use, piece)
+        placed = id(piece) in kept
+        size = Interval.exact(piece.size) if placed else allocation.of(piece.size)
+        sizes.setdefault(role, []).append(size)
+        tensors.append(_tensor(piece, role))
+    unused = use.needed()[step] - sum(tensor.size for tensor in tensors)
+    parts = [Part(role=role, size=Interval.sum(each)) for role, each in sizes.items()]
+    parts.sort(key=lambda part: -part.size.expected)
+    if unused:
+        parts.append(Part(role=UNUSED, size=Interval.exact(unused)))
+    highest = max(alive + spaces.high for alive, spaces in zip(use.needed(), inside, strict=True))
+    spaces = Interval(
+        0, inside[step].expected, max(inside[step].expected, highest - use.needed()[step])
+    )
+    parts.append(Part(role=WORKSPACE, size=spaces))
+    operation = _operation(use.nodes[step], program.name)
+    return Need(
+        operation=operation, parts=tuple(parts), tensors=tuple(tensors), reserved=use.reserved
+    )
+
+
+def _workspace(node: torch.fx.Node | None) -> Interval:
+    return Interval.exact(0) if node is None else workspace(node)
+
+
+def _role(use: MemoryUse, piece: Piece) -> str:
+    """What a piece of memory is for: who makes it, and who reads it last."""
+    made = None if piece.node is None else node_phase(piece.node)
+    last = use.nodes[piece.last]
+    read = None if last is None else node_phase(last)
+    if last is not None and last.op == "output":
+        return "results"
+    if made == "forward" and read in ("backward", "update"):
+        return _KEPT
+    return _OF_PHASE.get(made or "", "inside the program")
+
+
+def _tensor(piece: Piece, role: str) -> Tensor:
+    node = piece.node
+    if node is None:
+        return Tensor(name="", role=role, size=piece.size, module="", line="")
+    return Tensor(
+        name=node.name, role=role, size=piece.size, module=_module(node), line=line_of(node)
+    )
+
+
+def line_of(node: torch.fx.Node) -> str:
+    """``FILE:LINE in FUNCTION`` of the user's source; of forward's for a node of backward."""
+    frame = user_line(node.meta.get("stack_trace"))
+    if frame is None:
+        file, _, rest = str(marks_of(node).get("of_line", "")).rpartition("/")
+        return rest or file
+    file, line, function = frame
+    return f"{Path(file).name}:{line} in {function}"
+
+
+def _module(node: torch.fx.Node) -> str:
+    marks = marks_of(node)
+    return str(marks.get("of_scope") or marks.get("scope") or "")
+
+
+def _operation(node: torch.fx.Node | None, program: str) -> str:
+    if node is None or node.op == "output":
+        return f"the end of {program}"
+    phase, line = node_phase(node) or program, line_of(node)
+    return f"{node.target} in {phase}" + (f", {line}" if line else "")

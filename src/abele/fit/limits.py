@@ -1,0 +1,116 @@
+"""Limits of memory: those of this machine, and sizes as people write them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from pathlib import Path
+
+import torch
+
+from abele.errors import LimitError
+
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "k": 2**10,
+    "m": 2**20,
+    "g": 2**30,
+    "t": 2**40,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
+# A group that is not limited says a number near the end of the address space.
+_NO_LIMIT = 2**60
+_GROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limit:
+    """How much memory there is.
+
+    Attributes:
+        name: as it was asked for.
+        size: bytes.
+        source: who says so, in words.
+        of_process: it holds the whole process, not only what the programs need.
+    """
+
+    name: str
+    size: int
+    source: str
+    of_process: bool = True
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of ``8GiB``, ``500 MB`` or ``123456``; ``8G`` is 8 GiB.
+
+    Raises:
+        LimitError: it is no size, or not above zero.
+    """
+    match = _SIZE.fullmatch(text)
+    unit = None if match is None else _UNITS.get(match[2].lower())
+    if match is None or unit is None:
+        raise LimitError(
+            f"{text!r} is no size. Write a number and a unit, such as 8GiB, 500MB or 123456."
+        )
+    size = int(float(match[1]) * unit)
+    if size <= 0:
+        raise LimitError(f"A limit of {text!r} leaves no memory. Give a size above zero.")
+    return size
+
+
+def bytes_text(size: float) -> str:
+    """``1.50 GiB``: three digits and a unit of 1024 times the one before."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while abs(size) >= 1000 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    digits = 0 if units[0] == "B" or abs(size) >= 100 else 1 if abs(size) >= 10 else 2
+    return f"{size:.{digits}f} {units[0]}"
+
+
+def of_machine(name: str) -> Limit:
+    """The limit called ``cpu``, ``cuda`` or ``cuda:1``, or one of so many bytes.
+
+    Raises:
+        LimitError: it is neither, or the device is not there.
+    """
+    if name == "cpu":
+        size, source = host_memory()
+        return Limit(name=name, size=size, source=source)
+    if name == "cuda" or name.startswith("cuda:"):
+        return _of_gpu(name)
+    return Limit(name=name, size=parse_bytes(name), source="as asked")
+
+
+def host_memory() -> tuple[int, str]:
+    """Bytes that this process may use on the host, and who says so."""
+    size, source = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine"
+    for path in map(Path, _GROUPS):
+        try:
+            limit = int(path.read_text())
+        except (OSError, ValueError):  # there is none, or it says "max"
+            continue
+        if limit < min(size, _NO_LIMIT):
+            size, source = limit, f"the control group of this process ({path})"
+    return size, source
+
+
+def _of_gpu(name: str) -> Limit:
+    index = name.partition(":")[2] or "0"
+    count = torch.cuda.device_count()
+    if not index.isdigit() or int(index) >= count:
+        has = f"has {count} GPUs, counted from 0" if count else "has no GPU that torch can use"
+        raise LimitError(
+            f"There is no device {name!r}: this machine {has}. Give a size such as 16GiB instead."
+        )
+    size = torch.cuda.get_device_properties(int(index)).total_memory
+    return Limit(name=name, size=size, source="the GPU", of_process=False)

@@ -1,0 +1,73 @@
+"""What runs inside an operator and takes memory that no graph shows: a stated band.
+
+Libraries bring tensors into an order of their own, pack matrices and keep sums per thread. How much
+that takes is theirs to decide, so it is a band: nothing at least, a share of what the operator
+reads and makes at most.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from abele.containers import is_sequence
+from abele.fit.estimate import Interval
+
+aten = torch.ops.aten
+
+#: Shares of the bytes that an operator reads and makes: expected, and at most.
+_CONVOLUTIONS = (0.5, 2.0)
+_PRODUCTS = (0.0, 0.5)
+_OTHERS = (0.0, 0.25)
+_SHARES: dict[Any, tuple[float, float]] = {
+    aten.convolution.default: _CONVOLUTIONS,
+    aten.convolution_backward.default: _CONVOLUTIONS,
+    aten.mm.default: _PRODUCTS,
+    aten.addmm.default: _PRODUCTS,
+    aten.bmm.default: _PRODUCTS,
+    aten.baddbmm.default: _PRODUCTS,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Allocation:
+    """How many bytes of a process one planned byte becomes.
+
+    Attributes:
+        expected: as measured; see ``benchmarks/fit.py``.
+        most: at most.
+    """
+
+    expected: float
+    most: float
+
+    def of(self, size: float) -> Interval:
+        """Bytes of the process for planned ones."""
+        return Interval(size, size * self.expected, size * self.most)
+
+
+#: Piece by piece from the C library, which keeps the gaps that pieces of other sizes leave.
+PIECES = Allocation(1.45, 2.2)
+#: One piece, or memory of a device whose allocator was asked for as much.
+WHOLE = Allocation(1.0, 1.0)
+
+
+def workspace(node: torch.fx.Node) -> Interval:
+    """Bytes that an operator may need inside.
+
+    Args:
+        node: its value, and those of its arguments, are in ``meta["val"]``.
+    """
+    if node.op != "call_function":
+        return Interval.exact(0)
+    expected, most = _SHARES.get(node.target, _OTHERS)
+    size = sum(_bytes(each.meta.get("val")) for each in (node, *node.all_input_nodes))
+    return Interval(0, expected * size, most * size)
+
+
+def _bytes(value: object) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    return sum(map(_bytes, value)) if is_sequence(value) else 0

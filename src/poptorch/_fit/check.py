@@ -1,0 +1,80 @@
+"""The fit check of one model: an estimate, a limit, and the answer."""
+
+import dataclasses
+from typing import Any
+
+from abele import fit
+from abele.compile import build
+from abele.compile.start import Start, requested
+from abele.fit import Answer, Calls, Estimate, Limit, Verdict
+from abele.fit.limits import of_machine
+from abele.targets import Target
+from poptorch._fit import process, text
+from poptorch._fit.trial import Trial
+from poptorch._forward.placement import PlacementTable
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitReport:
+    """Whether a model fits; ``print`` it.
+
+    Attributes:
+        answer: the verdict and what it rests on.
+        placement: which block each operator of the model belongs to.
+    """
+
+    answer: Answer
+    placement: PlacementTable
+
+    @property
+    def verdict(self) -> Verdict:
+        """``fits``, ``does not fit`` or ``uncertain``."""
+        return self.answer.verdict
+
+    def data(self) -> dict[str, Any]:
+        """Everything as JSON values; bytes."""
+        return self.answer.data()
+
+    def __str__(self) -> str:
+        return text.table(self.answer)
+
+
+def default_limit(target: Target) -> str:
+    """The memory of the device on which a target runs."""
+    return "cuda:0" if target.device().type == "cuda" else "cpu"
+
+
+def check(trial: Trial, limit: str | None) -> FitReport:
+    """Capture a model, estimate what it needs and compare it with a limit.
+
+    Args:
+        trial: the model.
+        limit: ``cpu``, ``cuda:0`` or a size; by default that of the device.
+
+    Raises:
+        LimitError: there is no such limit.
+        CaptureError: forward cannot be captured.
+    """
+    target, _ = build.choose_target()
+    known = of_machine(limit or default_limit(target))  # before capture, which takes longer
+    estimated = estimate(trial, target)
+    return FitReport(answer=compare(estimated, known, trial, target), placement=trial.placement)
+
+
+def estimate(trial: Trial, target: Target) -> Estimate:
+    """The memory of a run of the model."""
+    start = requested() or Start(trial.options._start_mode)
+    calls = Calls(
+        module=trial.module_bytes,
+        batch=trial.batch_bytes,
+        tiered=start is Start.TIERED,
+    )
+    return fit.estimate(trial.captured.programs, trial.config, target, calls)
+
+
+def compare(estimated: Estimate, limit: Limit, trial: Trial, target: Target) -> Answer:
+    """Compare an estimate with a limit, with the process beside it where they share a memory."""
+    beside = ()
+    if limit.of_process and target.device().type == "cpu":
+        beside = (process.beside(trial.module_bytes + trial.batch_bytes),)
+    return fit.decide(estimated, limit, beside)

@@ -1,0 +1,58 @@
+"""An answer as a short table."""
+
+from abele.fit import Answer, Interval, Part, bytes_text
+
+_LINES = 8
+
+
+def table(answer: Answer) -> str:
+    """The answer in a sentence, what is alive at the peak, and the user's lines that take most."""
+    peak = answer.estimate.peak
+    parts = [*answer.beside, *peak.parts]
+    rows = [_row(part) for part in sorted(parts, key=_order) if part.size.high]
+    rows.append(("at the peak", *_sizes(answer.size), ""))
+    head = ("what", "at least", "expected", "at most", "")
+    lines = [answer.sentence(), "", f"Most is in use in {peak.name}: {peak.operation}.", ""]
+    lines += _aligned([head, *rows])
+    lines += _by_line(answer)
+    lines += ["", *(f"{name} runs {why}." for name, why in answer.estimate.lowerings.items())]
+    return "\n".join(lines)
+
+
+def _order(part: Part) -> tuple[bool, float]:
+    return not part.always, -part.size.expected
+
+
+def _row(part: Part) -> tuple[str, ...]:
+    return part.role, *_sizes(part.size), "always" if part.always else ""
+
+
+def _sizes(size: Interval) -> tuple[str, str, str]:
+    return bytes_text(size.low), bytes_text(size.expected), bytes_text(size.high)
+
+
+def _by_line(answer: Answer) -> list[str]:
+    lines = answer.estimate.peak.by_line()
+    if not lines:
+        return []
+    rows = [(bytes_text(size), line or "(no line)") for line, size in list(lines.items())[:_LINES]]
+    width = max(len(size) for size, _ in rows)
+    texts = [f"  {size:>{width}}  {line}" for size, line in rows]
+    more = len(lines) - len(rows)
+    return [
+        "",
+        "Lines that take most of it:",
+        *texts,
+        *([f"  and {more} more"] if more > 0 else []),
+    ]
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if index in (0, len(row) - 1) else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,147 @@
+"""``executor.fit`` and ``abele fit``: answers before anything is compiled."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import poptorch
+from abele import __main__ as command_line
+from abele.errors import LimitError
+from helpers.models import MODELS
+
+SCRIPT = """
+import sys
+import torch, poptorch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.fc(x).square(), reduction="mean")
+
+print("the program was given", sys.argv[1:])
+model = Model()
+optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+wrapped = poptorch.trainingModel(model, poptorch.Options(), optimizer)
+try:
+    wrapped(torch.ones(8, 64))
+except Exception:
+    print("caught")
+print("not reached")
+"""
+
+
+def wrapped(name="introduction", **settings):
+    model = MODELS[name]
+    module = model.fresh()
+    options = poptorch.Options()
+    options.Training.gradientAccumulation(settings.get("accumulation", 1))
+    optimizer = poptorch.optim.SGD(module.parameters(), lr=0.05)
+    return poptorch.trainingModel(module, options, optimizer), model.batch()
+
+
+def test_a_small_model_fits_and_nothing_is_compiled_or_changed(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    model, batch = wrapped("batch norm and dropout")
+    before = {name: value.clone() for name, value in model.model.state_dict().items()}
+    random = torch.get_rng_state()
+    report = model.fit(*batch, limit="1TiB")
+    assert report.verdict == "fits"
+    assert not model.isCompiled()
+    assert torch.equal(random, torch.get_rng_state())
+    for name, value in model.model.state_dict().items():
+        assert torch.equal(value, before[name])
+    text = str(report)
+    assert "It fits into 1TiB" in text
+    assert re.search(r"models\.py:\d+ in forward", text)
+    assert json.loads(json.dumps(report.data()))["bytes"] == report.data()["bytes"]
+
+
+def test_what_is_too_large_is_refused_by_how_much(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    model, batch = wrapped()
+    report = model.fit(*batch, limit="1MiB")
+    assert report.verdict == "does not fit"
+    assert re.search(r"It does not fit into 1MiB .* more than there are", str(report))
+
+
+def test_the_answer_is_the_same_after_compiling(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    model, batch = wrapped()
+    before = model.fit(*batch, limit="1TiB").answer.estimate.data()
+    model(*batch)
+    assert model.fit(*batch, limit="1TiB").answer.estimate.data() == before
+
+
+def test_rows_that_do_not_divide_are_an_error_as_in_a_call(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    model, batch = wrapped(accumulation=3)
+    with pytest.raises(AssertionError, match="not a multiple of 3"):
+        model.fit(*(each[:4] for each in batch))
+
+
+def test_a_limit_that_means_nothing_is_an_error(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    model, batch = wrapped()
+    with pytest.raises(poptorch.Error, match="is no size") as caught:
+        model.fit(*batch, limit="much")
+    assert isinstance(caught.value.__cause__, LimitError)
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_the_command_stops_a_program_at_its_first_compile(script, monkeypatch, capsys):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    assert command_line.main(["fit", str(script), "--limit", "1TiB", "--", "--epochs", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("It fits into 1TiB")
+    assert "given ['--epochs', '3']" in err
+    assert "caught" not in err
+    assert "not reached" not in err
+
+
+def test_the_command_prints_json_alone(script, monkeypatch, capsys):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    assert command_line.main(["fit", str(script), "--limit", "1KiB", "--json"]) == 3
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["verdict"] == "does not fit"
+    assert facts["limit"]["size"] == 1024
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("print(1)", "ended without compiling a model"), (None, "There is no file")],
+)
+def test_a_program_without_a_model_is_explained(tmp_path, capsys, text, message):
+    path = tmp_path / "empty.py"
+    if text is not None:
+        path.write_text(text)
+    assert command_line.main(["fit", str(path), "--limit", "1GiB"]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["interpreted", "op by op"])
+def test_the_memory_of_the_process_lies_in_the_interval(way):
+    benchmark = Path(__file__).parents[3] / "benchmarks" / "fit_measure.py"
+    done = subprocess.run(
+        [sys.executable, str(benchmark), "unet-16", way, "sgd"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert facts["steady"]["low"] <= facts["measured"] <= facts["steady"]["high"]

@@ -1,0 +1,130 @@
+"""Estimates of programs, beside sums made by hand."""
+
+import pytest
+
+from abele import fit, get_target
+from abele.fit import Calls, Limit, Verdict
+from abele.fit.run import estimate
+from abele.program import memory
+from abele.step.config import OutputMode, StepConfig
+from helpers.models import MODELS
+from helpers.runs import captured, rule_for
+
+CALLS = Calls(module=1000, batch=200)
+
+
+def made(kind="sgd", config=None, name="introduction"):
+    model = MODELS[name]
+    module, config = model.fresh(), config or StepConfig()
+    return module, captured(module, model.batch(), config, rule_for(module, kind)).programs, config
+
+
+def estimated(programs, config, **calls):
+    known = Calls(module=1000, batch=200, **calls)
+    return estimate(programs, config, get_target("reference"), known)
+
+
+def parts(moment):
+    return {part.role: part.size for part in moment.parts}
+
+
+def moment(estimate_of, name):
+    (only,) = [each for each in estimate_of.moments if each.name == name]
+    return only
+
+
+def weights(module):
+    return sum(each.nbytes for each in module.parameters())
+
+
+def test_what_lives_all_the_time_is_what_the_session_has():
+    module, programs, config = made("adam")
+    sizes = parts(moment(estimated(programs, config), "step"))
+    assert sizes["parameters"].high == sizes["parameters"].low == weights(module)
+    state = rule_for(module, "adam").initial_state(dict(module.named_parameters()))
+    tensors = [value for values in state.values() for value in values.values()]
+    assert sizes["optimizer state"].expected == sum(each.nbytes for each in tensors)
+    assert sizes["the module's own weights and buffers"].expected == 1000
+    assert sizes["inputs of a call"].expected == 200
+    assert "gradient sums" not in sizes
+
+
+def test_accumulation_adds_sums_and_two_programs():
+    module, programs, config = made(config=StepConfig(gradient_accumulation=2))
+    whole = estimated(programs, config)
+    assert {each.name for each in whole.moments} == {"start", "accumulate", "apply"}
+    assert parts(whole.peak)["gradient sums"].expected == weights(module)
+
+
+def test_the_tensors_at_the_peak_are_those_of_the_graph():
+    _, programs, config = made()
+    step = moment(estimated(programs, config), "step")
+    tensors = sum(each.size for each in step.tensors)
+    assert tensors == max(memory.of_graph(programs[0]).needed())
+    assert tensors == sum(part.size.low for part in step.parts if not part.always)
+    assert sum(step.by_line().values()) == tensors
+
+
+def test_buffers_are_there_once_per_replica():
+    _, programs, _ = made(name="batch norm and dropout")
+    sizes = [parts(estimated(programs, StepConfig(replicas=n)).peak)["buffers"].low for n in (1, 3)]
+    assert sizes[1] == 3 * sizes[0] > 0
+
+
+def test_results_of_all_micro_batches_are_kept_and_joined():
+    _, programs, _ = made()
+    one, all_of_four = (
+        parts(estimated(programs, StepConfig(device_iterations=n, output_mode=mode)).peak)[
+            "results of calls"
+        ].expected
+        for n, mode in ((1, OutputMode.FINAL), (4, OutputMode.ALL))
+    )
+    assert all_of_four == 8 * one > 0
+
+
+def test_starting_interpreted_needs_copies_to_compare():
+    _, programs, config = made()
+    waits = estimate(programs, config, get_target("cpu"), CALLS)
+    tiered = estimate(
+        programs, config, get_target("cpu"), Calls(module=1000, batch=200, tiered=True)
+    )
+    assert tiered.size.expected > waits.size.expected
+    assert {"step, interpreted", "step, taking over"} <= {each.name for each in tiered.moments}
+
+
+def exactly(size, name="step"):
+    part = fit.Part(role="all", size=size)
+    return fit.Moment(name=name, operation="it", parts=(part,))
+
+
+def of(*moments):
+    return fit.Estimate(target="cpu", lowerings={}, basis={}, moments=moments)
+
+
+def test_ways_of_which_one_will_be_widen_the_interval():
+    small, large = (exactly(fit.Interval.exact(size)) for size in (100, 300))
+    assert of(small, large).size == fit.Interval(100, 300, 300)
+    assert of(small, large).peak is large
+
+
+def test_of_moments_that_all_come_the_largest_counts():
+    first = exactly(fit.Interval(100, 200, 250), "start")
+    assert of(first, exactly(fit.Interval(50, 220, 230))).size == fit.Interval(100, 220, 250)
+
+
+@pytest.mark.parametrize(
+    ("size", "verdict", "words"),
+    [
+        (99, Verdict.DOES_NOT_FIT, "does not fit into x"),
+        (100, Verdict.UNCERTAIN, "is uncertain whether it fits into x"),
+        (149, Verdict.UNCERTAIN, "is uncertain whether it fits into x"),
+        (150, Verdict.FITS, "fits into x"),
+    ],
+)
+def test_only_what_is_sure_to_fit_fits(size, verdict, words):
+    beside = (fit.Part(role="process", size=fit.Interval.exact(30)),)
+    limit = Limit(name="x", size=size, source="test")
+    answer = fit.decide(of(exactly(fit.Interval(70, 90, 120))), limit, beside)
+    assert answer.verdict is verdict
+    assert answer.data()["verdict"] == verdict.value
+    assert words in answer.sentence()
