@@ -86,7 +86,7 @@ class Compiled:
 
     def text(self, name: str) -> str:
         """The code of a case."""
-        return self._plans[name][1].source.text
+        return self._plans[name].source.text
 
     def interpreted(self, name: str) -> list[torch.Tensor]:
         """What the interpreter makes of a case."""

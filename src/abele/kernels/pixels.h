@@ -13,11 +13,6 @@ namespace abele::pixels {
 // Register blocks of output channels x vectors or taps leave room for the operands.
 constexpr int MAX_OUT = REGISTERS == 32 ? 6 : 4;
 
-typedef float Run __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
-
-inline Vec load(const float* from) { return *reinterpret_cast<const Run*>(from); }
-inline void store(float* to, Vec value) { *reinterpret_cast<Run*>(to) = value; }
-
 // The planes of an image with zeros around them; `plane` floats each, more than its rows need.
 struct Padded {
   Index channels, height, width, pad_h, pad_w, pitch, plane;
