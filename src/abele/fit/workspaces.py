@@ -36,7 +36,7 @@ class Allocation:
     """How many bytes of a process one planned byte becomes.
 
     Attributes:
-        expected: as measured; see ``benchmarks/fit.py``.
+        expected: what processes took of the models of ``benchmarks/fit.py`` that were looked at.
         most: at most.
     """
 
