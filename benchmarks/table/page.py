@@ -15,7 +15,7 @@ Whole training steps in float32, forward, backward and update: steps per second 
 plain PyTorch in the same run, medians of at least ten windows in turns, each way in a process of
 its own. Memory is the peak of that process while it takes steps, over plain PyTorch's. First steps
 are seconds after imports with nothing cached, in brackets with the code that was kept. "Over the
-better" is abele over the faster peer, torch.compile or JAX, of those that the row has numbers of."""
+better" is abele over the faster peer, torch.compile or JAX, of those with numbers in the row."""
 COLUMNS = (
     "| | torch.compile | JAX jit | abele | over the better | memory "
     "| first step: torch.compile | JAX | abele | record |\n"
