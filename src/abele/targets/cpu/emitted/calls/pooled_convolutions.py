@@ -51,7 +51,9 @@ def convolution(translator: Any, node: _Node) -> bool:
     pointers = "{0}, {1}, {2}, {3}, " if bias else "{0}, {1}, nullptr, {2}, "
     pointers += f"{{{len(inputs) + 1}}}" if chain.pool_backward else "nullptr"
     slope = 0 if chain.relu else 1
-    sizes, threads = images.described(*inputs[:2], y, stride, padding, pooled=True, slope=slope)
+    sizes, threads = images.described(
+        inputs[0], inputs[1], y, stride, padding, pooled=True, slope=slope
+    )
     text = f"status |= abele::convolve_and_pool({sizes}, {pointers}, {threads})"
     translator.add(Call(inputs, [y, places] if chain.pool_backward else [y], text))
     translator.places |= {node: None, chain.pool: [y, places]}
@@ -71,7 +73,7 @@ def max_pool_backward(translator: Any, node: _Node) -> bool:
     _, x, weight, stride, padding, mask = arguments(nodes[-1])
     reads = [translator.contiguous(translator.places[each]) for each in (grad, indices, x, weight)]
     results, pointers = images.gradients(translator, nodes[-1], mask, len(reads))
-    sizes, threads = images.described(*reads[2:], reads[0], stride, padding, pooled=True)
+    sizes, threads = images.described(reads[2], reads[3], reads[0], stride, padding, pooled=True)
     text = (
         f"status |= abele::convolve_and_pool_backward({sizes}, {{0}}, {{1}}, {{2}}, {{3}}, "
         f"{pointers}, {threads})"
@@ -83,9 +85,8 @@ def max_pool_backward(translator: Any, node: _Node) -> bool:
 
 def _chain(conv: _Node) -> Chain | None:
     """What follows a convolution, if it is as above."""
-    source = relu = _user(conv, aten.relu.default)
-    if relu is None or len(conv.users) != 1:
-        source, relu = conv, None
+    relu = _user(conv, aten.relu.default) if len(conv.users) == 1 else None
+    source = relu or conv
     pool = _user(source, aten.max_pool2d_with_indices.default)
     back = _user(source, aten.max_pool2d_with_indices_backward.default)
     mask = _user(source, aten.threshold_backward.default) if relu else None
