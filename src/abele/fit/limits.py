@@ -112,5 +112,5 @@ def _of_gpu(name: str) -> Limit:
         raise LimitError(
             f"There is no device {name!r}: this machine {has}. Give a size such as 16GiB instead."
         )
-    size = torch.cuda.get_device_properties(int(index)).total_memory
+    _, size = torch.cuda.mem_get_info(int(index))
     return Limit(name=name, size=size, source="the GPU", of_process=False)
