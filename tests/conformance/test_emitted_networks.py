@@ -17,6 +17,9 @@ from helpers import emitted_programs, random_programs, runs
 from helpers.emitted_programs import Case
 
 COUNT = int(os.environ.get("ABELE_RANDOM_NETWORKS", "0"))
+# Networks with a batch norm of images one pixel wide that lie in memory in another order than their
+# gradients: torch's backward mixes up their rows. See the test of it below.
+TORCH_IS_WRONG = (904,)
 # Programs in one file: starting the compiler takes as long as compiling one of them.
 TOGETHER = 40
 
@@ -72,6 +75,26 @@ def agree(cases: list[Case]) -> collections.Counter[str]:
     return left
 
 
+def of_network(seed: int) -> list[Case]:
+    return [] if seed in TORCH_IS_WRONG else emitted_programs.of_network(seed)
+
+
+def test_torch_is_wrong_about_narrow_images():
+    """Torch's own gradients depend on the order in memory; when this fails, try those networks."""
+    generator = torch.Generator().manual_seed(0)
+    grad, x = (torch.rand(4, 8, 9, 1, generator=generator) for _ in range(2))
+    turned = torch.empty_strided(x.shape, (72, 1, 8, 72)).copy_(x)
+    weight, mean, deviation = torch.ones(8), x.mean((0, 2, 3)), x.std((0, 2, 3))
+    sums = [
+        torch.ops.aten.native_batch_norm_backward(
+            grad, each, weight, None, None, mean, 1 / deviation, True, 1e-5, [True] * 3
+        )[2]
+        for each in (x, turned)
+    ]
+    assert torch.allclose(sums[0], grad.sum((0, 2, 3)))
+    assert not torch.allclose(sums[1], sums[0])
+
+
 def tried(make, count: int) -> collections.Counter[str]:
     """Compare so many programs, and print what is left to torch."""
     left = collections.Counter()
@@ -84,7 +107,7 @@ def tried(make, count: int) -> collections.Counter[str]:
 
 
 def test_networks_train_as_interpreted():
-    left = tried(emitted_programs.of_network, COUNT or 40)
+    left = tried(of_network, COUNT or 40)
     assert left["programs"] >= 40
     assert not left["programs with branches or effects"]
 
@@ -95,6 +118,6 @@ def test_views_and_writes_train_as_interpreted():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("make", [emitted_programs.of_network, of_views])
+@pytest.mark.parametrize("make", [of_network, of_views])
 def test_many_programs_train_as_interpreted(make):
     tried(make, 2000)

@@ -56,7 +56,7 @@ class Tried:
             "taken" if reason is None else f"declined: {re.sub('[0-9]+ of [0-9]+', 'of', reason)}"
         )
         self.counts[kind] += 1
-        return Case(name, program, list(composed.inputs))
+        return Case(name, program, list(composed.inputs), magnifies=True)
 
     def compare(self, cases: list[Case]) -> None:
         """Run programs by emitted code, and interpreted."""
