@@ -143,6 +143,28 @@ def _cpu_name() -> str:
     return f"{match[1] if match else 'unknown'} ({features[0] if features else 'no AVX2'})"
 
 
+def threads_over_one(threads: int) -> float:
+    """Return how many times as fast some threads multiply matrices as one thread, now.
+
+    A machine that shares its cores with others gives two threads two cores at one time, and halves
+    of one core a second later. Numbers of several threads mean little without this one.
+    """
+    a, b, out = (torch.ones(512, 512) for _ in range(3))
+    before, least = torch.get_num_threads(), []
+    try:
+        for count in (1, threads):
+            torch.set_num_threads(count)
+            times = []
+            for _ in range(6):
+                began = time.perf_counter()
+                torch.mm(a, b, out=out)
+                times.append(time.perf_counter() - began)
+            least.append(min(times))
+    finally:
+        torch.set_num_threads(before)
+    return least[0] / least[1]
+
+
 def peak_memory_mib() -> float:
     """Return the highest resident memory of this process so far, MiB."""
     try:

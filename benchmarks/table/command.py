@@ -118,3 +118,5 @@ def _print(row: dict[str, Any]) -> None:
             f"  {way:14s} {entry['step_per_s']['median']:9.2f} steps/s {compared}; first step "
             f"{entry['first_step_s']:.2f} s{again}; peak {entry['step_peak_mib']:.0f} MiB"
         )
+    if cores := row.get("threads_over_one"):
+        print(f"  all threads multiplied {min(cores):.2f} to {max(cores):.2f} times as fast as one")

@@ -148,6 +148,7 @@ class Turns:
         self._windows, self._window_s, self._limit_s = windows, window_s, limit_s
         self._again = [way for way in ways if cached and way in CACHED]
         self._results: dict[str, dict[str, Any]] = {way: {} for way in ways}
+        self._cores: list[float] = []
 
     def measure(self) -> dict[str, Any]:
         """Return the row of a record; a way that fails has ``failed`` with the reason."""
@@ -172,7 +173,13 @@ class Turns:
             stack.close()
             for way in self._again:
                 self._start_again(way)
-        return {"title": row.title, "batch": row.batch, "ways": results, "ratio": ratios(results)}
+        return {
+            "title": row.title,
+            "batch": row.batch,
+            "ways": results,
+            "ratio": ratios(results),
+            "threads_over_one": self._cores,
+        }
 
     def _peer(self, way: str) -> Peer:
         return Peer(self._row, way, self._threads, self._folder, self._bar, self._device)
@@ -203,6 +210,7 @@ class Turns:
     def _take_turns(self, peers: dict[str, Peer]) -> None:
         answers: dict[str, list[dict]] = {way: [] for way in self._ways}
         for _ in range(self._windows):
+            self._cores.append(round(harness.threads_over_one(self._threads), 2))
             for way in self._ways:
                 if answer := self._try(way, peers[way], "window"):
                     answers[way].append(answer)
