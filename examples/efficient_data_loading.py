@@ -2,8 +2,7 @@
 
 Every row costs the host some work, as decoding a picture would. Workers and a ring of shared
 memory, filled ahead of time, let host and device work at once. Rows that only index tensors need
-none of this: the loader fetches them batch by batch. Where compiling is shown, the last line of a
-run says whether it was input-bound.
+none of this: the loader fetches them batch by batch. A run's last line says what bounded it.
 """
 
 import argparse
