@@ -50,6 +50,7 @@ def compile_programs(
             way = _compiled(target, program, names[0])
         else:
             way, chosen[program.name] = _fastest(target, program, names, clocked)
+            measuring.return_memory()
         lowered.append(way.program)
         compiled[program.name] = way.compiled
     return Executable(

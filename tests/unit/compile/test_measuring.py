@@ -1,5 +1,10 @@
 """Which of several lowerings is kept: by times that the tests bring, so that no clock decides."""
 
+import os
+import platform
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -230,3 +235,21 @@ def test_inputs_are_made_up_for_every_slot():
     (step,) = captured(module, batch, StepConfig(), rule_for(module, "adam")).programs
     for slot, value in zip(step.inputs, made_up(step), strict=True):
         assert (tuple(value.shape), value.dtype) == (slot.shape, slot.dtype)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or "glibc" not in platform.libc_ver(), reason="only glibc trims"
+)
+def test_memory_that_was_freed_goes_back_to_the_system():
+    pieces = [bytearray(100_000) for _ in range(1000)]  # too small to be mapped one by one
+    kept = pieces[-1]
+    before = _resident_bytes()
+    del pieces
+    measuring.return_memory()
+    assert kept
+    assert before - _resident_bytes() > 50_000_000
+
+
+def _resident_bytes():
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
