@@ -1,8 +1,8 @@
 """Which convolutions the kernels compute by Winograd's way, because it is faster than others.
 
 It needs less than half of the multiplications, but has to transform images, weights and results;
-that is worth it from sixteen channels. The numbers behind the limits come from
-``benchmarks/convolutions.py``.
+that is worth it from sixteen channels, where the direct kernels do not take them. The numbers
+behind the limits come from ``benchmarks/convolutions.py``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ aten = torch.ops.aten
 # Registers hold so many channels; those that are not there are computed in vain.
 _LANES, _MOST_FILLED = 16, 1.25
 _LEAST_CHANNELS = 16
+# The kernels for few channels take so many pairs of channels, in rows of so many pixels, and
+# CosmicTagger's A21 trains faster with them.
+_DIRECT_PAIRS, _DIRECT_WIDTH = 32 * 32, 16
 # Likewise outputs of a tile of 2x2 that lie beside the image.
 _MOST_TILED = 1.5
 
@@ -60,7 +63,13 @@ def _fills(image: torch.Size, kernel: torch.Size, padding: int) -> bool:
     for size in pixels:
         tiled *= (size + size % 2) / size
     channels = kernel[:2]
-    return tiled <= _MOST_TILED and all(
-        count >= _LEAST_CHANNELS and -(-count // _LANES) * _LANES <= _MOST_FILLED * count
-        for count in channels
+    few = channels[0] * channels[1] <= _DIRECT_PAIRS
+    direct = few and image[3] >= _DIRECT_WIDTH and padding == 1
+    return (
+        not direct
+        and tiled <= _MOST_TILED
+        and all(
+            count >= _LEAST_CHANNELS and -(-count // _LANES) * _LANES <= _MOST_FILLED * count
+            for count in channels
+        )
     )

@@ -17,8 +17,8 @@ def capable(monkeypatch):
 
 
 def nodes(
-    image=(2, 32, 16, 16),
-    out=32,
+    image=(2, 64, 16, 16),
+    out=64,
     *,
     kernel=3,
     stride=1,
@@ -49,7 +49,9 @@ def nodes(
     "settings",
     [
         {},
-        {"image": (1, 16, 256, 256), "out": 16},
+        {"image": (1, 16, 256, 256), "out": 16, "padding": 0},
+        {"image": (1, 16, 12, 12), "out": 16},
+        {"image": (1, 32, 256, 256)},
         {"image": (32, 512, 4, 4), "out": 512},
         {"image": (2, 96, 5, 5), "out": 40},
         {"padding": 0},
@@ -72,6 +74,7 @@ def test_convolutions_of_many_channels_gain(settings):
         {"dtype": torch.float64},
         {"image": (2, 3, 16, 16)},  # few channels
         {"out": 8},
+        {"image": (1, 32, 256, 256), "out": 32},  # the direct kernels are faster
         {"image": (2, 24, 16, 16)},  # a quarter of two registers would be empty
         {"image": (2, 32, 3, 3)},  # most tiles would reach beyond the image
         {"image": (0, 32, 16, 16)},
