@@ -26,7 +26,7 @@ from abele.program import Program
 from abele.step.config import StepConfig
 from abele.storage import container
 from abele.storage.container import Container
-from abele.targets import Compiled, Target
+from abele.targets import Compiled, Lowering, Target
 
 # 1 did not say how its programs were lowered, and was no container. Code of 2 that one thread had
 # compiled ran wrongly in several.
@@ -72,6 +72,12 @@ class Executable:
         default_factory=dict[str, ChosenLowering]
     )
     later: Later | None = None
+
+    def lowering(self, name: str) -> Lowering:
+        """The lowering that made the code of the program of that name."""
+        chosen = self.chosen.get(name)
+        by = lowerings_of(self.key_parts, name)[0] if chosen is None else chosen.name
+        return self.target.lowering(by)
 
     def save(self, path: Path) -> None:
         """Writes the file at once or not at all.

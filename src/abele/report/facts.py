@@ -88,20 +88,22 @@ def programs(executable: Executable, made: BuildRecord) -> tuple[record.Program,
 
 
 def _program(program: Program, executable: Executable, made: BuildRecord) -> record.Program:
-    name = executable.key_parts["lowerings"][program.name]
+    lowering = executable.lowering(program.name)
     chosen = made.lowerings.get(program.name)
-    reason = chosen.reason if chosen is not None and chosen.name == name else made.running.why
+    reason = (
+        chosen.reason if chosen is not None and chosen.name == lowering.name else made.running.why
+    )
     stamps = [record.Stamp(by=s.by, seconds=s.seconds, nodes=s.nodes) for s in program.history]
     text = program.text()
     cut = len(text) > TEXT_BYTES
     return record.Program(
         name=program.name,
-        lowering=name,
+        lowering=lowering.name,
         reason=reason,
         given=summary.given_bytes(program),
         history=tuple(stamps),
         operators=operators.of_program(program),
-        memory=memory(executable.target.lowering(name).memory(program)),
+        memory=memory(lowering.memory(program)),
         text=f"{text[:TEXT_BYTES]}\n# cut off here" if cut else text,
     )
 

@@ -82,6 +82,7 @@ def test_the_fastest_is_kept_and_the_times_are_its_reason(programs, clocked):
     assert (chosen.name, chosen.reason) == ("other", "measured: 5 ms other, 8 ms usual")
     assert made.compiled["forward"].payload.startswith(b"other")
     assert made.key_parts["lowerings"] == {"forward": ["usual", "other"]}
+    assert made.lowering("forward").name == "other"
     assert made.programs[0].history[-1].by == "dead_code"
 
 
@@ -99,6 +100,7 @@ def test_what_came_from_the_cache_was_measured_before(programs, clocked, tmp_pat
     again, other = build(programs, CONFIG, target=Several(), cache=ExecutableCache(tmp_path))
     assert (other.cache, other.lowerings, ran) == ("hit", record.lowerings, [])
     assert again.compiled["forward"].payload == first.compiled["forward"].payload
+    assert again.lowering("forward").name == "other"
     assert again.programs[0].fingerprint() == first.programs[0].fingerprint()
 
 
