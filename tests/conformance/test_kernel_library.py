@@ -118,7 +118,9 @@ def cache_folder(tmp_path, monkeypatch):
 
 
 def test_archive_and_library_are_compiled_once(cache_folder):
+    assert build.missing(compiler, "here")
     first = build.static_library(compiler, "here")
+    assert not build.missing(compiler, "here")
     stamp = first.stat().st_mtime_ns
     library = build.shared_library(compiler, "here")
     assert library.startswith(b"\x7fELF")

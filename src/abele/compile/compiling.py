@@ -65,7 +65,8 @@ def compile_programs(
 
 def _compiled(target: Target, program: Program, name: str) -> Way:
     lowering = target.lowering(name)
-    if not lowering.compiles:
+    # What is made once per machine is no part of what a program takes.
+    if not lowering.compiles or target.unprepared_s():
         return Way(name=name, program=program, compiled=lowering.compile(program))
     with estimates.noted(program, name, target.describe()):
         return Way(name=name, program=program, compiled=lowering.compile(program))

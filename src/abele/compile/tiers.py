@@ -107,7 +107,8 @@ class Lowered:
             ]
             for program in self.programs
         }
-        return estimates.expected_s(self.programs, lowerings, self.parts["target"])
+        seconds = estimates.expected_s(self.programs, lowerings, self.parts["target"])
+        return None if seconds is None else seconds + self.target.unprepared_s()
 
 
 def decided(wanted: Wanted, lowered: Lowered) -> Running:
@@ -143,7 +144,8 @@ def _why_wait(wanted: Wanted, lowered: Lowered) -> str | None:
     target = lowered.target
     if wanted.start is Start.WAIT:
         return "as asked"
-    if not any(target.lowering(name).compiles for name in _names(lowered)):
+    compiles = any(target.lowering(name).compiles for name in _names(lowered))
+    if not compiles and not target.unprepared_s():
         return "nothing is compiled for these programs"
     if target.device() != get_target(INTERPRETING).device():
         return f"only the host interprets, and these programs run on {target.device()}"

@@ -34,6 +34,8 @@ KERNELS = (
 )
 #: What Inductor's code calls; only this knows torch, so it is in the archive alone.
 SHIMS = ("shims.cpp",)
+#: Processor time that compiling all of it takes, in seconds; measured with g++ 12.
+COMPILE_S = 16.0
 
 # No -ffast-math: NaN and infinity must keep their meaning.
 FLAGS = (
@@ -82,14 +84,34 @@ def shared_library(compiler: str, instruction_set: str) -> bytes:
         return file.read()
 
 
-def _libraries(compiler: str, instruction_set: str) -> tuple[Path, Path]:
-    """Return archive and library; if one is missing, both are made."""
-    version = _output([compiler, "--version"])
-    parts = (fingerprint(), version, instruction_set, platform.machine(), torch.__version__)
+def missing(compiler: str, instruction_set: str) -> bool:
+    """Whether they would be compiled now. Takes and raises what ``static_library`` does."""
+    return not all(path.is_file() for path in _paths(compiler, instruction_set))
+
+
+def _paths(compiler: str, instruction_set: str) -> tuple[Path, Path]:
+    """Of archive and library, which may not be there yet."""
+    parts = (
+        fingerprint(),
+        _version(compiler),
+        instruction_set,
+        platform.machine(),
+        torch.__version__,
+    )
     name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     # Names that differ: where both could be meant, linkers take the shared one.
-    names = (f"libabele_archive_{name}.a", f"abele_shared_{name}.so")
-    paths = tuple(cache_folder() / each for each in names)
+    folder = cache_folder()
+    return folder / f"libabele_archive_{name}.a", folder / f"abele_shared_{name}.so"
+
+
+@functools.cache
+def _version(compiler: str) -> str:
+    return _output([compiler, "--version"])
+
+
+def _libraries(compiler: str, instruction_set: str) -> tuple[Path, Path]:
+    """Return archive and library; if one is missing, both are made."""
+    paths = _paths(compiler, instruction_set)
     if not all(path.is_file() for path in paths):
         with temporary.folder(cache_folder()) as folder:
             kernels = compiled(compiler, folder, KERNELS)
@@ -99,7 +121,7 @@ def _libraries(compiler: str, instruction_set: str) -> tuple[Path, Path]:
             _output([compiler, "-shared", "-fopenmp", "-s", "-o", library, *kernels])
             for made, path in zip((archive, library), paths, strict=True):
                 os.replace(made, path)
-    return paths[0], paths[1]
+    return paths
 
 
 def compiled(

@@ -138,6 +138,10 @@ class Target(abc.ABC):
         """Why programs cannot run here, or ``None`` if they can."""
         return None
 
+    def unprepared_s(self) -> float:
+        """Processor time of what is made once per machine and is not there yet, in seconds."""
+        return 0.0
+
     def cannot_compile(self) -> str | None:
         """Why programs cannot be compiled here (they may still be loaded), or ``None``."""
         return self.unavailable()

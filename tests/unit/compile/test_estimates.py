@@ -5,8 +5,9 @@ import time
 
 import pytest
 
-from abele import StepConfig
-from abele.compile import estimates
+from abele import StepConfig, build
+from abele.compile import estimates, tiers
+from helpers.fakes import Keeping
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
 
@@ -105,3 +106,35 @@ def test_what_cannot_be_noted_is_no_error(program, folder):
 )
 def test_words_do_not_pretend_to_be_exact(seconds, words):
     assert estimates.about(seconds) == f"about {words}"
+
+
+class Prepared(Keeping):
+    """Compiles; the first time it takes ``first_s`` for what is made once per machine."""
+
+    def __init__(self, first_s):
+        super().__init__()
+        self.first_s = first_s
+        self.lowerings[0].compiles = True
+
+    def unprepared_s(self):
+        return self.first_s
+
+
+@pytest.mark.parametrize(("first_s", "notes"), [(20.0, 0), (0.0, 1)])
+def test_what_is_made_once_per_machine_is_no_part_of_a_program(program, folder, first_s, notes):
+    target = Prepared(first_s)
+    build([program], StepConfig(), target=target)
+    assert len(list(folder.glob("*.json"))) == notes
+
+
+def test_what_is_made_once_per_machine_is_expected(program, monkeypatch):
+    monkeypatch.setattr(estimates, "expected_s", lambda *_: 1.0)
+    lowered = tiers.Lowered(
+        programs=[program],
+        parts={"lowerings": {"step": "kept code"}, "target": {}},
+        target=Prepared(20.0),
+        config=StepConfig(),
+        cache=None,
+        stored=None,
+    )
+    assert lowered.expected_s() == 21.0

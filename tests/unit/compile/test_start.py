@@ -139,6 +139,20 @@ def beside(*others):
     return gather
 
 
+class Unprepared(Keeping):
+    """Compiles nothing for a program, but something once per machine."""
+
+    name = "unprepared"
+
+    def unprepared_s(self):
+        return 20.0
+
+
+def test_steps_run_while_what_is_made_once_per_machine_is_made():
+    _, record = built(Unprepared(), cache=None)
+    assert (record.running.start, record.running.interpreted) == (Start.TIERED, True)
+
+
 def test_processes_that_cannot_ask_each_other_wait():
     _, record = built(Slow(), **TOGETHER)
     assert record.running.why == "processes that train together wait where they cannot agree"

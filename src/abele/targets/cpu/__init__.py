@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from abele import _torch
+from abele.errors import CompilerError
 from abele.kernels import build
 from abele.targets.base import Lowering, Target
 from abele.targets.cpu.compiler import compiler, instruction_set
@@ -50,6 +51,16 @@ class Cpu(Target):
                 "Install one (Debian: apt-get install g++) or set CXX to its path."
             )
         return None
+
+    def unprepared_s(self) -> float:
+        """Abele's own kernels are compiled once per machine."""
+        path = compiler()
+        if path is None:
+            return 0.0
+        try:
+            return build.COMPILE_S if build.missing(path, instruction_set()) else 0.0
+        except CompilerError:
+            return 0.0  # whoever compiles with it gets the message
 
     def describe(self) -> Mapping[str, Any]:
         """The compiled code uses every instruction this processor has."""
