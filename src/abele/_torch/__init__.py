@@ -305,6 +305,11 @@ def find_operator(qualified: str) -> OpOverload | HigherOrderOperator | None:
     return value if is_operator(value) else None
 
 
+def kernel_of(operator: OpOverload) -> Callable[..., Any]:
+    """Return what an operator calls, which spares Python a call of its own."""
+    return operator._op
+
+
 @functools.cache
 def is_composite(operator: OpOverload) -> bool:
     """Return whether an operator is made of others, so that tracing it may take it apart."""

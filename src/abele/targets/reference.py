@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from abele import _torch
 from abele.program import Program
+from abele.targets import straight
 from abele.targets.base import Compiled, Lowering, Target
 
 
@@ -29,12 +29,12 @@ class Interpreter(Lowering):
         return True
 
     def compile(self, program: Program) -> Compiled:
-        """Wrap the graph's own generated code, which frees each value after its last use."""
-        graph = _with_reshapes(program.graph)
+        """Write the graph as one function of Python."""
+        function = straight.function_of(program.graph)
 
         def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
             with torch.no_grad():
-                return list(graph(*inputs))
+                return list(function(inputs))
 
         return Compiled(run)
 
@@ -52,21 +52,6 @@ class Reference(Target):
     def describe(self) -> Mapping[str, Any]:
         """Only torch decides what an interpreted program computes."""
         return {"target": self.name, "torch": torch.__version__}
-
-
-def _with_reshapes(program: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The same graph, whose views copy where a kernel's result is laid out in another way.
-
-    A trace makes a view of what torch says of tensors without data; plain PyTorch copies there.
-    """
-    graph = torch.fx.Graph()
-    copies: dict[torch.fx.Node, torch.fx.Node] = {}
-    output = graph.graph_copy(program.graph, copies)
-    graph.output(output)
-    for node in graph.nodes:
-        if node.target is torch.ops.aten.view.default:
-            node.target = torch.ops.aten.reshape.default
-    return _torch.graph_module(program, graph)
 
 
 TARGET = Reference()

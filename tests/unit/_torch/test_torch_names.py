@@ -496,3 +496,8 @@ def test_views_lie_in_the_memory_of_their_base():
     with _torch.static_fakes():
         base, other = torch.empty(4), torch.empty(4)
     assert _torch.memory_of(base) == _torch.memory_of(base[1:]) != _torch.memory_of(other)
+
+
+def test_what_an_operator_calls_computes_the_same():
+    kernel = _torch.kernel_of(torch.ops.aten.add.Tensor)
+    assert torch.equal(kernel(torch.ones(2), torch.ones(2), alpha=3), torch.full((2,), 4.0))
