@@ -98,6 +98,39 @@ def test_any_number_of_threads_gives_the_same_bits(library, sizes, threads):
     assert torch.equal(product(library, a, b, threads, packed=ready), one)
 
 
+def by_rows(library, a, b, threads, packed=None):
+    """The product as its rows came, and how often each of them came."""
+    rows, columns = a.shape[1], b.shape[2]
+    result, times = torch.full((rows, columns), math.nan), torch.zeros(rows, dtype=torch.int64)
+
+    def take(context, address, first, count):
+        block = (ctypes.c_float * (count * columns)).from_address(address)
+        values = torch.frombuffer(block, dtype=torch.float32)
+        result[first : first + count] = values.view(count, columns)
+        times[first : first + count] += 1
+
+    right = b if packed is None else packed
+    sizes = described(a, b, int(packed is not None))
+    sizes.c_next = sizes.c_row = 0  # there is no memory of it
+    pointers = [each.data_ptr() for each in (a, right)]
+    library.abele_product_by_rows(ctypes.byref(sizes), *pointers, binding.Rows(take), None, threads)
+    return result, times
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("turned", [0, 1])
+@pytest.mark.parametrize("sizes", [*SIZES, (700, 300, 20), (15, 9000, 3)], ids=str)
+def test_rows_come_once_with_the_bits_of_the_product(library, sizes, turned, threads):
+    rows, columns, inner = sizes
+    a = factor(1, rows, inner, turned=turned, step=2, seed=5)
+    b = factor(1, inner, columns, turned=1 - turned, step=1, seed=6)
+    whole = product(library, a, b)[0]
+    for ready in (None, packed(library, b, rows)):
+        result, times = by_rows(library, a, b, threads, ready)
+        assert torch.equal(result, whole)
+        assert torch.equal(times, torch.ones(rows, dtype=torch.int64))
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
 def test_several_products(library, count, threads):

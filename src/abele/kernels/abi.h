@@ -147,6 +147,15 @@ typedef struct AbeleProduct {
 ABELE_API int abele_product(const AbeleProduct* product, const float* a, const float* b, float* c,
                             int threads);
 
+// What happens to rows of a product once they are computed: `count` of them, the first of which is
+// row `first` of c, follow each other at `rows`. Several threads call it at once, for other rows.
+typedef void (*AbeleRows)(void* context, const float* rows, int64_t first, int64_t count);
+
+// The same product, of which c has no memory: `then` gets blocks of its rows while they are in the
+// cache, each row once. For one product whose `added` is 0; `c_row` means nothing.
+ABELE_API int abele_product_by_rows(const AbeleProduct* product, const float* a, const float* b,
+                                    AbeleRows then, void* context, int threads);
+
 // Packs one b that many products read. `packed` has room for [inner][columns] with the columns
 // rounded up to a multiple of 64.
 ABELE_API int abele_product_pack(const AbeleProduct* product, const float* b, float* packed,

@@ -88,6 +88,10 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
 }
 
 
+#: ``AbeleRows``: the context, where the rows lie, the first of them and how many there are.
+Rows = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+
+
 def _takes(structure: type[ctypes.Structure], pointers: int, *more: Any) -> tuple[Any, ...]:
     return (ctypes.POINTER(structure), *[ctypes.c_void_p] * pointers, *more, ctypes.c_int)
 
@@ -108,6 +112,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "abele_norm_backward": _takes(Norm, 8),
     "abele_scale_shift": _takes(Norm, 4),
     "abele_product": _takes(Product, 3),
+    "abele_product_by_rows": _takes(Product, 2, Rows, ctypes.c_void_p),
     "abele_product_pack": _takes(Product, 2),
     "abele_adam": _takes(Adam, 0, ctypes.POINTER(AdamTensor), ctypes.c_int64, ctypes.c_double),
 }

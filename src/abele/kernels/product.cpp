@@ -14,6 +14,8 @@ namespace {
 constexpr Index BLOCK_ROWS = 18 * TILE_ROWS, BLOCK_COLUMNS = 512, BLOCK_INNER = 192;
 constexpr Index A_WORK = BLOCK_ROWS * BLOCK_INNER + LANES;
 constexpr Index WORK = A_WORK + BLOCK_COLUMNS * BLOCK_INNER;
+// Results that stay in this cache until they are used, which brings others there.
+constexpr Index KEPT = 1 << 16;
 
 Part inner_part(Index inner, Index i) { return part(inner, ceil_div(inner, BLOCK_INNER), i); }
 Index whole_columns(Index columns) { return ceil_div(columns, TILE_COLUMNS) * TILE_COLUMNS; }
@@ -120,6 +122,18 @@ Share share_of(const AbeleProduct& p, Share share, int threads, Index across, In
   return share;
 }
 
+// How many pieces of b are packed one by one, and such a piece.
+Index pieces(const AbeleProduct& p) {
+  return ceil_div(p.columns, TILE_COLUMNS) * ceil_div(p.inner, BLOCK_INNER);
+}
+void pack_piece(const AbeleProduct& p, const float* b, float* packed, Index i) {
+  const Index wide = ceil_div(p.columns, TILE_COLUMNS), column = i % wide * TILE_COLUMNS;
+  const Part along = inner_part(p.inner, i / wide);
+  pack_columns(Matrix{b, p.b_row, p.b_column}.from(along.begin, column), along.size,
+               std::min(TILE_COLUMNS, p.columns - column),
+               packed + along.begin * wide * TILE_COLUMNS + column * along.size);
+}
+
 }  // namespace
 }  // namespace abele
 
@@ -149,16 +163,35 @@ int abele_product(const AbeleProduct* product, const float* a, const float* b, f
   });
 }
 
+int abele_product_by_rows(const AbeleProduct* product, const float* a, const float* b,
+                          AbeleRows then, void* context, int threads) {
+  return guarded([&](Scratch& memory) {
+    AbeleProduct p = *product;
+    const Index tiles = ceil_div(p.rows, TILE_ROWS), kept = ceil_div(p.rows * p.columns, KEPT);
+    const Index blocks = std::min(tiles, ceil_div(kept, threads) * threads);
+    const Index result = ceil_div(tiles, blocks) * TILE_ROWS * p.columns;
+    const Index unpacked = p.b_packed ? 0 : pieces(p);
+    const Index room = A_WORK + result + (unpacked ? p.inner * whole_columns(p.columns) : 0);
+    float* work = memory.take<float>(room * threads);
+    p.b_packed = 1, p.c_row = 0;  // each block begins at the same place
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
+    for (int thread = 0; thread < threads; ++thread) {
+      float *mine = work + thread * room, *c = mine + A_WORK, *packed = c + result;
+      // Each thread for itself: from the cache of another it would come more slowly.
+      for (Index i = 0; i < unpacked; ++i) pack_piece(*product, b, packed, i);
+      const Part some = part(blocks, threads, thread);
+      for (Index i = some.begin; i < some.begin + some.size; ++i) {
+        Share share = share_of(p, whole(p, a, unpacked ? packed : b, c), blocks, 1, i);
+        share.c_row = p.columns;
+        multiply(share, mine);
+        then(context, c, tile_rows(p.rows, part(tiles, blocks, i).begin).begin, share.rows);
+      }
+    }
+  });
+}
+
 int abele_product_pack(const AbeleProduct* product, const float* b, float* packed, int threads) {
-  const AbeleProduct& p = *product;
-  const Index wide = ceil_div(p.columns, TILE_COLUMNS), cuts = ceil_div(p.inner, BLOCK_INNER);
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-  for (Index task = 0; task < wide * cuts; ++task) {
-    const Part along = inner_part(p.inner, task / wide);
-    const Index column = task % wide * TILE_COLUMNS;
-    pack_columns(Matrix{b, p.b_row, p.b_column}.from(along.begin, column), along.size,
-                 std::min(TILE_COLUMNS, p.columns - column),
-                 packed + along.begin * wide * TILE_COLUMNS + column * along.size);
-  }
+  for (Index i = 0; i < pieces(*product); ++i) pack_piece(*product, b, packed, i);
   return ABELE_OK;
 }

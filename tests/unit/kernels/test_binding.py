@@ -14,6 +14,7 @@ NUMBERS = {
     "int": ctypes.c_int,
     "int64_t": ctypes.c_int64,
     "double": ctypes.c_double,
+    "AbeleRows": binding.Rows,
 }
 
 

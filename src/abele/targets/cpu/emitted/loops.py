@@ -52,6 +52,16 @@ def kernel(unit: Unit, kept: Collection[Buffer]) -> Kernel:
     return _Writer(unit, kept).kernel()
 
 
+def goes_through_rows(unit: Unit, matrix: Place) -> bool:
+    """Whether a loop reads a matrix row by row, some turns for each.
+
+    Args:
+        unit: its operations are all ``Pointwise``, and some read the matrix.
+        matrix: contiguous.
+    """
+    return _Writer(unit, ()).goes_through_rows(matrix)
+
+
 class _Writer:
     def __init__(self, unit: Unit, kept: Collection[Buffer]):
         self._operations: list[Pointwise] = unit.operations  # type: ignore[assignment]
@@ -63,12 +73,22 @@ class _Writer:
         # Registers that hold an element of a tensor: by its memory and where in it.
         self._values: dict[_Key, str] = {}
 
-    def kernel(self) -> Kernel:
+    def goes_through_rows(self, matrix: Place) -> bool:
+        shape, by_access = self._turned()
+        strides = [stride for key, stride in by_access.items() if key[0] is matrix.buffer]
+        in_order = all(tuple(stride) == contiguous_stride(tuple(shape)) for stride in strides)
+        return in_order and bool(shape) and shape[0] % matrix.shape[0] == 0
+
+    def _turned(self) -> tuple[list[int], dict[_Key, list[int]]]:
+        """Sizes of the loops, the outermost first, and with which steps they go through memory."""
         accesses = self._accesses()
         shape, strides = _merged(self._shape, [self._stride(place) for place in accesses])
-        by_access = {
+        return shape, {
             self._key(place): stride for place, stride in zip(accesses, strides, strict=True)
         }
+
+    def kernel(self) -> Kernel:
+        shape, by_access = self._turned()
         self._index = {key: _index(stride) for key, stride in by_access.items()}
         body = [line for each in self._operations for line in self._lines(each)]
         types = [

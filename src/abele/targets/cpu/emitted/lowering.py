@@ -12,6 +12,7 @@ from abele.program import Program
 from abele.program.memory import MemoryUse, Piece
 from abele.targets.base import Compiled, Lowering, require_code
 from abele.targets.cpu.emitted import build, choice, source
+from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
 from abele.targets.cpu.emitted.groups import Unit, grouped
 from abele.targets.cpu.emitted.memory import planned
 from abele.targets.cpu.emitted.operations import Translation
@@ -93,7 +94,7 @@ def planned_code(program: Program) -> Plan:
 
 def _placed(program: Program) -> Placed:
     translation = translate(program)
-    units = ordered(grouped(translation.operations))
+    units = ordered(by_rows(grouped(translation.operations)))
     kept = _kept(units, translation)
     lives = {buffer: life for buffer, life in lifetimes(units).items() if buffer in kept}
     offsets, size = planned(lives)
@@ -140,7 +141,7 @@ def _kept(units: list[Unit], translation: Translation) -> set[Buffer]:
     written = {
         place.buffer
         for unit in units
-        if not unit.elementwise
+        if not unit.elementwise and not isinstance(unit, ByRows)
         for each in unit.operations
         for place in each.writes
     }

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from abele.targets.cpu.emitted import loops
+from abele.targets.cpu.emitted.by_rows import ByRows
+from abele.targets.cpu.emitted.calls import products
 from abele.targets.cpu.emitted.groups import Unit
 from abele.targets.cpu.emitted.operations import Call, Foreign
 from abele.targets.cpu.emitted.places import Buffer, Kind, Place
@@ -91,6 +94,8 @@ class _Writer:
             if isinstance(operation, Foreign):
                 end_segment()
                 parts.append(operation)
+            elif isinstance(unit, ByRows):
+                lines.append(self._by_rows(unit))
             elif isinstance(operation, Call):
                 lines.append(self._call(operation))
             else:
@@ -111,18 +116,36 @@ class _Writer:
 
     def _loop(self, unit: Unit) -> str:
         kernel = loops.kernel(unit, self._kept)
+        if kernel.workers == 1:
+            return self._run(kernel, "0", str(kernel.turns))
+        run = f"[&](Index begin, Index end) {{ {self._run(kernel, 'begin', 'end')} }}"
+        return f"abele::share<{kernel.workers}>({kernel.turns}, threads, {run});"
+
+    def _by_rows(self, unit: ByRows) -> str:
+        product, rows = unit.product, unit.product.sizes[0]
+        kernel = loops.kernel(unit.loop, self._kept)
+        call = self._run(kernel, "begin", "end", {product.writes[0].buffer: "c"})
+        loop = f"[&](const float* c, Index begin, Index end) {{ {call} }}"
+        text = products.by_rows(product, kernel.turns // rows, "LOOP")
+        factors = [self._place(place) for place in product.reads]
+        return text.format(*factors).replace("LOOP", loop) + ";"
+
+    def _run(
+        self,
+        kernel: loops.Kernel,
+        begin: str,
+        end: str,
+        names: Mapping[Buffer, str] = MappingProxyType({}),
+    ) -> str:
+        """A call of a loop's function; ``names`` has memory that is an argument there."""
         name = self._names.get(kernel.text)
         if name is None:
             name = self._names[kernel.text] = f"k{len(self._names)}"
         pointers = [
-            self._pointer(buffer, offset, kind)
+            names.get(buffer) or self._pointer(buffer, offset, kind)
             for (buffer, offset), kind in zip(kernel.pointers, kernel.types, strict=True)
         ]
-        if kernel.workers == 1:
-            return f"{name}({', '.join([*pointers, '0', str(kernel.turns)])});"
-        call = f"{name}({', '.join([*pointers, 'begin', 'end'])});"
-        run = f"[&](Index begin, Index end) {{ {call} }}"
-        return f"abele::share<{kernel.workers}>({kernel.turns}, threads, {run});"
+        return f"{name}({', '.join([*pointers, begin, end])});"
 
     def _call(self, call: Call) -> str:
         pointers = [self._place(place) for place in call.pointers()]

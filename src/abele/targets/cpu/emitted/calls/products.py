@@ -21,6 +21,10 @@ _LEAST_READERS, _MOST_ROWS = 3, 256
 # Columns of packed factors are rounded up to this, see abi.h.
 _PACKED_COLUMNS = 64
 
+# A loop runs on rows of a result of so many elements while they are computed, if the right factor
+# has no more than so many, and a row: both have to stay in the second-level cache.
+_LEAST_BY_ROWS, _LARGEST_KEPT, _MOST_COLUMNS = 1 << 19, 1 << 18, 1 << 13
+
 # Steps of a matrix, from row to row and from column to column, as text.
 Steps = str
 
@@ -33,17 +37,19 @@ class Product(Call):
         count: of such products.
         sizes: rows, columns and inner dimension of each.
         steps: of the factors: to the next matrix, row and column.
+        packed: the right factor is.
     """
 
     count: int
     sizes: tuple[int, int, int]
     steps: tuple[str, str]
+    packed: bool = False
 
-    def described(self, *, packed: bool = False) -> str:
+    def described(self) -> str:
         """What ``abi.h`` calls ``AbeleProduct``, in C++ between the braces of a format."""
         rows, columns, _ = self.sizes
         result = rows * columns, columns
-        numbers = (self.count, *self.sizes, *self.steps, *result, int(packed), 0)
+        numbers = (self.count, *self.sizes, *self.steps, *result, int(self.packed), 0)
         return f"AbeleProduct{{{{{', '.join(map(str, numbers))}}}}}"
 
     @property
@@ -51,6 +57,22 @@ class Product(Call):
         """How many multiply-adds it has."""
         rows, columns, inner = self.sizes
         return self.count * rows * columns * inner
+
+    @property
+    def threads(self) -> str:
+        """How many it keeps busy, in C++."""
+        return f"abele_threads(0, {self.adds}, threads)"
+
+    @property
+    def is_faster_by_rows(self) -> bool:
+        """Whether a loop that reads the result had better run on some rows after the other.
+
+        The result is larger than the caches that are near a processor, and the right factor, which
+        all rows need, is not.
+        """
+        rows, columns, inner = self.sizes
+        kept = inner * columns <= _LARGEST_KEPT and columns <= _MOST_COLUMNS
+        return self.count == 1 and rows * columns >= _LEAST_BY_ROWS and kept
 
 
 def is_ours(dtype: torch.dtype, rows: int, columns: int, inner: int) -> bool:
@@ -71,13 +93,26 @@ def product(a: Place, b: Place, result: Place, count: int, steps: tuple[Steps, S
     """
     (rows, inner), columns = a.shape[-2:], b.shape[-1]
     made = Product([a, b], [result], "", count=count, sizes=(rows, columns, inner), steps=steps)
-    made.text = _multiplied(made, made.described())
+    made.text = _multiplied(made)
     return made
 
 
-def _multiplied(made: Product, described: str) -> str:
-    threads = f"abele_threads(0, {made.adds}, threads)"
-    return f"status |= abele::multiply({described}, {{0}}, {{1}}, {{2}}, {threads})"
+def _multiplied(made: Product) -> str:
+    return f"status |= abele::multiply({made.described()}, {{0}}, {{1}}, {{2}}, {made.threads})"
+
+
+def by_rows(made: Product, turns: int, loop: str) -> str:
+    """The call of a product that has no memory for its result.
+
+    Args:
+        made: the product.
+        turns: how often the loop turns for each of its rows.
+        loop: C++ that takes the result and runs turns ``begin`` to ``end``.
+    """
+    return (
+        f"status |= abele::multiply_by_rows<{turns}>({made.described()}, {{0}}, {{1}}, "
+        f"{made.threads}, {loop})"
+    )
 
 
 def packed_once(
@@ -116,8 +151,8 @@ def _packed(
 ) -> Call:
     inner, columns = factor.shape
     packed = new((inner, -(-columns // _PACKED_COLUMNS) * _PACKED_COLUMNS), factor.dtype)
-    for each in products:
-        each.reads[1] = packed
-        each.text = _multiplied(each, each.described(packed=True))
     text = f"abele::pack({products[0].described()}, {{0}}, {{1}}, threads)"
+    for each in products:
+        each.reads[1], each.packed = packed, True
+        each.text = _multiplied(each)
     return Call([factor], [packed], f"status |= {text}")

@@ -33,6 +33,22 @@ inline int pool(AbelePool pool, const float* x, float* y, uint8_t* places, int t
 inline int multiply(AbeleProduct product, const float* a, const float* b, float* c, int threads) {
   return abele_product(&product, a, b, c, threads);
 }
+// Calls loop(c, begin, end) for turns of a loop over c, `turns` for each row: c is where the product
+// would begin if all of it were in memory.
+template <Index turns, class Loop>
+inline int multiply_by_rows(AbeleProduct product, const float* a, const float* b, int threads,
+                            Loop loop) {
+  struct Rows {
+    Loop& loop;
+    Index columns;
+  } rows{loop, product.columns};
+  const auto then = [](void* context, const float* c, int64_t first, int64_t count) {
+    const auto& [loop, columns] = *static_cast<Rows*>(context);
+    const auto address = reinterpret_cast<uintptr_t>(c) - first * columns * sizeof(float);
+    loop(reinterpret_cast<const float*>(address), first * turns, (first + count) * turns);
+  };
+  return abele_product_by_rows(&product, a, b, then, &rows, threads);
+}
 inline int pack(AbeleProduct product, const float* b, float* packed, int threads) {
   return abele_product_pack(&product, b, packed, threads);
 }

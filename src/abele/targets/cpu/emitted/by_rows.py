@@ -1,0 +1,100 @@
+"""Loops that run on rows of a product as soon as these are computed.
+
+    gradient = multiply(a, b)             multiply_by_rows(a, b, rows:
+    update(gradient, weight, moments)  ->     update(rows, their weight, their moments))
+
+Nothing else reads the product, so it has no memory of its own: a block of its rows is still in the
+cache when the loop reads them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from abele.targets.cpu.emitted import loops
+from abele.targets.cpu.emitted.calls.products import Product
+from abele.targets.cpu.emitted.groups import Unit
+from abele.targets.cpu.emitted.places import Buffer, Kind
+
+
+@dataclasses.dataclass(eq=False)
+class ByRows(Unit):
+    """A product, and the loop that alone reads it.
+
+    Attributes:
+        product: the first of the operations.
+        loop: a unit of the others.
+    """
+
+    product: Product = dataclasses.field(kw_only=True)
+    loop: Unit = dataclasses.field(kw_only=True)
+
+
+def by_rows(units: Sequence[Unit]) -> list[Unit]:
+    """The same units; products and loops become one where that is faster.
+
+    Args:
+        units: ``before`` says which orders are possible, here and in the result.
+    """
+    result = list(units)
+    for unit in units:
+        product = unit.operations[0]
+        if not isinstance(product, Product) or not product.is_faster_by_rows:
+            continue
+        loop = _only_reader(product.writes[0].buffer, unit, result)
+        if loop is not None and _can_follow(loop, unit, product):
+            result = _joined(result, unit, product, loop)
+    return result
+
+
+def _only_reader(buffer: Buffer, maker: Unit, units: Sequence[Unit]) -> Unit | None:
+    """The loop that uses memory beside the unit that writes it, if nothing else does."""
+    if buffer.kind is not Kind.ARENA:
+        return None
+    users = [
+        unit
+        for unit in units
+        if unit is not maker
+        and any(
+            place.buffer is buffer
+            for each in unit.operations
+            for place in (*each.reads, *each.writes)
+        )
+    ]
+    return users[0] if len(users) == 1 and users[0].elementwise else None
+
+
+def _can_follow(loop: Unit, unit: Unit, product: Product) -> bool:
+    """Whether a loop may run on some rows while others are not computed."""
+    factors = {place.buffer for place in product.reads}
+    result = product.writes[0]
+    written = {place.buffer for each in loop.operations for place in each.writes}
+    if result.size != loop.size or result.buffer in written or written & factors:
+        return False
+    return loops.goes_through_rows(loop, result) and not _waits_in_between(loop, unit)
+
+
+def _waits_in_between(loop: Unit, unit: Unit) -> bool:
+    """Whether a loop waits for something that itself waits for the product."""
+    waiting = [each for each in loop.before if each is not unit]
+    seen = set(waiting)
+    while waiting:
+        for each in waiting.pop().before - seen:
+            if each is unit:
+                return True
+            seen.add(each)
+            waiting.append(each)
+    return False
+
+
+def _joined(units: Sequence[Unit], unit: Unit, product: Product, loop: Unit) -> list[Unit]:
+    both = {unit, loop}
+    operations = [product, *loop.operations]
+    before = (unit.before | loop.before) - both
+    joined = ByRows(operations, loop.shape, loop.size, before, product=product, loop=loop)
+    others = [each for each in units if each not in both]
+    for each in others:
+        if each.before & both:
+            each.before = each.before - both | {joined}
+    return [*others[: units.index(unit)], joined, *others[units.index(unit) :]]
