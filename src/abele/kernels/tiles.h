@@ -77,7 +77,16 @@ inline Part tile_rows(Index rows, Index i) { return part(rows, ceil_div(rows, TI
 
 // -- packing ------------------------------------------------------------------------------------
 
+// Of a weight, a piece of a row is read at a time, so the processor does not see what comes next.
+// Packing asks for it: for what is read soon, and for the next tile in the second-level cache.
+constexpr int SOON = 3, LATER = 2;
+template <int when>
+inline void fetch_lines(const float* line, Index step) {
+  for (Index r = 0; r < 4; ++r) __builtin_prefetch(line + r * step, 0, when);
+}
+
 // to[p][i] = from[i][p] for i < count, p < k; elements of `from` are neighbours along p.
+template <bool fetch>
 inline void pack_turned(Index count, Index k, const float* from, Index step, Index width,
                         float* to) {
   Index i = 0;
@@ -85,6 +94,10 @@ inline void pack_turned(Index count, Index k, const float* from, Index step, Ind
     const float* rows = from + i * step;
     Index p = 0;
     for (; p + 4 <= k; p += 4) {
+      if (fetch && p % LINE == 0) {
+        fetch_lines<SOON>(rows + 4 * step + p, step);
+        fetch_lines<LATER>(rows + count * step + p, step);
+      }
       Quad a = load_quad(rows + p), b = load_quad(rows + step + p);
       Quad c = load_quad(rows + 2 * step + p), d = load_quad(rows + 3 * step + p);
       transpose(a, b, c, d);
@@ -104,8 +117,11 @@ inline void pack_straight(Index count, Index k, const float* from, Index step, I
                           float* to) {
   Index p = 0;
   if (count == TILE_COLUMNS)
-    for (; p < k; ++p)
-      std::memcpy(to + p * width, from + p * step, TILE_COLUMNS * sizeof(float));
+    for (; p < k; ++p) {
+      const float* row = from + p * step;
+      for (Index i = count; i < 2 * count; i += LINE) __builtin_prefetch(row + i, 0, LATER);
+      std::memcpy(to + p * width, row, TILE_COLUMNS * sizeof(float));
+    }
   // What a whole vector takes too much belongs to the next row, which overwrites it.
   if (count == width && count <= LANES && 2 * count >= LANES)
     for (; p + 1 < k; ++p) std::memcpy(to + p * width, from + p * step, sizeof(Vec));
@@ -116,7 +132,7 @@ inline void pack_straight(Index count, Index k, const float* from, Index step, I
 // Columns of b for tiles, [inner][TILE_COLUMNS]; those that b does not have are zero.
 inline void pack_columns(Matrix b, Index inner, Index columns, float* to) {
   if (b.row == 1)
-    pack_turned(columns, inner, b.data, b.column, TILE_COLUMNS, to);
+    pack_turned<true>(columns, inner, b.data, b.column, TILE_COLUMNS, to);
   else
     pack_straight(columns, inner, b.data, b.row, TILE_COLUMNS, to);
   for (Index p = 0; columns < TILE_COLUMNS && p < inner; ++p)
@@ -130,7 +146,7 @@ inline void pack_rows(Matrix a, Index rows, Index inner, float* to) {
     const float* from = a.data + tile.begin * a.row;
     float* packed = to + tile.begin * inner;
     if (a.column == 1)
-      pack_turned(tile.size, inner, from, a.row, tile.size, packed);
+      pack_turned<false>(tile.size, inner, from, a.row, tile.size, packed);
     else
       pack_straight(tile.size, inner, from, a.column, tile.size, packed);
   }
