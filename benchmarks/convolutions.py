@@ -8,7 +8,7 @@ images, as in large ones; "winograd" is our other way for these, and its library
 "last/planes" is the time of our second way over that of our first. --many measures many channels,
 without our first way.
 `abele/passes/few_channel_convolutions.py` takes the limits of the first from here,
-`abele/targets/cpu/op_by_op/convolutions.py` those of the second, `abele/kernels/winograd.py` those
+`abele/kernels/direct.py` those of the second, `abele/kernels/winograd.py` those
 of the third.
 """
 

@@ -7,6 +7,7 @@ import torch
 
 from abele import _torch
 from abele.kernels import winograd
+from abele.kernels.convolution import convolution_of
 
 aten = torch.ops.aten
 
@@ -17,8 +18,8 @@ def capable(monkeypatch):
 
 
 def nodes(
-    image=(2, 64, 16, 16),
-    out=64,
+    image=(2, 32, 16, 16),
+    out=32,
     *,
     kernel=3,
     stride=1,
@@ -45,13 +46,16 @@ def nodes(
         yield graph.call_function(joined, arguments)
 
 
+def gains(node):
+    convolution = convolution_of(node)
+    return convolution is not None and winograd.gains(convolution)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
         {},
-        {"image": (1, 16, 256, 256), "out": 16, "padding": 0},
-        {"image": (1, 16, 12, 12), "out": 16},
-        {"image": (1, 32, 256, 256)},
+        {"image": (1, 16, 256, 256), "out": 16},
         {"image": (32, 512, 4, 4), "out": 512},
         {"image": (2, 96, 5, 5), "out": 40},
         {"padding": 0},
@@ -59,7 +63,7 @@ def nodes(
     ids=str,
 )
 def test_convolutions_of_many_channels_gain(settings):
-    assert all(map(winograd.gains, nodes(**settings)))
+    assert all(map(gains, nodes(**settings)))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +78,6 @@ def test_convolutions_of_many_channels_gain(settings):
         {"dtype": torch.float64},
         {"image": (2, 3, 16, 16)},  # few channels
         {"out": 8},
-        {"image": (1, 32, 256, 256), "out": 32},  # the direct kernels are faster
         {"image": (2, 24, 16, 16)},  # a quarter of two registers would be empty
         {"image": (2, 32, 3, 3)},  # most tiles would reach beyond the image
         {"image": (0, 32, 16, 16)},
@@ -83,17 +86,17 @@ def test_convolutions_of_many_channels_gain(settings):
     ids=str,
 )
 def test_others_do_not(settings):
-    assert not any(map(winograd.gains, nodes(**settings)))
+    assert not any(map(gains, nodes(**settings)))
 
 
 def test_nor_do_other_activations_and_other_operators():
     *_, last = nodes()
-    assert not winograd.gains(next(iter(last.graph.nodes)))
+    assert not gains(next(iter(last.graph.nodes)))
     if last.target is _torch.convolution_with_activation():
         last.update_arg(7, "gelu")
-        assert not winograd.gains(last)
+        assert not gains(last)
 
 
 def test_processors_without_wide_registers_keep_the_library(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    assert not any(map(winograd.gains, nodes()))
+    assert not any(map(gains, nodes()))

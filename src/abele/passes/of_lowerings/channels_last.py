@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from abele import _torch
-from abele.kernels import winograd
+from abele.kernels.ways import uses_winograd
 from abele.ops import norm_activation
 from abele.ops.memory_layout import in_layout
 from abele.passes._edit import editable, finished
@@ -75,7 +75,7 @@ def _joins_or_cuts_channels(node: _Node) -> bool:
 
 def prefers_channels_last(node: _Node) -> bool:
     """Return whether a convolution, or its backward, is ours or moves more image than weight."""
-    if winograd.gains(node):
+    if uses_winograd(node):
         return True
     backward = node.target is aten.convolution_backward.default
     value, weight = (node.args[1], node.args[2]) if backward else node.args[:2]
@@ -106,7 +106,7 @@ class _Layouts:
 
     def _keep_weights(self, node: _Node) -> None:
         """Note that gradients of weights by our kernels lie in the default order."""
-        if node.target is aten.convolution_backward.default and winograd.gains(node):
+        if node.target is aten.convolution_backward.default and uses_winograd(node):
             of_weight = {user for user in node.users if is_getitem(user) and user.args[1] == 1}
             self._last -= of_weight
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from abele.kernels import winograd
+from abele.kernels.ways import uses_winograd
 from abele.program import Program, Role, node_argument
 
 aten = torch.ops.aten
@@ -41,7 +41,7 @@ def why(program: Program) -> str | None:
         total += adds
         if math.prod(result.shape[1:]) * result.element_size() >= LARGE_IMAGE:
             large.append(adds)
-        if adds >= LEAST_WORK and winograd.gains(node):
+        if adds >= LEAST_WORK and uses_winograd(node):
             ours.append(adds)
     if not total:
         return _why_update(program)

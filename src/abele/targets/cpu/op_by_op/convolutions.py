@@ -1,9 +1,4 @@
-"""Convolutions: which are ours, and how they are called.
-
-Of many channels, those that Winograd's way computes with fewer multiplications. Of few channels,
-those of large images: there the library reaches a third to two thirds of the processor's speed,
-and sums weight gradients with fifty times the error.
-"""
+"""Convolutions: how those that are ours are called; ``kernels/ways.py`` says which these are."""
 
 from __future__ import annotations
 
@@ -13,18 +8,16 @@ from typing import Any
 
 import torch
 
-from abele import _torch
-from abele.kernels import on_tensors, winograd
+from abele.kernels import on_tensors
+from abele.kernels.convolution import convolution_of
 from abele.kernels.on_tensors import CHANNELS_LAST
+from abele.kernels.ways import Way, way_of
 
 aten = torch.ops.aten
 
 _Node = torch.fx.Node
 
-# More weights than this leave the nearest cache, and the library is as fast.
-_MOST_WEIGHTS = 32 * 32 * 9
-# The kernel takes that many pixels of a row at once.
-_LEAST_WIDTH = 16
+# The kernels of weight gradients hold so many channels.
 _LANES = 8
 
 
@@ -35,40 +28,14 @@ def own_convolution(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | N
         node: any node of a graph; images of its convolution are channels last.
         library: the kernels.
     """
-    arguments: tuple[Any, ...] = node.args
-    many = winograd.gains(node)
-    if node.target is aten.convolution.default:
-        x, weight, _, stride, padding, dilation, transposed, _, groups = arguments
-        make, slope = _forward, 1.0
-    elif node.target is aten.convolution_backward.default:
-        _, x, weight, _, stride, padding, dilation, transposed, _, groups, _ = arguments
-        make, slope = _backward, 1.0
-    elif node.target is _torch.convolution_with_activation():
-        x, weight, _, padding, stride, dilation, groups, activation, scalars, _ = arguments
-        if activation not in ("none", "leaky_relu"):
-            return None
-        make, slope = _forward, float(scalars[0]) if scalars else 1.0
-        transposed = False
-    else:
+    convolution = convolution_of(node)
+    way = None if convolution is None else way_of(convolution)
+    if convolution is None or way is None:
         return None
-    image, shape = x.meta["val"], weight.meta["val"].shape
-    plain = {*stride, *dilation, groups} == {1} and not transposed
-    if many or (plain and image.dim() == 4 and _sizes_fit(image, shape, padding)):
-        return make(library, list(padding), slope, winograd=many)
-    return None
-
-
-def _sizes_fit(image: torch.Tensor, weight: torch.Size, padding: list[int]) -> bool:
-    _, _, height, width = weight
-    return (
-        image.dtype is torch.float32
-        and torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-        and height == width
-        and width in (1, 3, 5)
-        and set(padding) == {width // 2}
-        and image.shape[3] >= _LEAST_WIDTH
-        and weight.numel() <= _MOST_WEIGHTS
-    )
+    padding, winograd = list(convolution.padding), way is Way.WINOGRAD
+    if convolution.backward:
+        return _backward(library, padding, winograd=winograd)
+    return _forward(library, padding, convolution.slope, winograd=winograd)
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -89,10 +56,7 @@ def _forward(
     return convolution
 
 
-def _backward(
-    library: ctypes.CDLL, padding: list[int], slope: float, *, winograd: bool
-) -> Callable[..., Any]:
-    del slope  # a convolution with activation has no backward
+def _backward(library: ctypes.CDLL, padding: list[int], *, winograd: bool) -> Callable[..., Any]:
     how: dict[str, Any] = {"layout": CHANNELS_LAST, "winograd": winograd}
 
     def convolution_backward(

@@ -1,0 +1,78 @@
+"""Which kernel computes a convolution; no compiler."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from abele.kernels.convolution import convolution_of
+from abele.kernels.ways import Way, uses_winograd, way_of
+from abele.targets.cpu.op_by_op.convolutions import own_convolution
+
+aten = torch.ops.aten
+PARTS = ("forward", "backward")
+
+CHOICES = [
+    # image, outputs, padding
+    ((1, 16, 64, 64), 16, 1, Way.DIRECT),
+    ((1, 32, 16, 16), 32, 1, Way.DIRECT),
+    ((1, 32, 16, 16), 32, 0, Way.WINOGRAD),
+    ((1, 32, 15, 15), 32, 1, Way.WINOGRAD),
+    ((1, 64, 16, 16), 32, 1, Way.WINOGRAD),
+    ((1, 8, 64, 64), 8, 1, Way.DIRECT),
+    ((1, 8, 15, 15), 8, 1, None),
+    ((1, 40, 16, 16), 50, 1, None),
+]
+
+
+@pytest.fixture(autouse=True)
+def capable(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+
+
+def node(image, out, padding, *, backward):
+    graph = torch.fx.Graph()
+    grad, x, weight = (graph.placeholder(name) for name in ("grad", "x", "weight"))
+    x.meta["val"], weight.meta["val"] = torch.ones(image), torch.ones(out, image[1], 3, 3)
+    settings = [1, 1], [padding] * 2, [1, 1], False, [0, 0], 1
+    if backward:
+        arguments = grad, x, weight, [out], *settings, [True, False, False]
+        return graph.call_function(aten.convolution_backward.default, arguments)
+    return graph.call_function(aten.convolution.default, (x, weight, None, *settings))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(("image", "out", "padding", "way"), CHOICES, ids=str)
+def test_the_fastest_kernel_is_called(image, out, padding, way, backward):
+    """Direct kernels come first, Winograd's way takes what they leave, the library the rest."""
+    each = node(image, out, padding, backward=backward)
+    assert way_of(convolution_of(each)) is way
+    assert uses_winograd(each) is (way is Way.WINOGRAD)
+    calls: list[str] = []
+    names = [f"abele_{how}_{part}" for how in ("conv", "winograd") for part in PARTS]
+    note = {name: lambda *_, name=name: calls.append(name) for name in names}
+    kernel = own_convolution(each, SimpleNamespace(abele_threads=lambda *_: 1, **note))
+    assert (kernel is None) is (way is None)
+    if kernel is not None:
+        kernel(*values(each))
+        how = "winograd" if way is Way.WINOGRAD else "conv"
+        assert calls == [f"abele_{how}_{PARTS[backward]}"]
+
+
+def values(each):
+    """The arguments of a node, with tensors for its inputs."""
+    given = [
+        value.meta.get("val") if isinstance(value, torch.fx.Node) else value for value in each.args
+    ]
+    if given[0] is None:  # the gradient, of which only the order in memory matters
+        given[0] = given[1]
+    return given
+
+
+def test_other_operators_are_no_convolutions():
+    graph = torch.fx.Graph()
+    other = graph.call_function(aten.relu.default, (graph.placeholder("x"),))
+    assert convolution_of(other) is None
+    assert not uses_winograd(other)
