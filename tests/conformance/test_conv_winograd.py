@@ -36,6 +36,7 @@ CASES = [
     (1, 150, 24, 6, 5, 1),
     (5, 8, 130, 11, 13, 1),
     (4, 16, 16, 17, 32, 1),
+    (3, 20, 40, 31, 45, 1),  # parts of several chunks
 ]
 CANARY, WORDS = 12345.0, 64
 LAST = {"memory_format": torch.channels_last}

@@ -6,24 +6,32 @@
 
 #include <algorithm>
 
+#include "images.h"
 #include "matrix_tile.h"
 #include "winograd.h"
 
 namespace abele::winograd {
 namespace {
 
-// Tiles that a thread takes through all steps at once, and tiles whose products are summed in
-// registers for the weights' gradient.
-constexpr Index BLOCK = 56, CHUNK = 256;
+// Tiles that a thread takes through all steps at once.
+constexpr Index BLOCK = 112;
+// Of the gradient of weights: floats of transformed tiles that stay in cache, tiles that they are
+// at least and at most, floats of all sums, and how many sums.
+constexpr Index CHUNK_FLOATS = 1 << 16, LEAST_CHUNK = 64, MOST_CHUNK = 256;
+constexpr Index PARTS_FLOATS = 1 << 22, MOST_PARTS = 16;
 // Channels whose products are summed in registers, so that what they meet stays in the nearest
 // cache, and channels of weights that are transformed at once.
 constexpr Index DEPTH = 128, SEGMENT = 16;
-constexpr Index PANEL = TILE_COLS * LANES;
+constexpr Index PANEL = TILE_COLS * LANES, LONG_ROW = 64;
 
 Index registers(Index channels) { return ceil_div(channels, LANES); }
 Index padded(Index channels) { return registers(channels) * LANES; }
-// A row of a transformed matrix: rows that lie a power of two apart would share a cache set.
-Index pitch(Index channels) { return padded(channels) + LANES; }
+// A row of a transformed matrix: long rows that lie a power of two apart would share a cache set.
+Index pitch(Index channels) {
+  return padded(channels) + (channels < LONG_ROW ? 0 : LANES);
+}
+// Likewise one of the matrices of some tiles.
+Index matrix_size(Index tiles, Index channels) { return tiles * pitch(channels) + LANES; }
 
 // The weights as [16][panel][in][columns of the panel], for the way back turned around.
 struct Weights {
@@ -138,9 +146,9 @@ void multiply(const Weights& weights, const float* inputs, Index count, float* p
       const Index columns = std::min(PANEL, padded(weights.out) - first);
       for (Index k = 0; k < weights.in; k += DEPTH) {
         const MatrixTile tile = {std::min(DEPTH, weights.in - k),
-                                 inputs + p * count * in + k, in, 1,
+                                 inputs + p * matrix_size(count, weights.in) + k, in, 1,
                                  weights.panel(p, first) + k * columns, columns,
-                                 products + p * count * out + first, out,
+                                 products + p * matrix_size(count, weights.out) + first, out,
                                  DEPTH * columns, k > 0};
         multiply_rows(tile, count, columns / LANES);
       }
@@ -157,8 +165,8 @@ void convolve(const Tiles& from, const Tiles& to, const float* x, const Weights&
   if (to.count() == 0) return;
   const Index blocks = blocks_of(to.count(), BLOCK, threads);
   const Index most = ceil_div(to.count(), blocks);
-  const Index inputs = POINTS * most * pitch(from.channels);
-  const Index products = POINTS * most * pitch(to.channels);
+  const Index inputs = POINTS * matrix_size(most, from.channels);
+  const Index products = POINTS * matrix_size(most, to.channels);
   float* memory = scratch.take<float>(threads * (inputs + products));
   const float* zeros = scratch.zeros<float>(padded(from.channels));
   float* nowhere = scratch.take<float>(threads * padded(to.channels));
@@ -168,9 +176,9 @@ void convolve(const Tiles& from, const Tiles& to, const float* x, const Weights&
     float *mine = memory + thread * (inputs + products), *results = mine + inputs;
     const auto [first, count] = part(to.count(), blocks, block);
     transform_tiles<4, transform_input>(from, x, zeros, first, count,
-                                        count * pitch(from.channels), mine);
+                                        matrix_size(count, from.channels), mine);
     multiply(weights, mine, count, results);
-    write_tiles(to, results, count * pitch(to.channels), first, count, finish,
+    write_tiles(to, results, matrix_size(count, to.channels), first, count, finish,
                 nowhere + thread * padded(to.channels), y);
   }
 }
@@ -193,45 +201,85 @@ Tiles outputs_of(const Conv& conv, bool back) {
   return tiles;
 }
 
-// dW as [16][in][padded out], summed over chunks of tiles in their order.
-const float* summed_products(const Conv& conv, const float* grad, const float* x, int threads,
-                             Scratch& scratch) {
-  const Tiles inputs = inputs_of(conv, false), grads = outputs_of(conv, false);
-  const Index in = conv.in_channels, out = conv.out_channels, all = grads.count();
-  const Index chunk = std::min(CHUNK, all), in_row = pitch(in), out_row = pitch(out);
-  float* v = scratch.take<float>(POINTS * chunk * in_row);
-  float* w = scratch.take<float>(POINTS * chunk * out_row);
-  float* sums = scratch.take<float>(POINTS * in * padded(out));
-  const float* zeros = scratch.zeros<float>(std::max(padded(in), padded(out)));
-  const Index panels = ceil_div(padded(out), PANEL);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  for (Index begin = 0; begin < all; begin += chunk) {
-    const Index size = std::min(chunk, all - begin), pieces = ceil_div(size, TILE_ROWS);
-#pragma omp for schedule(static)
-    for (Index piece = 0; piece < pieces; ++piece) {
-      const auto [first, count] = part(size, pieces, piece);
-      transform_tiles<4, transform_input>(inputs, x, zeros, begin + first, count, chunk * in_row,
-                                          v + first * in_row);
-      transform_tiles<2, transform_gradient>(grads, grad, zeros, begin + first, count,
-                                             chunk * out_row, w + first * out_row);
-    }
-#pragma omp for schedule(static)
-    for (Index task = 0; task < POINTS * panels; ++task) {
-      const Index p = task / panels, first = task % panels * PANEL;
-      const Index columns = std::min(PANEL, padded(out) - first);
-      const MatrixTile tile = {size,    v + p * chunk * in_row,         1,
-                               in_row,  w + p * chunk * out_row + first, out_row,
-                               sums + p * in * padded(out) + first,     padded(out), 0, begin > 0};
-      multiply_rows(tile, in, columns / LANES);
-    }
+// How the sum over all tiles that gives the gradient of the weights is cut. Parts have sums of their
+// own, so that threads need not wait for each other; chunks go through all steps while they are in
+// cache. Both follow from the sizes alone: any number of threads gives the same bits.
+struct Cuts {
+  Tiles inputs, grads;
+  Index in, out, parts, chunk;
+
+  explicit Cuts(const Conv& conv)
+      : inputs(inputs_of(conv, false)), grads(outputs_of(conv, false)),
+        in(conv.in_channels), out(conv.out_channels) {
+    // Each chunk reads and writes all sums.
+    const Index floats = std::max(CHUNK_FLOATS, size());
+    chunk = std::clamp(floats / (POINTS * (pitch(in) + pitch(out))), LEAST_CHUNK, MOST_CHUNK);
+    parts = std::clamp<Index>(PARTS_FLOATS / size(), 1, MOST_PARTS);
+    parts = std::min(parts, ceil_div(grads.count(), chunk));
   }
+  // Of the sums of a part, and of the transformed tiles of a chunk.
+  Index size() const { return POINTS * in * padded(out); }
+  Index input_matrix() const { return matrix_size(chunk, in); }
+  Index grad_matrix() const { return matrix_size(chunk, out); }
+  Index room() const { return POINTS * (input_matrix() + grad_matrix()); }
+};
+
+// The sums of tiles [first, end) as [16][in][padded out].
+void sum_tiles(const Cuts& cuts, const Team& team, Index first, Index end, const float* grad,
+               const float* x, const float* zeros, float* room, float* sums) {
+  const Index in = cuts.in, out = cuts.out, panels = ceil_div(padded(out), PANEL);
+  float *v = room, *w = room + POINTS * cuts.input_matrix();
+  for (Index begin = first; begin < end; begin += cuts.chunk) {
+    const Index size = std::min(cuts.chunk, end - begin);
+    const Index pieces = team.size == 1 ? 1 : ceil_div(size, TILE_ROWS);
+    team.share(pieces, [&](Index piece) {
+      const auto [at, count] = part(size, pieces, piece);
+      transform_tiles<4, transform_input>(cuts.inputs, x, zeros, begin + at, count,
+                                          cuts.input_matrix(), v + at * pitch(in));
+      transform_tiles<2, transform_gradient>(cuts.grads, grad, zeros, begin + at, count,
+                                             cuts.grad_matrix(), w + at * pitch(out));
+    });
+    team.wait();
+    team.share(POINTS * panels, [&](Index task) {
+      const Index p = task / panels, column = task % panels * PANEL;
+      const Index columns = std::min(PANEL, padded(out) - column);
+      const MatrixTile tile = {size, v + p * cuts.input_matrix(), 1, pitch(in),
+                               w + p * cuts.grad_matrix() + column, pitch(out),
+                               sums + p * in * padded(out) + column, padded(out), 0,
+                               begin > first};
+      multiply_rows(tile, in, columns / LANES);
+    });
+    team.wait();
+  }
+}
+
+// Those of all tiles.
+const float* summed_products(const Cuts& cuts, const float* grad, const float* x, int threads,
+                             Scratch& scratch) {
+  const Index parts = cuts.parts, size = cuts.size();
+  float* sums = scratch.take<float>(parts * size);
+  float* rooms = scratch.take<float>(threads * cuts.room());
+  const float* zeros = scratch.zeros<float>(std::max(padded(cuts.in), padded(cuts.out)));
+  with_teams(parts, threads, [&](const Team& team, Index thread) {
+    for (Index i = team.first_block; i < parts; i += team.block_step) {
+      const auto [first, count] = part(cuts.grads.count(), parts, i);
+      float* room = rooms + (team.size == 1 ? thread : 0) * cuts.room();
+      sum_tiles(cuts, team, first, first + count, grad, x, zeros, room, sums + i * size);
+    }
+  });
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (Index row = 0; row < POINTS * cuts.in; ++row)
+    for (Index i = 1; i < parts; ++i) {
+      const Index at = row * padded(cuts.out);
+      for (Index o = at; o < at + padded(cuts.out); ++o) sums[o] += sums[i * size + o];
+    }
   return sums;
 }
 
 void weight_gradient(const Conv& conv, const float* grad, const float* x, float* result,
                      int threads, Scratch& scratch) {
   if (conv.images == 0) return std::fill(result, result + conv.weights(), 0.0f);
-  const float* sums = summed_products(conv, grad, x, threads, scratch);
+  const float* sums = summed_products(Cuts(conv), grad, x, threads, scratch);
   const Index in = conv.in_channels, out = conv.out_channels, matrix = in * padded(out);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
   for (Index block = 0; block < registers(out); ++block)

@@ -13,6 +13,8 @@ namespace abele {
 
 // Rows and registers of columns: sums and totals of both, and the operands, fill the registers.
 constexpr int TILE_ROWS = REGISTERS == 32 ? 7 : 3, TILE_COLS = 2;
+// Of tiles with a single register of columns.
+constexpr int HIGH_ROWS = 2 * TILE_ROWS;
 // So many products are summed before they join the total. One long sum of 512 would have three times
 // the error; the additions run beside the multiplications.
 constexpr Index RUN = 16;
@@ -58,10 +60,10 @@ inline void add_products(const MatrixTile& t, const float*& a, const float*& b,
 template <int ROWS, int COLS>
 void multiply_tile(const MatrixTile& tile) {
   const MatrixTile t = tile;
-  Sums<ROWS, COLS> totals = {}, rest = {};
+  Sums<ROWS, COLS> totals = {}, last = {};
   const float *a = t.a, *b = t.b;
   Index left = t.depth;
-  for (; left >= RUN; left -= RUN) {
+  for (; left > RUN; left -= RUN) {
     Sums<ROWS, COLS> sums = {};
 #pragma GCC unroll 16
     for (Index k = 0; k < RUN; ++k) add_products<ROWS, COLS>(t, a, b, sums);
@@ -70,36 +72,36 @@ void multiply_tile(const MatrixTile& tile) {
 #pragma GCC unroll 4
       for (int v = 0; v < COLS; ++v) totals[r][v] += sums[r][v];
   }
-  for (; left > 0; --left) add_products<ROWS, COLS>(t, a, b, rest);
+#pragma GCC unroll 4
+  for (; left > 0; --left) add_products<ROWS, COLS>(t, a, b, last);
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 4
     for (int v = 0; v < COLS; ++v) {
       float* to = t.c + r * t.c_row + v * LANES;
-      const Vec total = totals[r][v] + rest[r][v];
+      const Vec total = totals[r][v] + last[r][v];
       store(to, t.add ? load(to) + total : total);
     }
 }
 
 using MatrixKernel = void (*)(const MatrixTile&);
-template <int... I>
+template <int COLS, int... I>
 constexpr auto matrix_kernels(std::integer_sequence<int, I...>) {
-  return std::array<MatrixKernel, sizeof...(I)>{
-      multiply_tile<I / TILE_COLS + 1, I % TILE_COLS + 1>...};
+  return std::array<MatrixKernel, sizeof...(I)>{multiply_tile<I + 1, COLS>...};
 }
-constexpr auto MATRIX_KERNELS =
-    matrix_kernels(std::make_integer_sequence<int, TILE_ROWS * TILE_COLS>());
+constexpr auto HIGH_KERNELS = matrix_kernels<1>(std::make_integer_sequence<int, HIGH_ROWS>());
+constexpr auto WIDE_KERNELS = matrix_kernels<2>(std::make_integer_sequence<int, TILE_ROWS>());
 
 // All rows of a block, for `cols` registers of columns; `t` is its first tile.
 inline void multiply_rows(MatrixTile t, Index rows, Index cols) {
-  const Index groups = ceil_div(rows, TILE_ROWS);
+  const Index groups = ceil_div(rows, cols == 1 ? HIGH_ROWS : TILE_ROWS);
   const float* a = t.a;
   float* c = t.c;
   for (Index g = 0; g < groups; ++g) {
     const auto [first, count] = part(rows, groups, g);
     t.a = a + first * t.a_row;
     t.c = c + first * t.c_row;
-    MATRIX_KERNELS[(count - 1) * TILE_COLS + cols - 1](t);
+    (cols == 1 ? HIGH_KERNELS[count - 1] : WIDE_KERNELS[count - 1])(t);
   }
 }
 

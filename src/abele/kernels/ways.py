@@ -19,9 +19,9 @@ class Way(enum.Enum):
 
 def way_of(convolution: Convolution) -> Way | None:
     """Return which kernels are the fastest for a convolution; ``None``: the library's."""
-    if direct.gains(convolution):
-        return Way.DIRECT
-    return Way.WINOGRAD if winograd.gains(convolution) else None
+    if winograd.gains(convolution):
+        return Way.WINOGRAD
+    return Way.DIRECT if direct.gains(convolution) else None
 
 
 def uses_winograd(node: torch.fx.Node) -> bool:

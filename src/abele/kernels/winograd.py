@@ -1,4 +1,4 @@
-"""Which convolutions the kernels compute by Winograd's way faster than the library.
+"""Which convolutions the kernels compute by Winograd's way faster than others.
 
 It needs less than half of the multiplications, but has to transform images, weights and results;
 that is worth it from sixteen channels. The numbers behind the limits come from
@@ -19,7 +19,7 @@ _MOST_TILED = 1.5
 
 
 def gains(convolution: Convolution) -> bool:
-    """Return whether Winograd's way is faster than the library."""
+    """Return whether Winograd's way is the fastest."""
     image, kernel = convolution.image.shape, convolution.weight.shape
     padding = set(convolution.padding)
     return (
