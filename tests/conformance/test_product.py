@@ -27,6 +27,10 @@ SIZES = [
     (300, 33, 20),
     (64, 10, 1024),
     (17, 600, 385),
+    # Few rows and a long inner dimension: a transposed b is read where it lies.
+    (16, 100, 972),
+    (30, 9, 257),
+    (112, 21, 64),
 ]
 
 
@@ -145,27 +149,29 @@ def test_one_matrix_times_several(library):
     torch.testing.assert_close(product(library, a, b, 2), a @ b, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_products_are_added_to_slices_of_a_larger_matrix(library, threads):
-    a = factor(3, 19, 200, turned=False, step=0, seed=5)
-    b = factor(3, 200, 40, turned=False, step=0, seed=6)
-    sums = torch.randn(3, 19, 70)
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize(("rows", "turned"), [(19, False), (30, True)], ids=["packed", "few rows"])
+def test_products_are_added_to_slices_of_a_larger_matrix(library, rows, turned, threads):
+    a = factor(3, rows, 300, turned=False, step=0, seed=5)
+    b = factor(3, 300, 40, turned=turned, step=0, seed=6)
+    sums = torch.randn(3, rows, 70)
     wanted = sums.clone()
     wanted[..., :40] += a @ b
-    sizes = binding.Product(3, 19, 40, 200, *a.stride(), *b.stride(), 19 * 70, 70, 0, 1)
+    sizes = binding.Product(3, rows, 40, 300, *a.stride(), *b.stride(), rows * 70, 70, 0, 1)
     pointers = [each.data_ptr() for each in (a, b, sums)]
     library.abele_product(ctypes.byref(sizes), *pointers, threads)
     torch.testing.assert_close(sums, wanted, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_is_no_number_stays_in_its_row_or_column(library, value):
-    a = factor(1, 20, 40, turned=False, step=0, seed=7)
-    b = factor(1, 40, 35, turned=False, step=0, seed=8)
+def test_what_is_no_number_stays_in_its_row_or_column(library, value, turned):
+    a = factor(1, 30, 70, turned=False, step=0, seed=7)
+    b = factor(1, 70, 35, turned=turned, step=0, seed=8)
     a[0, 3, 4] = value
     b[0, 5, 34] = value
     ours = product(library, a, b)[0]
-    strange = torch.zeros(20, 35, dtype=torch.bool)
+    strange = torch.zeros(30, 35, dtype=torch.bool)
     strange[3] = strange[:, 34] = True
     assert torch.equal(~ours.isfinite(), strange)
     torch.testing.assert_close(ours, (a @ b)[0], rtol=1e-5, atol=1e-5, equal_nan=True)

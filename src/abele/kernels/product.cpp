@@ -4,20 +4,45 @@
 // registers while it runs along the inner dimension, and both operands are packed so that it reads
 // them in order. Threads share c, never a sum, and the inner dimension is cut at places that depend
 // on its size alone: any number of threads gives the same bits.
-#include "tiles.h"
+#include "few_rows.h"
 
 namespace abele {
 namespace {
 
-// Blocks of both operands that the second-level cache holds. Longer sums in one register would be
-// less accurate, too.
-constexpr Index BLOCK_ROWS = 18 * TILE_ROWS, BLOCK_COLUMNS = 512, BLOCK_INNER = 192;
+// Blocks of both operands that the second-level cache holds.
+constexpr Index BLOCK_ROWS = 18 * TILE_ROWS, BLOCK_COLUMNS = 512, BLOCK_INNER = 256;
 constexpr Index A_WORK = BLOCK_ROWS * BLOCK_INNER + LANES;
 constexpr Index WORK = A_WORK + BLOCK_COLUMNS * BLOCK_INNER;
 // Results that stay in this cache until they are used, which brings others there.
 constexpr Index KEPT = 1 << 16;
+// So many products are added in a register before they join c. Longer sums are less accurate.
+constexpr Index SUM = 192;
 
-Part inner_part(Index inner, Index i) { return part(inner, ceil_div(inner, BLOCK_INNER), i); }
+// With more rows, packing b costs little; with a shorter inner dimension, writing c lane by lane
+// costs more.
+constexpr Index FEW_ROWS = 128, LEAST_INNER = 64;
+
+Index cuts_of(Index inner) { return ceil_div(inner, SUM); }
+Part inner_part(Index inner, Index i) { return part(inner, cuts_of(inner), i); }
+
+// Parts of the inner dimension that are packed together, so that c is still in the cache for the
+// second. Two parts are longer than SUM, so more than two are longer than a block.
+struct Block {
+  Part parts[2];
+  int count;
+  Index begin, size;
+};
+static_assert(3 * SUM / 2 > BLOCK_INNER);
+
+// The block that begins with a part.
+Block inner_block(Index inner, Index cut) {
+  const Part first = inner_part(inner, cut);
+  if (cut + 1 == cuts_of(inner)) return {{first, {}}, 1, first.begin, first.size};
+  const Part next = inner_part(inner, cut + 1);
+  const Index both = first.size + next.size;
+  if (both > BLOCK_INNER) return {{first, {}}, 1, first.begin, first.size};
+  return {{first, next}, 2, first.begin, both};
+}
 Index whole_columns(Index columns) { return ceil_div(columns, TILE_COLUMNS) * TILE_COLUMNS; }
 
 // A part of c that one thread computes, and what it reads.
@@ -35,43 +60,84 @@ struct Share {
   }
 };
 
+// One tile of c; a and b begin with the block, unless all of b is packed.
+void multiply_tile(const Share& share, Part rows, Index column, const Block& block, const float* a,
+                   const float* b) {
+  const Index width = std::min(TILE_COLUMNS, share.columns - column);
+  float* c = share.c + rows.begin * share.c_row + column;
+  for (int i = 0; i < block.count; ++i) {
+    const Part along = block.parts[i];
+    const bool add = share.added || along.begin > 0;
+    if (share.packed != nullptr) b = share.columns_of(along, column);
+    if (width == TILE_COLUMNS)
+      TILES[add][rows.size - 1](along.size, a, b, c, share.c_row);
+    else
+      narrow_tile(rows.size, width, along.size, a, b, c, share.c_row, add);
+    a += along.size * rows.size, b += along.size * TILE_COLUMNS;
+  }
+}
+
 // Some rows, a packed, with columns of b that are packed here if they are not yet.
-void multiply_block(const Share& share, Part high, Part wide, Part along, const float* a,
+void multiply_block(const Share& share, Part high, Part wide, const Block& block, const float* a,
                     float* b_work) {
   for (Index column = wide.begin; column < wide.begin + wide.size; column += TILE_COLUMNS) {
-    const Index width = std::min(TILE_COLUMNS, share.columns - column);
-    const float* b = b_work + (column - wide.begin) * along.size;
-    if (share.packed != nullptr)
-      b = share.columns_of(along, column);
-    else if (high.begin == 0)
-      pack_columns(share.b.from(along.begin, column), along.size, width,
-                   b_work + (column - wide.begin) * along.size);
-    const bool add = share.added || along.begin > 0;
+    float* b = b_work + (column - wide.begin) * block.size;
+    if (share.packed == nullptr && high.begin == 0)
+      pack_columns(share.b.from(block.begin, column), block.size,
+                   std::min(TILE_COLUMNS, share.columns - column), b);
     for (Index i = 0; i < ceil_div(high.size, TILE_ROWS); ++i) {
       const Part rows = tile_rows(high.size, i);
-      const float* tile_a = a + rows.begin * along.size;
-      float* c = share.c + (high.begin + rows.begin) * share.c_row + column;
-      if (width == TILE_COLUMNS)
-        TILES[add][rows.size - 1](along.size, tile_a, b, c, share.c_row);
-      else
-        narrow_tile(rows.size, width, along.size, tile_a, b, c, share.c_row, add);
+      multiply_tile(share, {high.begin + rows.begin, rows.size}, column, block,
+                    a + rows.begin * block.size, b);
     }
   }
 }
 
 void multiply(const Share& share, float* work) {
-  const Index blocks = ceil_div(share.rows, BLOCK_ROWS);
-  for (Index cut = 0; cut < ceil_div(share.inner, BLOCK_INNER); ++cut) {
-    const Part along = inner_part(share.inner, cut);
+  const Index blocks = ceil_div(share.rows, BLOCK_ROWS), cuts = cuts_of(share.inner);
+  for (Index cut = 0; cut < cuts;) {
+    const Block block = inner_block(share.inner, cut);
     for (Index column = 0; column < share.columns; column += BLOCK_COLUMNS) {
       const Part wide{column, std::min(BLOCK_COLUMNS, share.columns - column)};
       for (Index i = 0; i < blocks; ++i) {
         const Part high = part(share.rows, blocks, i);
-        pack_rows(share.a.from(high.begin, along.begin), high.size, along.size, work);
-        multiply_block(share, high, wide, along, work, work + A_WORK);
+        pack_rows(share.a.from(high.begin, block.begin), high.size, block.size, work);
+        multiply_block(share, high, wide, block, work, work + A_WORK);
       }
     }
+    cut += block.count;
   }
+}
+
+// The same where a has few rows and b is read where it lies. Sums have the same order.
+void multiply_few_rows(const Share& share, float* work) {
+  const Index cuts = cuts_of(share.inner), groups = ceil_div(share.columns, AT_ONCE);
+  pack_lanes(share.a, share.rows, share.inner, work);
+  for (Index i = 0; i < groups; ++i) {
+    const Part wide = part(share.columns, groups, i);
+    for (Index row = 0; row < share.rows; row += LANES) {
+      const float* a = work + row * share.inner;
+      float sums[AT_ONCE * LANES];
+      for (Index cut = 0; cut < cuts; ++cut) {
+        const Part along = inner_part(share.inner, cut);
+        FEW_ROWS_TILES[wide.size - 1](along.size, a + along.begin * LANES,
+                                      share.b.from(along.begin, wide.begin).data, share.b.column,
+                                      sums, cut > 0);
+      }
+      for (Index r = 0; r < std::min<Index>(LANES, share.rows - row); ++r)
+        for (Index j = 0; j < wide.size; ++j) {
+          float& c = share.c[(row + r) * share.c_row + wide.begin + j];
+          c = share.added ? c + sums[j * LANES + r] : sums[j * LANES + r];
+        }
+    }
+  }
+}
+
+// Whether a product is computed so; at most one lane in eight may be without a row.
+bool has_few_rows(const AbeleProduct& p) {
+  const Index lanes = ceil_div(p.rows, LANES) * LANES;
+  return p.rows <= FEW_ROWS && 8 * p.rows >= 7 * lanes && p.inner >= LEAST_INNER &&
+         p.a_column == 1 && p.b_row == 1 && !p.b_packed;
 }
 
 Share whole(const AbeleProduct& p, const float* a, const float* b, float* c) {
@@ -93,6 +159,7 @@ Share whole(const AbeleProduct& p, const float* a, const float* b, float* c) {
 // a thread multiplies and packs, an element packed like PACKING multiply-adds.
 Index column_parts(const AbeleProduct& p, int threads) {
   constexpr Index PACKING = 8;
+  if (has_few_rows(p)) return threads;
   const Index high = ceil_div(p.rows, TILE_ROWS), wide = ceil_div(p.columns, TILE_COLUMNS);
   Index best = 1, least = -1;
   for (Index parts = 1; parts <= threads; ++parts) {
@@ -124,7 +191,7 @@ Share share_of(const AbeleProduct& p, Share share, int threads, Index across, In
 
 // How many pieces of b are packed one by one, and such a piece.
 Index pieces(const AbeleProduct& p) {
-  return ceil_div(p.columns, TILE_COLUMNS) * ceil_div(p.inner, BLOCK_INNER);
+  return ceil_div(p.columns, TILE_COLUMNS) * cuts_of(p.inner);
 }
 void pack_piece(const AbeleProduct& p, const float* b, float* packed, Index i) {
   const Index wide = ceil_div(p.columns, TILE_COLUMNS), column = i % wide * TILE_COLUMNS;
@@ -143,12 +210,17 @@ int abele_product(const AbeleProduct* product, const float* a, const float* b, f
                   int threads) {
   return guarded([&](Scratch& memory) {
     const AbeleProduct& p = *product;
-    float* work = memory.take<float>(WORK * threads);
+    const bool few = has_few_rows(p);
+    const Index room = few ? ceil_div(p.rows, LANES) * LANES * p.inner : WORK;
+    float* work = memory.take<float>(room * threads);
+    const auto compute = [&](const Share& share, float* mine) {
+      few ? multiply_few_rows(share, mine) : multiply(share, mine);
+    };
     const auto nth = [&](Index i) {
       return whole(p, a + i * p.a_next, b + i * p.b_next, c + i * p.c_next);
     };
     if (threads == 1) {
-      for (Index i = 0; i < p.count; ++i) multiply(nth(i), work);
+      for (Index i = 0; i < p.count; ++i) compute(nth(i), work);
       return;
     }
     const bool alone = p.count >= threads;  // a thread computes whole products
@@ -157,8 +229,8 @@ int abele_product(const AbeleProduct* product, const float* a, const float* b, f
     for (int thread = 0; thread < threads; ++thread) {
       const Part some = alone ? part(p.count, threads, thread) : Part{0, p.count};
       for (Index i = some.begin; i < some.begin + some.size; ++i)
-        multiply(alone ? nth(i) : share_of(p, nth(i), threads, across, thread),
-                 work + thread * WORK);
+        compute(alone ? nth(i) : share_of(p, nth(i), threads, across, thread),
+                work + thread * room);
     }
   });
 }

@@ -23,6 +23,11 @@ template <int rows, int vectors, bool add>
 void tile(Index k, const float* __restrict a, const float* __restrict b, float* __restrict c,
           Index c_row) {
   Vec sums[rows][vectors] = {};
+  // Rows that lie far apart come from memory one by one, unless they are asked for before.
+#pragma GCC unroll 16
+  for (int i = 0; add && i < rows; ++i)
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; ++v) __builtin_prefetch(c + i * c_row + v * LANES, 1);
   for (Index p = 0; p < k; ++p) {
     Vec columns[vectors];
     std::memcpy(&columns, b, sizeof columns);
