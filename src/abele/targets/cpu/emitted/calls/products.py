@@ -18,6 +18,8 @@ _LEAST_WORK = 32**3
 # A factor is packed by itself if so many products read it that have so few rows each: with more
 # rows, packing it each time costs nothing.
 _LEAST_READERS, _MOST_ROWS = 3, 256
+# A thread is worth waking for half as much as in a convolution, whose threads wait for each other.
+_WORK_PER_ADD = 2
 # Columns of packed factors are rounded up to this, see abi.h.
 _PACKED_COLUMNS = 64
 
@@ -61,7 +63,7 @@ class Product(Call):
     @property
     def threads(self) -> str:
         """How many it keeps busy, in C++."""
-        return f"abele_threads(0, {self.adds}, threads)"
+        return f"abele_threads(0, {_WORK_PER_ADD * self.adds}, threads)"
 
     @property
     def is_faster_by_rows(self) -> bool:
