@@ -83,6 +83,36 @@ ABELE_API int abele_conv_pool_backward(const AbeleConv* conv, const float* grad,
                                        float* grad_x, float* grad_weight, float* grad_bias,
                                        int threads);
 
+// -- convolutions whose windows lie side by side, of channels-last images ------------------------
+
+// Kernel and stride are equal and there is no padding: each pixel of the small images belongs to a
+// window of the large ones, which are kernel_height x kernel_width times as large. Weights are
+// [small_channels, large_channels, kernel_height, kernel_width]. There is code where small_channels
+// and kernel_width * large_channels are multiples of 16.
+typedef struct AbelePatches {
+  int64_t images, height, width;  // of the small images
+  int64_t small_channels, large_channels, kernel_height, kernel_width;
+} AbelePatches;
+
+// Forward of a transposed convolution, and the gradient of the input of a plain one; `bias` may be
+// null.
+ABELE_API int abele_patches_spread(const AbelePatches* patches, const float* small,
+                                   const float* weight, const float* bias, float* large,
+                                   int threads);
+
+// Forward of a plain convolution, and the gradient of the input of a transposed one.
+ABELE_API int abele_patches_gather(const AbelePatches* patches, const float* large,
+                                   const float* weight, const float* bias, float* small,
+                                   int threads);
+
+// The gradient of the weight of both.
+ABELE_API int abele_patches_weight(const AbelePatches* patches, const float* small,
+                                   const float* large, float* grad_weight, int threads);
+
+// Sums of each channel of [rows, width, channels].
+ABELE_API int abele_channel_sums(int64_t rows, int64_t width, int64_t channels, const float* x,
+                                 float* sums, int threads);
+
 // -- max pooling, windows of 2x2 that do not overlap -------------------------------------------
 
 // Of the larger images. A last row or column that fills no window belongs to none.

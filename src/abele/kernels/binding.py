@@ -42,6 +42,15 @@ class Conv(ctypes.Structure):
     ]
 
 
+class Patches(ctypes.Structure):
+    """``AbelePatches``: the small images, and windows of the large ones."""
+
+    _fields_ = [
+        *_integers("images", "height", "width"),
+        *_integers("small_channels", "large_channels", "kernel_height", "kernel_width"),
+    ]
+
+
 class Pool(ctypes.Structure):
     """``AbelePool``: the larger images."""
 
@@ -80,6 +89,7 @@ class AdamTensor(ctypes.Structure):
 
 STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "AbeleConv": Conv,
+    "AbelePatches": Patches,
     "AbelePool": Pool,
     "AbeleNorm": Norm,
     "AbeleProduct": Product,
@@ -105,6 +115,10 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "abele_winograd_backward": _takes(Conv, 6),
     "abele_conv_pool": _takes(Conv, 5),
     "abele_conv_pool_backward": _takes(Conv, 7),
+    "abele_patches_spread": _takes(Patches, 4),
+    "abele_patches_gather": _takes(Patches, 4),
+    "abele_patches_weight": _takes(Patches, 3),
+    "abele_channel_sums": (*[ctypes.c_int64] * 3, *[ctypes.c_void_p] * 2, ctypes.c_int),
     "abele_max_pool": _takes(Pool, 4),
     "abele_max_pool_backward": _takes(Pool, 3),
     "abele_norm_statistics": _takes(Norm, 9),

@@ -29,6 +29,7 @@ FOLDER = Path(__file__).parent
 #: compile comes first.
 KERNELS = (
     *("conv_planes.cpp", "conv_channels_last.cpp", "conv_winograd.cpp"),
+    "conv_patches.cpp",
     *("conv_pixels.cpp", "product.cpp", "conv.cpp"),
     *("max_pool.cpp", "norm_activation.cpp", "adam.cpp", "calls.cpp"),
 )

@@ -117,19 +117,18 @@ void row_sums(const float* grad, Index out, Index width, Index lanes, double* su
   for (int v = 0; v < V; ++v) sums[v] += even[v] + odd[v];
 }
 
+// Sums of each channel over rows of pixels.
 template <int V>
-void bias_gradient(const Conv& conv, const float* grad, float* result, int threads,
-                   Scratch& scratch) {
-  const Index out = conv.out_channels, width = conv.in_width;
-  const double* sums = in_parts(
-      conv.images * conv.in_height, out, threads, scratch,
-      [&](Index first, Index end, double* to) {
-        for (Index r = first; r < end; ++r)
-          for (Index block = 0; block < out; block += V)
-            row_sums<V>(grad + r * width * out + block, out, width,
-                        std::min<Index>(V, out - block), to + block);
-      });
-  for (Index o = 0; o < out; ++o) result[o] = static_cast<float>(sums[o]);
+void channel_sums(Index rows, Index width, Index channels, const float* x, float* result,
+                  int threads, Scratch& scratch) {
+  const double* sums = in_parts(rows, channels, threads, scratch,
+                                [&](Index first, Index end, double* to) {
+                                  for (Index r = first; r < end; ++r)
+                                    for (Index block = 0; block < channels; block += V)
+                                      row_sums<V>(x + r * width * channels + block, channels, width,
+                                                  std::min<Index>(V, channels - block), to + block);
+                                });
+  for (Index c = 0; c < channels; ++c) result[c] = static_cast<float>(sums[c]);
 }
 
 }  // namespace abele::channels_last

@@ -190,7 +190,8 @@ void backward(const Conv& conv, const float* grad, const float* x, const float* 
     });
   if (to.bias != nullptr)
     choose(conv.out_channels, conv.kernel_width, [&](auto v, auto) {
-      bias_gradient<v()>(conv, grad, to.bias, threads, scratch);
+      channel_sums<v()>(conv.images * conv.in_height, conv.in_width, conv.out_channels, grad,
+                        to.bias, threads, scratch);
     });
 }
 

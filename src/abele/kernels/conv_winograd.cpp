@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "channel_sums.h"
 #include "images.h"
 #include "matrix_tile.h"
 #include "winograd.h"
@@ -296,20 +297,6 @@ void weight_gradient(const Conv& conv, const float* grad, const float* x, float*
     }
 }
 
-// Sums over all pixels; rows in float, their sums in double.
-void bias_gradient(const Conv& conv, const float* grad, float* result, Scratch& scratch) {
-  const Index out = conv.out_channels, width = conv.out_width;
-  double* sums = scratch.zeros<double>(out);
-  float* row = scratch.take<float>(out);
-  for (Index r = 0; r < conv.images * conv.out_height; ++r) {
-    std::fill(row, row + out, 0.0f);
-    for (Index x = 0; x < width; ++x, grad += out)
-      for (Index c = 0; c < out; ++c) row[c] += grad[c];
-    for (Index c = 0; c < out; ++c) sums[c] += row[c];
-  }
-  for (Index c = 0; c < out; ++c) result[c] = static_cast<float>(sums[c]);
-}
-
 bool has_code(const Conv& conv) {
   return conv.channels_last && conv.kernel_height == 3 && conv.kernel_width == 3 &&
          conv.stride_height == 1 && conv.stride_width == 1 &&
@@ -351,6 +338,8 @@ int abele_winograd_backward(const AbeleConv* description, const float* grad, con
     }
     if (grad_weight != nullptr)
       winograd::weight_gradient(conv, grad, x, grad_weight, threads, scratch);
-    if (grad_bias != nullptr) winograd::bias_gradient(conv, grad, grad_bias, scratch);
+    if (grad_bias != nullptr)
+      channels_last::channel_sums<8>(conv.images * conv.out_height, conv.out_width,
+                                     conv.out_channels, grad, grad_bias, threads, scratch);
   });
 }

@@ -27,8 +27,9 @@ class Convolution:
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
-    groups: int
     transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
     slope: float
     backward: bool
 
@@ -55,11 +56,11 @@ def convolution_of(node: torch.fx.Node) -> Convolution | None:
         node: any node of a graph; its values are described in ``meta["val"]``.
     """
     arguments: tuple[Any, ...] = node.args
-    slope, backward, transposed = 1.0, False, False
+    slope, backward, transposed, extra = 1.0, False, False, (0, 0)
     if node.target is aten.convolution.default:
-        x, weight, _, stride, padding, dilation, transposed, _, groups = arguments
+        x, weight, _, stride, padding, dilation, transposed, extra, groups = arguments
     elif node.target is aten.convolution_backward.default:
-        _, x, weight, _, stride, padding, dilation, transposed, _, groups, _ = arguments
+        _, x, weight, _, stride, padding, dilation, transposed, extra, groups, _ = arguments
         backward = True
     elif node.target is not None and node.target is _torch.convolution_with_activation():
         x, weight, _, padding, stride, dilation, groups, activation, scalars, _ = arguments
@@ -70,4 +71,4 @@ def convolution_of(node: torch.fx.Node) -> Convolution | None:
         return None
     moves = (tuple(each) for each in (stride, padding, dilation))
     values = x.meta["val"], weight.meta["val"]
-    return Convolution(*values, *moves, groups, transposed, slope, backward)
+    return Convolution(*values, *moves, transposed, tuple(extra), groups, slope, backward)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from abele.kernels import on_tensors
+from abele.kernels import on_tensors, patches
 from abele.kernels.convolution import convolution_of
 from abele.kernels.on_tensors import CHANNELS_LAST
 from abele.kernels.ways import Way, way_of
@@ -32,6 +32,9 @@ def own_convolution(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | N
     way = None if convolution is None else way_of(convolution)
     if convolution is None or way is None:
         return None
+    if way is Way.PATCHES:
+        make = _patches_backward if convolution.backward else _patches
+        return make(library, transposed=convolution.transposed)
     padding, winograd = list(convolution.padding), way is Way.WINOGRAD
     if convolution.backward:
         return _backward(library, padding, winograd=winograd)
@@ -73,6 +76,35 @@ def _backward(library: ctypes.CDLL, padding: list[int], *, winograd: bool) -> Ca
             rest = aten.convolution_backward(grad, x, weight, *settings, mask)
             gradients[1] = rest[1]
         return tuple(gradients)
+
+    return convolution_backward
+
+
+def _patches(library: ctypes.CDLL, *, transposed: bool) -> Callable[..., torch.Tensor]:
+    run = patches.spread if transposed else patches.gather
+
+    def convolution(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any
+    ) -> torch.Tensor:
+        return run(library, _rows(x), weight.contiguous(), bias)
+
+    return convolution
+
+
+def _patches_backward(library: ctypes.CDLL, *, transposed: bool) -> Callable[..., Any]:
+    of_input = patches.gather if transposed else patches.spread
+
+    def convolution_backward(
+        grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *given: Any
+    ) -> tuple[torch.Tensor | None, ...]:
+        wanted = given[-1]
+        grad, x, weight = _rows(grad), _rows(x), weight.contiguous()
+        small, large = (x, grad) if transposed else (grad, x)
+        return (
+            of_input(library, grad, weight, None) if wanted[0] else None,
+            patches.weight_gradient(library, small, large, weight) if wanted[1] else None,
+            patches.channel_sums(library, grad) if wanted[2] else None,
+        )
 
     return convolution_backward
 
