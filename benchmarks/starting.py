@@ -110,7 +110,7 @@ def _run(row: Row, kind: str, cores: int, limit_s: float) -> dict[str, Any]:
     wrapped: Any = None
     began = time.perf_counter()
     if way == EAGER:
-        step = ways._loop(model, ways.optimizer_of(row, model), batch)
+        step = ways._loop(model, ways.optimizer_of(row, model), batch, torch.device("cpu"))
     else:
         wrapped = ways.trainer(row, model)
         step = lambda: wrapped(*batch)  # noqa: E731 - beside the other one

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from abele import ExecutableCache, StepConfig, get_target
-from abele.compile import executable, jobs, worker, worker_process
+from abele.compile import executable, jobs, process, worker
 from abele.compile.jobs import Job
 from abele.compile.later import Running
 from abele.compile.worker_process import FromWorker
@@ -109,8 +109,8 @@ def _wanting(cache: Path, moment: str, victim: str, told: int) -> None:
         _at(moment, lambda: _kill(me if victim == "parent" else os.getpid()))
         worker.main(str(folder), str(me))
 
-    patched: Any = worker_process
-    patched._started = lambda folder: Forked(lambda: work(folder))
+    patched: Any = process
+    patched._started = lambda command, folder: Forked(lambda: work(folder))
     later = FromWorker(job_of(cache), Running(), None, lambda text: None)
     outcome = later.wait()
     os.write(told, f"{getattr(outcome, 'problem', 'compiled')}\n".encode())

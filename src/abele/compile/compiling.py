@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from abele import passes
@@ -16,6 +16,10 @@ from abele.program import Program
 from abele.targets import Target
 from abele.targets.base import Compiled
 
+#: Programs that have been compiled, by their names and those of the lowerings that did; each raises
+#: ``CompilerError`` where the compiler failed.
+Ready = Mapping[tuple[str, str], Callable[[], Way]]
+
 
 def compile_programs(
     target: Target,
@@ -23,6 +27,7 @@ def compile_programs(
     parts: Mapping[str, Any],
     begins: Callable[[int, str], None] = lambda index, name: None,
     clocked: Clocked | None = None,
+    ready: Ready | None = None,
 ) -> Executable:
     """Compiles programs after all passes.
 
@@ -32,6 +37,7 @@ def compile_programs(
         parts: see ``executable.key_parts``; they name each program's lowerings.
         begins: told of each program's index and name.
         clocked: runs a program and says how long that took; by default, the clock does.
+        ready: what need not be compiled any more.
 
     Raises:
         TargetError: the target cannot compile here.
@@ -46,10 +52,11 @@ def compile_programs(
     for index, program in enumerate(programs):
         begins(index, program.name)
         names = executable.lowerings_of(parts, program.name)
+        ways = _ways(target, program, names, ready or {})
         if len(names) == 1:
-            way = _compiled(target, program, names[0])
+            (way,) = ways
         else:
-            way, chosen[program.name] = _fastest(target, program, names, clocked)
+            way, chosen[program.name] = _fastest(ways, clocked)
             measuring.return_memory()
         lowered.append(way.program)
         compiled[program.name] = way.compiled
@@ -72,17 +79,48 @@ def _compiled(target: Target, program: Program, name: str) -> Way:
         return Way(name=name, program=program, compiled=lowering.compile(program))
 
 
-def _fastest(
-    target: Target, program: Program, names: Sequence[str], clocked: Clocked | None
-) -> tuple[Way, ChosenLowering]:
+def lowered_by(target: Target, program: Program, name: str, names: Sequence[str]) -> Program | None:
+    """The program after the passes of one of its lowerings.
+
+    Args:
+        target: has the lowering.
+        program: lowered if that is the only one, else before the passes of lowerings.
+        name: of the lowering.
+        names: of all that the program may have.
+
+    Returns:
+        None if interpreted steps could not be followed by it.
+    """
+    if len(names) == 1:
+        return program
+    lowered = passes.run_only(program, target.lowering(name).passes)
+    same = (lowered.inputs, lowered.outputs) == (program.inputs, program.outputs)
+    return lowered if same else None
+
+
+def _ways(target: Target, program: Program, names: Sequence[str], ready: Ready) -> Generator[Way]:
+    """The program as each lowering compiles it; the first that can has to."""
+    some = False
+    for name in names:
+        with contextlib.suppress(CompilerError) if some else contextlib.nullcontext():
+            way = _way(target, program, name, names, ready)
+            if way is not None:
+                some = True
+                yield way
+
+
+def _way(
+    target: Target, program: Program, name: str, names: Sequence[str], ready: Ready
+) -> Way | None:
+    if (program.name, name) in ready:
+        return ready[program.name, name]()
+    lowered = lowered_by(target, program, name, names)
+    return None if lowered is None else _compiled(target, lowered, name)
+
+
+def _fastest(each: Iterable[Way], clocked: Clocked | None) -> tuple[Way, ChosenLowering]:
     """The fastest of several lowerings, all of which are compiled."""
     began = time.perf_counter()
-    ways: list[Way] = []
-    for name in names:
-        lowered = passes.run_only(program, target.lowering(name).passes)
-        if (lowered.inputs, lowered.outputs) != (program.inputs, program.outputs):
-            continue  # interpreted steps could not be followed by it
-        with contextlib.suppress(CompilerError) if ways else contextlib.nullcontext():
-            ways.append(_compiled(target, lowered, name))
+    ways = list(each)
     way, times = measuring.fastest(ways, time.perf_counter() - began, clocked)
     return way, ChosenLowering(name=way.name, reason=times)

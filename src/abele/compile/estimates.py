@@ -71,7 +71,19 @@ def noted(program: Program, lowering: str, machine: Mapping[str, Any]) -> Genera
     """Notes what compiling a program inside takes; one that fails is not noted."""
     began = _cpu_s()
     yield
-    took, file = _cpu_s() - began, _file(machine)
+    note(program, lowering, machine, _cpu_s() - began)
+
+
+def note(program: Program, lowering: str, machine: Mapping[str, Any], took: float) -> None:
+    """Notes what compiling a program took.
+
+    Args:
+        program: as it was compiled.
+        lowering: name of the one that did.
+        machine: what ``Target.describe`` says.
+        took: processor time, in seconds.
+    """
+    file = _file(machine)
     known = _noted(file)
     known[lowering] = [*known.get(lowering, []), (nodes(program), round(took, 3))][-_KEPT:]
     with contextlib.suppress(OSError):  # an estimate is not worth a message

@@ -1,6 +1,6 @@
 """Compiled programs that are not there yet, and which programs run until they are.
 
-A session asks between two calls. Whoever makes the programs (``worker_process``) is not its
+A session asks between two calls. Whoever makes the programs (``process``) is not its
 business, nor is how they are lowered.
 """
 

@@ -8,6 +8,7 @@ from the other.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +18,14 @@ import torch
 
 from abele.compile import estimates, executable, start
 from abele.compile.cache import ExecutableCache
+from abele.compile.compiler_process import FromCompiler
 from abele.compile.executable import Executable, lowerings_of
 from abele.compile.jobs import Job
 from abele.compile.later import Announce, Later, Ready, Running
+from abele.compile.process import wall_s
 from abele.compile.sources import ExecutableSource
 from abele.compile.start import Start
-from abele.compile.worker_process import FromWorker, wall_s
+from abele.compile.worker_process import LOADING_S, FromWorker
 from abele.errors import SerializationError
 from abele.program import Program, users_operator
 from abele.step.config import StepConfig
@@ -97,6 +100,21 @@ class Lowered:
     cache: ExecutableSource | None
     stored: Executable | None
 
+    @functools.cached_property
+    def only_written(self) -> bool:
+        """Whether this process can write the programs, and another one has but to compile them."""
+        if self.target.unprepared_s():
+            return False
+        lowerings = (self.target.lowering(name) for name in self.names)
+        return all(each.writes() for each in lowerings if each.compiles)
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """The lowerings that the programs may have."""
+        each = (lowerings_of(self.parts, program.name) for program in self.programs)
+        return sorted({name for names in each for name in names})
+
+    @functools.cached_property
     def expected_s(self) -> float | None:
         """Processor time that compiling may take, in seconds; None where nobody can tell."""
         lowerings = {
@@ -120,31 +138,26 @@ def decided(wanted: Wanted, lowered: Lowered) -> Running:
         return Running(start=Start.INTERPRET, why="as asked", manner=manner, interpreted=True)
     why = "steps run while another process compiles"
     running = Running(start=Start.TIERED, why=why, manner=manner, interpreted=True)
-    seconds = None if lowered.stored is not None else lowered.expected_s()
+    seconds = None if lowered.stored is not None else lowered.expected_s
     if seconds is not None:
+        seconds += 0.0 if _alone(lowered) else LOADING_S
         running.expected_s, running.began = wall_s(seconds), time.monotonic()
     return running
 
 
 def _manner(lowered: Lowered) -> str:
     """How programs run that are not interpreted meanwhile."""
-    lowerings = [lowered.target.lowering(name) for name in _names(lowered)]
+    lowerings = [lowered.target.lowering(name) for name in lowered.names]
     if any(lowering.compiles or lowering.manner == COMPILED for lowering in lowerings):
         return COMPILED
     return " and ".join(lowering.manner for lowering in lowerings)
-
-
-def _names(lowered: Lowered) -> list[str]:
-    """The lowerings that the programs may have."""
-    each = (lowerings_of(lowered.parts, program.name) for program in lowered.programs)
-    return sorted({name for names in each for name in names})
 
 
 def _why_wait(wanted: Wanted, lowered: Lowered) -> str | None:
     target = lowered.target
     if wanted.start is Start.WAIT:
         return "as asked"
-    compiles = any(target.lowering(name).compiles for name in _names(lowered))
+    compiles = any(target.lowering(name).compiles for name in lowered.names)
     if not compiles and not target.unprepared_s():
         return "nothing is compiled for these programs"
     if target.device() != get_target(INTERPRETING).device():
@@ -162,7 +175,10 @@ def _why_wait(wanted: Wanted, lowered: Lowered) -> str | None:
 
 
 def _why_not_worth_it(lowered: Lowered) -> str | None:
-    seconds = lowered.expected_s()
+    if lowered.target.unprepared_s():
+        # Runs that are shorter would never come to the end of it.
+        return "abele's own kernels are compiled first, once on this machine"
+    seconds = lowered.expected_s
     if seconds is None or seconds > WORTH_WAITING_S:
         return None
     return f"compiling takes {estimates.about(seconds)}, which is sooner than another process could"
@@ -171,6 +187,11 @@ def _why_not_worth_it(lowered: Lowered) -> str | None:
 def exchanges(config: StepConfig) -> bool:
     """Whether updates are shared with other processes."""
     return config.training and config.processes > 1
+
+
+def _alone(lowered: Lowered) -> bool:
+    """Whether this process writes the programs; of several, one that compiles does it for all."""
+    return lowered.only_written and not exchanges(lowered.config)
 
 
 def _why_no_worker(lowered: Lowered) -> str | None:
@@ -270,7 +291,8 @@ def _following(lowered: Lowered, running: Running, announce: Announce) -> Later 
         threads=torch.get_num_threads(),
     )
     try:
-        return FromWorker(job, running, at, announce)
+        follow = FromCompiler if _alone(lowered) else FromWorker
+        return follow(job, running, at, announce)
     except (SerializationError, OSError) as error:
         return f"no other process could be given the programs ({error})"
 

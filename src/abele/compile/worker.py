@@ -6,14 +6,10 @@ nothing of the user's, and ends with the process that started it.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import dataclasses
 import os
-import signal
 import sys
 import tempfile
-import threading
 import time
 import warnings
 from pathlib import Path
@@ -25,14 +21,13 @@ from abele.compile import executable, jobs
 from abele.compile.cache import CacheWarning, ExecutableCache
 from abele.compile.compiling import compile_programs
 from abele.compile.jobs import Job, Result
+from abele.compile.native import end_with
 from abele.errors import CompilerError
-
-_SET_DEATH_SIGNAL = 1  # of prctl(2)
 
 
 def main(folder: str, parent: str) -> None:
     """Does the job in ``folder`` for the process ``parent``; standard input is its lifeline."""
-    _end_with(int(parent))
+    end_with(int(parent))
     do(Path(folder))
 
 
@@ -85,33 +80,6 @@ def _keep_temporary_files_in(folder: Path) -> None:
     """
     _torch.compiler_cache_folder()
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
-
-
-def _end_with(parent: int) -> None:
-    """Ends this process and the compilers it has started as soon as ``parent`` has ended.
-
-    The other end of standard input is closed then. A process that ``parent`` has forked may keep it
-    open, so that Linux is asked for a signal too; it sends one also where only the thread has ended
-    that started this process.
-    """
-
-    def end(*_: object) -> None:
-        if os.getppid() != parent:
-            os.killpg(0, signal.SIGKILL)
-
-    def watch(lifeline: int) -> None:
-        while os.read(lifeline, 1):
-            pass
-        os.killpg(0, signal.SIGKILL)
-
-    lifeline, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    threading.Thread(target=watch, args=(lifeline,), daemon=True).start()
-    signal.signal(signal.SIGUSR1, end)
-    with contextlib.suppress(OSError, AttributeError):  # Linux only
-        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(signal.SIGUSR1), 0, 0, 0)
-    end()
 
 
 if __name__ == "__main__":

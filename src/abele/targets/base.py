@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,6 +37,21 @@ class Compiled:
     def released(self) -> Run:
         """The same call, made so that other threads of Python run meanwhile."""
         return self.run
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """A program as text, of which a native compiler that knows nothing else makes code.
+
+    Attributes:
+        text: of the file that is compiled.
+        command: given the paths of that file and of the code, what compiles it.
+        loaded: makes the code runnable.
+    """
+
+    text: str
+    command: Callable[[str, str], list[str]]
+    loaded: Callable[[bytes], Compiled]
 
 
 def require_code(payload: bytes, target: str) -> None:
@@ -98,6 +114,18 @@ class Lowering(abc.ABC):
             CompilerError: the compiler behind the target failed.
         """
 
+    def writes(self) -> bool:
+        """Whether ``written`` gives a program as text, and that takes no time to speak of."""
+        return False
+
+    def written(self, program: Program) -> Written:
+        """``program`` as text, where ``writes`` says so; ``compile`` comes to the same.
+
+        Args:
+            program: after ``passes``.
+        """
+        raise NotImplementedError(f"lowering {self.name!r} writes no text")
+
     def load(self, program: Program, payload: bytes) -> Compiled:
         """Restore what ``compile`` returned, without a compiler.
 
@@ -141,6 +169,14 @@ class Target(abc.ABC):
     def unprepared_s(self) -> float:
         """Processor time of what is made once per machine and is not there yet, in seconds."""
         return 0.0
+
+    def prepare(self) -> None:
+        """Make what is made once per machine, if it is not there yet.
+
+        Raises:
+            CompilerError: the compiler behind the target failed.
+        """
+        return
 
     def cannot_compile(self) -> str | None:
         """Why programs cannot be compiled here (they may still be loaded), or ``None``."""

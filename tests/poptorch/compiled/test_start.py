@@ -71,6 +71,7 @@ def scripts(monkeypatch):
             return super().wait()
 
     monkeypatch.setattr("abele.compile.tiers.FromWorker", InTurn)
+    monkeypatch.setattr("abele.compile.tiers.FromCompiler", InTurn)
     return handed
 
 

@@ -137,4 +137,4 @@ def test_what_is_made_once_per_machine_is_expected(program, monkeypatch):
         cache=None,
         stored=None,
     )
-    assert lowered.expected_s() == 21.0
+    assert lowered.expected_s == 21.0

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from abele.compile.worker_process import FromWorker
 from abele.errors import CorruptExecutable, ForeignExecutable, SerializationError
 from abele.program import users_operator
 from helpers.models import MODELS
+from helpers.processes import alive, eventually
 from helpers.runs import captured, rule_for
 
 SOURCE = Path(__file__).parents[3] / "src"
@@ -171,22 +171,6 @@ def begin(tmp_path, monkeypatch):
     for each in begun:
         each.close()
     assert not list(folder.glob("abele-*-*")), "a folder was left behind"
-
-
-def alive(process):
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def eventually(condition, seconds=60.0):
-    """Waits until a condition holds; says whether it does."""
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.05)
-    return condition()
 
 
 def test_programs_are_there_when_the_process_has_ended(begin, tmp_path):

@@ -47,6 +47,37 @@ def fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
+def command(text: str, source: str, result: str) -> list[str]:
+    """What makes a shared library of a file.
+
+    Args:
+        text: of the file.
+        source: its path.
+        result: path of the library.
+
+    Raises:
+        CompilerError: the kernels, which are compiled once per machine, cannot be.
+    """
+    path, library = _compiler(), _library()
+    assert library is not None
+    parts = [path, *FLAGS, f"-I{HEADERS}", f"-I{kernels.FOLDER}", source]
+    if any(call in text for call in _KERNELS):
+        parts.append(str(kernels.static_library(path, instruction_set())))
+    return [*parts, f"-L{library.parent}", "-ltorch_cpu", "-o", result]
+
+
+def kernels_are_there() -> bool:
+    """Whether the kernels have been compiled on this machine."""
+    try:
+        return not kernels.missing(_compiler(), instruction_set())
+    except CompilerError:
+        return False  # there is no compiler
+
+
+def _compiler() -> str:
+    return compiler() or "g++"
+
+
 def compiled(name: str, text: str) -> bytes:
     """The file as a shared library.
 
@@ -57,21 +88,15 @@ def compiled(name: str, text: str) -> bytes:
     Raises:
         CompilerError: the compiler does not accept it.
     """
-    path = compiler() or "g++"
-    library = _library()
-    assert library is not None
     with temporary.folder() as folder:
         source, result = os.path.join(folder, "program.cpp"), os.path.join(folder, "program.so")
         Path(source).write_text(text)
-        command = [path, *FLAGS, f"-I{HEADERS}", f"-I{kernels.FOLDER}", source]
-        if any(call in text for call in _KERNELS):
-            command.append(str(kernels.static_library(path, instruction_set())))
-        command += [f"-L{library.parent}", "-ltorch_cpu", "-o", result]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        parts = command(text, source, result)
+        done = subprocess.run(parts, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise CompilerError(
                 f"Program {name!r} could not be compiled: the C++ compiler failed.",
-                log=f"{' '.join(command)}\n{done.stdout}{done.stderr}",
+                log=f"{' '.join(parts)}\n{done.stdout}{done.stderr}",
             )
         return Path(result).read_bytes()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 
@@ -10,7 +11,7 @@ from abele.passes.of_lowerings.few_channel_convolutions import few_channel_convo
 from abele.passes.of_lowerings.summed_products import summed_products
 from abele.program import Program
 from abele.program.memory import MemoryUse, Piece
-from abele.targets.base import Compiled, Lowering, require_code
+from abele.targets.base import Compiled, Lowering, Written, require_code
 from abele.targets.cpu.emitted import build, choice, source
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
 from abele.targets.cpu.emitted.groups import Unit, grouped
@@ -43,6 +44,20 @@ class Emitted(Lowering):
         """Write the code and compile it."""
         plan = planned_code(program)
         return _runnable(program, plan, build.compiled(program.name, plan.source.text))
+
+    def writes(self) -> bool:
+        """Where no kernels have to be compiled before."""
+        return build.kernels_are_there()
+
+    def written(self, program: Program) -> Written:
+        """The code, and what compiles it."""
+        plan = planned_code(program)
+        text = plan.source.text
+        return Written(
+            text=text,
+            command=functools.partial(build.command, text),
+            loaded=functools.partial(_runnable, program, plan),
+        )
 
     def load(self, program: Program, payload: bytes) -> Compiled:
         """Map the compiled code into this process, and plan again how it is called."""

@@ -1,0 +1,98 @@
+"""The process that runs native compilers for another one, and what ends it with that one.
+
+As a program of its own it is run by its path and imports nothing but the standard library: it is
+there in a few hundredths of a second, where one that loads torch takes seconds of a processor that
+steps could have had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+COMMANDS, RESULTS = "commands.json", "results.json"
+_SET_DEATH_SIGNAL = 1  # of prctl(2)
+
+
+def main(folder: str, parent: str) -> None:
+    """Runs the commands in ``folder`` for the process ``parent``, and writes what came of them.
+
+    Each result has the command's exit status, its output and its processor time in seconds. The
+    file appears complete or not at all.
+    """
+    step_back()
+    end_with(int(parent))
+    os.environ["TMPDIR"] = folder  # where compilers keep files that nobody else may delete
+    path = Path(folder)
+    results = [_result_of(command) for command in json.loads((path / COMMANDS).read_text())]
+    partial = path / f"{RESULTS}.partial"
+    partial.write_text(json.dumps(results))
+    os.replace(partial, path / RESULTS)
+
+
+def step_back() -> None:
+    """Leaves processors to whoever else wants them.
+
+    Threads that wait for each other lose most where one of them cannot go on at once. Linux lets
+    them if the compiler is idle work, and hardly if it only has the lowest priority. Where others
+    keep the machine busy, idle work would never get on.
+    """
+    if hasattr(os, "SCHED_IDLE") and os.getloadavg()[0] <= (os.cpu_count() or 1):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    else:
+        os.nice(19)
+
+
+def _result_of(command: list[str]) -> dict[str, int | str | float]:
+    began = _children_s()
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False
+        )
+    except OSError as error:
+        return {"code": 127, "log": f"{command[0]}: {error.strerror}", "cpu_s": 0.0}
+    log = f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+    return {"code": done.returncode, "log": log, "cpu_s": _children_s() - began}
+
+
+def _children_s() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def end_with(parent: int) -> None:
+    """Ends this process and the compilers it has started as soon as ``parent`` has ended.
+
+    The other end of standard input is closed then. A process that ``parent`` has forked may keep it
+    open, so that Linux is asked for a signal too; it sends one also where only the thread has ended
+    that started this process.
+    """
+
+    def end(*_: object) -> None:
+        if os.getppid() != parent:
+            os.killpg(0, signal.SIGKILL)
+
+    def watch(lifeline: int) -> None:
+        while os.read(lifeline, 1):
+            pass
+        os.killpg(0, signal.SIGKILL)
+
+    lifeline, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    threading.Thread(target=watch, args=(lifeline,), daemon=True).start()
+    signal.signal(signal.SIGUSR1, end)
+    with contextlib.suppress(OSError, AttributeError):  # Linux only
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, int(signal.SIGUSR1), 0, 0, 0)
+    end()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

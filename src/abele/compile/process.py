@@ -1,0 +1,168 @@
+"""Another process that compiles: starting it, leaving it processor time, ending it.
+
+Its folder is named after this process, so that one that is left by a killed process is deleted by
+the next.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import weakref
+from pathlib import Path
+
+from abele.compile.executable import Executable
+from abele.compile.later import Announce, Failure, Later, Running
+from abele.storage import temporary
+
+_LOOK_EVERY_S = 0.05
+# Of the time in which this process computes, so much is left to the other one, in pieces of at
+# least so many seconds: between threads that wait for each other all the time another process gets
+# next to nothing, or else holds all of them up at each of their meetings.
+_SHARE, _SHARE_OF_ONE_CORE, _PIECE_S = 0.1, 0.3, 0.01
+# Beside that it gets so much of a processor where steps leave one idle for a moment.
+_LEFT_OVER = 0.1
+_LOG, _LOG_BYTES = "worker.log", 2000
+
+
+def wall_s(cpu_s: float) -> float:
+    """How long another process compiles beside steps, in seconds.
+
+    Args:
+        cpu_s: processor time that it takes.
+    """
+    share = _share()
+    return cpu_s / (share if share == _SHARE_OF_ONE_CORE else share + _LEFT_OVER)
+
+
+def _share() -> float:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return _SHARE if cores is None or cores > 1 else _SHARE_OF_ONE_CORE
+
+
+class FromProcess(Later):
+    """Programs that another process compiles, with the compilers that it starts.
+
+    Args:
+        running: see ``Later``.
+        at: see ``Later``.
+        announce: see ``Later``.
+    """
+
+    def __init__(self, running: Running, at: int | None, announce: Announce):
+        self.running, self.at, self.announce = running, at, announce
+        self._owner, self._look_at = os.getpid(), 0.0
+        self._share, self._computed_s = _share(), 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._outcome: Executable | Failure | None = None
+        self._end = lambda: None
+
+    @abc.abstractmethod
+    def _command(self, folder: Path) -> list[str]:
+        """Writes what the process needs into its folder; returns how it is started."""
+
+    @abc.abstractmethod
+    def _read(self, folder: Path) -> Executable | Failure | None:
+        """What the process has left in its folder; None if it did not come to its end."""
+
+    def _begin(self) -> None:
+        """Starts the process.
+
+        Raises:
+            OSError: it cannot be started, or no temporary file be written.
+        """
+        temporary.sweep()
+        folder = Path(tempfile.mkdtemp(prefix=temporary.prefix()))
+        try:
+            process = _started(self._command(folder), folder)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._folder, self._process, self._computed_s = folder, process, time.thread_time()
+        self._end = weakref.finalize(self, _end, process, folder, self._owner)
+
+    @property
+    def process(self) -> int:
+        """Number of the process, which leads the group of the compilers it starts."""
+        assert self._process is not None
+        return self._process.pid
+
+    def look(self) -> Executable | Failure | None:
+        """What has become of them; looks twenty times a second, and not in a forked process."""
+        if self._outcome is None:
+            now = time.monotonic()
+            if now < self._look_at or os.getpid() != self._owner or self._process is None:
+                return None
+            self._look_at = now + _LOOK_EVERY_S
+            if self._process.poll() is None:
+                self._leave_it_a_share()
+                return None
+            self._outcome = self._collected(self._process)
+        return self._outcome
+
+    def _leave_it_a_share(self) -> None:
+        """Sleeps, so that the cores are the other one's; not where this one has slept anyway."""
+        computed = time.thread_time() - self._computed_s
+        pause = computed * self._share / (1 - self._share)
+        if pause >= _PIECE_S:
+            time.sleep(min(pause, 1.0))
+            self._computed_s = time.thread_time()
+
+    def wait(self) -> Executable | Failure:
+        """The same, once the process has ended."""
+        if self._outcome is None:
+            if os.getpid() != self._owner:
+                return Failure("a forked process does not wait for the compiler of another")
+            assert self._process is not None
+            self._process.wait()
+            self._outcome = self._collected(self._process)
+        return self._outcome
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._end()
+        if self._outcome is None:
+            self._outcome = Failure("the model was closed while its programs were compiled")
+
+    def _collected(self, process: subprocess.Popen[bytes]) -> Executable | Failure:
+        try:
+            return self._read(self._folder) or self._ended(process.returncode)
+        finally:
+            self._end()
+
+    def _ended(self, code: int) -> Failure:
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"returned {code}"
+        said = ""
+        with contextlib.suppress(OSError):
+            said = (self._folder / _LOG).read_text(errors="replace")[-_LOG_BYTES:]
+        return Failure(f"the process that compiled {how}", said)
+
+
+def _started(command: list[str], folder: Path) -> subprocess.Popen[bytes]:
+    with open(folder / _LOG, "wb") as log:
+        return subprocess.Popen(
+            [*command, str(folder), str(os.getpid())],
+            stdin=subprocess.PIPE,  # closed when this process ends, however it ends
+            stdout=log,
+            stderr=log,
+            process_group=0,  # interrupts of a terminal are for this process
+        )
+
+
+def _end(process: subprocess.Popen[bytes], folder: Path, owner: int) -> None:
+    """Ends a worker with its compilers and deletes its folder."""
+    if os.getpid() != owner:
+        return  # a forked process, which has nothing to end
+    if process.poll() is None or process.returncode < 0:  # its compilers may outlive it
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,283 @@
+"""Programs that this process writes: the compiler beside it, its failures, and kills."""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from abele import ExecutableCache, StepConfig, get_target
+from abele.compile import estimates, executable, native, tiers
+from abele.compile.compiler_process import FromCompiler
+from abele.compile.executable import Executable
+from abele.compile.jobs import Job
+from abele.compile.later import Failure, Running
+from abele.compile.tiers import Lowered
+from abele.targets import Compiled
+from abele.targets.base import Written
+from abele.targets.reference import Interpreter, Reference
+from helpers.models import MODELS
+from helpers.processes import alive, eventually
+from helpers.runs import captured, rule_for
+
+SOURCE = Path(__file__).parents[3] / "src"
+COPIES = ["cp"]  # stands for a compiler: the code is the text
+SLEEPS = ["sleep", "1000"]
+
+
+class Writing(Interpreter):
+    """Writes a text that its "compiler" copies, and interprets."""
+
+    compiles = True
+
+    def __init__(self, command):
+        self._compiler = command
+
+    def writes(self):
+        return True
+
+    def written(self, program):
+        def command(source, result):
+            return [*COPIES, source, result] if self._compiler == COPIES else self._compiler
+
+        return Written("the text", command, functools.partial(self.load, program))
+
+    def load(self, program, payload):
+        assert payload == b"the text"
+        return Compiled(Interpreter().compile(program).run, payload)
+
+
+class Target(Reference):
+    """One lowering, or several that are measured."""
+
+    def __init__(self, *commands):
+        self.lowerings = tuple(Writing(command) for command in commands)
+        for number, lowering in enumerate(self.lowerings):
+            lowering.name = f"writing{number}"
+
+
+def job_of(*commands, cache=None):
+    module, config, target = MODELS["dense"].fresh(), StepConfig(), Target(*commands)
+    programs = captured(module, MODELS["dense"].batch(), config, rule_for(module)).programs
+    names = [lowering.name for lowering in target.lowerings]
+    lowerings = {program.name: names if len(names) > 1 else names[0] for program in programs}
+    parts = executable.key_parts(programs, config, target, lowerings)
+    cache = None if cache is None else str(cache)
+    return Job(programs=programs, parts=parts, target=target, cache=cache, threads=1)
+
+
+@pytest.fixture
+def begin(tmp_path, monkeypatch):
+    """Starts compilers; their folders lie under ``tmp_path / "temporary"``."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    monkeypatch.setattr(estimates, "note", lambda *_: None)
+    begun = []
+
+    def start(job, at=None):
+        begun.append(FromCompiler(job, Running(), at, lambda text: None))
+        return begun[-1]
+
+    yield start
+    for each in begun:
+        each.close()
+    assert not list(folder.glob("abele-*-*")), "a folder was left behind"
+
+
+def test_the_first_step_does_not_wait_until_programs_are_written(begin, tmp_path):
+    later = begin(job_of(SLEEPS))
+    assert later.look() is None
+    assert not list((tmp_path / "temporary").iterdir())
+    assert later.look() is None
+    assert alive(later.process)
+
+
+def test_where_it_is_said_when_they_take_over_they_are_written_at_once(begin):
+    assert alive(begin(job_of(SLEEPS), at=7).process)
+
+
+def test_programs_are_there_when_the_compiler_has_ended(begin, tmp_path):
+    job = job_of(COPIES, cache=tmp_path / "cache")
+    later = begin(job)
+    made = later.wait()
+    assert isinstance(made, Executable)
+    assert later.look() is made
+    assert later.running.compile_s > 0
+    assert ExecutableCache(tmp_path / "cache").has(executable.key_of(job.parts))
+    assert made.compiled["step"].payload == b"the text"
+
+
+def test_a_look_finds_them_too(begin):
+    later = begin(job_of(COPIES))
+    assert eventually(lambda: isinstance(later.look(), Executable))
+
+
+def test_what_compiling_took_is_noted(begin, monkeypatch):
+    noted = []
+    monkeypatch.setattr(estimates, "note", lambda *what: noted.append(what))
+    begin(job_of(COPIES)).wait()
+    assert [(program.name, name) for program, name, _, _ in noted] == [("step", "writing0")]
+
+
+def test_of_several_the_fastest_is_taken(begin):
+    made = begin(job_of(COPIES, COPIES)).wait()
+    assert made.chosen["step"].reason.startswith("measured: ")
+
+
+def test_one_of_several_that_cannot_be_compiled_is_left_out(begin):
+    made = begin(job_of(COPIES, ["false"])).wait()
+    assert made.chosen["step"].name == "writing0"
+
+
+def test_a_compiler_that_fails_is_a_failure_with_its_output(begin):
+    outcome = begin(job_of(["cat", "nowhere"])).wait()
+    assert outcome.problem.startswith("Program 'step' could not be compiled: the C++ compiler")
+    assert "nowhere: No such file" in outcome.log
+
+
+def test_a_compiler_that_does_not_exist_is_a_failure(begin):
+    assert "no-such: No such file" in begin(job_of(["no-such"])).wait().log
+
+
+def test_a_program_that_cannot_be_written_is_a_failure(begin, monkeypatch):
+    def refuse(self, program):
+        raise ZeroDivisionError("it divides")
+
+    monkeypatch.setattr(Writing, "written", refuse)
+    later = begin(job_of(COPIES))
+    assert later.wait() == later.look() == Failure("it divides (ZeroDivisionError)")
+
+
+def test_a_killed_process_is_a_failure_and_its_compiler_ends(begin, tmp_path):
+    later = begin(job_of(["sh", "-c", f"echo $$ > {tmp_path}/compiler; sleep 1000"]), at=7)
+    assert eventually((tmp_path / "compiler").exists)
+    os.kill(later.process, signal.SIGKILL)
+    assert later.wait() == Failure("the process that compiled was ended by SIGKILL")
+    assert eventually(lambda: not alive(int((tmp_path / "compiler").read_text())))
+
+
+def test_a_closed_one_ends_its_process(begin):
+    later = begin(job_of(SLEEPS), at=7)
+    later.close()
+    assert not alive(later.process)
+    assert later.look() == Failure("the model was closed while its programs were compiled")
+
+
+def test_one_that_was_closed_before_it_began_begins_nothing(begin, tmp_path):
+    later = begin(job_of(SLEEPS))
+    later.close()
+    assert isinstance(later.wait(), Failure)
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_a_forked_process_neither_waits_nor_begins(begin):
+    later = begin(job_of(SLEEPS))
+    child = os.fork()
+    if child == 0:
+        alone = later.look() is None and later.look() is None and isinstance(later.wait(), Failure)
+        os._exit(0 if alone else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_compiler_ends_with_the_process_that_wants_its_code(tmp_path):
+    """Killed, while a forked child keeps the lifeline open."""
+    program = textwrap.dedent("""
+        import os, sys, time
+        sys.path[:0] = sys.argv[1:3]
+        from test_compiler_process import job_of
+        from abele.compile.compiler_process import FromCompiler
+        from abele.compile.later import Running
+        command = ["sh", "-c", f"echo $$ > {sys.argv[3]}/compiler; exec sleep 120"]
+        later = FromCompiler(job_of(command), Running(), 7, print)
+        child = os.fork()
+        if child == 0:
+            time.sleep(120)
+            os._exit(0)
+        print(later.process, child, flush=True)
+        time.sleep(120)
+    """)
+    places = [str(Path(__file__).parent), str(Path(__file__).parents[2]), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", program, *places]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert parent.stdout is not None
+        process, child = map(int, parent.stdout.readline().split())
+        assert eventually(lambda: (tmp_path / "compiler").exists() and compiler_in(tmp_path))
+        parent.kill()
+        parent.wait()
+        try:
+            assert eventually(lambda: not alive(process))
+            assert eventually(lambda: not alive(compiler_in(tmp_path)))
+        finally:
+            os.kill(child, signal.SIGKILL)
+    assert len(list(tmp_path.glob("abele-*"))) == 1  # the next process to come deletes it
+
+
+def compiler_in(folder):
+    return int((folder / "compiler").read_text() or 0)
+
+
+# -- the process ---------------------------------------------------------------------------
+
+
+def test_the_process_imports_the_standard_library_alone():
+    text = f"import runpy, sys; runpy.run_path({native.__file__!r}); print(*sys.modules)"
+    command = [sys.executable, "-I", "-S", "-c", text]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert {"torch", "abele", "numpy"}.isdisjoint(done.stdout.split())
+
+
+@pytest.mark.parametrize(("load", "policy"), [(0.0, "SCHED_IDLE"), (1e6, "SCHED_OTHER")])
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux only")
+def test_a_compiler_is_idle_work_unless_others_keep_the_machine_busy(load, policy):
+    program = (
+        f"import os, runpy; os.getloadavg = lambda: ({load}, 0, 0); "
+        f"runpy.run_path({native.__file__!r})['step_back'](); "
+        "print(os.sched_getscheduler(0), os.nice(0))"
+    )
+    command = [sys.executable, "-I", "-S", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    kind, nice = map(int, done.stdout.split())
+    assert kind == getattr(os, policy)
+    assert nice == 19 or policy == "SCHED_IDLE"
+
+
+# -- who compiles --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("writes", "processes", "alone"),
+    [([True], 1, True), ([True, False], 1, False), ([True], 2, False)],
+    ids=["all-write", "one-does-not", "several-processes"],
+)
+def test_this_process_writes_what_all_lowerings_write(writes, processes, alone, monkeypatch):
+    job = job_of(*([COPIES] * len(writes)))
+    for lowering, answer in zip(job.target.lowerings, writes, strict=True):
+        monkeypatch.setattr(lowering, "writes", lambda answer=answer: answer)
+    config = StepConfig(processes=processes)
+    lowered = Lowered(
+        programs=job.programs,
+        parts=job.parts,
+        target=job.target,
+        config=config,
+        cache=None,
+        stored=None,
+    )
+    assert tiers._alone(lowered) is alone
+
+
+def test_the_emitter_writes_what_it_compiles():
+    lowering = get_target("cpu").lowering("emitted")
+    program = job_of(COPIES).programs[0]
+    written = lowering.written(program)
+    command = written.command("a.cpp", "a.so")
+    assert "a.cpp" in command
+    assert command[-1] == "a.so"
+    assert "extern" in written.text
+    assert json.dumps(command)
