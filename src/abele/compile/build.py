@@ -307,6 +307,11 @@ def _compile(
     progress: Progress,
 ) -> Executable:
     started = time.perf_counter()
+    if target.unprepared_s() and target.cannot_compile() is None:
+        progress("compile abele's kernels, once on this machine", 0.12)
+        target.prepare()
+        record.seconds["kernels"] = time.perf_counter() - started
+        started = time.perf_counter()
 
     def begins(index: int, name: str) -> None:
         progress(f"compile {name}", 0.15 + 0.8 * index / len(programs))

@@ -144,12 +144,31 @@ class Unprepared(Keeping):
 
     name = "unprepared"
 
+    prepared = False
+
     def unprepared_s(self):
-        return 20.0
+        return 0.0 if self.prepared else 20.0
+
+    def prepare(self):
+        self.prepared = True
 
 
-def test_steps_run_while_what_is_made_once_per_machine_is_made():
-    _, record = built(Unprepared(), cache=None)
+def test_what_is_made_once_per_machine_is_waited_for():
+    stages = []
+    target = Unprepared()
+    _, record = built(target, progress=lambda stage, _: stages.append(stage))
+    assert (record.running.start, record.running.interpreted) == (Start.WAIT, False)
+    assert record.running.why == "abele's own kernels are compiled first, once on this machine"
+    assert stages == ["passes", "compile abele's kernels, once on this machine", "compile step"]
+    assert record.seconds["kernels"] >= 0
+    _, record = built(target)
+    assert record.running.why == "nothing is compiled for these programs"
+    assert "kernels" not in record.seconds
+
+
+def test_steps_run_while_it_is_made_if_that_is_asked_for(monkeypatch):
+    monkeypatch.setenv("ABELE_START", "tiered")
+    _, record = built(Unprepared())
     assert (record.running.start, record.running.interpreted) == (Start.TIERED, True)
 
 

@@ -62,6 +62,10 @@ class Cpu(Target):
         except CompilerError:
             return 0.0  # whoever compiles with it gets the message
 
+    def prepare(self) -> None:
+        """Compile abele's own kernels."""
+        build.shared_library(compiler() or "g++", instruction_set())
+
     def describe(self) -> Mapping[str, Any]:
         """The compiled code uses every instruction this processor has."""
         return {
