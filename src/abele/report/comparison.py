@@ -183,7 +183,7 @@ def _verdict(found: list[Difference]) -> Html:
 
 def _one(title: str, files: Files) -> Html:
     run, journal = files
-    status = status_of(run, journal, alive=None)
+    status = status_of(journal, alive=None)
     said = f"{title}: {run.name}, {words.count(journal.calls, 'call')}, {status.state.value}."
     return tag("p", said)
 

@@ -7,7 +7,6 @@ import enum
 import statistics
 
 from abele.report.journal import Journal, Moment, Window, joined
-from abele.report.record import Run
 
 
 class State(enum.StrEnum):
@@ -49,11 +48,10 @@ _KINDS = (
 )
 
 
-def status_of(run: Run, journal: Journal, alive: bool | None) -> Status:
+def status_of(journal: Journal, alive: bool | None) -> Status:
     """How a run stands.
 
     Args:
-        run: what it is.
         journal: what happened.
         alive: its process still runs; None if nobody can say.
     """
@@ -63,7 +61,7 @@ def status_of(run: Run, journal: Journal, alive: bool | None) -> Status:
     if end is None and alive:
         return Status(state=State.RUNNING, sentence="It was running when this was written.")
     if end is None:
-        return Status(state=State.KILLED, sentence=_killed(run, journal, alive), error=last)
+        return Status(state=State.KILLED, sentence=_killed(journal, alive), error=last)
     if end.what == "finished" or end.what.startswith("ended:"):
         said = "" if end.what == "finished" else f"It {end.what.replace(':', ' because', 1)}."
         return Status(state=State.FINISHED, sentence=said)
@@ -84,13 +82,12 @@ def about(error: Moment) -> str:
     return f"{said}, in {error.where}." if error.where else f"{said}."
 
 
-def _killed(run: Run, journal: Journal, alive: bool | None) -> str:
+def _killed(journal: Journal, alive: bool | None) -> str:
     moments = [each.at for each in journal.moments] + [each.until for each in journal.windows]
     after = f" {max(moments):.1f} s after it began" if moments else ""
     doing = journal.of_kind("stage")
     during = f" Its last stage was “{doing[-1].what}”." if doing else ""
     sure = "" if alive is False else " (Nobody here can see whether its process still runs.)"
-    del run
     return (
         f"Its journal ends{after} without a word, as when a process is killed (SIGKILL, the kernel "
         f"when memory ran out) or the machine stops.{during}{sure}"

@@ -40,7 +40,7 @@ def page(run: Run, journal: Journal, *, alive: bool | None = None) -> str:
         journal: what happened.
         alive: its process still runs; None if nobody can say.
     """
-    status = status_of(run, journal, alive)
+    status = status_of(journal, alive)
     has = bool(run.programs)
     sections = {
         "proof": overview.proof(run, journal),
