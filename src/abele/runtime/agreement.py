@@ -49,7 +49,6 @@ class Trial:
         self._state, self._rows = state, rows
         streams = state.random_state
         self._numbers = torch.get_rng_state() if streams is None else streams[0]
-        self._clock, self._took = time.perf_counter, 0.0
 
     def first_difference(self, interpreted: Executable, compiled: Executable) -> str | None:
         """The tensor in which compiled programs differ too much, in words; None if all agree.
@@ -86,20 +85,14 @@ class Trial:
         """
         now, then = list[float](), list[float]()
         for _ in range(_TURNS):
-            now.append(self._seconds(interpreted, clock))
-            then.append(self._seconds(compiled, clock))
+            now.append(self._run(interpreted, clock=clock)[1])
+            then.append(self._run(compiled, clock=clock)[1])
             if statistics.median(then) <= statistics.median(now):  # by how much does not matter
                 return None
         took, takes = statistics.median(now), statistics.median(then)
         if takes <= _SLOWER * took:
             return None
         return f"a micro-batch takes them {takes * 1e3:.3g} ms, interpreted {took * 1e3:.3g} ms"
-
-    def _seconds(self, executable: Executable, clock: Callable[[], float]) -> float:
-        """What the programs take, without the copies that a trial makes."""
-        self._took, self._clock = 0.0, clock
-        self.run(executable)
-        return self._took
 
     def run(self, executable: Executable, *, rounding: int | None = None) -> _Values:
         """What the programs return and write, by name.
@@ -108,15 +101,28 @@ class Trial:
             executable: the programs.
             rounding: with weights that are rounded otherwise, each number in another way.
         """
+        return self._run(executable, rounding=rounding)[0]
+
+    def _run(
+        self,
+        executable: Executable,
+        *,
+        rounding: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> tuple[_Values, float]:
+        """The same, and what the programs take, without the copies that a trial makes."""
         outside = torch.get_rng_state()
         torch.set_rng_state(self._numbers)
         try:
-            return self._run(executable, _Copies(rounding))
+            return self._values_and_time(executable, _Copies(rounding), clock)
         finally:
             torch.set_rng_state(outside)
 
-    def _run(self, executable: Executable, copies: _Copies) -> _Values:
+    def _values_and_time(
+        self, executable: Executable, copies: _Copies, clock: Callable[[], float]
+    ) -> tuple[_Values, float]:
         values: _Values = {}
+        took = 0.0
         for program in sorted(executable.programs, key=lambda each: each.name == "apply"):
             arguments = self._state.arguments(program, 0)
             rows = iter(self._rows)
@@ -128,14 +134,14 @@ class Trial:
                 for slot, argument in zip(program.inputs, arguments, strict=True)
                 if slot.mutated
             ]
-            began = self._clock()
+            began = clock()
             outputs = executable.compiled[program.name].run(arguments)
-            self._took += self._clock() - began
+            took += clock() - began
             for slot, value in zip(program.outputs, outputs, strict=True):
                 values[f"result {slot.name!r} of {program.name!r}"] = value
             for slot, value in written:
                 values[f"{slot.role.value.replace('_', ' ')} {slot.name!r}"] = value
-        return values
+        return values, took
 
 
 class _Copies:
