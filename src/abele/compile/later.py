@@ -77,11 +77,20 @@ class Running:
             return "programs are interpreted, as asked"
         return f"programs are interpreted until compiled ones are ready{self._when()}"
 
-    def _when(self) -> str:
-        """How long that may take from now on, in words."""
+    def left_s(self) -> float | None:
+        """How long compiling may take from now on, in seconds; None where nobody can tell.
+
+        Not below zero: then it takes longer than was expected.
+        """
         if self.expected_s is None:
+            return None
+        return max(0.0, self.expected_s - (time.monotonic() - self.began))
+
+    def _when(self) -> str:
+        """The same in words."""
+        left = self.left_s()
+        if left is None:
             return ""
-        left = self.expected_s - (time.monotonic() - self.began)
         return f", in {estimates.about(left)}" if left > 0 else ", later than was expected"
 
 

@@ -4,14 +4,18 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
 from tqdm import tqdm
 
 from abele.compile.build import BuildRecord
+from abele.compile.later import Running
+from abele.runtime.clock import CallRecord
 from abele.runtime.observers import Observer
+from abele.runtime.session import Session
 
 _FORMAT = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total} [{elapsed}<{remaining}]{postfix}"
 _TITLE = "Graph compilation"
@@ -94,6 +98,44 @@ class CompilationProgress(Observer):
             self._show(1.0)
             self._write(1.0, "done")
         self._bar.close()
+
+
+class Countdown(Observer):
+    """Says after calls how long it may take until compiled programs run.
+
+    A line each time that half of what was left has passed: what others write to the terminal
+    between calls stays as it is, which a line that is written again and again would not allow.
+
+    Args:
+        session: whose calls they are.
+        running: of the session.
+        say: writes a line.
+    """
+
+    def __init__(self, session: Session, running: Running, say: Callable[[str], None]):
+        self._session, self._running, self._say = weakref.ref(session), running, say
+        self._said_s = running.left_s() or 0.0
+
+    def on_call_end(self, call: CallRecord) -> None:
+        """Says it if it is time, and nothing more once that is over."""
+        del call
+        left, running = self._running.left_s() or 0.0, self._running
+        waits = running.interpreted and running.problem is None
+        if waits and left > self._said_s / 2:
+            return
+        if waits:
+            self._said_s = left
+            self._say(f"abele: {running.sentence()}")
+        if not waits or not left:
+            session = self._session()
+            if session is not None:
+                session.remove_observer(self)
+
+    @staticmethod
+    def wanted(record: BuildRecord) -> bool:
+        """Whether there is something to count down, and a terminal to see it on."""
+        running = record.running
+        return running.interpreted and bool(running.left_s()) and _is_terminal(sys.stderr)
 
 
 def _is_terminal(file: Any) -> bool:

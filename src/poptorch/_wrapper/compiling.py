@@ -114,6 +114,10 @@ class Compiling:
         files.write_reports(compiled, options, self.seconds)
         self.recording.compiled()
         self._say(progress.summary(compiled.record))
+        if options._show_compilation_progress_bar and progress.Countdown.wanted(compiled.record):
+            say = self._announcer(self._say)
+            running = compiled.record.running
+            compiled.session.add_observer(progress.Countdown(compiled.session, running, say))
 
     def _say(self, text: str) -> None:
         """Says on a line what runs, where compiling is shown, else in the log."""
@@ -122,9 +126,9 @@ class Compiling:
         else:
             logger.info(text)
 
-    def _announcer(self) -> Announce:
-        """Calls ``_announce``, but does not keep this object alive."""
-        method = weakref.WeakMethod(self._announce)
+    def _announcer(self, call: Announce) -> Announce:
+        """Calls a method of this object, but does not keep it alive."""
+        method = weakref.WeakMethod(call)
 
         def announce(text: str) -> None:
             alive = method()
@@ -203,7 +207,7 @@ class Compiling:
             options,
             origin=origin,
             start=start,
-            announce=self._announcer(),
+            announce=self._announcer(self._announce),
             observers=self.recording.observers,
         )
         offline = model.options.connection_type == ConnectionType.Never
