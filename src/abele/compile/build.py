@@ -19,7 +19,7 @@ from typing import Any
 
 from abele import garbage, passes
 from abele.compile import executable, tiers
-from abele.compile.compiling import compile_programs
+from abele.compile.compiling import compile_programs, lowered_by
 from abele.compile.executable import ChosenLowering, Executable
 from abele.compile.later import Announce, Running
 from abele.compile.sources import ExecutableSource
@@ -163,8 +163,7 @@ def _build_for(
     record.target = target.name
     progress("passes", 0.1)
     started = time.perf_counter()
-    traps = (trap_exceptions,) if config.trap_exceptions else ()
-    both = [_lower(program, target, traps, measured=config.processes == 1) for program in programs]
+    both = _all_lowered(target, programs, config)
     lowered = [program for program, _ in both]
     record.lowerings = {program.name: ways[0] for program, ways in both}
     record.seconds["passes"] = time.perf_counter() - started
@@ -179,7 +178,7 @@ def _build_for(
     record.running = tiers.decided(wanted, after)
     record.running.required = target.name if record.forced else None
     record.running.lowerings = record.lowerings
-    made = _begun(programs, traps, after, record, wanted) if record.running.interpreted else stored
+    made = _begun(programs, after, record, wanted) if record.running.interpreted else stored
     if wanted.gather is not None and tiers.exchanges(config):
         made = tiers.agreed(made, after, record.running, wanted.gather)
     if made is None:
@@ -193,14 +192,13 @@ def _build_for(
 
 def _begun(
     programs: Sequence[Program],
-    traps: Sequence[passes.Pass],
     lowered: Lowered,
     record: BuildRecord,
     wanted: Wanted,
 ) -> Executable | None:
     """Interpreted programs, which compiled ones may follow; see ``tiers.begun``."""
     interpreting = get_target(tiers.INTERPRETING)
-    first = [_lower(program, interpreting, traps, measured=False)[0] for program in programs]
+    first = [program for program, _ in _all_lowered(interpreting, programs, lowered.config)]
     made = tiers.begun(first, lowered, record.running, wanted.announce)
     if made is not None and lowered.cache is not None and lowered.stored is None:
         record.cache, record.why = "miss", lowered.cache.why_missing(lowered.parts)
@@ -264,20 +262,25 @@ def lowered_for(
     Returns:
         The program as each way to run it takes it: several if only measuring tells the fastest.
     """
-    traps = (trap_exceptions,) if config.trap_exceptions else ()
     result: dict[str, list[tuple[Program, ChosenLowering]]] = {}
-    for program in programs:
-        made, ways = _lower(program, target, traps, measured=config.processes == 1)
-        several = len(ways) > 1
+    for program, ways in _all_lowered(target, programs, config):
+        names = [way.name for way in ways]
         with passes.one_after_the_other():
-            result[program.name] = [
-                (
-                    passes.run_only(made, target.lowering(way.name).passes) if several else made,
-                    way,
-                )
-                for way in ways
-            ]
+            each = [(lowered_by(target, program, way.name, names), way) for way in ways]
+        result[program.name] = [(made, way) for made, way in each if made is not None]
     return result
+
+
+def _all_lowered(
+    target: Target, programs: Sequence[Program], config: StepConfig
+) -> list[tuple[Program, list[ChosenLowering]]]:
+    """What ``_lower`` gives for each program."""
+    measured = config.processes == 1
+    return [_lower(each, target, _traps(config), measured=measured) for each in programs]
+
+
+def _traps(config: StepConfig) -> Sequence[passes.Pass]:
+    return (trap_exceptions,) if config.trap_exceptions else ()
 
 
 def _names(ways: Sequence[ChosenLowering]) -> str | list[str]:
