@@ -27,7 +27,7 @@ def main(folder: str, parent: str) -> None:
     Each result has the command's exit status, its output and its processor time in seconds. The
     file appears complete or not at all.
     """
-    step_back()
+    step_back(_runnable())
     end_with(int(parent))
     os.environ["TMPDIR"] = folder  # where compilers keep files that nobody else may delete
     path = Path(folder)
@@ -37,17 +37,28 @@ def main(folder: str, parent: str) -> None:
     os.replace(partial, path / RESULTS)
 
 
-def step_back() -> None:
+def step_back(runnable: int) -> None:
     """Leaves processors to whoever else wants them.
 
     Threads that wait for each other lose most where one of them cannot go on at once. Linux lets
     them if the compiler is idle work, and hardly if it only has the lowest priority. Where others
     keep the machine busy, idle work would never get on.
+
+    Args:
+        runnable: how many threads of the machine compute now, this one and those of steps included.
     """
-    if hasattr(os, "SCHED_IDLE") and os.getloadavg()[0] <= (os.cpu_count() or 1):
+    if hasattr(os, "SCHED_IDLE") and runnable <= (os.cpu_count() or 1) + 1:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     else:
         os.nice(19)
+
+
+def _runnable() -> int:
+    """How many threads of the machine compute now, as Linux counts them; elsewhere none."""
+    try:
+        return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _result_of(command: list[str]) -> dict[str, int | str | float]:
