@@ -5,7 +5,7 @@ import torch
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
 from abele.targets.cpu.emitted.calls.products import product
 from abele.targets.cpu.emitted.groups import grouped
-from abele.targets.cpu.emitted.operations import Call, Pointwise
+from abele.targets.cpu.emitted.operations import Call, Operation, Pointwise
 from abele.targets.cpu.emitted.order import ordered
 from abele.targets.cpu.emitted.places import Buffer, Kind, Place, contiguous_stride
 
@@ -29,7 +29,7 @@ class Gradient:
         self.a, self.b = memory(rows, inner), memory(inner, columns)
         self.gradient = memory(rows, columns)
         self.weight = memory(rows, columns, kind=Kind.INPUT)
-        self.operations = [multiplied(self.a, self.b, self.gradient)]
+        self.operations: list[Operation] = [multiplied(self.a, self.b, self.gradient)]
 
     def loop(self, result, *operands):
         types = [F32] * len(operands)
