@@ -41,23 +41,45 @@ inline int small_product(Index rows, Index columns, Index inner, const float* a,
                   a, b, c, 1);
 }
 
-// Scores become exp(scale (score - largest)), 0 where nothing is seen; returns the sum, and the
-// logarithm of that of exp(scale score).
-inline float softmax_scores(const Attention& all, Index seen, Index width, float* scores,
-                            float* logarithm) {
-  const float largest = largest_number(seen, scores), scale = all.scale;
-  // Torch's result is 0 then, also where all scores are NaN.
-  if (largest == -std::numeric_limits<float>::infinity()) {
-    for (Index j = 0; j < width; ++j) scores[j] = 0.0f;
-    *logarithm = 0.0f;
-    return 1.0f;
+// How many scores of a row are computed where `seen` count: whole vectors are faster.
+inline Index in_vectors(Index seen, Index width) {
+  const Index whole = (seen + LANES - 1) / LANES * LANES;
+  return whole < width ? whole : width;
+}
+
+// Scores of rows `first` and following become exp(scale (score - largest)), 0 where nothing is seen.
+// Also gives the sum of each row, and the logarithm of that of exp(scale score). A step for all rows
+// before the next step: no row has to wait for its own last result.
+inline void softmax_scores(const Attention& all, Index first, Index rows, Index width,
+                           float* scores, float* totals, float* logarithms) {
+  const float none = -std::numeric_limits<float>::infinity(), scale = all.scale;
+  float largest[QUERIES];
+  for (Index i = 0; i < rows; ++i) {
+    float* row = scores + i * width;
+    const Index seen = all.seen(first + i), some = in_vectors(seen, width);
+    for (Index j = some < LANES ? 0 : some - LANES; j < some; ++j) row[j] = j < seen ? row[j] : none;
+    largest[i] = largest_number(some, row);
+  }
+  for (Index i = 0; i < rows; ++i) {
+    float* row = scores + i * width;
+    const Index some = in_vectors(all.seen(first + i), width);
+    const float most = largest[i];
+#pragma GCC ivdep
+    for (Index j = 0; j < some; ++j) row[j] = exp((row[j] - most) * scale);
+    // Torch's result is 0 if nothing is larger, also where all scores are NaN.
+    for (Index j = most == none ? 0 : some; j < width; ++j) row[j] = 0.0f;
+  }
+  for (Index i = 0; i < rows; ++i) {
+    const float* row = scores + i * width;
+    totals[i] = sum_of(in_vectors(all.seen(first + i), width), [=](Index j) { return row[j]; });
   }
 #pragma GCC ivdep
-  for (Index j = 0; j < seen; ++j) scores[j] = exp((scores[j] - largest) * scale);
-  for (Index j = seen; j < width; ++j) scores[j] = 0.0f;
-  const float total = sum_of(seen, [=](Index j) { return scores[j]; });
-  *logarithm = largest * scale + log(total);
-  return total;
+  for (Index i = 0; i < rows; ++i) {
+    const float total = largest[i] == none ? 1.0f : totals[i];
+    const float logarithm = largest[i] * scale + log(total);
+    totals[i] = total;
+    logarithms[i] = largest[i] == none ? 0.0f : logarithm;
+  }
 }
 
 // One head; `keys` is at least that of `all`.
@@ -71,9 +93,7 @@ inline int attend(const Attention& all, Read q, Read k, Read v, Write y, float* 
     const Index width = all.seen(first + rows - 1);
     status |= small_product(rows, width, all.depth, q.row(first), q.position, 1, k.data, 1,
                             k.position, scores, width, false);
-    for (Index i = 0; i < rows; ++i)
-      totals[i] = softmax_scores(all, all.seen(first + i), width, scores + i * width,
-                                 logarithms + first + i);
+    softmax_scores(all, first, rows, width, scores, totals, logarithms + first);
     status |= small_product(rows, all.value_depth, width, scores, width, 1, v.data, v.position, 1,
                             y.row(first), y.position, false);
     for (Index i = 0; i < rows; ++i) {
@@ -104,8 +124,9 @@ inline int attention(Attention all, Read q, Read k, Read v, Write y, float* loga
 inline void score_gradients(const Attention& all, Index seen, Index width, float logarithm,
                             float weighted, float* scores, float* grads) {
   const float scale = all.scale;
+  const Index some = in_vectors(seen, width);
 #pragma GCC ivdep
-  for (Index j = 0; j < seen; ++j) {
+  for (Index j = 0; j < some; ++j) {
     const float p = exp(scores[j] * scale - logarithm);
     scores[j] = p;
     grads[j] = p * (grads[j] - weighted) * scale;
@@ -118,6 +139,7 @@ inline int attend_backward(const Attention& all, Read grad, Read q, Read k, Read
                            const float* logarithms, Write grad_q, Write grad_k, Write grad_v) {
   alignas(64) float scores[QUERIES * keys];
   alignas(64) float grads[QUERIES * keys];
+  float weighted[QUERIES];
   const Index blocks = (all.queries + QUERIES - 1) / QUERIES, far = all.seen(all.queries - 1);
   for (Index j = far; j < all.keys; ++j) {  // nobody saw these
     for (Index d = 0; d < all.depth; ++d) grad_k.row(j)[d] = 0.0f;
@@ -136,10 +158,11 @@ inline int attend_backward(const Attention& all, Read grad, Read q, Read k, Read
                             v.data, 1, v.position, grads, width, false);
     for (Index i = 0; i < rows; ++i) {
       const float *g = grad.row(first + i), *result = y.row(first + i);
-      const float weighted = sum_of(all.value_depth, [=](Index d) { return g[d] * result[d]; });
-      score_gradients(all, all.seen(first + i), width, logarithms[first + i], weighted,
-                      scores + i * width, grads + i * width);
+      weighted[i] = sum_of(all.value_depth, [=](Index d) { return g[d] * result[d]; });
     }
+    for (Index i = 0; i < rows; ++i)
+      score_gradients(all, all.seen(first + i), width, logarithms[first + i], weighted[i],
+                      scores + i * width, grads + i * width);
     status |= small_product(rows, all.depth, width, grads, width, 1, k.data, k.position, 1,
                             grad_q.row(first), grad_q.position, false);
     status |= small_product(width, all.depth, rows, grads, 1, width, q.row(first), q.position, 1,

@@ -49,7 +49,8 @@ inline Pair sums_in_lanes(Index n, F f) {
 }
 template <class F>
 inline Pair sums_of(Index n, F f) {
-  return n < 16 * LANES ? sums_in_lanes<LANES>(n, f) : sums_in_lanes<4 * LANES>(n, f);
+  // Of two sums in single vectors, compilers make no vector code.
+  return n < 16 * LANES ? sums_in_lanes<2 * LANES>(n, f) : sums_in_lanes<4 * LANES>(n, f);
 }
 
 // The type in which sums of many sums are kept.
