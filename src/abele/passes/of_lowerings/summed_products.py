@@ -4,12 +4,14 @@
 ->  c = mm(t(cat([a0, a1, a2])), cat([b0, b1, b2]))
 
 The weight gradient of a recurrent layer is such a sum, with a product for each time step; one
-product with all steps in its inner dimension is what libraries are fast at, and nothing is added up
-in memory in between.
+product with all steps in its inner dimension is what libraries are fast at, and nothing is added
+up in memory in between. What else needs all steps takes them from there: the gradient of the bias,
+a sum of column sums, and the same steps as a stack.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,9 +35,12 @@ def summed_products(program: Program) -> Program:
     graph = editable(program)
     for node in reversed(list(graph.graph.nodes)):
         if _is_sum(node) and not _continues(node):
-            products, others = _terms(node)
+            products, others = _terms(node, _is_narrow_product)
             if len(products) >= _LEAST_TERMS:
                 _join(node, products, others)
+    for node in reversed(list(graph.graph.nodes)):
+        if _is_sum(node) and not _continues(node):
+            _sum_at_once(node)
     return dead_code(finished(program, graph))
 
 
@@ -54,8 +59,8 @@ def _continues(node: _Node) -> bool:
     return len(node.users) == 1 and _is_sum(next(iter(node.users)))
 
 
-def _terms(node: _Node) -> tuple[list[_Node], list[_Node]]:
-    """The products that a sum adds, the last of the graph first, and everything else it adds.
+def _terms(node: _Node, wanted: Callable[[_Node], bool]) -> tuple[list[_Node], list[_Node]]:
+    """The wanted terms of a sum, the last of the graph first, and everything else it adds.
 
     Backward goes through time steps from the last to the first; what it makes for them is often
     stacked in the order of time too, and then lies together already.
@@ -68,7 +73,7 @@ def _terms(node: _Node) -> tuple[list[_Node], list[_Node]]:
             assert isinstance(term, _Node)
             if len(term.users) == 1 and _is_sum(term):
                 waiting.append(term)
-            elif len(term.users) == 1 and _is_narrow_product(term):
+            elif len(term.users) == 1 and wanted(term):
                 products.append(term)
             else:
                 others.append(term)
@@ -96,6 +101,86 @@ def _join(node: _Node, products: list[_Node], others: list[_Node]) -> None:
         for each in others:
             result = _made(graph, node, aten.add.Tensor, (result, each), node.meta["val"])
     node.replace_all_uses_with(result)
+    for each in (lefts, rights):
+        _see_stacks(each)
+
+
+def _see_stacks(joined: _Node) -> None:
+    """Where the same tensors are stacked later, they are seen where they lie."""
+    rows: Any = joined.args[0]
+    for node in list(rows[0].users):
+        same = node.target is aten.stack.default and node.args == (rows,) and joined < node
+        if same:
+            with node.graph.inserting_before(node):
+                shape = list(node.meta["val"].shape)
+                seen = _made(node.graph, node, aten.view.default, (joined, shape), node.meta["val"])
+            node.replace_all_uses_with(seen)
+
+
+def _sum_at_once(node: _Node) -> None:
+    """Replace a sum of column sums by that of the columns of all rows, if these lie together."""
+    sums, others = _terms(node, _is_column_sum)
+    if len(sums) < _LEAST_TERMS:
+        return
+    joined = _together([_summed(each) for each in sums])
+    if joined is None or not all(joined < user for user in node.users):
+        return
+    graph, value = node.graph, joined.meta["val"]
+    total = _total(joined, node)
+    with graph.inserting_before(min(node.users)):
+        if total is None:
+            arguments = joined, [0], True
+            total = _made(graph, node, aten.sum.dim_IntList, arguments, value.sum(0, True))
+        shape = list(node.meta["val"].shape)
+        result = _made(graph, node, aten.view.default, (total, shape), node.meta["val"])
+        for each in others:
+            result = _made(graph, node, aten.add.Tensor, (result, each), node.meta["val"])
+    node.replace_all_uses_with(result)
+
+
+def _is_column_sum(node: _Node) -> bool:
+    if node.target is not aten.view.default:
+        return False
+    total = node_argument(node, 0)
+    return (
+        total.target is aten.sum.dim_IntList
+        and total.args[1:] == ([0], True)
+        and not total.kwargs
+        and node_argument(total, 0).meta["val"].dim() == 2
+    )
+
+
+def _summed(node: _Node) -> _Node:
+    return node_argument(node_argument(node, 0), 0)
+
+
+def _together(rows: list[_Node]) -> _Node | None:
+    """The tensor that consists of these, in any order."""
+    for node in rows[0].users:
+        if node.target is aten.cat.default and len(node.args) == 1:
+            tensors: Any = node.args[0]
+            if len(tensors) == len(rows) and set(tensors) == set(rows):
+                return node
+    return None
+
+
+def _total(joined: _Node, node: _Node) -> _Node | None:
+    """The sum of all rows, if the program has it by another name before a node is used."""
+    for view in joined.users:
+        if not _is_split(view, joined):
+            continue
+        dims = list(range(view.meta["val"].dim() - 1))
+        for total in view.users:
+            same = total.target is aten.sum.dim_IntList and total.args[1:] == (dims, True)
+            if same and not total.kwargs and all(total < user for user in node.users):
+                return total
+    return None
+
+
+def _is_split(view: _Node, joined: _Node) -> bool:
+    """Whether a view has the rows of a matrix in several dimensions."""
+    is_view = view.target is aten.view.default
+    return is_view and view.meta["val"].shape[-1] == joined.meta["val"].shape[-1]
 
 
 def _joined(graph: torch.fx.Graph, rows: list[_Node]) -> _Node:
