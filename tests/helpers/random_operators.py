@@ -38,20 +38,24 @@ class Call:
         function: the operator.
         arguments: by position and by name, of a sample.
         sources: for each tensor of these in order, which earlier one takes its place, if any.
+        ranges: of each tensor that one takes the place of, the least and the largest number.
     """
 
     name: str
     function: Callable[..., Any]
     arguments: tuple[Sequence[Any], dict[str, Any]]
     sources: tuple[int | None, ...]
+    ranges: tuple[tuple[float, float], ...]
 
     def __call__(self, values: Sequence[torch.Tensor]) -> Any:
         """What it makes of earlier values."""
-        sources = iter(self.sources)
+        sources, ranges = iter(self.sources), iter(self.ranges)
 
         def replaced(sample: torch.Tensor) -> torch.Tensor:
             source = next(sources)
-            return sample.clone() if source is None else _in_place_of(sample, values[source])
+            if source is None:
+                return sample.clone()
+            return _in_place_of(sample, values[source], *next(ranges))
 
         positional, named = _mapped(self.arguments, replaced)
         return self.function(*positional, **named)
@@ -123,10 +127,12 @@ def _chosen(choose: random.Random, before: Composed) -> Call | None:
         sample = choose.choice(few)
         arguments = ((sample.input, *sample.args), sample.kwargs)
         values = [*before.inputs, *filter(_usable, before(*before.inputs))]
+        tensors = _tensors(arguments)
         sources = tuple(
-            choose.randrange(len(values)) if _usable(each) else None for each in _tensors(arguments)
+            choose.randrange(len(values)) if _usable(each) else None for each in tensors
         )
-        call = Call(operator.name, _variant(choose, operator), arguments, sources)
+        ranges = tuple((float(t.min()), float(t.max())) for t in tensors if _usable(t))
+        call = Call(operator.name, _variant(choose, operator), arguments, sources, ranges)
         longer = Composed((*before.calls, call), before.inputs)
         return call if _has_gradients(longer) else None
 
@@ -182,11 +188,12 @@ def _usable(value: torch.Tensor) -> bool:
     return plain and 0 < value.numel() <= _LARGEST
 
 
-def _in_place_of(sample: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _in_place_of(
+    sample: torch.Tensor, value: torch.Tensor, low: float, high: float
+) -> torch.Tensor:
     """A tensor like a sample, of the same shape and in the same range, made of another's values."""
     count = sample.numel()
     flat = value.reshape(-1)
     if flat.numel() < count:
         flat = flat.repeat(-(-count // flat.numel()))
-    low, high = float(sample.min()), float(sample.max())
     return torch.sigmoid(flat[:count].reshape(sample.shape)) * (high - low) + low
