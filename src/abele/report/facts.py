@@ -144,11 +144,10 @@ def _described(node: torch.fx.Node | None) -> str:
 
 
 def _line(node: torch.fx.Node) -> str:
-    marked = marks_of(node).get("of_line")
     frame = user_line(node.meta.get("stack_trace"))
-    if frame is None:
-        return str(marked or "")
-    return f"{Path(frame[0]).name}:{frame[1]} in {frame[2]}"
+    if frame is None:  # of backward, the line of forward that it belongs to
+        return os.path.basename(str(marks_of(node).get("of_line") or ""))
+    return f"{os.path.basename(frame[0])}:{frame[1]} in {frame[2]}"
 
 
 def _phases(nodes: Sequence[torch.fx.Node | None]) -> dict[str, int]:

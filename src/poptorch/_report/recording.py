@@ -21,6 +21,7 @@ from abele.version import __version__
 from poptorch._compiled.model import CompiledModel
 from poptorch._compiled.wrapped import WrappedModel
 from poptorch._report.pipeline import report_of
+from poptorch._state.module_weights import user_class
 from poptorch.options import Options, _table
 from poptorch.options._engine import report_wanted
 
@@ -125,7 +126,7 @@ class Recording:
         name = options.model_name if options.exists("model_name") else None
         return Run(
             abele=__version__,
-            name=name or type(model.user_module).__name__,
+            name=name or user_class(model.user_module).__name__,
             training=model.training,
             process=facts.process(self._began_ns),
             machine=facts.machine(),

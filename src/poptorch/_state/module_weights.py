@@ -241,6 +241,11 @@ class _Wrapped(torch.nn.Module):
         return made, args, *state
 
 
+def user_class(module: torch.nn.Module) -> type[torch.nn.Module]:
+    """The class that a module was made of, also while it is wrapped for training."""
+    return getattr(type(module), "_poptorch_original", type(module))
+
+
 def _fetch_for(module: torch.nn.Module) -> bool:
     executor = shared_by(module).trainer
     return executor is not None and executor.copyWeightsToHostIfNeeded()

@@ -81,7 +81,9 @@ class Compiling:
     def wrap(self, executor: Any) -> None:
         """Ties the user's module to its executor for training."""
         model = self._model
-        watch = HostTraining(executor, type(model.user_module).__name__, model.options)
+        watch = HostTraining(
+            executor, module_weights.user_class(model.user_module).__name__, model.options
+        )
         self.training = Training(weakref.ref(executor), watch)
         module_weights.wrap(model.user_module, executor, watch)
 

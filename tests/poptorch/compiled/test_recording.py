@@ -49,6 +49,15 @@ def test_backward_has_modules_and_lines_too(tmp_path):
     assert any(line.startswith("wrapping.py:") for line in lines)
 
 
+def test_a_run_without_a_name_has_that_of_the_users_class(tmp_path):
+    model = scorer()
+    for index in range(2):
+        wrapped = trainer(model, enableProfiling=str(tmp_path / str(index)))
+        wrapped.compile(*rows(4))
+        assert recorded(tmp_path / str(index))[0].name == "Scorer"
+        wrapped.destroy()
+
+
 def test_recording_changes_no_bit(tmp_path):
     plain, watched = (
         trainer(scorer(), gradientAccumulation=2, **more)

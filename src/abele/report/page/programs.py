@@ -55,7 +55,7 @@ def options(run: Run) -> Html | None:
     if not run.options:
         return None
     rows: list[list[Content]] = [
-        [tag("code", each.name), tag("code", each.value), each.status, each.note]
+        [tag("code", each.name), tag("code", each.value, class_="value"), each.status, each.note]
         for each in run.options
     ]
     return section(

@@ -45,7 +45,8 @@ th, td { padding: .3rem .9rem .3rem 0; text-align: left; border-bottom: 1px soli
 th { font-weight: 600; color: var(--soft); font-size: .85rem; white-space: nowrap; }
 .number { text-align: right; white-space: nowrap; }
 code, pre { font: .88em/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }
-code { overflow-wrap: anywhere; } td:first-child code { white-space: nowrap; }
+code { overflow-wrap: anywhere; } td code { white-space: nowrap; }
+td code.value { white-space: normal; }
 pre { overflow: auto; max-height: 34rem; background: var(--card); padding: .8rem; margin: .5rem 0; }
 .trouble pre { background: none; padding: 0; white-space: pre-wrap; }
 figure { margin: .6rem 0 .3rem; }
