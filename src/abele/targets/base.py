@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,9 @@ from abele.errors import ForeignExecutable
 from abele.passes import Pass
 from abele.program import Program
 from abele.program.memory import MemoryUse, of_graph
+
+if TYPE_CHECKING:
+    from abele.targets.clocked import Clocked
 
 #: How programs run whose lowering compiles them; see ``Lowering.manner``.
 COMPILED = "are compiled"
@@ -146,6 +149,18 @@ class Lowering(abc.ABC):
             program: after ``passes``.
         """
         return of_graph(program)
+
+    def clocked(self, program: Program) -> Clocked | None:
+        """``program`` with clocks inside, made anew; None if this way has no place for them.
+
+        Args:
+            program: after ``passes``.
+
+        Raises:
+            CompilerError: the compiler behind the target failed.
+        """
+        del program
+        return None
 
 
 class Target(abc.ABC):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from abele.program import Program
 from abele.targets import straight
-from abele.targets.base import Compiled, Lowering, Target
+from abele.targets.base import Compiled, Lowering, Run, Target
+from abele.targets.clocked import Clocked, GraphClocks
 
 
 class Interpreter(Lowering):
@@ -30,13 +31,20 @@ class Interpreter(Lowering):
 
     def compile(self, program: Program) -> Compiled:
         """Write the graph as one function of Python."""
-        function = straight.function_of(program.graph)
+        return Compiled(_run(straight.function_of(program.graph)))
 
-        def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-            with torch.no_grad():
-                return list(function(inputs))
+    def clocked(self, program: Program) -> Clocked:
+        """Look at the clock before and after each operator."""
+        clocks = GraphClocks()
+        return clocks.clocked(_run(straight.function_of(program.graph, clocks.around)))
 
-        return Compiled(run)
+
+def _run(function: Callable[[list[torch.Tensor]], Any]) -> Run:
+    def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            return list(function(inputs))
+
+    return run
 
 
 class Reference(Target):

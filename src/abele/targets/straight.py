@@ -68,13 +68,20 @@ _DIRECT: dict[Any, Callable[..., Any]] = {
 }
 
 
-def function_of(root: torch.fx.GraphModule) -> Callable[[list[torch.Tensor]], Any]:
+#: Replaces what does the work of a node.
+Around = Callable[[torch.fx.Node, Callable[..., Any]], Callable[..., Any]]
+
+
+def function_of(
+    root: torch.fx.GraphModule, around: Around = lambda node, function: function
+) -> Callable[[list[torch.Tensor]], Any]:
     """The graph as a function of the list of its inputs, which frees each value after its last use.
 
     Args:
         root: the graph and its constants.
+        around: given each node that calls something, and what is called, returns what to call.
     """
-    writer = _Writer(root)
+    writer = _Writer(root, around)
     source = writer.source()
     exec(compile(source, f"<{type(root).__name__} as a function>", "exec"), writer.bound)
     return writer.bound["run"]
@@ -87,8 +94,8 @@ class _Writer:
         bound: what the source calls by name.
     """
 
-    def __init__(self, root: torch.fx.GraphModule):
-        self._root = root
+    def __init__(self, root: torch.fx.GraphModule, around: Around):
+        self._root, self._around = root, around
         self.bound: dict[str, Any] = {}
         self._names: dict[torch.fx.Node, str] = {}
         self._bound_to: dict[int, str] = {}
@@ -129,7 +136,7 @@ class _Writer:
             return f"{self._text(node.args[0])}[{self._text(node.args[1])}]"
         arguments = [self._text(each) for each in node.args]
         arguments += [f"{name}={self._text(each)}" for name, each in node.kwargs.items()]
-        return f"{self._bind(_called(node))}({', '.join(arguments)})"
+        return f"{self._bind(self._around(node, _called(node)))}({', '.join(arguments)})"
 
     def _text(self, value: Any) -> str:
         if isinstance(value, torch.fx.Node):

@@ -12,8 +12,10 @@ from abele.passes.of_lowerings.summed_products import summed_products
 from abele.program import Program
 from abele.program.memory import MemoryUse, Piece
 from abele.targets.base import Compiled, Lowering, Written, require_code
+from abele.targets.clocked import Clocked
 from abele.targets.cpu.emitted import build, choice, source
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
+from abele.targets.cpu.emitted.clocked import with_clocks
 from abele.targets.cpu.emitted.groups import Unit, grouped
 from abele.targets.cpu.emitted.memory import planned
 from abele.targets.cpu.emitted.operations import Translation
@@ -66,7 +68,14 @@ class Emitted(Lowering):
 
     def memory(self, program: Program) -> MemoryUse:
         """What the plan says: the arena, and what torch and the caller get beside it."""
-        return memory_use(_placed(program))
+        return memory_use(placed(program))
+
+    def clocked(self, program: Program) -> Clocked:
+        """Write and compile the code again, with a look at the clock between its units."""
+        plan = placed(program)
+        return with_clocks(
+            program, plan.units, plan.translation, plan.offsets, plan.kept, plan.size
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,12 +111,13 @@ class Placed:
 
 def planned_code(program: Program) -> Plan:
     """Translate, group, order, place in memory and write a program."""
-    placed = _placed(program)
-    text = source.write(placed.units, placed.offsets, placed.kept)
-    return Plan(placed.translation, text, placed.offsets, placed.size)
+    plan = placed(program)
+    text = source.write(plan.units, plan.offsets, plan.kept)
+    return Plan(plan.translation, text, plan.offsets, plan.size)
 
 
-def _placed(program: Program) -> Placed:
+def placed(program: Program) -> Placed:
+    """Translate, group and order a program, and place it in memory."""
     translation = translate(program)
     units = ordered(by_rows(grouped(translation.operations)))
     kept = _kept(units, translation)
@@ -116,18 +126,18 @@ def _placed(program: Program) -> Placed:
     return Placed(translation, units, kept, lives, offsets, size)
 
 
-def memory_use(placed: Placed) -> MemoryUse:
+def memory_use(plan: Placed) -> MemoryUse:
     """What a plan needs: results that torch makes live to the end of the call."""
     makers: dict[Buffer, torch.fx.Node | None] = {}
-    for unit in placed.units:
+    for unit in plan.units:
         for operation in unit.operations:
             for place in operation.writes:
                 makers.setdefault(place.buffer, operation.part_of)
-    end = max(0, len(placed.units) - 1)
+    end = max(0, len(plan.units) - 1)
     begins = {Kind.OUTPUT: 0}  # the caller's memory is made before anything runs
     ends = {Kind.OUTPUT: end, Kind.FOREIGN: end}
     pieces: dict[Kind, list[Piece]] = {Kind.ARENA: [], Kind.FOREIGN: [], Kind.OUTPUT: []}
-    for buffer, (first, last) in placed.lives.items():
+    for buffer, (first, last) in plan.lives.items():
         if buffer.kind in pieces:
             piece = Piece(
                 node=makers.get(buffer),
@@ -138,9 +148,9 @@ def memory_use(placed: Placed) -> MemoryUse:
             pieces[buffer.kind].append(piece)
     return MemoryUse(
         basis="the plan of the emitted code",
-        nodes=tuple(unit.operations[0].part_of for unit in placed.units) or (None,),
+        nodes=tuple(unit.operations[0].part_of for unit in plan.units) or (None,),
         pieces=(*pieces[Kind.FOREIGN], *pieces[Kind.OUTPUT]),
-        reserved=placed.size,
+        reserved=plan.size,
         inside=tuple(pieces[Kind.ARENA]),
     )
 

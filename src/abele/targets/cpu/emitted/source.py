@@ -29,6 +29,15 @@ _HEADERS = (
     "attention.h",
 )
 
+_VISIBLE = '__attribute__((visibility("default")))'
+MOMENTS = "abele_moments"
+COST = "abele_moments_cost"  # a function: ns that so many looks at the clock take
+_COST = f"""extern "C" {_VISIBLE} Index {COST}(int looks) {{
+  const Index began = abele::moment();
+  for (int look = 1; look < looks; ++look) abele::moment();
+  return abele::moment() - began;
+}}"""
+
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
@@ -60,24 +69,34 @@ class Source:
     kernels: int
 
 
-def write(units: Sequence[Unit], offsets: dict[Buffer, int], kept: Collection[Buffer]) -> Source:
+def write(
+    units: Sequence[Unit],
+    offsets: dict[Buffer, int],
+    kept: Collection[Buffer],
+    *,
+    clocked: bool = False,
+) -> Source:
     """Write the file for units in their order.
 
     Args:
         units: as they are to run.
         offsets: where each buffer of the arena lies, in bytes.
         kept: memory that has to be written; other results of loops stay in registers.
+        clocked: look at the clock between units, into an array ``MOMENTS``: of each segment in
+            turn, its beginning and the end of each unit.
     """
-    return _Writer(offsets, kept).source(units)
+    return _Writer(offsets, kept, clocked).source(units)
 
 
 class _Writer:
-    def __init__(self, offsets: dict[Buffer, int], kept: Collection[Buffer]):
-        self._offsets, self._kept = offsets, kept
+    def __init__(self, offsets: dict[Buffer, int], kept: Collection[Buffer], clocked: bool):
+        self._offsets, self._kept, self._clocked = offsets, kept, clocked
+        self._moments = 0
         self._names: dict[str, str] = {}  # of functions, by their text
         self._table: dict[Buffer, int] = {}
 
     def source(self, units: Sequence[Unit]) -> Source:
+        clocked = self._clocked
         parts: list[Segment | Foreign] = []
         bodies: list[str] = []
         lines: list[str] = []
@@ -85,7 +104,7 @@ class _Writer:
         def end_segment() -> None:
             if lines:
                 name = f"abele_segment_{len(bodies)}"
-                bodies.append(_segment(name, lines))
+                bodies.append(_segment(name, self._with_clocks(lines) if clocked else lines))
                 parts.append(Segment(name, len(lines)))
                 lines.clear()
 
@@ -102,9 +121,21 @@ class _Writer:
                 lines.append(self._loop(unit))
         end_segment()
         functions = [text.replace("NAME", name, 1) for text, name in self._names.items()]
-        includes = [f'#include "{header}"' for header in _HEADERS]
-        text = "\n\n".join(["\n".join(includes), "using abele::Index;", *functions, *bodies])
+        headers = (*_HEADERS, "clock.h") if clocked else _HEADERS
+        includes = [f'#include "{header}"' for header in headers]
+        begin = ["\n".join(includes), "using abele::Index;"]
+        if clocked:
+            array = f"Index {MOMENTS}[{max(1, self._moments)}]"
+            begin += [f'extern "C" {{ {_VISIBLE} {array}; }}', _COST]
+        text = "\n\n".join([*begin, *functions, *bodies])
         return Source(text + "\n", parts, list(self._table), len(functions))
+
+    def _with_clocks(self, lines: Sequence[str]) -> list[str]:
+        first, looks = self._moments, list[str]()
+        self._moments += len(lines) + 1
+        for index in range(first, self._moments):
+            looks.append(f"{MOMENTS}[{index}] = abele::moment();")
+        return [looks[0], *(text for pair in zip(lines, looks[1:], strict=True) for text in pair)]
 
     def _pointer(self, buffer: Buffer, offset: int, kind: str) -> str:
         bytes_ = offset * buffer.dtype.itemsize
@@ -156,8 +187,7 @@ class _Writer:
 
 
 def _segment(name: str, lines: list[str]) -> str:
-    visible = 'extern "C" __attribute__((visibility("default")))'
-    head = f"{visible} int {name}(char* arena, void* const* table, int threads) {{"
+    head = f'extern "C" {_VISIBLE} int {name}(char* arena, void* const* table, int threads) {{'
     return "\n".join(
         [head, "  int status = 0;", *(f"  {line}" for line in lines), "  return status;", "}"]
     )

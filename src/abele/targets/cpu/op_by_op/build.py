@@ -14,6 +14,7 @@ from abele import _torch
 from abele.ops import adam, norm_activation
 from abele.program import Program, is_getitem, node_argument
 from abele.targets.base import Run
+from abele.targets.clocked import Clocked, GraphClocks
 from abele.targets.cpu.op_by_op import calls, memory
 from abele.targets.cpu.op_by_op.convolutions import own_convolution
 from abele.targets.cpu.op_by_op.lifetimes import Lifetimes
@@ -40,6 +41,22 @@ _IN_PLACE: dict[Any, tuple[Any, tuple[int, ...]]] = {
 
 def with_kernels(program: Program, library: ctypes.CDLL) -> Run:
     """The program as a function of its input tensors; state is updated in place."""
+    graph = _replaced(program, library)
+    graph.recompile()
+    return _run(graph)
+
+
+def with_clocks(program: Program, library: ctypes.CDLL) -> Clocked:
+    """The same with a look at the clock before and after each call."""
+    graph = _replaced(program, library)
+    clocks = GraphClocks()
+    clocks.inside(graph.graph, {node.name: node for node in program.graph.graph.nodes})
+    graph.recompile()
+    return clocks.clocked(_run(graph))
+
+
+def _replaced(program: Program, library: ctypes.CDLL) -> torch.fx.GraphModule:
+    """The graph with what is called in the place of each operator."""
     graph = _torch.graph_module(program.graph, copy.deepcopy(program.graph.graph))
     graph.graph.set_codegen(CodeGen())
     lifetimes = Lifetimes(graph.graph)
@@ -56,8 +73,10 @@ def with_kernels(program: Program, library: ctypes.CDLL) -> Run:
         elif node.target in _IN_PLACE:
             _use_in_place(node, lifetimes)
     graph.graph.lint()
-    graph.recompile()
+    return graph
 
+
+def _run(graph: torch.fx.GraphModule) -> Run:
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad(), memory.kept():
             arguments = tuple(inputs)

@@ -11,10 +11,11 @@ from abele.passes.of_lowerings.pointwise_before_upsampling import pointwise_befo
 from abele.program import Program
 from abele.program.memory import MemoryUse
 from abele.targets.base import Compiled, Lowering, require_code
+from abele.targets.clocked import Clocked
 from abele.targets.cpu.compiler import compiler, instruction_set
 from abele.targets.cpu.index_checks import checked
 from abele.targets.cpu.op_by_op import choice
-from abele.targets.cpu.op_by_op.build import with_kernels
+from abele.targets.cpu.op_by_op.build import with_clocks, with_kernels
 from abele.targets.cpu.op_by_op.memory_use import memory_use
 
 
@@ -50,6 +51,11 @@ class OpByOp(Lowering):
         require_code(payload, "cpu")
         run = with_kernels(program, binding.load(payload))
         return checked(program, Compiled(run, payload))
+
+    def clocked(self, program: Program) -> Clocked:
+        """Look at the clock before and after each call."""
+        code = build.shared_library(compiler() or "g++", instruction_set())
+        return with_clocks(program, binding.load(code))
 
     def memory(self, program: Program) -> MemoryUse:
         """What is needed where kernels write over arguments that nobody needs any more."""

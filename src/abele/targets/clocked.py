@@ -1,0 +1,151 @@
+"""Programs with clocks inside: when each kernel began and ended in the latest run.
+
+Made apart from what runs, for reports: a program with clocks takes longer, so none of its times may
+be mixed with those of the program itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from abele._torch import OpOverload
+from abele.targets.base import Run
+
+_TORCH = "torch"
+LOOP = "loop"
+_REPEATS = 2000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """What runs between two looks at the clock.
+
+    Attributes:
+        what: who computes it: ``torch``, ``loop``, or the name of a function.
+        nodes: what it computes of the program.
+        bytes: that it reads and writes at least; None where each node's tensors say so.
+    """
+
+    what: str
+    nodes: tuple[torch.fx.Node, ...]
+    bytes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Clocked:
+    """A program with clocks.
+
+    Attributes:
+        run: computes what the program does.
+        kernels: in the order in which they run.
+        times: gives beginning and end of each in the latest run, in ns of
+            ``time.perf_counter_ns``; zeros for what did not run.
+        cost_ns: of the clocks of one kernel.
+    """
+
+    run: Run
+    kernels: tuple[Kernel, ...]
+    times: Callable[[], Sequence[tuple[int, int]]]
+    cost_ns: float
+
+
+class GraphClocks:
+    """Clocks around the operators that Python runs."""
+
+    def __init__(self) -> None:
+        self._moments: list[int] = []
+        self._kernels: list[Kernel] = []
+
+    def around(
+        self,
+        node: torch.fx.Node,
+        function: Callable[..., Any],
+        *,
+        of: torch.fx.Node | None = None,
+    ) -> Callable[..., Any]:
+        """The function with a look at the clock before and after it.
+
+        Args:
+            node: that calls it.
+            function: what it calls.
+            of: the program's node, if ``node`` is not.
+        """
+        self._kernels.append(Kernel(what=_who(node.target), nodes=(of or node,)))
+        self._moments.extend((0, 0))
+        return _timed(function, self._moments, len(self._moments) - 2)
+
+    def inside(self, graph: torch.fx.Graph, nodes: dict[str, torch.fx.Node]) -> None:
+        """Put clocks around what a graph calls; it has to be recompiled afterwards.
+
+        Args:
+            graph: its targets are replaced.
+            nodes: those of the program, by name.
+        """
+        for node in graph.nodes:
+            if node.op == "call_function" and node.target is not operator.getitem:
+                node.target = self.around(node, node.target, of=nodes[node.name])
+
+    def clocked(self, run: Run) -> Clocked:
+        """The program, of which ``run`` calls what has clocks around it."""
+
+        def begun(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            self._moments[:] = [0] * len(self._moments)
+            return run(inputs)
+
+        return Clocked(
+            run=begun, kernels=tuple(self._kernels), times=self._times, cost_ns=_cost_ns()
+        )
+
+    def _times(self) -> list[tuple[int, int]]:
+        return list(zip(self._moments[::2], self._moments[1::2], strict=True))
+
+
+def _who(target: Any) -> str:
+    called: Any = target
+    if isinstance(target, OpOverload) and called.namespace != "abele":
+        return _TORCH
+    return str(getattr(called, "__name__", called)).removesuffix(".default")
+
+
+def _timed(function: Callable[..., Any], moments: list[int], index: int) -> Callable[..., Any]:
+    clock = time.perf_counter_ns
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        began = clock()
+        result = function(*args, **kwargs)
+        moments[index + 1] = clock()
+        moments[index] = began
+        return result
+
+    return timed
+
+
+def _cost_ns() -> float:
+    """What a call through ``_timed`` takes beside the call itself, outside of the two looks."""
+    moments = [0, 0]
+    timed = _timed(_nothing, moments, 0)
+    costs: list[int] = []
+    for _ in range(_REPEATS):
+        began = time.perf_counter_ns()
+        timed(1, 2)
+        costs.append(time.perf_counter_ns() - began - (moments[1] - moments[0]))
+    return sorted(costs)[_REPEATS // 4] - _look_ns()
+
+
+def _look_ns() -> float:
+    """What lies between two looks at the clock, one after the other."""
+    costs: list[int] = []
+    for _ in range(_REPEATS):
+        began = time.perf_counter_ns()
+        costs.append(time.perf_counter_ns() - began)
+    return sorted(costs)[_REPEATS // 4]
+
+
+def _nothing(*_: Any) -> None:
+    """What a clock is put around to see what it costs."""

@@ -1,0 +1,139 @@
+"""A program as C++ with clocks: the same code with a look at the clock between its units."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import re
+import time
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+
+from abele.program import Program
+from abele.targets.base import Compiled
+from abele.targets.clocked import LOOP, Clocked, Kernel
+from abele.targets.cpu.emitted import build
+from abele.targets.cpu.emitted.groups import Unit
+from abele.targets.cpu.emitted.operations import Call, Foreign, Translation
+from abele.targets.cpu.emitted.places import Buffer
+from abele.targets.cpu.emitted.run import Runner
+from abele.targets.cpu.emitted.source import COST, MOMENTS, Segment, Source, write
+from abele.targets.cpu.index_checks import checked
+
+_LOOKS = 1000
+_NAME = re.compile(r"(?:abele::)?(\w+)\s*[<(]")
+
+
+def with_clocks(
+    program: Program,
+    units: Sequence[Unit],
+    translation: Translation,
+    offsets: dict[Buffer, int],
+    kept: Collection[Buffer],
+    size: int,
+) -> Clocked:
+    """Write and compile a program with clocks.
+
+    Args:
+        program: after the passes of the lowering.
+        units: in the order in which they run.
+        translation: the program as operations.
+        offsets: where each piece of the arena lies, in bytes.
+        kept: memory that is written.
+        size: of the arena, in bytes.
+
+    Raises:
+        CompilerError: the compiler does not accept it.
+    """
+    written = write(units, offsets, kept, clocked=True)
+    library = build.loaded(build.compiled(program.name, written.text))
+    runner = _Runner(program, written, library, translation, offsets, size)
+    return Clocked(
+        run=checked(program, Compiled(runner.run)).run,
+        kernels=tuple(_kernel(unit, kept) for unit in units),
+        times=runner.times,
+        cost_ns=_cost_ns(library),
+    )
+
+
+class _Runner(Runner):
+    """Looks at the clock around what is torch's, too; arguments are those of ``Runner``."""
+
+    def __init__(
+        self,
+        program: Program,
+        source: Source,
+        library: ctypes.CDLL,
+        translation: Translation,
+        offsets: dict[Buffer, int],
+        size: int,
+    ):
+        super().__init__(program, source, library, translation, offsets, size)
+        self._source = source
+        self._foreign_times: dict[int, tuple[int, int]] = {}
+        segments = [each.calls + 1 for each in source.parts if isinstance(each, Segment)]
+        self._moments = (ctypes.c_int64 * max(1, sum(segments))).in_dll(library, MOMENTS)
+        for index, part in enumerate(source.parts):
+            if isinstance(part, Foreign):
+                self._parts[index] = self._clocked(index)
+
+    def _clocked(self, index: int) -> Callable[[int], None]:
+        part = self._parts[index]
+
+        def call(threads: int) -> None:
+            began = time.perf_counter_ns()
+            part(threads)
+            self._foreign_times[index] = began, time.perf_counter_ns()
+
+        return call
+
+    def times(self) -> list[tuple[int, int]]:
+        """Beginning and end of each unit in the latest run."""
+        found: list[tuple[int, int]] = []
+        first = 0
+        for index, part in enumerate(self._source.parts):
+            if isinstance(part, Foreign):
+                found.append(self._foreign_times.get(index, (0, 0)))
+                continue
+            moments = self._moments[first : first + part.calls + 1]
+            found += itertools.pairwise(moments)
+            first += part.calls + 1
+        return found
+
+
+def _kernel(unit: Unit, kept: Collection[Buffer]) -> Kernel:
+    nodes: dict[torch.fx.Node, None] = {}
+    for operation in unit.operations:
+        if operation.part_of is not None:
+            nodes[operation.part_of] = None
+    return Kernel(what=_who(unit), nodes=tuple(nodes), bytes=_bytes(unit, kept))
+
+
+def _who(unit: Unit) -> str:
+    operation = unit.operations[0]
+    if isinstance(operation, Foreign):
+        return "torch"
+    if not isinstance(operation, Call):
+        return LOOP
+    named = _NAME.search(operation.text.removeprefix("status |= "))
+    return named.group(1) if named else "call"
+
+
+def _bytes(unit: Unit, kept: Collection[Buffer]) -> int:
+    """Of each piece of memory that it reads or writes, once; what stays in registers is none."""
+    pieces: dict[tuple[Buffer, int], int] = {}
+    for operation in unit.operations:
+        for place in (*operation.reads, *operation.writes):
+            if place.buffer in kept:
+                elements = min(place.size, place.buffer.size)
+                key = place.buffer, place.offset
+                pieces[key] = max(pieces.get(key, 0), elements * place.dtype.itemsize)
+    return sum(pieces.values())
+
+
+def _cost_ns(library: ctypes.CDLL) -> float:
+    """What a look at the clock takes: there is one for each unit."""
+    function = getattr(library, COST)
+    function.restype = ctypes.c_int64
+    return min(function(_LOOKS) for _ in range(3)) / _LOOKS
