@@ -105,6 +105,7 @@ class Launch:
                 compile=config.framework.compile,
                 channels_last=config.data.data_format is DataFormat.channels_last,
                 folder=str(self.folder),
+                profile=config.run.profile,
             ),
         )
         self.prove(backend)

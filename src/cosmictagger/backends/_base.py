@@ -107,6 +107,7 @@ class Settings:
         replicas: IPU mode only: copies of the network in this process.
         instances: the processes that make each update together.
         broadcast_buffers: plain PyTorch only: all use the first instance's statistics.
+        profile: IPU mode only: time the operators once the run is over.
     """
 
     mode: ComputeMode = ComputeMode.CPU
@@ -119,6 +120,7 @@ class Settings:
     replicas: int = 1
     instances: Instances = dataclasses.field(default_factory=Instances)
     broadcast_buffers: bool = True
+    profile: bool = False
 
     @property
     def images(self) -> int:

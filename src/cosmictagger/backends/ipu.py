@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +39,9 @@ from cosmictagger.models.with_loss import LossInForward
 _SEED = 42  # the published port's
 # What the device calls the state of a parameter.
 _DEVICE_NAMES = {"step": "Step", "exp_avg": "Accl1", "exp_avg_sq": "Accl2", "square_avg": "Accl1"}
+#: Folder of the pages of what runs, in the folder of a run.
+COMPUTE = "compute"
+_EXECUTION = "autoReport.outputExecutionProfile"
 _SCALING = "lossScaling_FLOAT"
 _COUNTED = OptimizerKind.adam  # the only kind whose device state has a count of updates
 
@@ -94,7 +98,18 @@ class IpuBackend(Backend):
             options.Training.setAutomaticLossScaling(self.half)
         if self.settings.folder is not None:
             options.logDir(self.settings.folder)
+            self._report(options, Path(self.settings.folder), training=training)
         return options
+
+    def _report(self, options: poptorch.Options, folder: Path, *, training: bool) -> None:
+        """Have the programs write their pages; operators are timed at the end if asked for."""
+        if not training and not self.settings.instances.is_first:
+            return  # each instance evaluates the same program
+        options.modelName("training" if training else "inference")
+        options.enableProfiling(str(folder / COMPUTE))
+        present = options._Popart.options["engineOptions"]
+        timed = "true" if self.settings.profile else "false"
+        options._Popart.setEngineOptions({**present, _EXECUTION: timed})
 
     def _placed(self) -> poptorch.Options:
         """Return options that know the replicas of this instance, and which instance it is."""

@@ -46,7 +46,8 @@ class Run:
         num_replicas: IPU mode: copies of the network that share each update; under poprun it
             decides.
         precision: float32, mixed, bfloat16 or float16.
-        profile: write a Chrome trace of every step to profiles/.
+        profile: write a Chrome trace of every step to profiles/; in IPU mode also time each
+            operator once the run is over, for the page in compute/.
         saver: write TensorBoard files.
         distributed: CPU and GPU mode: the processes of torchrun, mpirun or Slurm share the run.
         horovod_num_groups: no effect: processes are connected by torch.distributed.

@@ -21,6 +21,8 @@ _FILES = {
     "event_metrics.csv": "The metrics of each event, one line per event.",
     "displays/": "The pictures of this page.",
     "curves.png": "The training curves of this page.",
+    "compute/training/report.html": "What training ran as, what it needed and how long it took.",
+    "compute/inference/report.html": "The same of this pass; its numbers are those at its end.",
 }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from urllib.parse import quote
 
 from abele.storage.atomic import write_text
 from cosmictagger.measures.metrics import NAMES, PLANES
@@ -213,8 +214,14 @@ def _event_table(rows: Sequence[Row]) -> str:
 def _files(files: Mapping[str, str]) -> list[str]:
     if not files:
         return []
-    rows = [[f"<code>{escape(name)}</code>", escape(text)] for name, text in files.items()]
+    rows = [[_file(name), escape(text)] for name, text in files.items()]
     return [_section("Files beside this page", _table(["file", "content"], rows))]
+
+
+def _file(name: str) -> str:
+    """The name of a file; a page is linked."""
+    text = f"<code>{escape(name)}</code>"
+    return f'<a href="{quote(name)}">{text}</a>' if name.endswith(".html") else text
 
 
 def _rank(row: Row) -> float:
