@@ -13,11 +13,11 @@ from pathlib import Path
 
 from abele.errors import FitError, ReportError
 from abele.fit import command as fit
-from abele.report import comparison, read_journal, read_run
+from abele.report import comparison, files, read_journal, read_run
+from abele.report.files import PAGE
 from abele.report.journal import Journal
 from abele.report.page import page
 from abele.report.record import Process, Run
-from abele.report.recorder import PAGE
 from abele.storage import temporary
 from abele.storage.atomic import write_text
 
@@ -64,7 +64,9 @@ def _command_report(parsed: argparse.Namespace) -> int:
 def _report(path: Path, other: Path | None, output: Path | None) -> Path:
     run, journal = _read(path)
     if other is None:
-        output = output or _folder(path) / PAGE
+        if output is None:
+            files.write(_folder(path), run, journal, alive=_runs(run.process))
+            return _folder(path) / PAGE
         text = page(run, journal, alive=_runs(run.process))
     else:
         output = output or _folder(path) / "comparison.html"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from abele.compile.build import BuildRecord
 from abele.program import summary
 from abele.report import facts
 from abele.report.journal import Journal, Moment, window_of
-from abele.report.record import Run
+from abele.report.record import Program, Run
+from abele.runtime.session import Session
 from helpers.models import MODELS
 from helpers.runs import rule_for, started
 
@@ -26,14 +28,19 @@ def run_of(name: str) -> Run:
     """What is known of one of the shared models, interpreted."""
     model = MODELS[name]
     module = model.fresh()
-    session, record = started(module, model.batch(), rule_for(module))
-    programs = session.executable.programs
+    return recorded(*started(module, model.batch(), rule_for(module)))
+
+
+def recorded(
+    session: Session, record: BuildRecord, programs: tuple[Program, ...] | None = None
+) -> Run:
+    """What is known of a session; ``programs`` may be what was found out of them already."""
     return Run(
         process=facts.process(0),
         machine=facts.machine(),
         build=facts.build(record),
-        state=summary.state_bytes(programs),
-        programs=facts.programs(session.executable, record),
+        state=summary.state_bytes(session.executable.programs),
+        programs=programs or facts.programs(session.executable, record),
         **BEFORE,
     )
 

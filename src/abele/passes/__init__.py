@@ -7,8 +7,10 @@ target chooses of the result then applies passes of its own, which may change ro
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from abele.errors import ProgramError
 from abele.passes._edit import one_after_the_other
@@ -20,6 +22,10 @@ from abele.passes.recomputation import recomputation
 from abele.program import Program, Stamp
 
 Pass = Callable[[Program], Program]
+#: Told of a program before the first of several passes, and after each, with the stamp of the pass.
+Watch = Callable[[Program], None]
+
+_WATCHES: contextvars.ContextVar[tuple[Watch, ...]] = contextvars.ContextVar("watches", default=())
 
 PIPELINE: tuple[Pass, ...] = (
     identities,  # detach, copies of equal layout and double transposes say nothing
@@ -28,6 +34,16 @@ PIPELINE: tuple[Pass, ...] = (
     effects_in_order,  # orders the prints and host calls that remain
     recomputation,  # last: merging equal nodes would undo it
 )
+
+
+@contextlib.contextmanager
+def watched(told: Watch) -> Generator[None]:
+    """While open, ``told`` gets each program that passes start from and leave in this thread."""
+    token = _WATCHES.set((*_WATCHES.get(), told))
+    try:
+        yield
+    finally:
+        _WATCHES.reset(token)
 
 
 def run(program: Program, extra: Sequence[Pass] = ()) -> Program:
@@ -51,6 +67,7 @@ def run_only(program: Program, order: Sequence[Pass]) -> Program:
 
 def _run(program: Program, order: Sequence[Pass]) -> Program:
     done = [stamp.by for stamp in program.history]
+    _tell(program)
     for each in order:
         started = time.perf_counter()
         try:
@@ -65,5 +82,11 @@ def _run(program: Program, order: Sequence[Pass]) -> Program:
             nodes=len(program.graph.graph.nodes),
         )
         program = program.replace(history=(*program.history, stamp))
+        _tell(program)
         done.append(each.__name__)
     return program
+
+
+def _tell(program: Program) -> None:
+    for told in _WATCHES.get():
+        told(program)

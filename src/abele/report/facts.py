@@ -6,7 +6,7 @@ import dataclasses
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -14,7 +14,8 @@ import torch
 from abele.compile.build import BuildRecord
 from abele.compile.executable import Executable
 from abele.containers import is_sequence
-from abele.program import Program, is_getitem, marks_of, summary
+from abele.pipeline.report import Measured
+from abele.program import Program, Stamp, is_getitem, marks_of, summary
 from abele.program.memory import MemoryUse, Piece
 from abele.program.printing import node_phase, type_text, user_line
 from abele.report import operators, record
@@ -23,6 +24,7 @@ from abele.storage import temporary
 LARGEST = 20
 POINTS = 600
 TEXT_BYTES = 400_000
+TASKS = 2_000
 
 
 def process(began_ns: int) -> record.Process:
@@ -82,12 +84,28 @@ def build(made: BuildRecord) -> record.Build:
     )
 
 
-def programs(executable: Executable, made: BuildRecord) -> tuple[record.Program, ...]:
-    """The programs that run, and what each needs."""
-    return tuple(_program(each, executable, made) for each in executable.programs)
+def programs(
+    executable: Executable,
+    made: BuildRecord,
+    changes: Mapping[Stamp, record.Change] | None = None,
+) -> tuple[record.Program, ...]:
+    """The programs that run, and what each needs.
+
+    Args:
+        executable: has them.
+        made: how it was made.
+        changes: what passes did, if somebody watched them.
+    """
+    known = changes or {}
+    return tuple(_program(each, executable, made, known) for each in executable.programs)
 
 
-def _program(program: Program, executable: Executable, made: BuildRecord) -> record.Program:
+def _program(
+    program: Program,
+    executable: Executable,
+    made: BuildRecord,
+    changes: Mapping[Stamp, record.Change],
+) -> record.Program:
     lowering = executable.lowering(program.name)
     chosen = made.lowerings.get(program.name)
     reason = (
@@ -105,6 +123,31 @@ def _program(program: Program, executable: Executable, made: BuildRecord) -> rec
         operators=operators.of_program(program),
         memory=memory(lowering.memory(program)),
         text=f"{text[:TEXT_BYTES]}\n# cut off here" if cut else text,
+        changes=tuple(changes[stamp] for stamp in program.history if stamp in changes),
+    )
+
+
+def pipeline(call: Measured, stages: Sequence[str]) -> record.Pipeline:
+    """The first passage of a call.
+
+    Args:
+        call: what was measured.
+        stages: what each has, in words.
+    """
+    times = call.times[0] if call.times else ()
+    first = min((each.begin for each in times), default=0)
+    tasks = [
+        record.Task(
+            stage=each.task.stage,
+            micro_batch=each.task.micro_batch,
+            backward=each.task.backward,
+            begin=(each.begin - first) / 1e9,
+            end=(each.end - first) / 1e9,
+        )
+        for each in times[:TASKS]
+    ]
+    return record.Pipeline(
+        stages=tuple(stages), tasks=tuple(tasks), bubble=call.bubble, ideal=call.ideal_bubble
     )
 
 
@@ -139,11 +182,12 @@ def _described(node: torch.fx.Node | None) -> str:
     """What runs at a step: operator, module, and the user's line."""
     if node is None or node.op != "call_function":
         return ""
-    parts = (_operator(node), operators.module_of(node), _line(node))
+    parts = (operator_of(node), operators.module_of(node), line_of(node))
     return " · ".join(part for part in parts if part)
 
 
-def _line(node: torch.fx.Node) -> str:
+def line_of(node: torch.fx.Node) -> str:
+    """The user's line of a node: ``FILE:LINE in FUNCTION``; empty if unknown."""
     frame = user_line(node.meta.get("stack_trace"))
     if frame is None:  # of backward, the line of forward that it belongs to
         return os.path.basename(str(marks_of(node).get("of_line") or ""))
@@ -178,14 +222,15 @@ def _tensor(piece: Piece) -> record.Tensor:
         value = value[piece.result] if piece.result >= 0 else None
     return dataclasses.replace(
         made,
-        operator="memory of the body" if piece.result < 0 else _operator(node),
+        operator="memory of the body" if piece.result < 0 else operator_of(node),
         phase=node_phase(node) or "",
         module=operators.module_of(node),
-        line=_line(node),
+        line=line_of(node),
         type=type_text(value) if isinstance(value, torch.Tensor) else "",
     )
 
 
-def _operator(node: torch.fx.Node) -> str:
+def operator_of(node: torch.fx.Node) -> str:
+    """The operator that made the value of a node."""
     made_by = node.args[0] if is_getitem(node) else node
     return str(made_by.target if isinstance(made_by, torch.fx.Node) else node.target)

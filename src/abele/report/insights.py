@@ -7,16 +7,21 @@ most that can be won.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 from abele.report import words
 from abele.report.journal import Journal
-from abele.report.record import Run
+from abele.report.record import Program, Run
+from abele.report.shares import Entry, by_operator
 from abele.report.status import Steady, steady
 
 MOST = 7
 # Shares below which nothing is said.
 _WAITING, _HANDLING, _EXCHANGING, _ACTIVATIONS = 0.1, 0.15, 0.1, 0.3
+# Of operators: a share of the time in programs, and how far from the machine's limit.
+_OPERATOR, _FAR, _MOST_OPERATORS = 0.1, 3.0, 2
+_SMALL_S = 20e-6  # most of a kernel that takes less is the call
 _LEAST_BYTES = 2**20
 
 # What to do, for a caller of the engine; ``Run.advice`` has the words of a front-end.
@@ -25,6 +30,7 @@ _ADVICE = {
     "handling": "Let one call run several micro-batches: StepConfig(device_iterations=16).",
     "compiling": "Keep executables: build(..., cache=ExecutableCache(FOLDER)).",
     "exchanging": "Exchange less often: StepConfig(gradient_accumulation=n).",
+    "operators": "Larger micro-batches: its kernels are so small that most of each is the call.",
     "activations": "Mark activations to stay, so that those between are computed again.",
 }
 
@@ -55,13 +61,14 @@ class Insight:
 def insights(run: Run, journal: Journal) -> list[Insight]:
     """What is worth saying of a run; what saves most time first, then what saves memory."""
     later = steady(journal)
-    found: list[Insight] = [
+    all_: list[Insight] = [
         *_of_calls(run, later, journal.calls),
         *_of_building(run),
         *_of_exchanges(run, later, journal.calls),
+        *_of_kernels(run, later, journal.calls),
         *_of_memory(run),
     ]
-    return sorted(found, key=lambda each: (-each.seconds, -each.bytes))[:MOST]
+    return sorted(all_, key=lambda each: (-each.seconds, -each.bytes))[:MOST]
 
 
 def _advice(run: Run, topic: str) -> str:
@@ -117,6 +124,59 @@ def _of_exchanges(run: Run, later: Steady | None, calls: int) -> Iterator[Insigh
         advice=_advice(run, "exchanging"),
         seconds=took,
     )
+
+
+def _of_kernels(run: Run, later: Steady | None, calls: int) -> Iterator[Insight]:
+    """Operators that take much of the time, and much more than the machine needs."""
+    timed = [each for each in run.programs if each.timing is not None]
+    whole = sum(_runs(run, each) * each.timing.seconds for each in timed if each.timing)
+    if later is None or not whole:
+        return
+    found: list[Insight] = []
+    for program in timed:
+        assert program.timing is not None
+        part = program.timing.attributed + program.timing.unattributed
+        weight = _runs(run, program) * program.timing.seconds / whole
+        for (phase, name), entry in by_operator(program.timing) if part else ():
+            if weight * entry.seconds < _OPERATOR * part or entry.seconds < _FAR * entry.least:
+                continue
+            saved = weight * (entry.seconds - entry.least) / part * later.computed * calls
+            times = f"{entry.seconds / entry.least:.0f} times" if entry.least else "far more than"
+            found.append(
+                Insight(
+                    what=f"{name} of {phase} takes {words.share(weight * entry.seconds, part)} of "
+                    f"the time in programs, {times} what this machine needs for its bytes and "
+                    "operations.",
+                    advice=_where(run, program, phase, name, entry),
+                    seconds=saved,
+                )
+            )
+    yield from sorted(found, key=lambda each: -each.seconds)[:_MOST_OPERATORS]
+
+
+def _runs(run: Run, program: Program) -> int:
+    """How often a call runs a program."""
+    names = ["device_iterations"]
+    if program.name != "apply":
+        names += ["gradient_accumulation", "replicas"]
+    return math.prod(run.configuration.get(name, 1) for name in names)
+
+
+def _where(run: Run, program: Program, phase: str, name: str, entry: Entry) -> str:
+    """What to do about an operator: what makes its kernels larger, or where the longest is."""
+    if entry.seconds < _SMALL_S * entry.count:
+        return _advice(run, "operators")
+    assert program.timing is not None
+    kernels = [
+        each
+        for each in program.timing.kernels
+        if each.phase == phase and name in dict(each.operators)
+    ]
+    longest = max(kernels, key=lambda each: each.seconds)
+    places = [longest.line, longest.module.replace("/", ".")]
+    where = ", ".join(place for place in places if place)
+    long = f"The longest takes {words.seconds(longest.seconds)}, computed by {longest.what}"
+    return f"{long}: {where}." if where else f"{long}."
 
 
 def _of_memory(run: Run) -> Iterator[Insight]:

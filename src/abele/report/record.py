@@ -162,6 +162,139 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """What ran between two looks at the clock, in a run apart from those that are timed.
+
+    Attributes:
+        what: who computes it: ``torch``, ``loop``, or the name of a function.
+        operators: of the program that it computes, each with the share of the time that counts as
+            its own: that of the bytes it moves.
+        phase: as of ``Operators``.
+        module: as of ``Operators``.
+        line: as of ``Tensor``.
+        began: seconds since the program began.
+        seconds: how long it took, on average.
+        operations: floating-point operations of those that torch has a formula for.
+        bytes: that it reads and writes at least.
+        least: seconds that this machine needs for so many operations and bytes at least.
+    """
+
+    what: str
+    operators: tuple[tuple[str, float], ...]
+    phase: str
+    module: str
+    line: str
+    began: float
+    seconds: float
+    operations: int
+    bytes: int
+    least: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timing:
+    """A program that was run with clocks and without, in turns, on copies of its state.
+
+    Attributes:
+        runs: how many of each are averaged.
+        seconds: of a run without clocks.
+        clocked: of a run with clocks.
+        clocks: what of that the clocks took, from measuring them alone.
+        kernels: in the order in which they run.
+    """
+
+    runs: int
+    seconds: float
+    clocked: float
+    clocks: float
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def attributed(self) -> float:
+        """Seconds in kernels."""
+        return sum(each.seconds for each in self.kernels)
+
+    @property
+    def unattributed(self) -> float:
+        """Seconds between kernels, without what the clocks took."""
+        return max(0.0, self.clocked - self.clocks - self.attributed)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What this machine does at most, measured with some number of threads.
+
+    Attributes:
+        threads: of torch.
+        operations: floating-point operations in a second, of a product of matrices.
+        bandwidths: bytes that an operation touches, and how many of them go through in a second.
+    """
+
+    threads: int
+    operations: float
+    bandwidths: tuple[tuple[int, float], ...]
+
+    def least(self, operations: int, moved: int) -> float:
+        """Seconds that so many operations on so many bytes take at least."""
+        fitting = [rate for size, rate in self.bandwidths if size <= moved]
+        rate = fitting[-1] if fitting else self.bandwidths[0][1]
+        return max(operations / self.operations, moved / rate)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Change:
+    """What a pass did to a program's text.
+
+    Attributes:
+        by: the pass.
+        removed: how many lines it took away.
+        added: how many lines it added.
+        text: these lines, ``-`` or ``+`` before each; cut off where they are many.
+    """
+
+    by: str
+    removed: int
+    added: int
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a stage of a pipeline did for a micro-batch.
+
+    Attributes:
+        stage: which one.
+        micro_batch: which one.
+        backward: its backward, not its forward.
+        begin: seconds since the passage through the pipeline began.
+        end: likewise.
+    """
+
+    stage: int
+    micro_batch: int
+    backward: bool
+    begin: float
+    end: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """A passage of micro-batches through the stages of a pipeline, up to an update.
+
+    Attributes:
+        stages: what each has, in words.
+        tasks: in any order.
+        bubble: the share of all stages' time in which they waited.
+        ideal: the same if all stages took equally long.
+    """
+
+    stages: tuple[str, ...]
+    tasks: tuple[Task, ...]
+    bubble: float
+    ideal: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
     """One program.
 
@@ -174,6 +307,9 @@ class Program:
         operators: what it does.
         memory: what it needs.
         text: as Python; cut off where it is very long.
+        changes: what passes did to it, if somebody watched them.
+        timing: of its kernels; None if they were not timed.
+        untimed: why they were not, if somebody asked for that.
     """
 
     name: str
@@ -184,6 +320,9 @@ class Program:
     operators: tuple[Operators, ...]
     memory: Memory
     text: str
+    changes: tuple[Change, ...] = ()
+    timing: Timing | None = None
+    untimed: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -222,6 +361,8 @@ class Run:
         exchanged: ``calls``, ``bytes`` and ``seconds`` of exchanges with other processes.
         notes: what else is to be said, such as why there is no pipeline.
         advice: how a program changes what insights are about, by topic; see ``insights``.
+        limits: of the machine, if kernels were timed.
+        pipeline: the latest passage through it; None without stages.
     """
 
     schema: int = SCHEMA
@@ -238,6 +379,8 @@ class Run:
     exchanged: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     notes: tuple[str, ...] = ()
     advice: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    limits: Limits | None = None
+    pipeline: Pipeline | None = None
 
     def write(self, folder: Path) -> None:
         """Write ``run.json`` at once or not at all.

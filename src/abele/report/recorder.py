@@ -12,16 +12,17 @@ from typing import Any
 
 import torch
 
-from abele.report import endings
+from abele.report import endings, files
 from abele.report.journal import SINGLE, SPAN_S, Journal, JournalWriter, read_journal
-from abele.report.page import page
 from abele.report.record import Run
 from abele.runtime.clock import CallRecord
 from abele.runtime.observers import Observer
-from abele.storage.atomic import write_text
 from abele.warn import warn_user
 
-PAGE = "report.html"
+Latest = Callable[[Run, bool], Run]
+
+#: How runs end that went well; their wrappers are still there.
+WELL = ("finished", "ended: the wrapper was destroyed")
 LONGEST = 20_000  # characters of an error's message
 #: The page is written anew after so many calls, for whoever opens it meanwhile.
 FIRST_CALLS = (1, 16)
@@ -36,14 +37,16 @@ class Recorder(Observer):
         folder: gets ``run.json``, ``journal.jsonl`` and ``report.html``; those of an older run are
             replaced.
         run: what is known before building.
+        latest: gives what is known by now, such as what was exchanged; told what was known, and
+            whether the run has ended well and may be looked at closely.
 
     Attributes:
         folder: as given.
         run: what is known now.
     """
 
-    def __init__(self, folder: Path, run: Run):
-        self.folder, self.run = folder, run
+    def __init__(self, folder: Path, run: Run, latest: Latest = lambda run, over: run):
+        self.folder, self.run, self._latest = folder, run, latest
         self._pending: deque[tuple[CallRecord, float | None]] = deque()
         self._lock, self._pid = threading.RLock(), os.getpid()
         self._journal = JournalWriter(folder, _warn, self._drain)
@@ -96,6 +99,7 @@ class Recorder(Observer):
         elif call.ended_ns >= self._due_ns:
             self._drain()
             if self._calls in FIRST_CALLS:
+                self._look(over=False)
                 self._write_page()
 
     def _drain(self) -> None:
@@ -130,6 +134,7 @@ class Recorder(Observer):
         if error.__cause__ is not None:
             text += f"\nCaused by {type(error.__cause__).__name__}: {error.__cause__}"
         self._add("error", self._now(), text[:LONGEST], type=type(error).__name__, where=where)
+        self._look(over=False)
         self._write()
 
     def ended(self, how: str) -> None:
@@ -140,7 +145,26 @@ class Recorder(Observer):
         endings.leave(self)
         self._add("end", self._now(), how)
         self._journal.close()
+        self._look(over=how in WELL)
         self._write()
+
+    def looked(self, run: Run) -> None:
+        """Takes what somebody has found out between two calls, which counts for neither.
+
+        Args:
+            run: replaces what was known.
+        """
+        self.run = run
+        self._drain()
+        self._ended_ns = time.perf_counter_ns()
+        self._write()
+
+    def _look(self, *, over: bool) -> None:
+        try:
+            if self._pid == os.getpid():
+                self.run = self._latest(self.run, over)
+        except Exception as error:  # noqa: BLE001 - whatever it is, a report does not end a run
+            _warn(f"The report lacks what was last: {error}. The run goes on.")
 
     # -- files -----------------------------------------------------------------------------
 
@@ -156,9 +180,7 @@ class Recorder(Observer):
         self._write_page()
 
     def _write_page(self) -> None:
-        self._trying(
-            lambda: write_text(self.folder / PAGE, page(self.run, self.read(), alive=True))
-        )
+        self._trying(lambda: files.write(self.folder, self.run, self.read(), alive=True))
 
     def read(self) -> Journal:
         """What is known so far."""

@@ -4,17 +4,22 @@ import contextlib
 import dataclasses
 import shutil
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+from abele import passes
 from abele.collectives import Counts
 from abele.program import summary
-from abele.report import facts
+from abele.report import facts, timing
+from abele.report import files as written
+from abele.report.changes import Changes
 from abele.report.journal import FILE as JOURNAL
 from abele.report.journal import Journal, window_of
 from abele.report.page import page
 from abele.report.record import Option, Run
-from abele.report.recorder import PAGE, Recorder, parts_of
+from abele.report.recorder import Latest, Recorder, parts_of
 from abele.runtime.observers import Observer
 from abele.storage.atomic import write_text
 from abele.version import __version__
@@ -33,6 +38,8 @@ _ADVICE = {
     "compiling": "Keep executables: options.enableExecutableCaching(FOLDER), or "
     "POPTORCH_CACHE_DIR.",
     "exchanging": "Exchange less often: options.Training.gradientAccumulation(n).",
+    "operators": "Larger micro-batches (batch_size of the loader): its kernels are so small that "
+    "most of each is the call.",
     "activations": "Compute some again: poptorch.recomputationCheckpoint(x) in forward, between "
     "its blocks.",
 }
@@ -48,6 +55,7 @@ class Recording:
     def __init__(self, model: WrappedModel):
         self._model = model
         self._recorder: Recorder | None = None
+        self._changes = Changes()
         self._began_ns = time.perf_counter_ns()
 
     @property
@@ -61,9 +69,14 @@ class Recording:
         self._began_ns = time.perf_counter_ns()
         self.end("ended: the model was compiled anew")
         folder = self._folder()
-        self._recorder = None if folder is None else Recorder(folder, self._before())
+        self._recorder = None
+        if folder is not None:
+            self._recorder = Recorder(folder, self._before(), self._latest_run())
+        self._changes = Changes()
+        watching = contextlib.nullcontext() if folder is None else passes.watched(self._changes)
         try:
-            yield
+            with watching:
+                yield
         except BaseException as error:
             if self._recorder is not None:
                 self._recorder.failed("compiling", error)
@@ -87,17 +100,21 @@ class Recording:
         if recorder is not None:
             recorder.ended(how)
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path, *, measure: bool = False) -> None:
         """Writes the page, or a folder with all files, as things stand; see ``executor.report``."""
         made = self._model.get_compiled()
         run = self._run(self._before() if self._recorder is None else self._recorder.run, made)
+        if measure:
+            run = timing.timed(run, made.session.executable, made.session)
+        if self._recorder is not None:
+            self._recorder.looked(run)
         journal = self._latest(made) if self._recorder is None else self._recorder.read()
         if path.suffix.lower() in (".html", ".htm"):
             write_text(path, page(run, journal, alive=True))
             return
         path.mkdir(parents=True, exist_ok=True)
         run.write(path)
-        write_text(path / PAGE, page(run, journal, alive=True))
+        written.write(path, run, journal, alive=True)
         if self._recorder is not None and self._recorder.folder.resolve() != path.resolve():
             shutil.copyfile(self._recorder.folder / JOURNAL, path / JOURNAL)
 
@@ -108,6 +125,32 @@ class Recording:
             return Journal()
         at = (call.began_ns - self._began_ns) / 1e9
         return Journal(windows=(window_of(at, [each / 1e9 for each in (0, *parts_of(call))]),))
+
+    def _latest_run(self) -> Latest:
+        """Gives what is known by now, but does not keep this object alive."""
+        method = weakref.WeakMethod(self._now_known)
+
+        def latest(run: Run, over: bool) -> Run:
+            alive = method()
+            return run if alive is None else alive(run, over)
+
+        return latest
+
+    def _now_known(self, run: Run, over: bool) -> Run:
+        """What has changed since the programs were made: exchanges, a pipeline's passage.
+
+        Args:
+            run: what was known.
+            over: the run has ended, so that its kernels can be timed.
+        """
+        made = self._model.compiled
+        if made is None or not run.programs:
+            return run
+        run = dataclasses.replace(run, **_measured(made))
+        wanted = report_wanted(self._model.options, self._model.training)
+        if over and wanted is not None and wanted.runs:
+            return timing.timed(run, made.session.executable, made.session)
+        return run
 
     # -- what is known ---------------------------------------------------------------------
 
@@ -141,16 +184,27 @@ class Recording:
         )
 
     def _run(self, before: Run, made: CompiledModel) -> Run:
-        executable, session = made.session.executable, made.session
-        counts = Counts() if session.exchange is None else session.exchange.counts
+        executable = made.session.executable
         return dataclasses.replace(
             before,
             build=facts.build(made.record),
             state=summary.state_bytes(executable.programs),
-            programs=facts.programs(executable, made.record),
-            exchanged={k: float(v) for k, v in dataclasses.asdict(counts).items()},
+            programs=facts.programs(executable, made.record, self._changes.of_stamps),
             notes=_notes(made),
+            **_measured(made),
         )
+
+
+def _measured(made: CompiledModel) -> dict[str, Any]:
+    """What changes with every call: what was exchanged, and a pipeline's latest passage."""
+    exchange = made.session.exchange
+    counts = Counts() if exchange is None else exchange.counts
+    report = report_of(made)
+    passage = None
+    if report.measured is not None and report.pipelining.stages > 1:
+        passage = facts.pipeline(report.measured, report.pipelining.names)
+    exchanged = {k: float(v) for k, v in dataclasses.asdict(counts).items()}
+    return {"exchanged": exchanged, "pipeline": passage}
 
 
 def _notes(made: CompiledModel) -> tuple[str, ...]:

@@ -397,7 +397,7 @@ class PoplarExecutor:
     pipelineReport = of_part("_observing", Observing.pipelineReport)
 
     @locked
-    def report(self, path: str | os.PathLike[str]) -> None:
+    def report(self, path: str | os.PathLike[str], *, measure: bool = False) -> None:
         """Writes the report of this run so far: what runs, what it needs, and how it went.
 
         An addition of this project. ``options.enableProfiling(FOLDER)`` writes one by itself, and
@@ -405,14 +405,16 @@ class PoplarExecutor:
 
         Args:
             path: a file whose name ends with ``.html`` gets the page; else a folder gets the page,
-                ``run.json`` and ``journal.jsonl``.
+                ``run.json``, ``journal.jsonl``, and timelines for Perfetto and speedscope.
+            measure: time each kernel first: the programs run for a few seconds, on copies of the
+                state and made-up inputs. Generated code is compiled once more for that.
 
         Raises:
             poptorch.Error: not compiled.
             OSError: a file cannot be written.
         """
         self._wrapped.get_compiled()
-        self._compiling.recording.write(Path(path))
+        self._compiling.recording.write(Path(path), measure=measure)
 
     @property
     def placement(self) -> PlacementTable | None:

@@ -83,7 +83,7 @@ def lowered(name):
 def test_the_plan_of_emitted_code_is_reported_as_it_is(name):
     program, lowering = lowered(name)
     use = lowering.memory(program)
-    placed = emitted._placed(program)
+    placed = emitted.placed(program)
     taken = bytearray(placed.size)
     for step, alive in enumerate(use.alive()):
         # Counted again byte by byte: no two pieces that are in use share one.

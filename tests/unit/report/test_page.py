@@ -72,7 +72,7 @@ def test_a_page_says_how_it_went_and_what_ran(introduction):
     assert introduction.build.executable[:16] in words
     assert "aten.convolution_backward.default" in words
     assert "models.py:" in words
-    for title in ("Memory over the program", "Operators", "Modules", "Loss", "Programs"):
+    for title in ("Memory over the program", "What operators need", "Modules", "Loss", "Programs"):
         assert title in words
 
 

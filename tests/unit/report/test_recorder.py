@@ -71,7 +71,7 @@ def test_a_folder_that_cannot_be_written_is_warned_of(recorder, tmp_path, monkey
     def full(path, text):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("abele.report.recorder.write_text", full)
+    monkeypatch.setattr("abele.report.files.write_text", full)
     with pytest.warns(ReportWarning, match="cannot be written.*No space left.*The run goes on"):
         recorder.changed(recorder.run, "other programs run")
 

@@ -10,9 +10,11 @@ import datetime
 
 from abele.report.journal import Journal
 from abele.report.page import overview, programs, timeline
+from abele.report.page.kernels import kernels
 from abele.report.page.markup import Html, html, tag
 from abele.report.page.memory import memory
 from abele.report.page.operators import modules, operators
+from abele.report.page.pipeline import pipeline
 from abele.report.page.style import STYLE
 from abele.report.record import Run
 from abele.report.status import status_of
@@ -22,9 +24,11 @@ _LINKS = {
     "insights": "savings",
     "memory": "memory",
     "modules": "modules",
+    "kernels": "time of operators",
     "operators": "operators",
-    "lowerings": "kernels",
-    "time": "time",
+    "lowerings": "who computes",
+    "time": "host",
+    "pipeline": "pipeline",
     "instances": "instances",
     "loss": "loss",
     "options": "options",
@@ -47,9 +51,11 @@ def page(run: Run, journal: Journal, *, alive: bool | None = None) -> str:
         "insights": overview.insights(run, journal),
         "memory": memory(run) if has else None,
         "modules": modules(run) if has else None,
+        "kernels": kernels(run) if has else None,
         "operators": operators(run) if has else None,
         "lowerings": programs.lowerings(run) if has else None,
         "time": timeline.timeline(run, journal),
+        "pipeline": pipeline(run),
         "instances": programs.instances(run),
         "loss": timeline.loss(journal),
         "options": programs.options(run),

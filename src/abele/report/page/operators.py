@@ -24,7 +24,7 @@ def operators(run: record.Run) -> Html:
         "tensors that an operator reads and makes, the least that it could move if nothing were "
         "joined; views move none."
     )
-    return section("Operators", tag("p", note, class_="soft"), parts, name="operators")
+    return section("What operators need", tag("p", note, class_="soft"), parts, name="operators")
 
 
 def _table(program: record.Program) -> Html:
@@ -63,6 +63,7 @@ class Part:
         count: operations in it and below.
         operations: floating-point operations.
         bytes: that they move.
+        seconds: of kernels, if they were timed.
         parts: modules inside.
         by_operator: uses of each operator in the module itself.
     """
@@ -70,6 +71,7 @@ class Part:
     count: int = 0
     operations: int = 0
     bytes: int = 0
+    seconds: float = 0.0
     parts: dict[str, Part] = dataclasses.field(default_factory=dict[str, "Part"])
     by_operator: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
 
@@ -89,6 +91,13 @@ def tree_of(programs: tuple[record.Program, ...]) -> Part:
                 part.by_operator[label] = part.by_operator.get(label, 0) + each.count
             else:
                 part = part.parts.setdefault(name, Part())
+    for program in programs:
+        for kernel in program.timing.kernels if program.timing is not None else ():
+            part = root
+            for name in [*(name for name in kernel.module.split("/") if name), None]:
+                part.seconds += kernel.seconds
+                if name is not None:
+                    part = part.parts.setdefault(name, Part())
     return root
 
 
@@ -100,15 +109,21 @@ def modules(run: record.Run) -> Html | None:
     children = [_node(name, part, root, open_=False) for name, part in root.parts.items()]
     rest = [_leaf(label, count) for label, count in root.by_operator.items()]
     outside = [folded("outside of all modules", rest, open_=False)] if rest else []
-    note = tag("p", "Each with its share of all bytes that operators move.", class_="soft")
+    of_time = "the time in kernels, and of " if root.seconds else ""
+    note = tag(
+        "p", f"Each with its share of {of_time}all bytes that operators move.", class_="soft"
+    )
     return section("Modules", note, tag("div", children, outside, class_="tree"), name="modules")
 
 
 def _node(name: str, part: Part, root: Part, *, open_: bool) -> Html:
     work = f", {words.large(part.operations)}FLOP" if part.operations else ""
+    took = ""
+    if root.seconds:
+        took = f" {words.share(part.seconds, root.seconds)}, {words.seconds(part.seconds)};"
     said = html(
         tag("b", name),
-        f" {words.share(part.bytes, root.bytes)}, {words.size(part.bytes)}{work}, "
+        f"{took} {words.share(part.bytes, root.bytes)}, {words.size(part.bytes)}{work}, "
         f"{words.count(part.count, 'operation')}",
     )
     inside = [_node(each, below, root, open_=False) for each, below in part.parts.items()]

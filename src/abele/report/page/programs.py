@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abele.report import words
 from abele.report.page.markup import Content, Html, folded, section, table, tag
-from abele.report.record import Program, Run
+from abele.report.record import Change, Program, Run
 
 #: The page shows so much of each program's text; ``run.json`` has more.
 TEXT = 120_000
@@ -39,9 +39,21 @@ def passes(run: Run) -> Html:
         parts += [
             tag("h3", tag("code", program.name)),
             table(("pass", "took", "nodes after it"), rows, numbers=(1, 2)),
+            [_change(each) for each in program.changes],
             folded("The program after all passes", tag("pre", _cut(program.text))),
         ]
     return section("Programs", parts, name="programs")
+
+
+def _change(change: Change) -> Html | None:
+    """What a pass took away and added; nothing for one that changed nothing."""
+    if not change.removed + change.added:
+        return None
+    said = (
+        f"{change.by}: {words.count(change.removed, 'line')} removed, "
+        f"{words.count(change.added, 'line')} added"
+    )
+    return folded(said, tag("pre", change.text))
 
 
 def _cut(text: str) -> str:

@@ -1,0 +1,111 @@
+"""How long kernels take, beside what the machine needs for as much work at least."""
+
+from __future__ import annotations
+
+from abele.report import record, words
+from abele.report.page import charts
+from abele.report.page.markup import Content, Html, folded, section, table, tag
+from abele.report.shares import by_operator
+
+_MOST, _MOST_KERNELS = 20, 60
+
+
+def kernels(run: record.Run) -> Html | None:
+    """A table of each program's operators by time, and of its longest kernels."""
+    parts: list[Content] = []
+    for program in run.programs:
+        if program.timing is not None:
+            parts += [tag("h3", tag("code", program.name)), *_of_program(program.timing)]
+        elif program.untimed:
+            said = f"{program.name} was not timed: {program.untimed}."
+            parts.append(tag("p", said))
+    if not parts:
+        return None
+    return section("Operators by time", _note(run.limits), parts, name="kernels")
+
+
+def _note(limits: record.Limits | None) -> Html:
+    text = (
+        "Measured in runs of their own, on copies of the state: with a look at the clock between "
+        "kernels, and in turns without. These runs are no calls, and none of their times is "
+        "among those of calls."
+    )
+    if limits is not None:
+        rates = [f"{rate / 1e9:.0f} GB/s at {words.size(size)}" for size, rate in limits.bandwidths]
+        threads = words.count(limits.threads, "thread")
+        text += (
+            f" The limit is what this machine did with {threads}: "
+            f"{words.large(limits.operations)}FLOP/s in a product of matrices, and "
+            f"{', '.join(rates)} in a sum of vectors."
+        )
+    return tag("p", text, class_="soft")
+
+
+def _of_program(timing: record.Timing) -> list[Content]:
+    whole = timing.attributed + timing.unattributed
+    said = (
+        f"A run takes {words.seconds(timing.seconds)}. With clocks it took "
+        f"{words.seconds(timing.clocked)}: {words.seconds(timing.attributed)} in kernels, "
+        f"{words.seconds(timing.unattributed)} ({words.share(timing.unattributed, whole)}) between "
+        f"them, {words.seconds(timing.clocks)} for the clocks. "
+        f"Means of {words.count(timing.runs, 'run')}, the fastest quarter."
+    )
+    return [tag("p", said), _operators(timing, whole), _longest(timing, whole)]
+
+
+def _operators(timing: record.Timing, whole: float) -> Html:
+    entries = by_operator(timing)
+    top = max((entry.seconds for _, entry in entries), default=0) or 1.0
+    rows: list[list[Content]] = [
+        [
+            tag("code", name),
+            phase,
+            words.seconds(entry.seconds),
+            words.share(entry.seconds, whole),
+            charts.part(entry.seconds / top),
+            distance(entry.seconds, entry.least),
+            f"{entry.count:,}",
+            ", ".join(entry.by),
+        ]
+        for (phase, name), entry in entries
+        if entry.seconds
+    ]
+    heads = ("operator", "phase", "time", "share", "", "limit", "kernels", "computed by")
+    shown = table(heads, rows[:_MOST], numbers=(2, 3, 5, 6))
+    rest = rows[_MOST:]
+    more = folded(f"{len(rest)} more", table(heads, rest, numbers=(2, 3, 5, 6))) if rest else None
+    return tag("div", shown, more)
+
+
+def distance(seconds: float, least: float) -> str:
+    """How many times as long as the machine needs; empty where that means nothing."""
+    if not least or seconds / least >= 1000:
+        return "" if not least else "> 1,000 x"
+    return "at it" if seconds <= 1.05 * least else f"{seconds / least:.1f} x"
+
+
+def _longest(timing: record.Timing, whole: float) -> Html:
+    longest = sorted(timing.kernels, key=lambda each: -each.seconds)[:_MOST_KERNELS]
+    rows: list[list[Content]] = [
+        [
+            words.seconds(each.seconds),
+            words.share(each.seconds, whole),
+            tag("code", each.what),
+            tag("code", _joined([name for name, _ in each.operators]), class_="value"),
+            each.module.replace("/", "."),
+            each.line,
+            f"{words.large(each.operations / each.seconds)}FLOP/s" if each.operations else "",
+            f"{each.bytes / each.seconds / 1e9:.1f} GB/s" if each.bytes else "",
+            distance(each.seconds, each.least),
+        ]
+        for each in longest
+        if each.seconds
+    ]
+    heads = ("time", "share", "kernel", "computes", "module", "line", "work", "memory", "limit")
+    title = f"The {len(rows)} longest of {words.count(len(timing.kernels), 'kernel')}"
+    return folded(title, table(heads, rows, numbers=(0, 1, 6, 7, 8)))
+
+
+def _joined(names: list[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

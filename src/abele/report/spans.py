@@ -1,0 +1,193 @@
+"""A run as bars on lines of time: what the files for other viewers are made of.
+
+Times of the host's lines are seconds since the run began. Kernels were timed in runs of their own,
+so each program's are a line of their own that begins with the program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from abele.report.journal import Journal, Window
+from abele.report.record import Kernel, Program, Run
+
+_PARTS = ("inputs", "computed", "outputs")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Span:
+    """Something that took time.
+
+    Attributes:
+        name: what.
+        kind: ``stage``, ``pass``, ``call``, ``wait``, ``kernel`` or ``task``.
+        begin: in seconds.
+        end: in seconds.
+        details: what else is to be said.
+    """
+
+    name: str
+    kind: str
+    begin: float
+    end: float
+    details: dict[str, str | int | float] = dataclasses.field(
+        default_factory=dict[str, "str | int | float"]
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Line:
+    """Bars that do not overlap, unless one is inside the other; the outer one comes first.
+
+    Attributes:
+        name: of the line.
+        group: lines of a group are on one clock.
+        spans: in the order of their beginnings.
+    """
+
+    name: str
+    group: str
+    spans: tuple[Span, ...]
+
+
+def lines(run: Run, journal: Journal) -> list[Line]:
+    """All lines that have bars: of the host, of each timed program, of the stages of a pipeline."""
+    found = [
+        Line(name="building", group="host", spans=tuple(_building(run, journal))),
+        Line(name="calls", group="host", spans=tuple(_calls(journal))),
+        *(
+            Line(name=f"kernels of {each.name}", group=f"{each.name}, timed apart", spans=spans)
+            for each in run.programs
+            if (spans := tuple(_kernels(each)))
+        ),
+        *_stages(run),
+    ]
+    return [line for line in found if line.spans]
+
+
+def _building(run: Run, journal: Journal) -> Iterator[Span]:
+    """Stages, and inside of that of passes each pass."""
+    stages = journal.of_kind("stage")
+    last = journal.moments[-1].at if journal.moments else 0.0
+    ends = [*(each.at for each in stages[1:]), last]
+    for stage, end in zip(stages, ends, strict=False):  # without stages there is one end
+        if stage.what == "calls":
+            continue
+        details: dict[str, str | int | float] = {}
+        if run.build is not None and stage.what == "load":
+            details["cache"] = run.build.cache + (f": {run.build.why}" if run.build.why else "")
+        yield Span(
+            name=stage.what, kind="stage", begin=stage.at, end=max(stage.at, end), details=details
+        )
+        if stage.what == "passes":
+            yield from _passes(run, stage.at, end)
+
+
+def _passes(run: Run, at: float, end: float) -> Iterator[Span]:
+    """One after the other from the beginning of their stage on, as long as each took."""
+    for program in run.programs:
+        for stamp in program.history:
+            if stamp.by == "capture" or at + stamp.seconds > end:
+                continue
+            yield Span(
+                name=f"{stamp.by} of {program.name}",
+                kind="pass",
+                begin=at,
+                end=at + stamp.seconds,
+                details={"nodes after it": stamp.nodes},
+            )
+            at += stamp.seconds
+
+
+def _calls(journal: Journal) -> Iterator[Span]:
+    """Calls with their parts, and what passed before them."""
+    before = 0.0
+    for window in journal.windows:
+        if window.count == 1:
+            yield from _call(window, before)
+        else:
+            details: dict[str, str | int | float] = {
+                "calls": window.count,
+                "median call, ms": 1e3 * window.quarters[2],
+                "waited before them, ms": 1e3 * window.waited,
+            }
+            name = f"calls {window.first + 1} to {window.first + window.count}"
+            begin = max(before, window.at)
+            yield Span(
+                name=name, kind="call", begin=begin, end=max(begin, window.until), details=details
+            )
+        before = max(before, window.until)
+
+
+def _call(window: Window, before: float) -> Iterator[Span]:
+    begin = max(before, window.at)
+    waits = min(window.waited, begin - before)
+    if waits > 0 and window.first:
+        yield Span(name="before the call", kind="wait", begin=begin - waits, end=begin)
+    details: dict[str, str | int | float] = {} if window.loss is None else {"loss": window.loss}
+    end = max(begin, window.until)  # calls do not overlap, whatever rounding says
+    name = f"call {window.first + 1}"
+    yield Span(name=name, kind="call", begin=begin, end=end, details=details)
+    for part in _PARTS:
+        took = getattr(window, part)
+        if took > 0:
+            yield Span(name=part, kind="call", begin=begin, end=min(end, begin + took))
+        begin = min(end, begin + took)
+
+
+def _kernels(program: Program) -> Iterator[Span]:
+    """The program, and inside of it each kernel."""
+    timing = program.timing
+    if timing is None:
+        return
+    yield Span(name=program.name, kind="kernel", begin=0.0, end=timing.clocked)
+    before = 0.0
+    for kernel in sorted(timing.kernels, key=lambda each: each.began):
+        if kernel.seconds <= 0:
+            continue
+        begin = max(before, kernel.began)
+        before = min(timing.clocked, begin + kernel.seconds)
+        if before > begin:
+            yield Span(
+                name=title_of(kernel),
+                kind="kernel",
+                begin=begin,
+                end=before,
+                details=_details(kernel),
+            )
+
+
+def title_of(kernel: Kernel) -> str:
+    """What a kernel computes, in a few words."""
+    names = [name for name, _ in kernel.operators]
+    return names[0] if len(names) == 1 else f"{kernel.what} of {', '.join(names[:4])}"
+
+
+def _details(kernel: Kernel) -> dict[str, str | int | float]:
+    return {
+        "computed by": kernel.what,
+        "phase": kernel.phase,
+        "module": kernel.module,
+        "line": kernel.line,
+        "operations": kernel.operations,
+        "bytes": kernel.bytes,
+        "least, us": round(1e6 * kernel.least, 3),
+    }
+
+
+def _stages(run: Run) -> Iterator[Line]:
+    shown = run.pipeline
+    for stage, name in enumerate(shown.stages if shown is not None else ()):
+        assert shown is not None
+        tasks = sorted((e for e in shown.tasks if e.stage == stage), key=lambda e: e.begin)
+        spans = [
+            Span(
+                name=f"{'backward' if each.backward else 'forward'} {each.micro_batch}",
+                kind="task",
+                begin=each.begin,
+                end=each.end,
+            )
+            for each in tasks
+        ]
+        yield Line(name=f"stage {stage}: {name}", group="pipeline, one passage", spans=tuple(spans))

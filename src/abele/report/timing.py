@@ -1,0 +1,245 @@
+"""How long each kernel of a session takes: its programs, run with clocks inside and without.
+
+Both run in turns on copies of the session's state and on inputs that are made up, so the session
+and the random numbers are afterwards as before, and none of these times is one of a call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import torch
+
+from abele.compile import measuring
+from abele.compile.executable import Executable
+from abele.errors import AbeleError
+from abele.program import Program, Role, all_nodes, has_effect
+from abele.program.printing import node_phase
+from abele.report import facts, operators
+from abele.report.limits import limits
+from abele.report.record import Kernel, Limits, Run, Timing
+from abele.report.record import Program as Recorded
+from abele.runtime.device_state import DeviceState
+from abele.targets import clocked
+from abele.targets.base import Run as Call
+from abele.targets.clocked import Clocked
+
+BUDGET_S = 2.0
+_MOST_RUNS = 30
+# Copies may take so much of the machine's memory.
+_MEMORY_SHARE = 0.25
+
+
+def timed(run: Run, executable: Executable, state: DeviceState, budget_s: float = BUDGET_S) -> Run:
+    """A run's record with the times of its kernels, or why there are none.
+
+    Args:
+        run: what is known; its programs are those of the executable.
+        executable: what runs.
+        state: of the session; only copies of it are written.
+        budget_s: how long each program is run; each of them runs twice at least.
+    """
+    known = limits() if state.device.type == "cpu" else None
+    by_name = {program.name: program for program in executable.programs}
+    programs: list[Recorded] = []
+    for each in run.programs:
+        program = by_name.get(each.name)
+        found: Timing | str = "it is not one of those that run now"
+        if program is not None and known is not None:
+            found = _timed(program, executable, state, known, budget_s)
+        elif known is None:
+            found = f"there are no clocks for {state.device.type}"
+        done = isinstance(found, Timing)
+        programs.append(
+            dataclasses.replace(
+                each, timing=found if done else None, untimed="" if done else str(found)
+            )
+        )
+    return dataclasses.replace(run, programs=tuple(programs), limits=known)
+
+
+def _timed(
+    program: Program, executable: Executable, state: DeviceState, known: Limits, budget_s: float
+) -> Timing | str:
+    """The times of a program, or why there are none."""
+    if any(has_effect(node) for node in all_nodes(program.graph)):
+        return "it prints or calls the host, which it would do once more"
+    arguments = _arguments(program, state)
+    if 2 * sum(each.nbytes for each in arguments) > _MEMORY_SHARE * facts.machine().memory_bytes:
+        return "there is no room for copies of its state"
+    lowering = executable.lowering(program.name)
+    try:
+        with_clocks = lowering.clocked(program)
+        if with_clocks is None:
+            return f"the code of lowering {lowering.name!r} has no place for clocks"
+        plain = executable.compiled[program.name].run
+        return _both(program, plain, with_clocks, arguments, known, budget_s)
+    except (AbeleError, RuntimeError, MemoryError) as error:  # the run itself goes on
+        return f"it failed ({type(error).__name__}: {error})"
+
+
+def _arguments(program: Program, state: DeviceState) -> list[torch.Tensor]:
+    """The state as it is, and made-up inputs."""
+    arguments = state.arguments(program, 0)
+    made_up = measuring.made_up(
+        dataclasses.replace(
+            program, inputs=tuple(slot for slot in program.inputs if slot.role is Role.INPUT)
+        )
+    )
+    rows = iter(made_up)
+    return [
+        next(rows) if slot.role is Role.INPUT else argument
+        for slot, argument in zip(program.inputs, arguments, strict=True)
+    ]
+
+
+@dataclasses.dataclass
+class _Sums:
+    """Of runs with clocks: their times together and those of each kernel."""
+
+    took: list[float] = dataclasses.field(default_factory=list[float])
+    kernels: list[list[tuple[float, float]]] = dataclasses.field(
+        default_factory=list[list[tuple[float, float]]]
+    )
+
+
+def _both(
+    program: Program,
+    plain: Call,
+    with_clocks: Clocked,
+    arguments: Sequence[torch.Tensor],
+    known: Limits,
+    budget_s: float,
+) -> Timing:
+    """Runs both in turns; the fastest quarter of each counts, others were disturbed."""
+    fresh = _Copies(program, arguments)
+    random_state = torch.get_rng_state()
+    without: list[float] = []
+    sums = _Sums()
+    try:
+        _seconds(plain, fresh.taken())
+        _seconds(with_clocks.run, fresh.taken())
+        began = time.perf_counter()
+        while len(without) < 2 or (
+            len(without) < _MOST_RUNS and time.perf_counter() - began < budget_s
+        ):
+            if len(without) % 2:  # each is the first one as often: caches favour the second
+                without.append(_seconds(plain, fresh.taken())[1])
+            start, took = _seconds(with_clocks.run, fresh.taken())
+            sums.took.append(took)
+            if len(without) < len(sums.took):
+                without.append(_seconds(plain, fresh.taken())[1])
+            sums.kernels.append(
+                [
+                    ((a - start) / 1e9, (b - a) / 1e9) if b else (0.0, 0.0)
+                    for a, b in with_clocks.times()
+                ]
+            )
+    finally:
+        torch.set_rng_state(random_state)
+    chosen = _fastest(sums.took)
+    kernels = _described(with_clocks.kernels, [sums.kernels[i] for i in chosen], known)
+    ran = sum(end > 0 for _, end in sums.kernels[chosen[0]])
+    return Timing(
+        runs=len(chosen),
+        seconds=_mean([without[i] for i in _fastest(without)]),
+        clocked=_mean([sums.took[i] for i in chosen]),
+        clocks=ran * with_clocks.cost_ns / 1e9,
+        kernels=kernels,
+    )
+
+
+def _fastest(times: Sequence[float]) -> list[int]:
+    order = sorted(range(len(times)), key=times.__getitem__)
+    return sorted(order[: max(1, len(times) // 4)])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _seconds(call: Call, arguments: list[torch.Tensor]) -> tuple[int, float]:
+    """When a run began, in ns, and what it took."""
+    began = time.perf_counter_ns()
+    results = call(arguments)
+    took = time.perf_counter_ns() - began
+    del results  # freeing them is no part of it
+    return began, took / 1e9
+
+
+class _Copies:
+    """Arguments that a program may write, the same ones and with the same values for each run."""
+
+    def __init__(self, program: Program, arguments: Sequence[torch.Tensor]):
+        self._given = arguments
+        self._copies = [each.clone() for each in arguments]
+        self._written = [index for index, slot in enumerate(program.inputs) if slot.mutated]
+
+    def taken(self) -> list[torch.Tensor]:
+        """A new list of them."""
+        for index in self._written:
+            self._copies[index].copy_(self._given[index])
+        return list(self._copies)
+
+
+def _described(
+    kernels: Sequence[clocked.Kernel],
+    runs: Sequence[Sequence[tuple[float, float]]],
+    known: Limits,
+) -> tuple[Kernel, ...]:
+    """What ran, with its mean times."""
+    parts = _parts_of_nodes(kernels)
+    described: list[Kernel] = []
+    for index, kernel in enumerate(kernels):
+        times = [run[index] for run in runs]
+        moved = [operators.moved_bytes(node) for node in kernel.nodes]
+        size = sum(moved) if kernel.bytes is None else kernel.bytes
+        work = _work(kernel, parts)
+        first = next(iter(kernel.nodes), None)
+        described.append(
+            Kernel(
+                what=kernel.what,
+                operators=_shares(kernel.nodes, moved),
+                phase="program" if first is None else node_phase(first) or "program",
+                module="" if first is None else operators.module_of(first),
+                line="" if first is None else facts.line_of(first),
+                began=_mean([began for began, _ in times]),
+                seconds=_mean([took for _, took in times]),
+                operations=work,
+                bytes=size,
+                least=known.least(work, size),
+            )
+        )
+    return tuple(described)
+
+
+def _parts_of_nodes(kernels: Sequence[clocked.Kernel]) -> dict[torch.fx.Node, int]:
+    """In how many kernels each node is computed: its operations are divided among them.
+
+    Loops count where nothing else computes a node: they add a bias, or copy an operand.
+    """
+    counts: dict[torch.fx.Node, int] = {}
+    for kernel in kernels:
+        for node in kernel.nodes:
+            counts[node] = counts.get(node, 0) + (kernel.what != clocked.LOOP)
+    return counts
+
+
+def _work(kernel: clocked.Kernel, parts: dict[torch.fx.Node, int]) -> int:
+    """Operations of a kernel."""
+    is_loop = kernel.what == clocked.LOOP
+    counted = [node for node in kernel.nodes if not (is_loop and parts[node])]
+    return sum(operators.operations(node) // max(1, parts[node]) for node in counted)
+
+
+def _shares(nodes: Sequence[torch.fx.Node], moved: Sequence[int]) -> tuple[tuple[str, float], ...]:
+    """Each operator's share of a kernel, by the bytes that it moves."""
+    whole = sum(moved)
+    shares: dict[str, float] = {}
+    for node, size in zip(nodes, moved, strict=True):
+        part = size / whole if whole else 1 / len(nodes)
+        name = facts.operator_of(node)
+        shares[name] = shares.get(name, 0.0) + part
+    return tuple((name, round(share, 6)) for name, share in shares.items())

@@ -1,0 +1,143 @@
+"""Timelines for other viewers: complete, and as their formats say."""
+
+import dataclasses
+import json
+
+import pytest
+
+from abele.report import speedscope, trace
+from abele.report.files import write
+from abele.report.journal import Journal, Moment, window_of
+from abele.report.record import Kernel, Pipeline, Task, Timing
+from abele.report.spans import lines
+from helpers.reported import journal_of, run_before, run_of
+
+
+def kernel(index, name, module, began, seconds):
+    return Kernel(
+        what="torch",
+        operators=((name, 1.0),),
+        phase="forward",
+        module=module,
+        line=f"net.py:{index} in forward",
+        began=began,
+        seconds=seconds,
+        operations=10,
+        bytes=20,
+        least=seconds / 2,
+    )
+
+
+@pytest.fixture(scope="module")
+def run():
+    run = run_of("introduction")
+    (program,) = run.programs
+    kernels = (kernel(1, "aten.mm.default", "net/fc", 0.1, 0.2), kernel(2, "a", "", 0.35, 0.5))
+    timing = Timing(runs=3, seconds=0.9, clocked=1.0, clocks=0.01, kernels=kernels)
+    tasks = (
+        Task(stage=0, micro_batch=0, backward=False, begin=0.0, end=0.5),
+        Task(stage=1, micro_batch=0, backward=True, begin=0.5, end=1.0),
+    )
+    pipeline = Pipeline(stages=("first", "<second>"), tasks=tasks, bubble=0.5, ideal=0.5)
+    timed = dataclasses.replace(program, timing=timing)
+    return dataclasses.replace(run, programs=(timed,), pipeline=pipeline)
+
+
+JOURNAL = journal_of(("stage", "capture"), ("stage", "passes"), ("stage", "calls"), ("note", "x"))
+
+
+def test_every_part_of_the_run_has_a_line(run):
+    found = {line.name: line for line in lines(run, JOURNAL)}
+    assert list(found) == [
+        *("building", "calls", "kernels of step", "stage 0: first", "stage 1: <second>"),
+    ]
+    assert {span.name for span in found["calls"].spans} >= {"call 1", "computed", "before the call"}
+    assert {span.kind for span in found["building"].spans} == {"stage", "pass"}
+    assert [span.name for span in found["kernels of step"].spans] == [
+        *("step", "aten.mm.default", "a"),
+    ]
+
+
+def test_spans_follow_each_other_or_are_inside(run):
+    for line in lines(run, JOURNAL):
+        open_ = []
+        for before, span in zip((None, *line.spans), line.spans, strict=False):
+            assert span.end >= span.begin
+            assert before is None or before.begin <= span.begin
+            while open_ and open_[-1].end <= span.begin:
+                open_.pop()
+            assert not open_ or span.end <= open_[-1].end + 1e-12
+            open_.append(span)
+
+
+@pytest.mark.parametrize("built", [False, True], ids=["before building", "after"])
+def test_the_trace_is_as_the_format_says(built, run):
+    found = trace.of_run(run if built else run_before(), JOURNAL if built else Journal())
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found["displayTimeUnit"] in ("ms", "ns")
+    named = {(e["pid"], e["tid"]) for e in found["traceEvents"] if e["name"] == "thread_name"}
+    for event in found["traceEvents"]:
+        assert event["ph"] in ("X", "M", "i")
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            assert event["ts"] >= 0
+            assert (event["pid"], event["tid"]) in named
+    assert len(named) == (5 if built else 0)
+
+
+def checked(found):
+    """Follows https://www.speedscope.app/file-format-schema.json."""
+    assert found["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+    assert set(found) <= {
+        *("$schema", "exporter", "name", "activeProfileIndex", "shared", "profiles"),
+    }
+    frames = found["shared"]["frames"]
+    for frame in frames:
+        assert isinstance(frame["name"], str)
+        assert set(frame) <= {"name", "file", "line", "col"}
+        assert isinstance(frame.get("line", 0), int)
+    for profile in found["profiles"]:
+        assert set(profile) == {"type", "name", "unit", "startValue", "endValue", "events"}
+        assert profile["type"] == "evented"
+        assert profile["unit"] in {
+            *("none", "nanoseconds", "microseconds", "milliseconds", "seconds", "bytes"),
+        }
+        stack, at = [], profile["startValue"]
+        for event in profile["events"]:
+            assert set(event) == {"type", "frame", "at"}
+            assert event["at"] >= at
+            at = event["at"]
+            assert 0 <= event["frame"] < len(frames)
+            if event["type"] == "O":
+                stack.append(event["frame"])
+            else:
+                assert event["type"] == "C"
+                assert stack.pop() == event["frame"]
+        assert stack == []
+        assert at <= profile["endValue"]
+    assert found["activeProfileIndex"] < max(1, len(found["profiles"]))
+
+
+def test_the_speedscope_file_is_as_its_schema_says(run):
+    found = speedscope.of_run(run, JOURNAL)
+    checked(json.loads(json.dumps(found, allow_nan=False)))
+    frames = found["shared"]["frames"]
+    assert {"name": "aten.mm.default", "file": "net.py", "line": 1} in frames
+    assert {"name": "fc"} in frames
+    checked(speedscope.of_run(run_before(), Journal()))
+
+
+def test_calls_that_overlap_in_rounding_do_not_overlap_there(run):
+    windows = [window_of(i * 0.1, (0.2, 0.01, 0.1, 0.01), first=i, loss=1.0) for i in range(5)]
+    told = Journal(windows=tuple(windows), moments=(Moment(at=0.0, kind="stage", what="x"),))
+    checked(speedscope.of_run(run, told))
+
+
+def test_the_files_are_written_beside_the_page(run, tmp_path):
+    write(tmp_path, run, JOURNAL)
+    assert {each.name for each in tmp_path.iterdir()} == {
+        *("report.html", "trace.json", "speedscope.json"),
+    }
+    assert "Pipeline" in (tmp_path / "report.html").read_text()
