@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from abele.report import record, words
 from abele.report.journal import Journal
@@ -60,15 +60,20 @@ def _time(a: Steady | None, b: Steady | None) -> list[Difference]:
     if a is None or b is None:
         return []
     found: list[Difference] = []
-    (_, low_a, middle_a, high_a, _), (_, low_b, middle_b, high_b, _) = a.quarters, b.quarters
-    apart = not (low_a <= middle_b <= high_a or low_b <= middle_a <= high_b)
-    if apart and abs(middle_b - middle_a) > LEAST * middle_a:
+    middle_a, middle_b = a.quarters[2], b.quarters[2]
+    if _apart(a.quarters[1:4], b.quarters[1:4]) and abs(middle_b - middle_a) > LEAST * middle_a:
         found.append(_numbers("time", "a call (median)", middle_a, middle_b, words.seconds))
-    # What is waited for before a call has no quartiles: it counts where it is large in a call.
-    if abs(b.waited - a.waited) > max(high_a - low_a, high_b - low_b, 0.1 * max(a.whole, b.whole)):
-        said = "before a call, such as for data (mean)"
-        found.append(_numbers("time", said, a.waited, b.waited, words.seconds))
+    # What is waited for before a call counts where it is much of the time from call to call.
+    waited_a, waited_b = a.waits[1], b.waits[1]
+    if _apart(a.waits, b.waits) and abs(waited_b - waited_a) > LEAST * max(a.whole, b.whole):
+        said = "before a call, such as for data (median)"
+        found.append(_numbers("time", said, waited_a, waited_b, words.seconds))
     return found
+
+
+def _apart(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Whether the median of each lies outside of the other's quartiles."""
+    return not (a[0] <= b[1] <= a[2] or b[0] <= a[1] <= b[2])
 
 
 def _numbers(kind: str, what: str, a: float, b: float, say: Callable[[float], str]) -> Difference:

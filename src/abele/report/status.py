@@ -103,6 +103,7 @@ class Steady:
         quarters: shortest, quartiles and longest, in seconds.
         whole: seconds from call to call, waiting included, on average.
         waited: seconds of that before a call, on average.
+        waits: quartiles of that.
         inputs: for inputs.
         computed: in micro-steps.
         outputs: for outputs.
@@ -112,6 +113,7 @@ class Steady:
     quarters: tuple[float, float, float, float, float]
     whole: float
     waited: float
+    waits: tuple[float, float, float]
     inputs: float
     computed: float
     outputs: float
@@ -135,6 +137,7 @@ def steady(journal: Journal) -> Steady | None:
         count=total.count,
         quarters=_quarters(windows),
         whole=sum(parts.values()),
+        waits=_of_many([each.waited / each.count for each in windows for _ in range(each.count)]),
         **parts,
     )
 
@@ -142,8 +145,16 @@ def steady(journal: Journal) -> Steady | None:
 def _quarters(windows: list[Window]) -> tuple[float, float, float, float, float]:
     """Quartiles of single calls where each has a line, else of their lines, by their weight."""
     singles = [each for window in windows for each in window.quarters[1:4] * window.count]
-    if len(singles) > 200_000:
-        singles = singles[:: len(singles) // 100_000]
-    first, middle, third = statistics.quantiles(singles, n=4, method="inclusive")
+    first, middle, third = _of_many(singles)
     lowest = min(each.quarters[0] for each in windows)
     return lowest, first, middle, third, max(each.quarters[4] for each in windows)
+
+
+def _of_many(values: list[float]) -> tuple[float, float, float]:
+    """Quartiles; of very many values of evenly chosen ones."""
+    if len(values) > 200_000:
+        values = values[:: len(values) // 100_000]
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    first, middle, third = statistics.quantiles(values, n=4, method="inclusive")
+    return first, middle, third

@@ -32,8 +32,10 @@ def share(part: float, whole: float) -> str:
 
 
 def count(value: int, noun: str) -> str:
-    """``1 call``, ``2 calls``."""
+    """``1 call``, ``2 calls``, ``3 batches``."""
     plural = noun[:-1] + "ies" if noun.endswith("y") else f"{noun}s"
+    if noun.endswith("ch"):
+        plural = f"{noun}es"
     return f"{value:,} {noun if value == 1 else plural}"
 
 

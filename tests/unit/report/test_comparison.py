@@ -45,6 +45,18 @@ def test_waiting_for_data_is_seen(run):
     assert only.what.startswith("before a call")
 
 
+def test_a_pause_that_one_of_two_equal_runs_made_is_no_change(run):
+    first, second = timed(1), timed(2)
+    paused = dataclasses.replace(second.windows[150], waited=60.0)
+    windows = (*second.windows[:150], paused, *second.windows[151:])
+    assert differences((run, first), (run, Journal(windows=windows))) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_runs_that_drift_by_less_than_they_scatter_show_no_change(seed, run):
+    assert differences((run, timed(seed)), (run, timed(seed + 50, middle=0.0208))) == []
+
+
 def test_options_programs_kernels_and_memory_are_named_largest_change_first(run):
     (program,) = run.programs
     option = dataclasses.replace(run, configuration={**run.configuration, "replicas": 2})

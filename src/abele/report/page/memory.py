@@ -85,7 +85,7 @@ def _largest(use: record.Memory) -> Html:
             words.size(each.bytes),
             charts.part(each.bytes / top, "move"),
             tag("code", each.operator or "?"),
-            each.type,
+            tag("code", each.type),
             each.module.replace("/", "."),
             each.line,
             f"{each.first + 1} to {each.last + 1}",
@@ -97,4 +97,4 @@ def _largest(use: record.Memory) -> Html:
         rows.append([words.size(use.others), "", "all others", "", "", "", ""])
     heads = ("bytes", "", "made by", "type", "module", "line", "steps")
     title = tag("p", f"The largest of {words.size(whole)} there at the peak:")
-    return tag("div", title, table(heads, rows, numbers=(0,))) if rows else tag("div")
+    return tag("div", title, table(heads, rows, numbers=(0, 6))) if rows else tag("div")

@@ -75,7 +75,8 @@ summary { cursor: pointer; overflow-wrap: anywhere; }
 details details { margin-left: 1.1rem; }
 .tree summary, .leaf { font-size: .92rem; padding: .1rem 0; }
 .leaf { margin-left: 2.1rem; } .tree b { font-weight: 600; }
-ol.insights { padding-left: 1.3rem; max-width: 52rem; } ol.insights li { margin: .5rem 0; }
+ol.insights { padding-left: 1.3rem; max-width: 52rem; } ol.insights li { margin: .5rem 0;
+  overflow-wrap: anywhere; }
 .better { color: var(--good); } .worse { color: var(--bad); }
 @media print { main { max-width: none; } section { break-inside: avoid; }
   .hover { display: none; } }
