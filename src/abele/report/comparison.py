@@ -1,8 +1,8 @@
 """How two runs differ: options, programs, kernels, time and memory, the largest first.
 
-Times differ when they lie outside each other's spread: the median of each beyond the quartiles of
-the other, and by more than ``LEAST`` of it. So two runs of the same program report no change, but
-for what one of them was really slowed down by.
+Times differ when they lie outside each other's spread: three quarters of one beyond three quarters
+of the other, and the medians by more than ``LEAST``. So two runs of the same program report no
+change, but for what one of them was really slowed down by.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def _time(a: Steady | None, b: Steady | None) -> list[Difference]:
 
 
 def _apart(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Whether the median of each lies outside of the other's quartiles."""
-    return not (a[0] <= b[1] <= a[2] or b[0] <= a[1] <= b[2])
+    """Whether three quarters of each lie beyond three quarters of the other."""
+    return a[2] < b[0] or b[2] < a[0]
 
 
 def _numbers(kind: str, what: str, a: float, b: float, say: Callable[[float], str]) -> Difference:
@@ -164,7 +164,8 @@ def _say(value: object) -> str:
 def page(first: Files, second: Files) -> str:
     """Return a page that says how two runs differ."""
     found = differences(first, second)
-    head = html(tag("h1", f"{first[0].name} and {second[0].name}"), _verdict(found))
+    timed = steady(first[1]) is not None and steady(second[1]) is not None
+    head = html(tag("h1", f"{first[0].name} and {second[0].name}"), _verdict(found, timed=timed))
     parts: list[Content] = [
         _one("First", first),
         _one("Second", second),
@@ -173,16 +174,17 @@ def page(first: Files, second: Files) -> str:
     return document("Comparison of two runs", html(head, parts))
 
 
-def _verdict(found: list[Difference]) -> Html:
-    timed = next((each for each in found if each.kind == "time" and each.change is not None), None)
+def _verdict(found: list[Difference], *, timed: bool) -> Html:
+    longer = next((each for each in found if each.kind == "time" and each.change is not None), None)
     if not found:
         return tag("p", "No difference was found.", class_="lead")
     said = f"{words.count(len(found), 'difference')}. "
-    if timed is None or timed.change is None:
-        return tag("p", said, "Times are the same within their spread.", class_="lead")
-    kind = "worse" if timed.change > 0 else "better"
-    way = "longer" if timed.change > 0 else "shorter"
-    text = f"{timed.what}: {timed.first} and {timed.second}, {abs(timed.change):.0%} {way}."
+    if longer is None or longer.change is None:
+        same = "Times are the same within their spread." if timed else ""
+        return tag("p", said, same, class_="lead")
+    kind = "worse" if longer.change > 0 else "better"
+    way = "longer" if longer.change > 0 else "shorter"
+    text = f"{longer.what}: {longer.first} and {longer.second}, {abs(longer.change):.0%} {way}."
     return tag("p", said, tag("b", text, class_=kind), class_="lead")
 
 
@@ -198,10 +200,10 @@ def _table(found: list[Difference]) -> Html:
         [
             each.kind,
             each.what,
-            each.first,
-            each.second,
+            tag("span", each.first, class_="value"),
+            tag("span", each.second, class_="value"),
             "" if each.change is None else f"{each.change:+.1%}",
         ]
         for each in found
     ]
-    return table(("", "what", "first", "second", "change"), rows, numbers=(2, 3, 4))
+    return table(("", "what", "first", "second", "change"), rows, numbers=(4,))

@@ -80,7 +80,7 @@ class PipelineReport:
         if self.pipelining.cut is None:
             return f"It runs as one program, because {self.pipelining.reason}."
         if measured is None:
-            return f"{self.threads} threads per stage; times come with the first call."
+            return f"Threads per stage: {self.threads}. Times come with the first call."
         return (
             f"{measured.micro_batches} micro-batches, {self.threads} threads per stage. Bubble "
             f"{measured.bubble:.0%}; {measured.ideal_bubble:.0%} if all stages were equally fast. "

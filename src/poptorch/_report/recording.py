@@ -190,7 +190,6 @@ class Recording:
             build=facts.build(made.record),
             state=summary.state_bytes(executable.programs),
             programs=facts.programs(executable, made.record, self._changes.of_stamps),
-            notes=_notes(made),
             **_measured(made),
         )
 
@@ -204,7 +203,7 @@ def _measured(made: CompiledModel) -> dict[str, Any]:
     if report.measured is not None and report.pipelining.stages > 1:
         passage = facts.pipeline(report.measured, report.pipelining.names)
     exchanged = {k: float(v) for k, v in dataclasses.asdict(counts).items()}
-    return {"exchanged": exchanged, "pipeline": passage}
+    return {"exchanged": exchanged, "pipeline": passage, "notes": _notes(made)}
 
 
 def _notes(made: CompiledModel) -> tuple[str, ...]:
@@ -215,6 +214,8 @@ def _notes(made: CompiledModel) -> tuple[str, ...]:
 def _options(options: Options) -> Iterator[Option]:
     for row, value in _table.given(options):
         name = row.setter if row.setter != "set" else row.name
+        if name == "setEngineOptions":  # where a report goes is no difference between two runs
+            value = {key: each for key, each in value.items() if key != "autoReport.directory"}
         status = row.status.value
         yield Option(
             name=f"{row.namespace}.{name}", value=repr(value), status=status, note=row.note

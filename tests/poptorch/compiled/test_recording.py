@@ -1,6 +1,7 @@
 """Runs that are recorded: what a wrapper writes while it runs, and how it says what went wrong."""
 
 import html
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import torch
 
 import poptorch
 from abele.report import read_journal, read_run
+from abele.report.comparison import differences
 from helpers.warm_python import python
 from helpers.wrapping import inference, options, rows, scorer, trainer
 
@@ -102,6 +104,43 @@ def test_a_report_elsewhere_has_the_journal_of_the_profile(tmp_path):
         wrapped(*rows(4))
     wrapped.report(tmp_path / "copy")
     assert read_journal(tmp_path / "copy").calls == 3
+
+
+def test_two_identical_runs_differ_in_nothing(tmp_path):
+    for name in ("one", "two"):
+        wrapped = trainer(scorer(), enableProfiling=str(tmp_path / name))
+        for _ in range(40):
+            wrapped(*rows(4))
+        wrapped.destroy()
+    files = [recorded(tmp_path / name) for name in ("one", "two")]
+    # The machine may really have been slower meanwhile; nothing else may differ.
+    assert [each for each in differences(*files) if each.kind != "time"] == []
+    assert all(each.timing is not None for run, _ in files for each in run.programs)
+
+
+def test_times_of_operators_are_measured_on_request_and_are_none_of_a_call(tmp_path):
+    wrapped = trainer(scorer(), enableProfiling=str(tmp_path / "profile"))
+    plain = trainer(scorer())
+    for _ in range(2):
+        assert all(map(torch.equal, wrapped(*rows(4)), plain(*rows(4))))
+        wrapped.report(tmp_path / "page", measure=True)
+    (program,) = read_run(tmp_path / "page").programs
+    assert program.timing.attributed > 0
+    assert "Operators by time" in words(tmp_path / "page" / "report.html")
+    journal = read_journal(tmp_path / "page")
+    assert journal.calls == 2
+    # It took a second or two between the calls, in which nothing waited for data.
+    assert journal.windows[1].waited < 0.5
+
+
+def test_a_report_that_asks_for_no_execution_has_no_times(tmp_path, monkeypatch):
+    settings = {"autoReport.outputExecutionProfile": "false"}
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", json.dumps(settings))
+    wrapped = trainer(scorer(), enableProfiling=str(tmp_path))
+    wrapped(*rows(4))
+    wrapped.destroy()
+    (program,) = recorded(tmp_path)[0].programs
+    assert program.timing is None
 
 
 def test_each_instance_has_a_folder_of_its_own(tmp_path):

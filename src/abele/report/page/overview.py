@@ -55,6 +55,9 @@ def trouble(journal: Journal, status: Status) -> list[Html]:
     errors = journal.of_kind("error")
     if status.error is not None:
         errors = [status.error, *(each for each in errors if each is not status.error)]
+    # An error that passes a call is noted there, and again where it ends the program.
+    texts = {each.what: each for each in reversed(errors)}
+    errors = [each for each in errors if texts[each.what] is each]
     shown = [_error(each) for each in errors[:5]]
     more = len(errors) - len(shown)
     return [*shown, tag("p", f"And {words.count(more, 'error')} more in the journal.")][

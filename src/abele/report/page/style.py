@@ -47,6 +47,7 @@ th { font-weight: 600; color: var(--soft); font-size: .85rem; white-space: nowra
 code, pre { font: .88em/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }
 code { overflow-wrap: anywhere; } td code { white-space: nowrap; }
 td code.value { white-space: normal; }
+.value { overflow-wrap: anywhere; } td:has(> .value) { min-width: 9rem; }
 pre { overflow: auto; max-height: 34rem; background: var(--card); padding: .8rem; margin: .5rem 0; }
 .trouble pre { background: none; padding: 0; white-space: pre-wrap; }
 figure { margin: .6rem 0 .3rem; }
