@@ -123,6 +123,15 @@ def test_texts_from_elsewhere_are_escaped(tally):
     assert bad in Page(text).text
 
 
+def test_the_pages_of_programs_are_linked_and_other_files_are_not(tally):
+    files = {"compute/inference/report.html": "Its program.", "predictions.h5": "Scores."}
+    page = Page(report.page(content(tally, files=files)))
+    assert [each for each in page.addresses if not each.startswith("data:")] == [
+        "compute/inference/report.html"
+    ]
+    assert "predictions.h5" in page.text
+
+
 def test_without_labels_the_page_says_so():
     tally = Tally([Row(0, (1, 1, 1), {})])
     page = Page(report.page(content(tally)))

@@ -5,7 +5,9 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+import torch
 
+import poptorch
 from abele.report.journal import Journal
 from abele.report.page import page
 from abele.report.status import steady
@@ -74,6 +76,28 @@ def test_a_page_says_how_it_went_and_what_ran(introduction):
     assert "models.py:" in words
     for title in ("Memory over the program", "What operators need", "Modules", "Loss", "Programs"):
         assert title in words
+
+
+@pytest.mark.long
+def test_the_page_of_a_large_network_stays_small(tmp_path, monkeypatch):
+    pytest.importorskip("omegaconf", reason="needs abele[cosmictagger]")
+    from cosmictagger import models
+    from cosmictagger.config.network import named
+    from cosmictagger.measures.losses import Loss
+    from cosmictagger.models.with_loss import LossInForward
+
+    monkeypatch.setenv("ABELE_TARGET", "null")
+    network = models.build(named("a21"), (320, 512))
+    module = LossInForward(
+        network, Loss("none"), mark=lambda loss: poptorch.identity_loss(loss, "mean")
+    )
+    opts = poptorch.Options().showCompilationProgressBar(False).modelName("a21")
+    opts.enableProfiling(str(tmp_path))
+    adam = poptorch.optim.Adam(module.parameters(), lr=1e-3)
+    wrapped = poptorch.trainingModel(module, opts, adam)
+    wrapped.compile(torch.zeros(1, 3, 320, 512), torch.zeros(1, 3, 320, 512, dtype=torch.int64))
+    size = (tmp_path / "a21" / "report.html").stat().st_size
+    assert 100_000 < size < 5 * 2**20
 
 
 def test_a_page_before_anything_was_built_has_no_empty_sections():
