@@ -29,7 +29,16 @@ ORDERS = {
     "abele": (
         *("errors", "version", "containers", "libraries", "garbage", "locks", "storage", "_torch"),
         *("program", "warn", "step", "collectives", "ops", "trace", "kernels", "passes", "capture"),
-        *("targets", "compile", "runtime", "pipeline", "report", "fit", "__main__"),
+        *(
+            "targets",
+            "compile",
+            "runtime",
+            "pipeline",
+            "machine_limits",
+            "report",
+            "fit",
+            "__main__",
+        ),
     ),
     "poptorch": (
         *("enums", "_error", "_logging", "_version", "options", "autocasting", "_process"),
