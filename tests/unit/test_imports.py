@@ -28,17 +28,9 @@ FILES = sorted(SOURCE.rglob("*.py"))
 ORDERS = {
     "abele": (
         *("errors", "version", "containers", "libraries", "garbage", "locks", "storage", "_torch"),
-        *("program", "warn", "step", "collectives", "ops", "trace", "kernels", "passes", "capture"),
-        *(
-            "targets",
-            "compile",
-            "runtime",
-            "pipeline",
-            "machine_limits",
-            "report",
-            "fit",
-            "__main__",
-        ),
+        *("program", "warn", "step", "collectives", "ops", "trace", "kernels", "arena", "passes"),
+        *("capture", "targets", "compile", "runtime", "pipeline", "machine_limits", "report"),
+        *("fit", "__main__"),
     ),
     "poptorch": (
         *("enums", "_error", "_logging", "_version", "options", "autocasting", "_process"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from abele.fit.estimate import Interval, Part, Tensor
-from abele.fit.workspaces import Allocation, workspace
+from abele.fit.workspaces import SETTLED, Allocation, workspace
 from abele.program import Program, marks_of
 from abele.program.memory import MemoryUse, Piece
 from abele.program.printing import node_phase, user_line
@@ -33,12 +33,14 @@ class Need:
         parts: by role.
         tensors: the largest first.
         reserved: bytes of ``parts`` that the program keeps between calls.
+        shared: other programs use these bytes too.
     """
 
     operation: str
     parts: tuple[Part, ...]
     tensors: tuple[Tensor, ...]
     reserved: int
+    shared: bool = False
 
 
 def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
@@ -50,8 +52,10 @@ def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
         allocation: how much of that becomes memory of the process.
     """
     inside = [_workspace(node) for node in use.nodes]
-    expected = [alive + spaces.expected for alive, spaces in zip(use.needed(), inside, strict=True)]
-    step = max(range(len(expected)), key=expected.__getitem__)
+    busy = [alive + spaces.expected for alive, spaces in zip(use.alive(), inside, strict=True)]
+    step = max(range(len(busy)), key=busy.__getitem__)
+    if use.shared:
+        allocation = SETTLED
     kept = set(map(id, use.inside))
     sizes: dict[str, list[Interval]] = {}
     tensors: list[Tensor] = []
@@ -66,15 +70,24 @@ def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
     parts.sort(key=lambda part: -part.size.expected)
     if unused:
         parts.append(Part(role=UNUSED, size=Interval.exact(unused)))
-    highest = max(alive + spaces.high for alive, spaces in zip(use.needed(), inside, strict=True))
-    spaces = Interval(
-        0, inside[step].expected, max(inside[step].expected, highest - use.needed()[step])
-    )
-    parts.append(Part(role=WORKSPACE, size=spaces))
+    parts.append(Part(role=WORKSPACE, size=_above(use.needed(), inside, use.needed()[step])))
     operation = _operation(use.nodes[step], program.name)
     return Need(
-        operation=operation, parts=tuple(parts), tensors=tuple(tensors), reserved=use.reserved
+        operation=operation,
+        parts=tuple(parts),
+        tensors=tuple(tensors),
+        reserved=use.reserved,
+        shared=use.shared,
     )
+
+
+def _above(needed: list[int], inside: list[Interval], counted: int) -> Interval:
+    """Bytes of workspaces beside what is counted, at the step where both together are most."""
+    expected, high = (
+        max(taken + size for taken, size in zip(needed, sizes, strict=True)) - counted
+        for sizes in ([each.expected for each in inside], [each.high for each in inside])
+    )
+    return Interval(0, expected, high)
 
 
 def _workspace(node: torch.fx.Node | None) -> Interval:

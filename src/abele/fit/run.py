@@ -52,7 +52,7 @@ def estimate(
     """
     always = _always(programs, config, target, calls)
     ways = _ways(programs, config, target)
-    kept = sum(max(way.need.reserved for way in each) for each in ways.values())
+    kept = _kept(way.need for each in ways.values() for way in (_largest(each),))
     moments = [_start(always, kept)]
     moments += [
         _of_program(name, way.need, always, kept) for name, each in ways.items() for way in each
@@ -103,6 +103,21 @@ def _ways(programs: Sequence[Program], config: StepConfig, target: Target) -> di
             )
             result.setdefault(name, []).append(way)
     return result
+
+
+def _largest(ways: list[_Way]) -> _Way:
+    return max(ways, key=lambda way: way.need.reserved)
+
+
+def _kept(needs: Iterable[Need]) -> int:
+    """Bytes that programs keep between calls: the shared ones are those of the largest."""
+    shared, alone = 0, 0
+    for each in needs:
+        if each.shared:
+            shared = max(shared, each.reserved)
+        else:
+            alone += each.reserved
+    return shared + alone
 
 
 def _joined(texts: Iterable[str]) -> str:
@@ -179,7 +194,7 @@ def _reserved(size: int) -> list[Part]:
 
 
 def _of_program(name: str, need: Need, always: tuple[Part, ...], kept: int) -> Moment:
-    parts = (*always, *need.parts, *_reserved(kept - need.reserved))
+    parts = (*always, *need.parts, *_reserved(max(0, kept - need.reserved)))
     return Moment(name=name, operation=need.operation, parts=parts, tensors=need.tensors)
 
 
@@ -189,7 +204,7 @@ def _take_over(name: str, first: Need, always: tuple[Part, ...], kept: int, then
     state = sum(part.size.high for part in always if part.role in roles)
     copies = Interval(*(state * n for n in (_COPIES.low, _COPIES.expected, _COPIES.high)))
     larger = max(first, then, key=lambda each: Interval.sum(p.size for p in each.parts).expected)
-    reserved = _reserved(kept - (larger.reserved if larger is then else 0))
+    reserved = _reserved(max(0, kept - then.reserved + first.reserved if larger is then else kept))
     parts = (*always, *larger.parts, *reserved, Part(role="copies to compare", size=copies))
     return Moment(
         name=f"{name}, taking over",

@@ -50,6 +50,8 @@ class Allocation:
 
 #: Piece by piece from the C library, which keeps the gaps that pieces of other sizes leave.
 PIECES = Allocation(1.45, 2.2)
+#: What is left of these beside tensors at planned places: small ones, and results.
+SETTLED = Allocation(1.0, 1.3)
 #: One piece, or memory of a device whose allocator was asked for as much.
 WHOLE = Allocation(1.0, 1.0)
 

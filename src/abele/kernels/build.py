@@ -107,7 +107,7 @@ def _paths(compiler: str, instruction_set: str) -> tuple[Path, Path]:
 
 @functools.cache
 def _version(compiler: str) -> str:
-    return _output([compiler, "--version"])
+    return tool_output([compiler, "--version"])
 
 
 def _libraries(compiler: str, instruction_set: str) -> tuple[Path, Path]:
@@ -118,8 +118,8 @@ def _libraries(compiler: str, instruction_set: str) -> tuple[Path, Path]:
             kernels = compiled(compiler, folder, KERNELS)
             shims = compiled(compiler, folder, SHIMS)
             archive, library = (os.path.join(folder, path.name) for path in paths)
-            _output([os.environ.get("AR") or "ar", "rcs", archive, *kernels, *shims])
-            _output([compiler, "-shared", "-fopenmp", "-s", "-o", library, *kernels])
+            tool_output([os.environ.get("AR") or "ar", "rcs", archive, *kernels, *shims])
+            tool_output([compiler, "-shared", "-fopenmp", "-s", "-o", library, *kernels])
             for made, path in zip((archive, library), paths, strict=True):
                 os.replace(made, path)
     return paths
@@ -146,14 +146,19 @@ def compiled(
     objects = [os.path.join(folder, f"{Path(source).name}.o") for source in sources]
 
     def one(source: str, output: str) -> None:
-        _output([compiler, *flags, f"-I{headers}", "-c", str(FOLDER / source), "-o", output])
+        tool_output([compiler, *flags, f"-I{headers}", "-c", str(FOLDER / source), "-o", output])
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(one, sources, objects))
     return objects
 
 
-def _output(command: list[str]) -> str:
+def tool_output(command: list[str]) -> str:
+    """Return what a command prints.
+
+    Raises:
+        CompilerError: it fails; its output is the log.
+    """
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:

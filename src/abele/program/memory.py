@@ -44,6 +44,7 @@ class MemoryUse:
         pieces: memory of its own, made for some steps and freed after them.
         reserved: bytes that the program keeps between calls.
         inside: what lies in these bytes, at different times in the same ones.
+        shared: other programs use the reserved bytes too, while this one does not run.
     """
 
     basis: str
@@ -51,6 +52,7 @@ class MemoryUse:
     pieces: tuple[Piece, ...]
     reserved: int = 0
     inside: tuple[Piece, ...] = ()
+    shared: bool = False
 
     def alive(self) -> list[int]:
         """Bytes of all pieces in use at each step."""

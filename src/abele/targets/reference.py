@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from abele import arena
 from abele.program import Program
+from abele.program.memory import MemoryUse, of_graph
 from abele.targets import straight
 from abele.targets.base import Compiled, Lowering, Run, Target
 from abele.targets.clocked import Clocked, GraphClocks
@@ -31,17 +34,25 @@ class Interpreter(Lowering):
 
     def compile(self, program: Program) -> Compiled:
         """Write the graph as one function of Python."""
-        return Compiled(_run(straight.function_of(program.graph)))
+        places = arena.Arena(of_graph(program))
+        return Compiled(_run(straight.function_of(program.graph), places.used))
 
     def clocked(self, program: Program) -> Clocked:
         """Look at the clock before and after each operator."""
         clocks = GraphClocks()
         return clocks.clocked(_run(straight.function_of(program.graph, clocks.around)))
 
+    def memory(self, program: Program) -> MemoryUse:
+        """Every result until its last use; at planned places where that can be done."""
+        return arena.placed(of_graph(program)) if arena.available() else of_graph(program)
 
-def _run(function: Callable[[list[torch.Tensor]], Any]) -> Run:
+
+def _run(
+    function: Callable[[list[torch.Tensor]], Any],
+    planned: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> Run:
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        with torch.no_grad():
+        with torch.no_grad(), planned():
             return list(function(inputs))
 
     return run

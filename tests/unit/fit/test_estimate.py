@@ -2,13 +2,19 @@
 
 import pytest
 
-from abele import fit, get_target
+from abele import arena, fit, get_target
 from abele.fit import Calls, Limit, Verdict
 from abele.fit.run import estimate
 from abele.program import memory
 from abele.step.config import OutputMode, StepConfig
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
+
+
+@pytest.fixture(autouse=True)
+def every_tensor_by_itself(monkeypatch):
+    monkeypatch.setattr(arena, "available", lambda: False)
+
 
 CALLS = Calls(module=1000, batch=200)
 
@@ -60,9 +66,30 @@ def test_the_tensors_at_the_peak_are_those_of_the_graph():
     _, programs, config = made()
     step = moment(estimated(programs, config), "step")
     tensors = sum(each.size for each in step.tensors)
-    assert tensors == max(memory.of_graph(programs[0]).needed())
+    use = memory.of_graph(programs[0])
+    assert tensors == max(use.needed())
     assert tensors == sum(part.size.low for part in step.parts if not part.always)
     assert sum(step.by_line().values()) == tensors
+
+
+def test_at_planned_places_memory_is_that_of_one_piece(monkeypatch):
+    monkeypatch.setattr(arena, "available", lambda: True)
+    _, programs, config = made()
+    step = moment(estimated(programs, config), "step")
+    use = arena.placed(memory.of_graph(programs[0]))
+    planned = use.reserved + sum(each.size for each in step.tensors if each.size < arena.LEAST)
+    assert sum(each.size for each in step.tensors) == max(use.alive())
+    counted = sum(part.size.low for part in step.parts if not part.always)
+    assert counted == pytest.approx(planned, rel=0.01)
+
+
+def test_programs_that_run_one_after_the_other_share_their_memory(monkeypatch):
+    monkeypatch.setattr(arena, "available", lambda: True)
+    _, programs, config = made(config=StepConfig(gradient_accumulation=2))
+    whole = estimated(programs, config)
+    sizes = [arena.placed(memory.of_graph(each)).reserved for each in programs]
+    start = parts(moment(whole, "start"))
+    assert start["kept by programs"].high == pytest.approx(max(sizes), rel=0.05)
 
 
 def test_buffers_are_there_once_per_replica():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import torch
 from torch.fx.graph import CodeGen
 
 from abele import _torch
+from abele.arena import Arena
 from abele.ops import adam, norm_activation
 from abele.program import Program, is_getitem, node_argument
 from abele.targets.base import Run
@@ -39,11 +41,17 @@ _IN_PLACE: dict[Any, tuple[Any, tuple[int, ...]]] = {
 }
 
 
-def with_kernels(program: Program, library: ctypes.CDLL) -> Run:
-    """The program as a function of its input tensors; state is updated in place."""
+def with_kernels(program: Program, library: ctypes.CDLL, arena: Arena | None = None) -> Run:
+    """The program as a function of its input tensors; state is updated in place.
+
+    Args:
+        program: after the passes of its lowering.
+        library: the kernels.
+        arena: has places for its tensors; without it they come from the C library.
+    """
     graph = _replaced(program, library)
     graph.recompile()
-    return _run(graph)
+    return _run(graph, contextlib.nullcontext if arena is None else arena.used)
 
 
 def with_clocks(program: Program, library: ctypes.CDLL) -> Clocked:
@@ -76,9 +84,12 @@ def _replaced(program: Program, library: ctypes.CDLL) -> torch.fx.GraphModule:
     return graph
 
 
-def _run(graph: torch.fx.GraphModule) -> Run:
+def _run(
+    graph: torch.fx.GraphModule,
+    planned: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> Run:
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        with torch.no_grad(), memory.kept():
+        with torch.no_grad(), memory.kept(), planned():
             arguments = tuple(inputs)
             inputs.clear()
             return list(graph(*arguments))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+
+from abele import arena
+from abele.errors import CompilerError
 from abele.kernels import binding, build
 from abele.passes.of_lowerings.channels_last import channels_last
 from abele.passes.of_lowerings.folded_normalisation import folded_normalisation
@@ -43,13 +47,17 @@ class OpByOp(Lowering):
 
     def compile(self, program: Program) -> Compiled:
         """Compile the kernels, once per machine; seconds, later none."""
-        code = build.shared_library(compiler() or "g++", instruction_set())
+        path = compiler() or "g++"
+        code = build.shared_library(path, instruction_set())
+        with contextlib.suppress(CompilerError):  # costs memory, nothing else
+            arena.made(path)
         return self.load(program, code)
 
     def load(self, program: Program, payload: bytes) -> Compiled:
         """Map the kernels into this process; milliseconds."""
         require_code(payload, "cpu")
-        run = with_kernels(program, binding.load(payload))
+        memory = arena.Arena(memory_use(program))
+        run = with_kernels(program, binding.load(payload), memory)
         return checked(program, Compiled(run, payload))
 
     def clocked(self, program: Program) -> Clocked:
@@ -59,4 +67,5 @@ class OpByOp(Lowering):
 
     def memory(self, program: Program) -> MemoryUse:
         """What is needed where kernels write over arguments that nobody needs any more."""
-        return memory_use(program)
+        use = memory_use(program)
+        return arena.placed(use) if arena.available() else use

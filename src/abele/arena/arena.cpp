@@ -1,0 +1,296 @@
+// Memory of torch's tensors at planned places, while a program runs.
+//
+// torch asks one allocator for the memory of every tensor. This one stands before it and answers
+// in a thread only while a program with a plan runs there: each goes to the place that
+// the plan has for the next one of its size. Whatever was not planned takes a gap, or goes to the
+// allocator behind, so a plan that does not hold costs memory and nothing else.
+//
+// A slab is one piece of memory of the system; programs that run one after the other use the same.
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+constexpr size_t kAlignment = 64;
+constexpr size_t kOff = 4;  // tensors
+constexpr size_t kHugePages = size_t{32} << 20;  // from here on large pages are asked for
+
+struct Slab {
+  char* base;
+  size_t size;
+  bool busy = false;
+  bool retired = false;
+  std::map<size_t, size_t> live;  // offset -> end
+};
+
+struct Place {
+  int64_t offset;  // negative: not in the slab
+  size_t turn;     // in the order in which tensors are made
+};
+
+struct Places {
+  std::vector<Place> all;
+  size_t next = 0;
+};
+
+struct Plan {
+  std::unordered_map<size_t, Places> of_size;
+  size_t least;  // smaller tensors are none of the plan's
+  size_t total;
+  bool busy = false;
+};
+
+struct Run {
+  Plan* plan;
+  Slab* slab;
+  Run* outer;
+  size_t turn = 0;    // of the tensor after the last planned one
+  size_t misses = 0;  // tensors since then that were not planned
+};
+
+struct State {
+  std::mutex mutex;
+  std::map<char*, Slab*> slabs;  // by address
+  std::vector<Plan*> plans;
+  int64_t counts[3] = {0, 0, 0};  // at their place, in a gap, elsewhere
+};
+
+// Never destroyed: tensors may outlive everything else of the process.
+State& state() {
+  static State* const only = new State;
+  return *only;
+}
+
+thread_local Run* running = nullptr;
+c10::Allocator* behind = nullptr;  // torch's own
+
+void unmap(std::map<char*, Slab*>::iterator entry) {
+  Slab* slab = entry->second;
+  munmap(slab->base, slab->size);
+  state().slabs.erase(entry);
+  delete slab;
+}
+
+void unmap_if_unused(Slab* slab) {
+  if (slab->retired && !slab->busy && slab->live.empty()) {
+    unmap(state().slabs.find(slab->base));
+  }
+}
+
+Slab* slab_of(void* pointer) {
+  auto after = state().slabs.upper_bound(static_cast<char*>(pointer));
+  if (after == state().slabs.begin()) return nullptr;
+  Slab* slab = std::prev(after)->second;
+  return pointer < slab->base + slab->size ? slab : nullptr;
+}
+
+void release(void* pointer) {
+  {
+    const std::lock_guard<std::mutex> lock(state().mutex);
+    if (Slab* slab = slab_of(pointer)) {
+      slab->live.erase(static_cast<char*>(pointer) - slab->base);
+      unmap_if_unused(slab);
+      return;
+    }
+  }
+  behind->raw_deleter()(pointer);
+}
+
+bool is_free(const Slab& slab, size_t offset, size_t size) {
+  auto after = slab.live.upper_bound(offset);
+  if (after != slab.live.end() && after->first < offset + size) return false;
+  return after == slab.live.begin() || std::prev(after)->second <= offset;
+}
+
+// The smallest gap that is large enough; -1 if there is none.
+int64_t gap(const Slab& slab, size_t size) {
+  int64_t best = -1;
+  size_t smallest = SIZE_MAX, begin = 0;
+  auto consider = [&](size_t end) {
+    if (end >= begin + size && end - begin < smallest) {
+      smallest = end - begin;
+      best = static_cast<int64_t>(begin);
+    }
+  };
+  for (const auto& [offset, end] : slab.live) {
+    consider(offset);
+    begin = end;
+  }
+  consider(slab.size);
+  return best;
+}
+
+// Operators also make tensors inside, which no plan has. So a place is only given to who comes
+// about when it is due; how far off that may be grows until one is given.
+const Place* due(Run& run, size_t bytes) {
+  auto entry = run.plan->of_size.find(bytes);
+  if (entry != run.plan->of_size.end()) {
+    Places& places = entry->second;
+    const size_t off = kOff + run.misses;
+    while (places.next < places.all.size() && places.all[places.next].turn + off < run.turn) {
+      ++places.next;
+    }
+    if (places.next < places.all.size() && places.all[places.next].turn <= run.turn + off) {
+      const Place* place = &places.all[places.next++];
+      run.turn = std::max(run.turn, place->turn + 1);
+      run.misses = 0;
+      return place;
+    }
+  }
+  ++run.misses;
+  return nullptr;
+}
+
+void* take(Run& run, size_t bytes) {
+  const size_t size = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  const Place* place = due(run, bytes);
+  if (place != nullptr && place->offset < 0) return nullptr;
+  int64_t offset = place == nullptr ? -1 : place->offset;
+  const bool planned = offset >= 0 && is_free(*run.slab, offset, size);
+  if (!planned) offset = gap(*run.slab, size);
+  ++state().counts[planned ? 0 : offset >= 0 ? 1 : 2];
+  if (offset < 0) return nullptr;
+  run.slab->live.emplace(offset, offset + size);
+  return run.slab->base + offset;
+}
+
+class Planned final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    Run* run = running;
+    void* pointer = run != nullptr && bytes >= run->plan->least ? take(*run, bytes) : nullptr;
+    if (pointer == nullptr) return behind->allocate(bytes);
+    return {pointer, pointer, &release, c10::Device(c10::DeviceType::CPU)};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+
+  void copy_data(void* to, const void* from, size_t count) const override {
+    std::memcpy(to, from, count);
+  }
+};
+
+void install() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    behind = c10::GetCPUAllocator();
+    c10::SetCPUAllocator(new Planned, 255);
+    // A child of a fork must not wait for a thread that it does not have.
+    pthread_atfork([] { state().mutex.lock(); }, [] { state().mutex.unlock(); },
+                   [] { state().mutex.unlock(); });
+  });
+}
+
+size_t most() {
+  size_t most = 0;
+  for (const Plan* plan : state().plans) most = std::max(most, plan->total);
+  return most;
+}
+
+// The slabs that no plan needs any more go back to the system when their last tensor dies.
+void retire() {
+  const size_t needed = most();
+  std::vector<Slab*> slabs;
+  for (const auto& [base, slab] : state().slabs) slabs.push_back(slab);
+  for (Slab* slab : slabs) {
+    slab->retired = slab->retired || slab->size > needed;
+    unmap_if_unused(slab);
+  }
+}
+
+Slab* slab_for(size_t total) {
+  std::vector<Slab*> small;
+  for (const auto& [base, slab] : state().slabs) {
+    if (slab->busy || slab->retired) continue;
+    if (slab->size >= total) return slab;
+    small.push_back(slab);
+  }
+  for (Slab* slab : small) {
+    slab->retired = true;
+    unmap_if_unused(slab);
+  }
+  const size_t size = (most() + 4095) / 4096 * 4096;
+  void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (base == MAP_FAILED) return nullptr;
+  if (size >= kHugePages) madvise(base, size, MADV_HUGEPAGE);
+  Slab* slab = new Slab{static_cast<char*>(base), size};
+  state().slabs.emplace(slab->base, slab);
+  return slab;
+}
+
+}  // namespace
+
+#define ABELE_API extern "C" __attribute__((visibility("default")))
+
+// A plan of `count` tensors in the order in which they are made, and the bytes it needs.
+ABELE_API void* abele_arena_plan(
+    int64_t count, const int64_t* sizes, const int64_t* offsets, int64_t least, int64_t total) {
+  install();
+  Plan* plan = new Plan;
+  plan->least = least;
+  plan->total = total;
+  for (int64_t index = 0; index < count; ++index) {
+    plan->of_size[sizes[index]].all.push_back({offsets[index], static_cast<size_t>(index)});
+  }
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  state().plans.push_back(plan);
+  return plan;
+}
+
+ABELE_API void abele_arena_drop(void* plan) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  auto& plans = state().plans;
+  for (auto each = plans.begin(); each != plans.end(); ++each) {
+    if (*each != plan) continue;
+    plans.erase(each);
+    delete static_cast<Plan*>(plan);
+    break;
+  }
+  retire();
+}
+
+// From now on this thread runs the plan's program; null if that runs elsewhere, or without memory.
+ABELE_API void* abele_arena_begin(void* given) {
+  Plan* plan = static_cast<Plan*>(given);
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  if (plan->busy) return nullptr;
+  Slab* slab = slab_for(plan->total);
+  if (slab == nullptr) return nullptr;
+  plan->busy = slab->busy = true;
+  for (auto& [size, places] : plan->of_size) places.next = 0;
+  running = new Run{plan, slab, running};
+  return running;
+}
+
+ABELE_API void abele_arena_end(void* given) {
+  Run* run = static_cast<Run*>(given);
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  running = run->outer;
+  run->plan->busy = run->slab->busy = false;
+  unmap_if_unused(run->slab);
+  delete run;
+}
+
+// How many tensors went to their place (0), into a gap (1), elsewhere (2); bytes of
+// all slabs (3).
+ABELE_API int64_t abele_arena_count(int64_t which) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  if (which < 3) return state().counts[which];
+  int64_t bytes = 0;
+  for (const auto& [base, slab] : state().slabs) bytes += slab->size;
+  return bytes;
+}

@@ -1,0 +1,139 @@
+"""Programs whose tensors torch makes at planned places; see ``arena.cpp``.
+
+The library is compiled once per machine, in seconds, by whoever compiles anyway. Where it is not
+there, tensors come from the C library as ever: more memory, the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import weakref
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from abele.arena.places import LEAST, is_inside, offsets
+from abele.kernels import build
+from abele.program.memory import MemoryUse
+from abele.storage import temporary
+
+_SOURCE = Path(__file__).with_name("arena.cpp")
+
+
+def made(compiler: str) -> bool:
+    """Compile the library unless it is there; says whether it can be used.
+
+    Args:
+        compiler: path of the C++ compiler.
+
+    Raises:
+        CompilerError: the compiler does not accept it.
+    """
+    path = _path()
+    if not path.is_file():
+        libraries = Path(torch.__file__).parent / "lib"
+        with temporary.folder(build.cache_folder()) as folder:
+            (compiled,) = build.compiled(compiler, folder, [str(_SOURCE)], _FLAGS)
+            library = os.path.join(folder, path.name)
+            link = [compiler, "-shared", "-s", "-o", library, compiled]
+            build.tool_output([*link, f"-L{libraries}", "-lc10"])
+            os.replace(library, path)
+    return available()
+
+
+_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden")
+
+
+def available() -> bool:
+    """Whether the library is there for this version of torch; nothing is compiled."""
+    return _path().is_file() and _library(_path()) is not None
+
+
+@functools.cache
+def _path() -> Path:
+    digest = hashlib.sha256(_SOURCE.read_bytes())
+    digest.update("\n".join((*_FLAGS, torch.__version__, platform.machine())).encode())
+    return build.cache_folder() / f"abele_arena_{digest.hexdigest()[:16]}.so"
+
+
+@functools.cache
+def _library(path: Path) -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError:  # of another system, or cut short
+        return None
+    numbers = ctypes.POINTER(ctypes.c_int64)
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "plan": (pointer, (number, numbers, numbers, number, number)),
+        "drop": (None, (pointer,)),
+        "begin": (pointer, (pointer,)),
+        "end": (None, (pointer,)),
+        "count": (number, (number,)),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, f"abele_arena_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+class Arena:
+    """The memory of one program, which others use while it does not run.
+
+    Args:
+        use: what the program needs, every tensor by itself.
+    """
+
+    def __init__(self, use: MemoryUse):
+        library = _library(_path()) if available() else None
+        inside = [each for each in use.pieces if is_inside(use, each)]
+        if library is None or not inside:
+            self._begin = None
+            return
+        places, total = offsets(inside)
+        at = dict(zip(map(id, inside), places, strict=True))
+        large = [each for each in use.pieces if each.size >= LEAST and each.result >= 0]
+        large.sort(key=lambda each: (each.first, each.result))
+        array = ctypes.c_int64 * len(large)
+        sizes = array(*(each.size for each in large))
+        plan = library.abele_arena_plan(
+            len(large), sizes, array(*(at.get(id(each), -1) for each in large)), LEAST, total
+        )
+        self._plan, self._begin, self._end = (
+            plan,
+            library.abele_arena_begin,
+            library.abele_arena_end,
+        )
+        weakref.finalize(self, library.abele_arena_drop, plan).atexit = False
+
+    @contextlib.contextmanager
+    def used(self) -> Generator[None]:
+        """While open, this thread's tensors go to the places that are planned for them."""
+        run = None if self._begin is None else self._begin(self._plan)
+        try:
+            yield
+        finally:
+            if run is not None:
+                self._end(run)
+
+
+def counts() -> tuple[int, int, int]:
+    """Tensors that went to their place, into a gap, and elsewhere; all so far."""
+    library = _library(_path()) if available() else None
+    if library is None:
+        return 0, 0, 0
+    at_place, in_gap, elsewhere = (library.abele_arena_count(which) for which in range(3))
+    return at_place, in_gap, elsewhere
+
+
+def bytes_of_slabs() -> int:
+    """Bytes that programs keep for their tensors, all together."""
+    library = _library(_path()) if available() else None
+    return 0 if library is None else library.abele_arena_count(3)

@@ -1,0 +1,139 @@
+"""Tensors of a program at planned places in one piece of memory."""
+
+import gc
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from abele import arena
+from abele.arena import places, running
+from abele.program import memory
+from abele.program.memory import Piece
+from abele.targets.cpu.compiler import compiler
+from abele.targets.reference import Interpreter
+from helpers.models import plain_loss
+from helpers.runs import captured
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 128), nn.Linear(128, 64)
+
+    def forward(self, x):
+        return x * 2, plain_loss(self.second(self.first(x).tanh()).tanh() - x, "mean")
+
+
+def program():
+    torch.manual_seed(0)
+    (step,) = captured(Model(), (torch.randn(64, 64),)).programs
+    return step
+
+
+def arguments(step):
+    torch.manual_seed(1)
+    return [torch.randn(slot.shape).to(slot.dtype) for slot in step.inputs]
+
+
+@pytest.fixture
+def library():
+    path = compiler()
+    if path is None:
+        pytest.skip("no C++ compiler")
+    assert arena.made(path)
+
+
+def piece(first, last, size):
+    return Piece(node=None, first=first, last=last, size=size)
+
+
+def test_tensors_that_live_at_the_same_time_do_not_overlap():
+    torch.manual_seed(0)
+    starts, lengths, sizes = (torch.randint(1, n, (60,)).tolist() for n in (40, 9, 9000))
+    pieces = [piece(s, s + n, z) for s, n, z in zip(starts, lengths, sizes, strict=True)]
+    at, total = places.offsets(pieces)
+    for i, one in enumerate(pieces):
+        assert at[i] % places.ALIGNMENT == 0
+        assert at[i] + one.size <= total
+        for j, other in enumerate(pieces[:i]):
+            together = one.first <= other.last and other.first <= one.last
+            assert not together or at[i] + one.size <= at[j] or at[j] + other.size <= at[i]
+
+
+def test_those_that_live_one_after_the_other_share_a_place():
+    _, total = places.offsets([piece(0, 1, 6400), piece(2, 3, 6400), piece(0, 3, 640)])
+    assert total == 7040
+
+
+def test_small_tensors_and_results_have_no_place():
+    use = memory.of_graph(program())
+    planned = arena.placed(use)
+    assert all(each.size >= places.LEAST for each in planned.inside)
+    assert {each.node.name for each in use.pieces} == {
+        each.node.name for each in (*planned.pieces, *planned.inside)
+    }
+    assert planned.reserved <= max(use.needed())
+
+
+def test_the_bits_are_those_without_and_tensors_go_to_their_places(library, monkeypatch):
+    step = program()
+    before = running.counts()
+    run = Interpreter().compile(step).run
+    results = [run(arguments(step)) for _ in range(3)]
+    at_place, _, elsewhere = (b - a for a, b in zip(before, running.counts(), strict=True))
+    assert at_place >= 3 * len(arena.placed(memory.of_graph(step)).inside)
+    assert elsewhere == 0
+    monkeypatch.setattr(running, "available", lambda: False)
+    plain = Interpreter().compile(step).run(arguments(step))
+    for each in results:  # those of earlier calls are still what they were
+        assert all(torch.equal(a, b) for a, b in zip(each, plain, strict=True))
+
+
+def test_memory_goes_back_with_the_last_program(library):
+    gc.collect()
+    before = running.bytes_of_slabs()
+    step = program()
+    run = Interpreter().compile(step).run
+    results = run(arguments(step))
+    assert running.bytes_of_slabs() > 0
+    del run
+    gc.collect()
+    assert running.bytes_of_slabs() <= before
+    assert torch.isfinite(results[0]).all()
+
+
+def test_a_tensor_that_outlives_its_program_keeps_its_memory(library):
+    with arena.Arena(memory.of_graph(program())).used():
+        outlives = torch.full((64, 128), 3.0)
+    gc.collect()
+    others = [torch.zeros(64, 128) for _ in range(50)]
+    assert (outlives == 3).all()
+    assert not any(each.any() for each in others)
+
+
+def test_other_threads_are_none_of_its_business(library):
+    with arena.Arena(memory.of_graph(program())).used():
+        before = running.counts()
+        thread = threading.Thread(target=lambda: torch.zeros(64, 128))
+        thread.start()
+        thread.join()
+        assert running.counts() == before
+
+
+def test_a_program_inside_another_has_places_of_its_own(library):
+    outer, inner = (arena.Arena(memory.of_graph(program())) for _ in range(2))
+    with outer.used():
+        first = torch.full((64, 128), 1.0)
+        with inner.used():
+            second = torch.full((64, 128), 2.0)
+        third = torch.full((64, 128), 3.0)
+    for value, tensor in enumerate((first, second, third), 1):
+        assert (tensor == value).all()
+
+
+def test_without_the_library_programs_run_as_ever(monkeypatch):
+    monkeypatch.setattr(running, "available", lambda: False)
+    step = program()
+    assert torch.isfinite(Interpreter().compile(step).run(arguments(step))[0]).all()
