@@ -26,8 +26,6 @@ _LOOK_EVERY_S = 0.05
 # least so many seconds: between threads that wait for each other all the time another process gets
 # next to nothing, or else holds all of them up at each of their meetings.
 _SHARE, _SHARE_OF_ONE_CORE, _PIECE_S = 0.1, 0.3, 0.01
-# Beside that it gets so much of a processor where steps leave one idle for a moment.
-_LEFT_OVER = 0.1
 _LOG, _LOG_BYTES = "worker.log", 2000
 
 
@@ -37,8 +35,7 @@ def wall_s(cpu_s: float) -> float:
     Args:
         cpu_s: processor time that it takes.
     """
-    share = _share()
-    return cpu_s / (share if share == _SHARE_OF_ONE_CORE else share + _LEFT_OVER)
+    return cpu_s / _share()
 
 
 def _share() -> float:
