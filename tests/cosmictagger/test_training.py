@@ -338,6 +338,17 @@ class TestOtherModes:
             assert said in page
         assert steps(out, "ana") == [0, 1, 2, 3]
 
+    def test_the_page_of_a_pass_links_those_of_the_programs(self, run):
+        run("run.iterations=2", "run.compute_mode=IPU")
+        status, out = run("mode=inference", "mode.displays=0", "run.compute_mode=IPU")
+        assert status == 0
+        page = (out / "report.html").read_text()
+        for name in ("training", "inference"):
+            assert f'href="compute/{name}/report.html"' in page
+            of_program = (out / "compute" / name / "report.html").read_text()
+            assert "What ran where" in of_program
+            assert "Operators by time" not in of_program  # nobody asked for a profile
+
     def test_evaluate_gives_the_same_numbers_and_no_files(self, run):
         _, first = run("run.iterations=2")
         weights = f"mode.weights_location={first}"
