@@ -114,12 +114,14 @@ class Estimate:
         basis: where the numbers of each program come from, in words.
         moments: those that may be the peak; at least one. Of several with one name only one will
             be.
+        seconds: a call of the model takes this long; None if nothing is known of the machine.
     """
 
     target: str
     lowerings: Mapping[str, str]
     basis: Mapping[str, str]
     moments: tuple[Moment, ...]
+    seconds: Interval | None = None
 
     @property
     def peak(self) -> Moment:
@@ -159,6 +161,7 @@ class Estimate:
             "lowerings": dict(self.lowerings),
             "basis": dict(self.basis),
             "bytes": dataclasses.asdict(self.size),
+            "seconds": None if self.seconds is None else dataclasses.asdict(self.seconds),
             "peak": self.peak.name,
             "moments": moments,
         }

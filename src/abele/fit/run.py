@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from abele import machine_limits
 from abele.compile.build import lowered_for
-from abele.fit import intermediates
+from abele.fit import duration, intermediates
 from abele.fit.estimate import Estimate, Interval, Moment, Part
 from abele.fit.intermediates import Need
 from abele.fit.workspaces import PIECES, WHOLE
@@ -22,6 +23,7 @@ from abele.targets import Target, get_target
 #: are compared with interpreted ones: three at least, and one more for each further trial.
 _COPIES = Interval(3, 3, 10)
 _INTERPRETING = "reference"
+_KEPT = "kept by programs"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,8 +54,9 @@ def estimate(
     """
     always = _always(programs, config, target, calls)
     ways = _ways(programs, config, target)
-    kept = _kept(way.need for each in ways.values() for way in (_largest(each),))
-    moments = [_start(always, kept)]
+    kept = _kept(_needs(ways))
+    alone = _kept(each for each in _needs(ways) if not each.shared)
+    moments = [_start(always, Interval(alone, alone, kept))]
     moments += [
         _of_program(name, way.need, always, kept) for name, each in ways.items() for way in each
     ]
@@ -67,6 +70,9 @@ def estimate(
         lowerings={name: _joined(way.lowering for way in each) for name, each in ways.items()},
         basis={name: _joined(way.basis for way in each) for name, each in ways.items()},
         moments=tuple(moments),
+        seconds=duration.of_call(
+            [duration.fastest(way.seconds for way in each) for each in ways.values()], config
+        ),
     )
 
 
@@ -79,17 +85,20 @@ class _Way:
         basis: where that comes from.
         lowering: what it is called, and why it was chosen.
         compiles: code is made for the program.
+        seconds: a run of the program takes this long.
     """
 
     need: Need
     basis: str
     lowering: str
     compiles: bool
+    seconds: Interval
 
 
 def _ways(programs: Sequence[Program], config: StepConfig, target: Target) -> dict[str, list[_Way]]:
     """The ways in which each program may run, by its name."""
     allocation = PIECES if target.device().type == "cpu" else WHOLE
+    limits = machine_limits.of_device(target.device())
     result: dict[str, list[_Way]] = {}
     for name, lowered in lowered_for(target, programs, config).items():
         for program, chosen in lowered:
@@ -100,13 +109,17 @@ def _ways(programs: Sequence[Program], config: StepConfig, target: Target) -> di
                 basis=use.basis,
                 lowering=f"{chosen.name} ({chosen.reason})",
                 compiles=lowering.compiles,
+                seconds=duration.of_program(program, limits, compiled=lowering.compiles),
             )
             result.setdefault(name, []).append(way)
     return result
 
 
-def _largest(ways: list[_Way]) -> _Way:
-    return max(ways, key=lambda way: way.need.reserved)
+def _needs(ways: dict[str, list[_Way]]) -> list[Need]:
+    """Of each program, that of the way that keeps most."""
+    return [
+        max((way.need for way in each), key=lambda need: need.reserved) for each in ways.values()
+    ]
 
 
 def _kept(needs: Iterable[Need]) -> int:
@@ -178,10 +191,14 @@ def _results(model: Program, config: StepConfig) -> int:
 # -- moments -------------------------------------------------------------------------------
 
 
-def _start(always: tuple[Part, ...], kept: int) -> Moment:
-    """The session copies what it is given: optimizer state is there twice."""
+def _start(always: tuple[Part, ...], kept: Interval) -> Moment:
+    """The session copies what it is given: optimizer state is there twice.
+
+    What programs share is in use before only where they were measured.
+    """
     state = [part for part in always if part.role == "optimizer state"]
-    parts = [*always, *(_given(part) for part in state), *_reserved(kept)]
+    reserved = [Part(role=_KEPT, size=kept, always=True)] if kept.high else []
+    parts = [*always, *(_given(part) for part in state), *reserved]
     return Moment(name="start", operation="the session takes its state", parts=tuple(parts))
 
 
@@ -190,7 +207,7 @@ def _given(part: Part) -> Part:
 
 
 def _reserved(size: int) -> list[Part]:
-    return [Part(role="kept by programs", size=Interval.exact(size), always=True)] if size else []
+    return [Part(role=_KEPT, size=Interval.exact(size), always=True)] if size else []
 
 
 def _of_program(name: str, need: Need, always: tuple[Part, ...], kept: int) -> Moment:

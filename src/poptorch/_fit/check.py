@@ -1,6 +1,8 @@
 """The fit check of one model: an estimate, a limit, and the answer."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from abele import fit
@@ -10,6 +12,7 @@ from abele.fit import Answer, Calls, Estimate, Limit, Verdict
 from abele.fit.limits import of_machine
 from abele.targets import Target
 from poptorch._fit import process, text
+from poptorch._fit.ladder import Ladder, ladder
 from poptorch._fit.trial import Trial
 from poptorch._forward.placement import PlacementTable
 
@@ -25,6 +28,12 @@ class FitReport:
 
     answer: Answer
     placement: PlacementTable
+    _find: Callable[[], Ladder] = dataclasses.field(repr=False, compare=False)
+
+    @functools.cached_property
+    def ladder(self) -> Ladder | None:
+        """The cheapest changes that make it fit; None if it fits. Found when first asked for."""
+        return None if self.verdict is Verdict.FITS else self._find()
 
     @property
     def verdict(self) -> Verdict:
@@ -33,10 +42,11 @@ class FitReport:
 
     def data(self) -> dict[str, Any]:
         """Everything as JSON values; bytes."""
-        return self.answer.data()
+        changes = None if self.ladder is None else self.ladder.data()
+        return {**self.answer.data(), "changes": changes}
 
     def __str__(self) -> str:
-        return text.table(self.answer)
+        return "\n".join([text.table(self.answer), *text.changes(self.ladder)])
 
 
 def default_limit(target: Target) -> str:
@@ -58,7 +68,9 @@ def check(trial: Trial, limit: str | None) -> FitReport:
     target, _ = build.choose_target()
     known = of_machine(limit or default_limit(target))  # before capture, which takes longer
     estimated = estimate(trial, target)
-    return FitReport(answer=compare(estimated, known, trial, target), placement=trial.placement)
+    answer = compare(estimated, known, trial, target)
+    find = functools.partial(ladder, trial, answer, functools.partial(estimate, target=target))
+    return FitReport(answer=answer, placement=trial.placement, _find=find)
 
 
 def estimate(trial: Trial, target: Target) -> Estimate:

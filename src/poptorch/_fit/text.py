@@ -1,6 +1,7 @@
 """An answer as a short table."""
 
 from abele.fit import Answer, Interval, Part, bytes_text
+from poptorch._fit.ladder import Ladder
 
 _LINES = 8
 
@@ -12,11 +13,50 @@ def table(answer: Answer) -> str:
     rows = [_row(part) for part in sorted(parts, key=_order) if part.size.high]
     rows.append(("at the peak", *_sizes(answer.size), ""))
     head = ("what", "at least", "expected", "at most", "")
-    lines = [answer.sentence(), "", f"Most is in use in {peak.name}: {peak.operation}.", ""]
+    lines = [
+        answer.sentence(),
+        *_duration(answer),
+        "",
+        f"Most is in use in {peak.name}: {peak.operation}.",
+        "",
+    ]
     lines += _aligned([head, *rows])
     lines += _by_line(answer)
     lines += ["", *(f"{name} runs {why}." for name, why in answer.estimate.lowerings.items())]
     return "\n".join(lines)
+
+
+def changes(ladder: Ladder | None) -> list[str]:
+    """Lines that say what would make it fit; none if it fits."""
+    if ladder is None:
+        return []
+    if not ladder.rungs:
+        lines = ["", "No change that is offered here makes it need less."]
+    elif ladder.fits:
+        lines = ["", "It fits with these changes, which were estimated one after the other:"]
+    else:
+        lines = ["", "It needs less with these changes, but none of them is sure to make it fit:"]
+    for rung in ladder.rungs:
+        slower = "" if rung.slowdown is None else f", a step takes {rung.slowdown:.2f} times"
+        unknown = ", how long a step takes is not estimated" if rung.slowdown is None else ""
+        size = rung.answer.size
+        sizes = f"{bytes_text(size.low)} to {bytes_text(size.high)}"
+        lines.append(f"  {rung.name}: {bytes_text(rung.saved)} less ({sizes}){slower}{unknown}")
+        lines += [f"      {line}" for line in rung.lines]
+        lines += [f"    Warning: {rung.warning}."] if rung.warning else []
+    return [*lines, "Not offered:", *(f"  {reason}." for reason in ladder.left_out)]
+
+
+def _duration(answer: Answer) -> list[str]:
+    seconds = answer.estimate.seconds
+    if seconds is None:
+        return []
+    low, expected, high = map(_seconds, (seconds.low, seconds.expected, seconds.high))
+    return [f"A call takes {low} to {high}, {expected} expected; that is a rough estimate."]
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds >= 1 else f"{seconds * 1000:.2g} ms"
 
 
 def _order(part: Part) -> tuple[bool, float]:

@@ -1,0 +1,144 @@
+"""The changes that make a model fit, each captured with the change."""
+
+import pytest
+import torch
+from torch import nn
+
+import poptorch
+from abele import arena
+from poptorch._fit import changes, process
+
+
+class Layers(nn.Module):
+    """Layers in a row, which keep much for backward; with batch norms or without."""
+
+    def __init__(self, norm=nn.Identity, depth=6):
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(
+                nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32), norm(32))
+                for _ in range(depth)
+            )
+        )
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.layers(x).square(), reduction="mean")
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    monkeypatch.setattr(arena, "available", lambda: False)
+    monkeypatch.setattr(process, "_private", lambda: 0)  # it grows while tests run
+
+
+def wrapped(module=None, options=None):
+    module = module or Layers()
+    optimizer = poptorch.optim.SGD(module.parameters(), lr=0.1)
+    return poptorch.trainingModel(module, options or poptorch.Options(), optimizer)
+
+
+def batch(rows=512):
+    return torch.randn(rows, 32)
+
+
+def limit_of(share, model, *inputs):
+    """A limit that only a share of what the model needs fits into."""
+    return str(int(share * model.fit(*inputs, limit="1TiB").answer.size.high))
+
+
+def names(ladder):
+    return [rung.name for rung in ladder.rungs]
+
+
+def test_what_fits_needs_no_changes():
+    report = wrapped().fit(batch(), limit="1TiB")
+    assert report.ladder is None
+    assert report.data()["changes"] is None
+
+
+def test_smaller_micro_batches_come_first_and_are_estimated_with_the_change():
+    model, rows = wrapped(), batch()
+    report = model.fit(rows, limit=limit_of(0.55, model, rows))
+    ladder = report.ladder
+    assert ladder.fits
+    (rung,) = ladder.rungs
+    assert rung.lines[0].startswith("options.Training.gradientAccumulation(")
+    options = poptorch.Options()
+    exec(rung.lines[0], {"options": options})
+    changed = wrapped(Layers(), options)
+    again = changed.fit(rows, limit="1TiB").answer.estimate
+    assert again.size.high == pytest.approx(rung.answer.estimate.size.high, rel=0.01)
+    assert rung.saved > 0
+    assert rung.slowdown > 0
+    assert rung.lines[0] in str(report)
+
+
+def test_batch_norms_are_warned_of():
+    model, rows = wrapped(Layers(nn.BatchNorm1d)), batch()
+    report = model.fit(rows, limit=limit_of(0.6, model, rows))
+    assert "6 batch norms (layers.0.3, ...) take their statistics of" in str(report)
+
+
+def test_one_row_cannot_be_halved_so_the_inside_of_modules_is_computed_again():
+    model, rows = wrapped(Layers(depth=8)), batch(511)  # 7 x 73, so that it cannot be halved
+    report = model.fit(rows, limit=limit_of(0.8, model, rows))
+    rung = report.ladder.rungs[0]
+    assert rung.name == "compute the inside of 8 modules of layers again"
+    assert rung.slowdown > 1
+    changed = Layers(depth=8)
+    exec("\n".join(rung.lines), {"model": changed, "poptorch": poptorch})
+    again = wrapped(changed).fit(rows, limit="1TiB").answer.estimate
+    assert again.size.high == pytest.approx(rung.answer.estimate.size.high, rel=0.01)
+
+
+def test_the_model_is_as_it_was():
+    module = Layers(depth=8)
+    model = wrapped(module)
+    model.fit(batch(511), limit="1KiB").data()
+    assert all(not each._forward_hooks for each in module.modules())
+    assert all(each.dtype is torch.float32 for each in module.parameters())
+
+
+def test_where_nothing_suffices_all_are_listed_and_none_is_promised():
+    model = wrapped(Layers(depth=8))
+    report = model.fit(batch(), limit="1KiB")
+    assert not report.ladder.fits
+    assert names(report.ladder)[-1] == "weights and inputs in half"
+    assert report.ladder.rungs[-1].slowdown is None
+    assert "none of them is sure to make it fit" in str(report)
+
+
+def test_what_has_no_effect_here_is_not_offered_and_said():
+    text = str(wrapped().fit(batch(), limit="1KiB"))
+    assert "setOptimizerLocation: there is one memory here" in text
+    assert "BeginBlock: stages of a pipeline share the memory" in text
+
+
+def test_sums_of_gradients_would_change_with_the_micro_batch():
+    options = poptorch.Options()
+    options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
+    ladder = wrapped(options=options).fit(batch(), limit="1KiB").ladder
+    assert any("gradients are summed" in reason for reason in ladder.left_out)
+
+
+def test_a_forward_that_cannot_do_it_says_so():
+    class OnlyWide(Layers):
+        def forward(self, x):
+            if x.dtype is not torch.float32:
+                raise TypeError("only float32 here")
+            return super().forward(x)
+
+    ladder = wrapped(OnlyWide()).fit(batch(), limit="1KiB").ladder
+    assert any("only float32 here" in reason for reason in ladder.left_out)
+
+
+def test_inference_has_nothing_to_recompute():
+    model = poptorch.inferenceModel(nn.Sequential(nn.Linear(32, 32), nn.Tanh()))
+    ladder = model.fit(batch(), limit="1KiB").ladder
+    assert any("inference keeps nothing" in reason for reason in ladder.left_out)
+    assert names(ladder)[0].startswith("micro-batches of")
+
+
+def test_the_reasons_name_public_options():
+    assert all(reason.partition(":")[0] for reason in changes.NOT_OFFERED)
