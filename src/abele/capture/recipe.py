@@ -82,9 +82,16 @@ class Recipe:
     def update_slots(self) -> list[Named]:
         """State and hyper-parameters of the optimizer."""
         trained = set(self.trained)
-        initial = self.rule.initial_state({item.name: item.value for item in self.params})
+        # Only layouts count here, and to write the state of a large model takes time and memory.
+        params = {item.name: torch.empty_like(item.value, device="meta") for item in self.params}
+        devices = {item.name: item.value.device for item in self.params}
+        initial = self.rule.initial_state(params)
         state = [
-            Named(f"{param}.{key}", Role.OPTIMIZER_STATE, value)
+            Named(
+                f"{param}.{key}",
+                Role.OPTIMIZER_STATE,
+                torch.empty_like(value, device=devices[param]),
+            )
             for param, values in initial.items()
             if param in trained
             for key, value in values.items()
@@ -99,7 +106,7 @@ class Recipe:
             Named(
                 f"{replica_groups.ACCUMULATOR}{name}",
                 Role.ACCUMULATOR,
-                torch.zeros_like(params[name], dtype=dtype),
+                torch.empty_like(params[name], dtype=dtype),
             )
             for name in names
         ]
