@@ -2,6 +2,7 @@
 
 abele report RUN     makes the page of a run, also of one that was killed
 abele fit SCRIPT     says whether a program fits into a memory
+abele stage SCRIPT   divides a program's model into stages of a pipeline
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from abele.errors import FitError, ReportError
+from abele.errors import FitError, ReportError, StageError
 from abele.fit import command as fit
 from abele.report import comparison, files, read_journal, read_run
 from abele.report.files import PAGE
 from abele.report.journal import Journal
 from abele.report.page import page
 from abele.report.record import Process, Run
+from abele.stage import command as stage
 from abele.storage import temporary
 from abele.storage.atomic import write_text
 
@@ -33,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ReportError as error:
         print(f"abele report: {error}", file=sys.stderr)
     except FitError as error:
-        print(f"abele fit: {error}", file=sys.stderr)
+        print(f"abele {parsed.name}: {error}", file=sys.stderr)
+    except StageError as error:
+        print(f"abele stage: {error}", file=sys.stderr)
     return 1
 
 
@@ -50,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.set_defaults(command=_command_report)
     fit.add_parser(commands)
+    stage.add_parser(commands)
     return parser
 
 

@@ -20,6 +20,7 @@
     |- HostCallError         a program calls Python code that is missing or changed its results
     |- FitError               it cannot be said whether a program fits into a memory
     |  `- LimitError             a limit that means nothing, or a device that is not there
+    |- StageError            a model cannot be divided into the stages that were asked for
     |- ReportError           the record of a run cannot be read
     |- SerializationError    something cannot be stored, or what was read means nothing
     |- TargetError           the requested target cannot be used here
@@ -169,6 +170,10 @@ class FitError(AbeleError):
 
 class LimitError(FitError, ValueError):
     """A limit of memory that means nothing, or a device that is not there."""
+
+
+class StageError(AbeleError):
+    """A model cannot be divided into stages, or not into as many as were asked for."""
 
 
 class TorchVersionError(ImportError):

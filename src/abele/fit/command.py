@@ -28,10 +28,13 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python program")
     parser.add_argument(
-        "--limit", metavar="LIMIT", help="cpu, cuda:0 or a size such as 8GiB (default: the device)"
+        "--limit",
+        metavar="LIMIT",
+        help="cpu, cuda:0, a size such as 8GiB, mk2 for an IPU or mk2x4 for four of them "
+        "(default: the device)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.set_defaults(command=command)
+    parser.set_defaults(command=command, name="fit")
 
 
 def command(parsed: argparse.Namespace) -> int:
@@ -63,20 +66,37 @@ def answer_of(script: Path, limit: str | None, arguments: list[str]) -> asking.R
     Raises:
         FitError: there is no such script, or it compiles nothing.
     """
+    try:
+        with asking.instead_of_compiling(limit):
+            running(script, arguments, quiet=True)
+    except asking.Answered as answered:
+        return answered.report
+    raise FitError(
+        f"{script} ended without compiling a model, so there is nothing to say. Give it the "
+        f"arguments with which it does, behind --: abele fit {script} -- ARG ..."
+    )
+
+
+def running(script: Path, arguments: list[str], *, quiet: bool) -> None:
+    """Run a script as Python would.
+
+    Args:
+        script: runs as ``__main__``.
+        arguments: of the script.
+        quiet: what it prints goes to stderr, because it is not the answer.
+
+    Raises:
+        FitError: there is no such script.
+        BaseException: of the script.
+    """
     if not script.is_file():
         raise FitError(f"There is no file {str(script)!r}. Name a Python program to run.")
     before = sys.argv, sys.path[:]
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
+    output = contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext()
     try:
-        # What the program prints is not the answer.
-        with asking.instead_of_compiling(limit), contextlib.redirect_stdout(sys.stderr):
+        with output:
             runpy.run_path(str(script), run_name="__main__")
-    except asking.Answered as answered:
-        return answered.report
     finally:
         sys.argv, sys.path[:] = before
-    raise FitError(
-        f"{script} ended without compiling a model, so there is nothing to say. Give it the "
-        f"arguments with which it does, behind --: abele fit {script} -- ARG ..."
-    )

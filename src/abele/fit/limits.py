@@ -30,6 +30,10 @@ _UNITS = {
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 # A group that is not limited says a number near the end of the address space.
 _NO_LIMIT = 2**60
+#: One IPU of the second generation: tiles, and bytes of each.
+MK2 = "mk2"
+_TILES, _TILE_BYTES = 1472, 624 * 1024
+_IPUS = re.compile(MK2 + r"(?:x(\d+))?")
 _GROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -42,12 +46,15 @@ class Limit:
         size: bytes.
         source: who says so, in words.
         of_process: it holds the whole process, not only what the programs need.
+        ipus: how many devices of this memory there are, 0 for as many as the program asks for;
+            None if it is no memory of IPUs.
     """
 
     name: str
     size: int
     source: str
     of_process: bool = True
+    ipus: int | None = None
 
 
 def parse_bytes(text: str) -> int:
@@ -80,6 +87,9 @@ def bytes_text(size: float) -> str:
 def of_machine(name: str) -> Limit:
     """The limit called ``cpu``, ``cuda`` or ``cuda:1``, or one of so many bytes.
 
+    ``mk2`` is the memory of an IPU, of which the program has as many as it asks for; ``mk2x4`` are
+    four.
+
     Raises:
         LimitError: it is neither, or the device is not there.
     """
@@ -88,7 +98,36 @@ def of_machine(name: str) -> Limit:
         return Limit(name=name, size=size, source=source)
     if name == "cuda" or name.startswith("cuda:"):
         return _of_gpu(name)
+    ipus = _IPUS.fullmatch(name)
+    if ipus is not None:
+        return of_ipus(0 if ipus[1] is None else _count(name, int(ipus[1])))
+    return of_size(name)
+
+
+def of_size(name: str) -> Limit:
+    """A limit of so many bytes.
+
+    Raises:
+        LimitError: it is no size.
+    """
     return Limit(name=name, size=parse_bytes(name), source="as asked")
+
+
+def of_ipus(count: int) -> Limit:
+    """The memory of each of so many IPUs; 0 for as many as the program asks for."""
+    return Limit(
+        name=MK2,
+        size=_TILES * _TILE_BYTES,
+        source=f"an IPU has {_TILES} tiles of {_TILE_BYTES // 1024} KiB",
+        of_process=False,
+        ipus=count,
+    )
+
+
+def _count(name: str, count: int) -> int:
+    if count < 1:
+        raise LimitError(f"{name!r} is no IPU at all. Write mk2x1 or more.")
+    return count
 
 
 def host_memory() -> tuple[int, str]:

@@ -71,6 +71,21 @@ def recomputation(program: Program) -> Program:
     return finished(program, graph)
 
 
+def kept_whole(program: Program) -> tuple[Program, frozenset[str]]:
+    """The program that computes nothing again, for whoever asks what that would take.
+
+    Returns:
+        The program without marks and borders, and the names of the values that were marked.
+    """
+    graph = editable(program)
+    marked = _remove_marks(graph)
+    for node in graph.graph.nodes:
+        marks = marks_of(node)
+        if SEGMENT in marks:
+            node.meta["custom"] = {key: value for key, value in marks.items() if key != SEGMENT}
+    return finished(program, graph), frozenset(node.name for node in marked)
+
+
 def _is_mark(node: torch.fx.Node) -> bool:
     return node.target is checkpoint.operator
 

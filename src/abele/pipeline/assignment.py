@@ -62,10 +62,16 @@ def assign(program: Program, stages: int) -> Parts:
     Raises:
         Uncuttable: what has one order, draws or effects, would be in several parts.
     """
+    parts = placed(program, stages)
+    _check(program, parts, stages)
+    return parts
+
+
+def placed(program: Program, stages: int) -> Parts:
+    """The same for whoever only wants to know: parts may draw or print out of order."""
     parts = _downwards(program, stages)
     _upwards(program, parts)
     _place_writes(program, parts)
-    _check(program, parts, stages)
     return parts
 
 

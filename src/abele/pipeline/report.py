@@ -125,21 +125,31 @@ def state_bytes(cut: Cut) -> list[dict[str, int]]:
 
 
 def timeline(measured: Measured, width: int = 76) -> str:
-    """The first passage as text: a row per stage, forwards as digits, backwards as letters.
-
-    A micro-batch has the last digit of its number in forward and the letter of it in backward; a
-    dot is time in which the stage waited.
+    """The first passage as a ``picture``.
 
     Args:
         measured: the call.
         width: characters for the whole passage.
     """
-    times = measured.times[0]
+    return picture(measured.times[0], len(measured.stages), width)
+
+
+def picture(times: Sequence[Timed], stages: int, width: int = 76) -> str:
+    """A passage as text: a row per stage, forwards as digits, backwards as letters.
+
+    A micro-batch has the last digit of its number in forward and the letter of it in backward; a
+    dot is time in which the stage waited.
+
+    Args:
+        times: of all tasks, in any whole unit.
+        stages: how many there are.
+        width: characters for the whole passage.
+    """
     if not times:
         return ""
     first = min(timed.begin for timed in times)
     unit = max(1, max(timed.end for timed in times) - first) / width
-    rows = [["."] * width for _ in measured.stages]
+    rows = [["."] * width for _ in range(stages)]
     for timed in times:
         begin, end = (int((moment - first) / unit) for moment in (timed.begin, timed.end))
         k = timed.task.micro_batch

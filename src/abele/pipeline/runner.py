@@ -46,6 +46,8 @@ class PipelineRunner:
 
     Attributes:
         cut: as given.
+        one_at_a_time: a micro-batch begins when the one before has left, so that no stage shares
+            cores with another while its time is measured.
     """
 
     def __init__(self, cut: Cut, executable: Executable, state: DeviceState, update: Update):
@@ -53,6 +55,7 @@ class PipelineRunner:
         self._crew = WorkerPool(cut.stages, share_of_cores(cut.stages))
         self._mark = clock(state.device)
         self._passages: list[Passage] = []
+        self.one_at_a_time = False
         self._pipeline = Pipeline(
             cut,
             {part.name: executable.compiled[part.name].released() for part in cut.programs},
@@ -89,7 +92,7 @@ class PipelineRunner:
         marks.append(time.perf_counter_ns())  # something has begun
         if group[0][0].index == 0:
             self._passages = []
-        passage = self._pipeline.run(
+        passage = self._passed(
             [MicroBatch(step.replica, rows, step.keeps or wanted) for step, rows in group]
         )
         applied = self._update.apply() if group[-1][0].updates else None
@@ -105,6 +108,22 @@ class PipelineRunner:
             (outputs or [], applied if step.updates else None)
             for (step, _), outputs in zip(group, passage.outputs, strict=True)
         ]
+
+    def _passed(self, micro_batches: Sequence[MicroBatch]) -> Passage:
+        if not self.one_at_a_time:
+            return self._pipeline.run(micro_batches)
+        whole = [self._pipeline.run([each]) for each in micro_batches]
+        times = [
+            dataclasses.replace(timed, task=dataclasses.replace(timed.task, micro_batch=k))
+            for k, passage in enumerate(whole)
+            for timed in passage.times
+        ]
+        most = [passage.most_bytes for passage in whole], [p.most_waiting for p in whole]
+        return Passage(
+            [passage.outputs[0] for passage in whole],
+            times,
+            *([max(each) for each in zip(*several, strict=True)] for several in most),
+        )
 
     def alone(self) -> None:
         """None: even one micro-step passes through all stages."""

@@ -74,7 +74,7 @@ def pipelining(
         return Pipelining()
     if not may_pipeline(options, config):
         return Pipelining(stages, None, f"its strategy is {options._execution_strategy!r}")
-    names = _mark(captured.programs[0], placement)
+    names = mark(captured.programs[0], placement)
     decision = _decided(captured, stages, config)
     if isinstance(decision, str):
         logger.warning("A model of %d stages runs sequentially, because %s.", stages, decision)
@@ -99,7 +99,7 @@ def _decided(captured: Captured, stages: int, config: StepConfig) -> Cut | str:
         return str(problem)
 
 
-def _mark(program: Program, placement: PlacementTable) -> tuple[str, ...]:
+def mark(program: Program, placement: PlacementTable) -> tuple[str, ...]:
     """Writes the stage on each operation and returns the blocks of each stage."""
     blocks: dict[int, dict[str, None]] = {}
     stage_of_block: dict[str, int] = {}

@@ -6,6 +6,7 @@ import torch
 
 from abele.runtime.device_registry import Attachment
 from abele.runtime.session import Session
+from abele.stage import Plan
 from poptorch._compiled import translate
 from poptorch._compiled.model import CompiledModel
 from poptorch._error import error
@@ -31,6 +32,7 @@ class WrappedModel:
         per_replica_params: what the user asked for of parameters that differ between replicas.
         compiled: None before compiling and after destroying.
         attachment: the hold of the device; None while it is not taken.
+        stages: compiled instead of the blocks that its modules begin; None for these.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class WrappedModel:
         self.per_replica_params: dict[str, tuple] = {}
         self.compiled: CompiledModel | None = None
         self.attachment: Attachment | None = None
+        self.stages: Plan | None = None
         self.read_options()
 
     def read_options(self) -> None:

@@ -4,8 +4,9 @@ They act while a model is captured and do nothing otherwise, so an annotated mod
 host and keeps its parameter names.
 """
 
+import contextlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, SupportsIndex
 
 import torch
@@ -200,6 +201,19 @@ def removeBlocks(module: torch.nn.Module) -> None:
     for child in module.modules():
         for key, _ in _hooks_of(child):
             del _torch.forward_pre_hooks(child)[key]
+
+
+@contextlib.contextmanager
+def without_blocks(module: torch.nn.Module) -> Iterator[None]:
+    """While open, neither a module nor anything in it begins a block; then what did does again."""
+    before = [(child, dict(_hooks_of(child))) for child in module.modules()]
+    removeBlocks(module)
+    try:
+        yield
+    finally:
+        removeBlocks(module)
+        for child, hooks in before:
+            _torch.forward_pre_hooks(child).update(hooks)
 
 
 def _number(ipu_id: int | None) -> int | None:

@@ -25,6 +25,7 @@ from poptorch._logging import logger
 from poptorch._optimizers.in_use import OptimizerInUse
 from poptorch._report import files
 from poptorch._report.recording import Recording
+from poptorch._stage import blocks
 from poptorch._state import module_weights, per_replica
 from poptorch._state.weights import Weights
 from poptorch._values.arguments import Bound
@@ -201,17 +202,18 @@ class Compiling:
         start = Start(options._start_mode)
         if start is Start.TIERED and not for_a_call:
             start = Start.WAIT
-        model.compiled = CompiledModel(
-            model.module,
-            bound,
-            config,
-            rule,
-            options,
-            origin=origin,
-            start=start,
-            announce=self._announcer(self._announce),
-            observers=self.recording.observers,
-        )
+        with blocks.applied(model.stages, model.module):
+            model.compiled = CompiledModel(
+                model.module,
+                bound,
+                config,
+                rule,
+                options,
+                origin=origin,
+                start=start,
+                announce=self._announcer(self._announce),
+                observers=self.recording.observers,
+            )
         offline = model.options.connection_type == ConnectionType.Never
         self._optimizer.state.start(None if offline else model.compiled.session)
         return model.compiled

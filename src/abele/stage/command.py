@@ -1,0 +1,91 @@
+"""``abele stage SCRIPT --ipus N``: divides a program's model into stages."""
+
+from __future__ import annotations
+
+import argparse
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from abele.errors import StageError
+from abele.fit import limits
+from abele.fit.asking import Answered, Report
+from abele.fit.command import STATUS, running
+from abele.stage import asking
+from abele.stage.asking import Request
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to a parser's commands."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "stage",
+        help="divide a model into stages of a pipeline",
+        usage="abele stage [-h] --ipus N [--limit LIMIT] [--measure] [--run] [--json] SCRIPT "
+        "[-- ARG ...]",
+        description="Runs SCRIPT up to its first compile and divides the model into stages that "
+        "take equally long and fit into memory. Exits with 0 if they fit, 3 if they do not, 4 if "
+        "that is uncertain; with --run as SCRIPT does.",
+    )
+    parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python program")
+    parser.add_argument("--ipus", type=int, required=True, metavar="N", help="how many devices")
+    parser.add_argument(
+        "--limit",
+        default="mk2",
+        metavar="LIMIT",
+        help="memory of each: mk2 or a size such as 8GiB (default: mk2)",
+    )
+    parser.add_argument(
+        "--measure", action="store_true", help="run stages, and balance them by their times"
+    )
+    parser.add_argument("--run", action="store_true", help="go on with these stages")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(command=command, name="stage")
+
+
+def command(parsed: argparse.Namespace) -> int:
+    """Answer and return the exit status.
+
+    Args:
+        parsed: what ``add_parser`` says, and in ``rest`` the arguments of the script.
+
+    Raises:
+        StageError: there are no such stages, or the script compiles nothing.
+        FitError: there is no such limit or script.
+        Exception: of the script.
+    """
+    if parsed.ipus < 1:
+        raise StageError(f"--ipus {parsed.ipus} leaves nothing to run on. Give 1 or more.")
+    of_device(parsed.limit)  # before the script does anything
+    request = Request(
+        devices=parsed.ipus, limit=parsed.limit, run=parsed.run, measure=parsed.measure,
+        json=parsed.json,
+    )  # fmt: skip
+    try:
+        with asking.before_compiling(request) as waiting:
+            running(parsed.script, parsed.rest, quiet=not parsed.run)
+            if not waiting:
+                return 0
+    except Answered as answered:
+        print(shown(answered.report, json=parsed.json))
+        return STATUS[answered.report.data()["verdict"]]
+    except asking.Refused as refused:
+        raise StageError(str(refused)) from refused
+    raise StageError(
+        f"{parsed.script} ended without compiling a model, so there is nothing to divide. Give it "
+        f"the arguments with which it does, behind --: abele stage {parsed.script} --ipus "
+        f"{parsed.ipus} -- ARG ..."
+    )
+
+
+def shown(report: Report, *, json: bool) -> str:
+    """A report as it is printed."""
+    return dumps(report.data(), indent=1) if json else str(report)
+
+
+def of_device(name: str) -> limits.Limit:
+    """The memory of one device: that of an IPU, or so many bytes.
+
+    Raises:
+        LimitError: it is neither.
+    """
+    return limits.of_ipus(1) if name == limits.MK2 else limits.of_size(name)

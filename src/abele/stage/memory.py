@@ -1,0 +1,250 @@
+"""What each range of units needs of memory as a stage of a pipeline.
+
+A stage holds its state, and for every micro-batch that waits for its backward the values that
+backward needs. If activations are computed again, these are what comes into the stage and what the
+program marks; the rest is there for one micro-batch at a time.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+
+from abele.fit.estimate import Interval, Part
+from abele.stage import mk2, ranges
+from abele.stage.chain import BATCH, Chain, State, Value
+
+End = Literal["low", "expected", "high"]
+ENDS: tuple[End, ...] = ("low", "expected", "high")
+
+_KEPT = "kept for backward"
+_AGAIN = "computed again in backward"
+_INSIDE = "used by one operation after another"
+#: How much of what is computed again is there at once: the original's backward needs fewer values.
+_OF_AGAIN = Interval(0.5, 1.0, 1.0)
+#: Of two stages on one device, one at a time needs these.
+_AT_TIMES = (_AGAIN, _INSIDE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Device:
+    """The memory of one device, and what programs do with it.
+
+    Attributes:
+        size: bytes.
+        recomputes: stages of a pipeline compute activations again in backward.
+        heeds_marks: so does whatever lies between marked activations.
+        optimizer_away: the optimizer's state lies in another memory.
+        sums_away: so do the sums of gradients.
+        weights_away: so do the weights.
+        optimizer_shares: among how many the optimizer's state is divided.
+        is_mk2: code and exchange are in it too.
+    """
+
+    size: int = mk2.BYTES
+    recomputes: bool = True
+    heeds_marks: bool = True
+    optimizer_away: bool = False
+    sums_away: bool = False
+    weights_away: bool = False
+    optimizer_shares: int = 1
+    is_mk2: bool = True
+
+
+def waiting(stage: int, stages: int, micro_batches: int) -> Interval:
+    """How many micro-batches wait for their backward in a stage.
+
+    One forward, one backward keeps the fewest. The original has every stage work on both in each
+    turn, so that a micro-batch comes back after twice the stages that are left.
+    """
+    left = stages - stage
+    few, many = min(left, micro_batches), min(2 * left - 1, micro_batches)
+    return Interval(few, many, many)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Span:
+    """A stage and its units.
+
+    Attributes:
+        stage: from 0.
+        begin: its first unit.
+        end: the first unit behind it.
+    """
+
+    stage: int
+    begin: int
+    end: int
+
+
+class Memory:
+    """The memory of all ranges of a chain.
+
+    Args:
+        chain: the model.
+        device: where a stage runs.
+    """
+
+    def __init__(self, chain: Chain, device: Device):
+        self.chain, self.device = chain, device
+        units = len(chain.units)
+        self._nothing = torch.zeros(units + 1, units + 1, dtype=torch.float64)
+        self._states = {role: self._of_states(size) for role, size in _roles(device).items()}
+        self._kept = self._of_values(chain.values, _backward, behind=False)
+        marked = [value for value in chain.values if value.marked and device.heeds_marks]
+        self._has_marks = bool(marked)
+        self._marked = self._made_inside(marked)
+        self._again = self._largest_segment()
+        self._enters = self._of_values(chain.values, _uses, behind=True)
+        self._needs = {
+            end: ranges.largest([getattr(unit.inside, end) for unit in chain.units]) for end in ENDS
+        }
+
+    def _of_values(
+        self, values: Sequence[Value], uses: Callable[[Value], Sequence[int]], *, behind: bool
+    ) -> ranges.Table:
+        """Bytes of the values that a range uses, and with ``behind`` does not make itself."""
+        return ranges.counted_once(
+            len(self.chain.units),
+            [(value.size, uses(value)) for value in values],
+            [value.producer if behind else None for value in values],
+        )
+
+    def _made_inside(self, values: Sequence[Value]) -> ranges.Table:
+        """Bytes of the values that a range makes and keeps for its backward."""
+        every = self._of_values(values, _backward, behind=False)
+        return every - self._of_values(values, _backward, behind=True)
+
+    def _largest_segment(self) -> ranges.Table:
+        """Bytes of what a range computes again at one time: between marked values, or all."""
+        ends = sorted({value.producer for value in self.chain.values if value.marked})
+        segments: dict[int, list[Value]] = {}
+        for value in self.chain.values:
+            if not value.marked and value.producer != BATCH:
+                segment = bisect.bisect_left(ends, value.producer)
+                segments.setdefault(segment, []).append(value)
+        largest = self._nothing
+        for values in segments.values():
+            largest = torch.maximum(largest, self._made_inside(values))
+        return largest
+
+    def _of_states(self, size: Callable[[State], float]) -> ranges.Table:
+        states = self.chain.states
+        items = [(size(state), state.uses) for state in states]
+        return ranges.counted_once(len(self.chain.units), items, [None] * len(states))
+
+    def table(self, end: End, stage: int, stages: int, micro_batches: int) -> ranges.Table:
+        """Bytes of every range, if it is this stage: the sum of ``parts``."""
+        parts = self._parts(end, stage, stages, micro_batches)
+        return self._with_code(sum(parts.values(), self._nothing), end)
+
+    def pair(self, end: End, stages: int, micro_batches: int) -> ranges.Table:
+        """Bytes of a device with the first and the last stage, by the ends of what is between.
+
+        The row is where the first stage ends, the column where the last one begins.
+        """
+        first = self._parts(end, 0, stages, micro_batches)
+        last = self._parts(end, stages - 1, stages, micro_batches)
+        tensors = self._nothing
+        for role in first:
+            one, other = first[role][0, :, None], last[role][:, -1][None, :]
+            tensors = tensors + (torch.maximum(one, other) if role in _AT_TIMES else one + other)
+        both = sum(map(self._shared, _roles(self.device).values()), self._nothing)
+        return self._with_code(tensors - both, end)
+
+    def _shared(self, size: Callable[[State], float]) -> ranges.Table:
+        """What the units before a row's and those from a column's on both use."""
+        units = len(self.chain.units)
+        edges = torch.zeros(units + 2, units + 2, dtype=torch.float64)
+        for state in self.chain.states:
+            if state.uses:  # first use < row, last use >= column
+                edges[state.uses[0] + 1, 0] += size(state)
+                edges[state.uses[0] + 1, state.uses[-1] + 1] -= size(state)
+        return edges.cumsum(0).cumsum(1)[: units + 1, : units + 1]
+
+    def _with_code(self, tensors: ranges.Table, end: End) -> ranges.Table:
+        if not self.device.is_mk2:
+            return tensors
+        return tensors * getattr(mk2.UNEVEN, end) + getattr(mk2.code(), end)
+
+    def _parts(
+        self, end: End, stage: int, stages: int, micro_batches: int
+    ) -> dict[str, ranges.Table]:
+        parts = dict(self._states)
+        if self.chain.training:
+            count = getattr(waiting(stage, stages, micro_batches), end)
+            if (self.device.recomputes and stages > 1) or self._has_marks:
+                parts[_KEPT] = count * (self._enters + self._marked)
+                parts[_AGAIN] = self._again * getattr(_OF_AGAIN, end)
+            else:
+                parts[_KEPT] = count * self._kept
+        else:
+            parts["comes from other stages"] = self._enters
+        parts[_INSIDE] = self._needs[end]
+        return parts
+
+    def parts(self, spans: Sequence[Span], stages: int, micro_batches: int) -> tuple[Part, ...]:
+        """What is in the memory of a device, by role.
+
+        Args:
+            spans: of the stages on it.
+            stages: of the pipeline.
+            micro_batches: that one update sees.
+        """
+        sizes: dict[str, list[Interval]] = {}
+        for span in spans:
+            tables = [self._parts(end, span.stage, stages, micro_batches) for end in ENDS]
+            for role in tables[0]:
+                each = [float(table[role][span.begin, span.end]) for table in tables]
+                sizes.setdefault(role, []).append(Interval(*each))
+        roles = _roles(self.device)
+        parts: list[Part] = []
+        for role, several in sizes.items():
+            size = _largest(several) if role in _AT_TIMES else Interval.sum(several)
+            if role in roles:
+                size = Interval.exact(sum(map(roles[role], self._states_of(spans))))
+            if size.high:
+                parts.append(Part(role=role, size=size, always=role in roles))
+        return (*parts, *self._beside(Interval.sum(part.size for part in parts)))
+
+    def _states_of(self, spans: Sequence[Span]) -> list[State]:
+        units = {unit for span in spans for unit in range(span.begin, span.end)}
+        return [state for state in self.chain.states if not units.isdisjoint(state.uses)]
+
+    def _beside(self, tensors: Interval) -> tuple[Part, ...]:
+        if not self.device.is_mk2:
+            return ()
+        full = mk2.of_tensors(tensors)
+        uneven = Interval(*(getattr(full, e) - getattr(tensors, e) for e in ENDS))
+        return (
+            Part(role="tiles that are fuller than others", size=uneven, always=True),
+            Part(role="code and exchange", size=mk2.code(), always=True),
+        )
+
+
+def _roles(device: Device) -> dict[str, Callable[[State], float]]:
+    """The size of each kind of state that is in the memory."""
+    roles: dict[str, Callable[[State], float]] = {}
+    if not device.weights_away:
+        roles["weights and buffers"] = lambda state: state.weight
+    if not device.sums_away:
+        roles["gradient sums"] = lambda state: state.sums
+    if not device.optimizer_away:
+        roles["optimizer state"] = lambda state: state.optimizer / device.optimizer_shares
+    return roles
+
+
+def _largest(several: Sequence[Interval]) -> Interval:
+    return Interval(*(max(getattr(each, end) for each in several) for end in ENDS))
+
+
+def _backward(value: Value) -> Sequence[int]:
+    return value.backward
+
+
+def _uses(value: Value) -> list[int]:
+    return sorted({*value.forward, *value.backward})

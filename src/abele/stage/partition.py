@@ -1,0 +1,251 @@
+"""Divides a chain of units into stages, so that the slowest device is as fast as it can be.
+
+Dynamic programming: the best way to divide the units up to here into so many stages follows from
+the best ways to divide fewer units into one stage less. Exact for the times and limits that it is
+given. Units that share state stay on one device. Where the two ends of the chain share some (an
+embedding and the last product, often), the last stage goes to the device of the first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import torch
+
+from abele.errors import StageError
+from abele.fit.verdict import Verdict
+from abele.stage import ranges
+from abele.stage.chain import Chain
+from abele.stage.memory import Device, End, Memory, Span
+
+#: What is given up in time for stages that begin at modules further outside, and for one stage
+#: less. Together less than 5 %.
+_FOR_OUTER, _FOR_FEWER = 1.04, 1.005
+_VERDICTS: tuple[tuple[End, Verdict], ...] = (
+    ("high", Verdict.FITS),
+    ("expected", Verdict.UNCERTAIN),
+    ("low", Verdict.UNCERTAIN),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Partition:
+    """Stages and where they run.
+
+    Attributes:
+        cuts: the units at which the second and later stages begin.
+        units: how many there are.
+        devices: how many devices.
+        verdict: whether the fullest device has enough memory.
+        slowest: time of the slowest device for one micro-batch.
+    """
+
+    cuts: tuple[int, ...]
+    units: int
+    devices: int
+    verdict: Verdict
+    slowest: float
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The units of each stage."""
+        edges = (0, *self.cuts, self.units)
+        return tuple(
+            Span(stage=stage, begin=begin, end=end)
+            for stage, (begin, end) in enumerate(itertools.pairwise(edges))
+        )
+
+    @property
+    def homes(self) -> tuple[int, ...]:
+        """The device of each stage, from 0."""
+        return tuple(stage % self.devices for stage in range(len(self.cuts) + 1))
+
+
+def partition(chain: Chain, devices: int, device: Device, micro_batches: int) -> Partition:
+    """Divide a chain among devices.
+
+    Args:
+        chain: the model.
+        devices: how many; each gets at least one unit.
+        device: the memory of each.
+        micro_batches: that one update sees, or one call without training.
+
+    Raises:
+        StageError: there are not as many places where a stage can begin.
+    """
+    if devices < 1:
+        raise StageError(f"A model runs on one device at least, not on {devices}.")
+    search = _Search(chain, devices, device, micro_batches)
+    depths = sorted({unit.depth for unit in chain.units[1:]})
+    results = [search.best(depth) for depth in depths or [0]]
+    best = results[-1]
+    if best is None:
+        raise StageError(
+            f"There are {devices} devices, and {search.most_devices()} of them can get a part of "
+            "the model: stages begin where a module is called, and units that share parameters "
+            "stay together. Ask for fewer."
+        )
+    good = (
+        each
+        for each in results
+        if each is not None
+        and _rank(each) == _rank(best)
+        and each.slowest <= best.slowest * _FOR_OUTER
+    )
+    return next(good, best)
+
+
+def _rank(result: Partition) -> int:
+    return list(Verdict).index(result.verdict)
+
+
+class _Search:
+    def __init__(self, chain: Chain, devices: int, device: Device, micro_batches: int):
+        self.chain, self.devices, self.limit = chain, devices, device.size
+        self.memory, self.micro_batches = Memory(chain, device), micro_batches
+        times = [unit.forward + unit.backward for unit in chain.units]
+        self.seconds = ranges.total(times)
+
+    def most_devices(self) -> int:
+        """How many devices can get a part at all."""
+        return len(self._places(len(self.chain.units), wraps_from=None)) + 1
+
+    def best(self, depth: int) -> Partition | None:
+        """The best partition whose stages begin at modules inside at most so many others."""
+        for end, verdict in (*_VERDICTS, (None, Verdict.DOES_NOT_FIT)):
+            straight = self._straight(depth, end)
+            ring = self._ring(depth, end)
+            if straight is None and ring is None:
+                continue
+            cost, cuts = straight or (float("inf"), ())
+            if ring is not None and ring[0] * _FOR_FEWER < cost:
+                cost, cuts = ring
+            return Partition(
+                cuts=tuple(cuts),
+                units=len(self.chain.units),
+                devices=self.devices,
+                verdict=verdict,
+                slowest=cost,
+            )
+        return None
+
+    # -- one stage per device ----------------------------------------------------------------
+
+    def _straight(self, depth: int, end: End | None) -> tuple[float, list[int]] | None:
+        places = self._places(depth, wraps_from=None)
+        tables = [self._times(stage, self.devices, end) for stage in range(self.devices)]
+        units = len(self.chain.units)
+        return _divided([0, *places, units], tables, last=units)
+
+    def _places(self, depth: int, wraps_from: int | None) -> list[int]:
+        """Where stages may begin, but for the first.
+
+        Args:
+            depth: of the modules there, at most.
+            wraps_from: states that are used before this unit may be on both sides.
+        """
+        closed = {
+            place
+            for uses in self.chain.ties
+            if wraps_from is None or uses[0] >= wraps_from
+            for place in range(uses[0] + 1, uses[-1] + 1)
+        }
+        units = enumerate(self.chain.units)
+        return [i for i, unit in units if i and i not in closed and unit.depth <= depth]
+
+    def _times(self, stage: int, stages: int, end: End | None) -> ranges.Table:
+        """The time of each range as this stage; infinite where it cannot be that."""
+        times = self.seconds.clone()
+        for place, unit in enumerate(self.chain.units):
+            if place:  # the module is called again: its block would begin again behind the stage
+                times[place, place : unit.until + 1] = float("inf")
+        if end is not None:
+            table = self.memory.table(end, stage, stages, self.micro_batches)
+            times[table > self.limit] = float("inf")
+        return times
+
+    # -- the last stage on the first device --------------------------------------------------
+
+    def _ring(self, depth: int, end: End | None) -> tuple[float, list[int]] | None:
+        """The same with one stage more, where units at both ends have to be together."""
+        units, stages = len(self.chain.units), self.devices + 1
+        if self.devices < 2 or not self.chain.ties:
+            return None
+        ends = self.seconds[0, :, None] + self._times(stages - 1, stages, None)[:, units][None, :]
+        if end is not None:
+            full = self.memory.pair(end, stages, self.micro_batches)
+            ends = torch.where(full > self.limit, float("inf"), ends)
+        tables = [self._times(stage, stages, end) for stage in range(1, self.devices)]
+        best: tuple[float, list[int]] | None = None
+        firsts = self._places(depth, wraps_from=units)
+        for first in firsts:
+            places = [p for p in self._places(depth, wraps_from=first) if p > first]
+            allowed = [p for p in places if self._together(first, p)]
+            found = _ended([first, *places], tables, allowed, ends[first])
+            if found is not None and (best is None or found[0] < best[0]):
+                best = found[0], [first, *found[1]]
+        return best
+
+    def _together(self, first: int, last: int) -> bool:
+        """Whether nothing between shares with the ends, and some state is at both of them."""
+        ties = self.chain.ties
+        around = [uses for uses in ties if uses[0] < first and uses[-1] >= first]
+        clear = all(not any(first <= use < last for use in uses) for uses in around)
+        behind = [uses for uses in ties if first <= uses[0] < last <= uses[-1]]
+        return clear and not behind and bool(around)
+
+
+def _divided(
+    places: Sequence[int], tables: Sequence[ranges.Table], last: int
+) -> tuple[float, list[int]] | None:
+    """The least largest time of ranges one after the other, and where the later ones begin."""
+    return _ended(places[:-1], tables, [last], None)
+
+
+def _ended(
+    places: Sequence[int],
+    tables: Sequence[ranges.Table],
+    lasts: Sequence[int],
+    beside: torch.Tensor | None,
+) -> tuple[float, list[int]] | None:
+    """The best way from the first place to one of ``lasts``, a range per table.
+
+    Args:
+        places: where ranges may begin, ascending.
+        tables: the time of each range, for each of them.
+        lasts: where the last one may end.
+        beside: for each place the time of what is not in a range if the last one ends there.
+
+    Returns:
+        The time of the slowest, and where ranges but the first begin; with ``beside`` also where
+        the last one ends.
+    """
+    grid = sorted({*places, *lasts})
+    if not lasts:
+        return None
+    index = torch.tensor(grid)
+    reach = torch.full((len(grid),), float("inf"), dtype=torch.float64)
+    reach[0] = 0.0
+    begins: list[torch.Tensor] = []
+    for table in tables:
+        steps = torch.maximum(reach[:, None], table[index][:, index])
+        steps = torch.where(_later(len(grid)), steps, float("inf"))
+        reach, begin = steps.min(0)
+        begins.append(begin)
+    ends = [grid.index(place) for place in lasts]
+    costs = reach[ends] if beside is None else torch.maximum(reach[ends], beside[lasts])
+    chosen = int(costs.argmin())
+    if not torch.isfinite(costs[chosen]):
+        return None
+    path = [ends[chosen]]
+    for begin in reversed(begins):
+        path.append(int(begin[path[-1]]))
+    path.reverse()
+    inner = path[1:-1] if beside is None else path[1:]
+    return float(costs[chosen]), [grid[each] for each in inner]
+
+
+def _later(count: int) -> torch.Tensor:
+    return torch.ones(count, count, dtype=torch.bool).triu(1)

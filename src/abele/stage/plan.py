@@ -1,0 +1,162 @@
+"""A division of a model into stages, and what it means for time and memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from abele.fit.estimate import Interval, Part
+from abele.fit.limits import Limit
+from abele.fit.verdict import Verdict
+from abele.stage.chain import Chain, Times
+from abele.stage.memory import Device, Memory, Span
+from abele.stage.pace import Pace, pace
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Load:
+    """What one device has to do.
+
+    Attributes:
+        device: its number.
+        stages: that run on it.
+        parts: what is in its memory, by role.
+        verdict: whether that is enough.
+        time: of its stages for one micro-batch.
+    """
+
+    device: int
+    stages: tuple[int, ...]
+    parts: tuple[Part, ...]
+    verdict: Verdict
+    time: float
+
+    @property
+    def size(self) -> Interval:
+        """Bytes."""
+        return Interval.sum(part.size for part in self.parts)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Stages, their devices and what follows.
+
+    Attributes:
+        chain: the model; its times are those that ``measured`` says.
+        spans: the units of each stage.
+        homes: the device of each stage.
+        limit: the memory of each device.
+        device: what that is.
+        micro_batches: that one update sees, or one call without training.
+        measured: times are seconds of this machine, not modelled ones.
+    """
+
+    chain: Chain
+    spans: tuple[Span, ...]
+    homes: tuple[int, ...]
+    limit: Limit
+    device: Device
+    micro_batches: int
+    measured: bool = False
+
+    @property
+    def stages(self) -> int:
+        """How many stages there are."""
+        return len(self.spans)
+
+    @property
+    def needed_micro_batches(self) -> int:
+        """How many fill the pipeline."""
+        return 2 * self.stages - 1 if self.chain.training else self.stages
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The module at whose call each stage begins; empty for the model itself."""
+        return tuple(self.chain.units[span.begin].name for span in self.spans)
+
+    @property
+    def times(self) -> tuple[Times, ...]:
+        """Of each stage, for one micro-batch."""
+        return tuple(
+            Times(
+                sum(unit.forward for unit in self.chain.units[span.begin : span.end]),
+                sum(unit.backward for unit in self.chain.units[span.begin : span.end]),
+            )
+            for span in self.spans
+        )
+
+    @functools.cached_property
+    def loads(self) -> tuple[Load, ...]:
+        """Of each device."""
+        memory = Memory(self.chain, self.device)
+        return tuple(self._load(memory, device) for device in sorted(set(self.homes)))
+
+    def _load(self, memory: Memory, device: int) -> Load:
+        spans = [span for span in self.spans if self.homes[span.stage] == device]
+        # A pipeline of less than one round is filled for the estimate.
+        count = max(self.micro_batches, self.needed_micro_batches)
+        parts = memory.parts(spans, self.stages, count)
+        times = [self.times[span.stage] for span in spans]
+        return Load(
+            device=device,
+            stages=tuple(span.stage for span in spans),
+            parts=parts,
+            verdict=_verdict(Interval.sum(part.size for part in parts), self.device.size),
+            time=sum(each.forward + each.backward for each in times),
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        """That of the device with the worst one."""
+        return max((load.verdict for load in self.loads), key=list(Verdict).index)
+
+    @functools.cached_property
+    def pace(self) -> Pace:
+        """How the stages work together."""
+        count = max(self.micro_batches, self.needed_micro_batches)
+        homes = [sorted(set(self.homes)).index(home) for home in self.homes]
+        return pace(self.times, homes, count, training=self.chain.training)
+
+    def data(self) -> dict[str, Any]:
+        """Everything as JSON values; bytes, shares from 0 to 1, measured times in seconds."""
+        return {
+            "version": 1,
+            "verdict": self.verdict.value,
+            "limit": dataclasses.asdict(self.limit),
+            "micro_batches": self.micro_batches,
+            "needed_micro_batches": self.needed_micro_batches,
+            "measured": self.measured,
+            "bubble": self.pace.bubble,
+            "stages": self._stage_data(),
+            "devices": [
+                {
+                    "device": load.device,
+                    "stages": list(load.stages),
+                    "verdict": load.verdict.value,
+                    "bytes": dataclasses.asdict(load.size),
+                    "parts": [dataclasses.asdict(part) for part in load.parts],
+                    "waits": waits,
+                }
+                for load, waits in zip(self.loads, self.pace.waits, strict=True)
+            ],
+        }
+
+    def _stage_data(self) -> Sequence[dict[str, Any]]:
+        work = sum(time.forward + time.backward for time in self.times) or 1.0
+        return [
+            {
+                "begins": name,
+                "device": home,
+                "share": (time.forward + time.backward) / work,
+                **(dataclasses.asdict(time) if self.measured else {}),
+            }
+            for name, home, time in zip(self.names, self.homes, self.times, strict=True)
+        ]
+
+
+def _verdict(size: Interval, limit: int) -> Verdict:
+    if size.high <= limit:
+        return Verdict.FITS
+    return Verdict.DOES_NOT_FIT if size.low > limit else Verdict.UNCERTAIN

@@ -1,0 +1,189 @@
+"""From captured programs to a chain of units.
+
+Operations carry the number of their unit as the mark ``STAGE``; where each runs, forward and
+backward, follows from that as it does for a pipeline with a stage per unit.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from abele import passes
+from abele.containers import is_sequence
+from abele.passes.recomputation import kept_whole
+from abele.pipeline.assignment import STAGE, placed
+from abele.program import Program, Role, is_getitem, is_view, marks_of, node_argument, writes
+from abele.program.cut import Parts, is_copied
+from abele.program.printing import node_phase
+from abele.report.operators import moved_bytes, operations
+from abele.stage import inside
+from abele.stage.chain import BATCH, Chain, Unit, Value
+from abele.stage.entries import Entries
+from abele.stage.states import Slots
+
+#: How many operations of a matrix product or convolution a machine does while it moves a byte.
+OPERATIONS_PER_BYTE = 5.0
+
+Node = torch.fx.Node
+
+
+@dataclasses.dataclass(frozen=True)
+class Begin:
+    """Where a unit begins: at a call of the module at ``name``; as for ``Unit``."""
+
+    name: str
+    until: int
+
+
+def divided(program: Program, entries: Entries) -> tuple[Begin, ...]:
+    """The units of a program whose operations are marked with calls; they get units as marks.
+
+    Calls that no operation follows before the next one are no unit of their own; of all calls at
+    which a unit could begin, the module that is called at the fewest other places is named.
+    """
+    nodes = [node for node in program.graph.graph.nodes if node.op == "call_function"]
+    calls = sorted(
+        {
+            marks_of(node)[STAGE]
+            for node in nodes
+            if STAGE in marks_of(node) and node_phase(node) == "forward" and not is_copied(node)
+        }
+    ) or [0]
+    last = {path: call for call, path in enumerate(entries.paths)}
+    begins: list[Begin] = []
+    before = 0
+    for call in calls:
+        candidates = entries.paths[before : call + 1] or [""]
+        name = min(candidates, key=lambda path: (last.get(path, 0), path.count(".")))
+        until = bisect.bisect_right(calls, last.get(name, 0)) - 1
+        begins.append(Begin(name, max(until, len(begins))))
+        before = call + 1
+    calls[0] = 0  # what comes before belongs to the first
+    for node in nodes:
+        marks = dict(marks_of(node))
+        for key in (STAGE, f"of_{STAGE}"):
+            if key in marks:
+                marks[key] = max(0, bisect.bisect_right(calls, marks[key]) - 1)
+        node.meta["custom"] = marks
+    return tuple(begins)
+
+
+def read(programs: Sequence[Program], begins: Sequence[Begin], *, accumulates: bool) -> Chain:
+    """The chain of captured programs.
+
+    Args:
+        programs: the first has forward, with marks; the others what belongs to the state.
+        begins: its units.
+        accumulates: gradients are summed up even if these programs do not.
+    """
+    whole, marked = kept_whole(programs[0])
+    reader = _Reader(passes.run(whole), len(begins), marked)
+    needs = inside.of_units(reader.parts, reader.order, reader.kept, len(begins))
+    costs = reader.costs()
+    units = [
+        Unit(
+            name=begin.name,
+            until=begin.until,
+            forward=costs[index],
+            backward=costs[2 * len(begins) - 1 - index],
+            inside=needs[index],
+        )
+        for index, begin in enumerate(begins)
+    ]
+    slots = Slots(programs, accumulates=accumulates)
+    return Chain(
+        units=tuple(units),
+        values=tuple(reader.values()),
+        states=tuple(
+            state for node, uses in reader.state_uses().items() for state in slots.of(node, uses)
+        ),
+        training=any(node_phase(node) == "backward" for node in reader.order),
+    )
+
+
+class _Reader:
+    """Who makes and who reads what in a program."""
+
+    def __init__(self, program: Program, units: int, marked: frozenset[str]):
+        self.program, self.count, self._marked = program, units, marked
+        self.parts: Parts = placed(program, units)
+        # Node by node as the parts run.
+        nodes = [n for n in program.graph.graph.nodes if n in self.parts and not is_copied(n)]
+        self.order = sorted(nodes, key=self.parts.__getitem__)
+        self._readers: dict[Node, set[int]] = {}
+        for node in self.order:
+            if node_phase(node) != "update" or not writes(node):
+                for source in sources(node):
+                    self._readers.setdefault(source, set()).add(self.parts[node])
+
+    def costs(self) -> list[float]:
+        """Time of each part, in bytes that could be moved meanwhile."""
+        costs = [0.0] * (2 * self.count)
+        for node in self.order:
+            if node_phase(node) != "update" and not is_getitem(node):
+                work = operations(node) / OPERATIONS_PER_BYTE
+                costs[self.parts[node]] += max(work, moved_bytes(node))
+        return costs
+
+    @property
+    def kept(self) -> set[Node]:
+        """What forward makes and backward reads."""
+        return {
+            node
+            for node, readers in self._readers.items()
+            if self.parts.get(node, self.count) < self.count and max(readers) >= self.count
+        }
+
+    def values(self) -> Iterator[Value]:
+        """What forward makes, and what a batch brings."""
+        inputs = dict(zip(self.program.placeholders(), self.program.inputs, strict=True))
+        for node, readers in self._readers.items():
+            slot = inputs.get(node)
+            made = slot.role is Role.INPUT if slot else self.parts.get(node, -1) in self._forward
+            if made:
+                yield Value(
+                    size=size_of(node),
+                    producer=BATCH if slot else self.parts[node],
+                    forward=tuple(sorted(part for part in readers if part < self.count)),
+                    backward=self._units(part for part in readers if part >= self.count),
+                    marked=node.name in self._marked,
+                )
+
+    @property
+    def _forward(self) -> range:
+        return range(self.count)
+
+    def _units(self, parts: Iterator[int]) -> tuple[int, ...]:
+        several = {part if part < self.count else 2 * self.count - 1 - part for part in parts}
+        return tuple(sorted(several))
+
+    def state_uses(self) -> dict[Node, tuple[int, ...]]:
+        """The units that use each input and constant of the program, but for the batch."""
+        uses: dict[Node, set[int]] = {}
+        for node in self.order:
+            if node_phase(node) in ("forward", "backward") or writes(node):
+                for source in sources(node):
+                    if source.op in ("placeholder", "get_attr"):
+                        uses.setdefault(source, set()).add(self.parts[node])
+        return {node: self._units(iter(parts)) for node, parts in uses.items()}
+
+
+def sources(node: Node) -> Iterator[Node]:
+    """What an operation reads, through views of it."""
+    for each in node.all_input_nodes:
+        while each.op == "call_function" and is_view(each):
+            each = node_argument(each, 0)
+        yield each
+
+
+def size_of(node: Node) -> int:
+    """Bytes of a value on the device; the original has no numbers of 64 bits there."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        # Somebody picks its parts, and these count.
+        return 0 if is_sequence(value) or value is None else 8
+    return value.numel() * min(value.element_size(), 4)

@@ -1,0 +1,73 @@
+"""Plans of wrapped models, to print, to paste and to apply."""
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from abele.fit import Verdict
+from abele.stage import Plan, text
+from poptorch._stage import blocks
+
+_BAND = (
+    "Code and exchange are a stated band, not measured; the estimate has not been compared with "
+    "an IPU."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlacedReport:
+    """Whether each stage of a model fits into the memory of its device; ``print`` it.
+
+    Attributes:
+        plan: the stages.
+    """
+
+    plan: Plan
+
+    @property
+    def verdict(self) -> Verdict:
+        """``fits``, ``does not fit`` or ``uncertain``: that of the worst device."""
+        return self.plan.verdict
+
+    def data(self) -> dict[str, Any]:
+        """Everything as JSON values; bytes."""
+        return self.plan.data()
+
+    def __str__(self) -> str:
+        parts = [text.sentence(self.plan), text.table(self.plan), text.memory_table(self.plan)]
+        if self.plan.device.is_mk2:
+            parts.append(_BAND)
+        return "\n\n".join(parts)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StageReport(PlacedReport):
+    """A division of a model into stages; ``print`` it.
+
+    Attributes:
+        plan: the stages.
+        model: what is divided.
+    """
+
+    model: torch.nn.Module
+
+    def data(self) -> dict[str, Any]:
+        """Everything as JSON values; bytes, shares from 0 to 1, measured times in seconds."""
+        return {**super().data(), "lines": self.lines()}
+
+    def lines(self) -> list[str]:
+        """What a program needs for these stages, where its model is called ``model``."""
+        return blocks.lines(self.plan, self.model)
+
+    def apply(self) -> None:
+        """Has the modules of the model begin these stages, instead of the blocks they begin now.
+
+        Before the model is compiled; its options need ``Training.gradientAccumulation``, or
+        ``deviceIterations`` without training, as the last of ``lines`` says.
+        """
+        blocks.apply(self.plan, self.model)
+
+    def __str__(self) -> str:
+        lines = "\n".join(self.lines()) or "One stage needs no blocks."
+        return "\n\n".join([super().__str__(), text.bubbles(self.plan), lines])

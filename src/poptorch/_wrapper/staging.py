@@ -1,0 +1,113 @@
+"""Stages of a wrapped model: divided, measured and applied."""
+
+import os
+import sys
+from typing import Any
+
+from abele.fit import asking as answers
+from abele.fit.limits import Limit
+from abele.stage import asking
+from abele.stage.command import of_device, shown
+from poptorch._compiled.wrapped import WrappedModel
+from poptorch._fit.trial import Trial
+from poptorch._optimizers.in_use import OptimizerInUse
+from poptorch._stage import blocks, measuring, reading
+from poptorch._stage.report import PlacedReport, StageReport
+from poptorch._values.arguments import Bound
+from poptorch._wrapper.compiling import Compiling
+from poptorch._wrapper.errors_of_engine import Translated
+
+
+class Staging:
+    """Divides a wrapped model into stages.
+
+    Args:
+        model: the wrapped model.
+        optimizer: what trains it.
+        compiling: brings it up to date as before compiling.
+        translated: raises the engine's errors as programs catch them.
+    """
+
+    def __init__(
+        self,
+        model: WrappedModel,
+        optimizer: OptimizerInUse,
+        compiling: Compiling,
+        translated: Translated,
+    ):
+        self._model, self._optimizer = model, optimizer
+        self._compiling, self._translated = compiling, translated
+
+    def planStages(
+        self,
+        ipus: int,
+        *args: Any,
+        limit: str | os.PathLike[str] = "mk2",
+        measure: bool = False,
+        **kwargs: Any,
+    ) -> StageReport:
+        """Divides the model into stages that take equally long and fit into memory.
+
+        An addition of this project. Nothing changes before ``apply`` of the result is called.
+
+        Args:
+            ipus: how many stages work at the same time.
+            args: as for the model's forward; every tensor brings the rows of a whole call.
+            limit: the memory of each: ``mk2``, or a size such as ``8GiB``.
+            measure: compile the stages and run them on copies of the weights, and divide by the
+                times they take.
+            kwargs: likewise arguments of forward.
+
+        Returns:
+            The stages with time, memory, and lines to paste; ``print`` it.
+
+        Raises:
+            AssertionError: the rows do not divide, or arguments do not fit forward.
+            poptorch.Error: the model cannot be captured or divided, or there is no such limit.
+        """
+        bound = self._model.binder.bind(args, kwargs)
+        with self._translated:
+            return self._divided(bound, ipus, of_device(str(limit)), measure=measure)
+
+    def as_placed(self, bound: Bound, limit: Limit) -> PlacedReport:
+        """The stages that blocks make, or as many as ``limit`` has devices."""
+        with self._translated:
+            if limit.ipus:
+                return self._divided(bound, limit.ipus, limit, measure=False)
+            return PlacedReport(plan=reading.plan_as_placed(self._trial(bound), limit))
+
+    def _divided(self, bound: Bound, ipus: int, limit: Limit, *, measure: bool) -> StageReport:
+        trial = self._trial(bound)
+        plan = reading.plan_of(trial, ipus, limit)
+        if measure:
+            blocks.refuse_if_not_applicable(plan, self._model.options)
+            plan = measuring.balanced(plan, trial)
+        return StageReport(plan=plan, model=self._model.user_module)
+
+    def _trial(self, bound: Bound) -> Trial:
+        self._compiling.prepare()
+        return Trial(
+            module=self._model.module,
+            bound=bound,
+            config=self._compiling.config(),
+            rule=self._optimizer.rule,
+            options=self._model.options,
+        )
+
+    def answer_if_asked(self, bound: Bound) -> None:
+        """Where a command has asked, answers it instead of compiling, or compiles in stages."""
+        request = asking.taken()
+        if request is None:
+            return
+        try:
+            with self._translated:
+                limit = of_device(request.limit)
+                report = self._divided(bound, request.devices, limit, measure=request.measure)
+                if request.run:
+                    blocks.refuse_if_not_applicable(report.plan, self._model.options)
+        except Exception as problem:
+            raise asking.Refused(str(problem)) from problem
+        if not request.run:
+            raise answers.Answered(report)
+        print(shown(report, json=request.json), file=sys.stderr)
+        self._model.stages = report.plan
