@@ -107,6 +107,7 @@ class _Search:
         self.memory, self.micro_batches = Memory(chain, device), micro_batches
         times = [unit.forward + unit.backward for unit in chain.units]
         self.seconds = ranges.total(times)
+        self._known: dict[tuple[int, int, End | None], ranges.Table] = {}
 
     def most_devices(self) -> int:
         """How many devices can get a part at all."""
@@ -116,12 +117,11 @@ class _Search:
         """The best partition whose stages begin at modules inside at most so many others."""
         for end, verdict in (*_VERDICTS, (None, Verdict.DOES_NOT_FIT)):
             straight = self._straight(depth, end)
-            ring = self._ring(depth, end)
+            cost, cuts = straight or (float("inf"), [])
+            ring = self._ring(depth, end, below=cost / _FOR_FEWER)
             if straight is None and ring is None:
                 continue
-            cost, cuts = straight or (float("inf"), ())
-            if ring is not None and ring[0] * _FOR_FEWER < cost:
-                cost, cuts = ring
+            cost, cuts = ring or (cost, cuts)
             return Partition(
                 cuts=tuple(cuts),
                 units=len(self.chain.units),
@@ -157,6 +157,12 @@ class _Search:
 
     def _times(self, stage: int, stages: int, end: End | None) -> ranges.Table:
         """The time of each range as this stage; infinite where it cannot be that."""
+        key = stage, stages, end
+        if key not in self._known:
+            self._known[key] = self._timed(*key)
+        return self._known[key]
+
+    def _timed(self, stage: int, stages: int, end: End | None) -> ranges.Table:
         times = self.seconds.clone()
         for place, unit in enumerate(self.chain.units):
             if place:  # the module is called again: its block would begin again behind the stage
@@ -168,8 +174,14 @@ class _Search:
 
     # -- the last stage on the first device --------------------------------------------------
 
-    def _ring(self, depth: int, end: End | None) -> tuple[float, list[int]] | None:
-        """The same with one stage more, where units at both ends have to be together."""
+    def _ring(self, depth: int, end: End | None, below: float) -> tuple[float, list[int]] | None:
+        """The same with one stage more, where units at both ends have to be together.
+
+        Args:
+            depth: as for ``best``.
+            end: likewise.
+            below: a slower one is of no use.
+        """
         units, stages = len(self.chain.units), self.devices + 1
         if self.devices < 2 or not self.chain.ties:
             return None
@@ -179,13 +191,14 @@ class _Search:
             ends = torch.where(full > self.limit, float("inf"), ends)
         tables = [self._times(stage, stages, end) for stage in range(1, self.devices)]
         best: tuple[float, list[int]] | None = None
-        firsts = self._places(depth, wraps_from=units)
-        for first in firsts:
+        for first in self._places(depth, wraps_from=units):
+            if self.seconds[0, first] >= below:
+                break  # and all that follow take longer
             places = [p for p in self._places(depth, wraps_from=first) if p > first]
-            allowed = [p for p in places if self._together(first, p)]
-            found = _ended([first, *places], tables, allowed, ends[first])
-            if found is not None and (best is None or found[0] < best[0]):
-                best = found[0], [first, *found[1]]
+            allowed = [p for p in places if ends[first, p] < below and self._together(first, p)]
+            made = _ended([first, *places], tables, allowed, ends[first])
+            if made is not None and made[0] < below:
+                best, below = (made[0], [first, *made[1]]), made[0]
         return best
 
     def _together(self, first: int, last: int) -> bool:
