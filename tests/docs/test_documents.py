@@ -57,6 +57,7 @@ def test_quickstart(tmp_path):
         "pipelines",
         "report",
         "saving",
+        "stages",
         "starting",
     ],
 )

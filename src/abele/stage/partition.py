@@ -164,6 +164,7 @@ class _Search:
 
     def _timed(self, stage: int, stages: int, end: End | None) -> ranges.Table:
         times = self.seconds.clone()
+        times[torch.ones_like(times, dtype=torch.bool).tril()] = float("inf")  # nothing in it
         for place, unit in enumerate(self.chain.units):
             if place:  # the module is called again: its block would begin again behind the stage
                 times[place, place : unit.until + 1] = float("inf")
@@ -243,9 +244,7 @@ def _ended(
     reach[0] = 0.0
     begins: list[torch.Tensor] = []
     for table in tables:
-        steps = torch.maximum(reach[:, None], table[index][:, index])
-        steps = torch.where(_later(len(grid)), steps, float("inf"))
-        reach, begin = steps.min(0)
+        reach, begin = torch.maximum(reach[:, None], table[index[:, None], index]).min(0)
         begins.append(begin)
     ends = [grid.index(place) for place in lasts]
     costs = reach[ends] if beside is None else torch.maximum(reach[ends], beside[lasts])
@@ -258,7 +257,3 @@ def _ended(
     path.reverse()
     inner = path[1:-1] if beside is None else path[1:]
     return float(costs[chosen]), [grid[each] for each in inner]
-
-
-def _later(count: int) -> torch.Tensor:
-    return torch.ones(count, count, dtype=torch.bool).triu(1)

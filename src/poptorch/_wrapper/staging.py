@@ -106,7 +106,8 @@ class Staging:
                 if request.run:
                     blocks.refuse_if_not_applicable(report.plan, self._model.options)
         except Exception as problem:
-            raise asking.Refused(str(problem)) from problem
+            # Errors of this package say of which kind they are before their message.
+            raise asking.Refused(getattr(problem, "message", str(problem))) from problem
         if not request.run:
             raise answers.Answered(report)
         print(shown(report, json=request.json), file=sys.stderr)
