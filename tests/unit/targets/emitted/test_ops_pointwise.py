@@ -79,6 +79,7 @@ CASES = {
             "hardshrink": F.hardshrink,
             "tanhshrink": F.tanhshrink,
             "logit": lambda x: x.sigmoid().logit(),
+            "logit of clamped": lambda x: x.sigmoid().logit(0.2),
             "xlogy": lambda x: torch.xlogy(x, x.abs() + 1),
         }.items()
     },

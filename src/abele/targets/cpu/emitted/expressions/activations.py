@@ -73,11 +73,18 @@ _SIMPLE = {
     aten.hardsigmoid_backward.default: ("({1} > -3 && {1} < 3 ? {0} / 6 : 0)", 2),
     aten.hardswish.default: ("({0} * abele::hard_sigmoid({0}))", 1),
     aten.hardswish_backward.default: ("abele::hard_swish_backward({0}, {1})", 2),
-    aten.logit_backward.default: ("({1} < 0 || {1} > 1 ? {1} * NAN : {0} / ({1} * (1 - {1})))", 2),
     aten._prelu_kernel.default: ("({0} > 0 ? {0} : {1} * {0})", 2),
     aten.softshrink_backward.default: ("({1} >= -{2} && {1} <= {2} ? 0 : {0})", 3),
     aten.hardshrink_backward.default: ("({1} >= -{2} && {1} <= {2} ? 0 : {0})", 3),
 }
+
+
+def _logit_backward(grad: Any, x: Any, eps: Any = None) -> Form:
+    slope = "{0} / ({1} * (1 - {1}))"
+    if eps is None or eps < 0:
+        return (grad, x), f"({{1}} < 0 || {{1}} > 1 ? {{1}} * NAN : {slope})".format
+    return (grad, x, eps), f"({{1}} < {{2}} || {{1}} > 1 - {{2}} ? 0 : {slope})".format
+
 
 RULES: dict[Any, Rule] = {
     **{target: Rule(plain(*form), floating=True) for target, form in _SIMPLE.items()},
@@ -88,6 +95,7 @@ RULES: dict[Any, Rule] = {
     aten.elu.default: Rule(_elu, floating=True),
     aten.celu.default: Rule(_celu, floating=True),
     aten.elu_backward.default: Rule(_elu_backward, floating=True),
+    aten.logit_backward.default: Rule(_logit_backward, floating=True),
     aten.hardtanh.default: Rule(
         _with_defaults("abele::minimum(abele::maximum({0}, {1}), {2})", -1.0, 1.0), floating=True
     ),

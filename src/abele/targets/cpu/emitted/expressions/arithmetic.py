@@ -52,6 +52,14 @@ def _clamp(x: Any, low: Any = None, high: Any = None) -> Form:
     return (x, low, high), "abele::minimum(abele::maximum({0}, {1}), {2})".format
 
 
+def _logit(x: Any, eps: Any = None) -> Form:
+    text = "abele::log({0} / (1 - {0}))"
+    if eps is None or eps < 0:
+        return (x,), text.format
+    within = "({0} < {1} ? {1} : {0} > 1 - {1} ? 1 - {1} : {0})"  # NaN stays
+    return (x, eps), lambda *texts: text.format(within.format(*texts))
+
+
 def is_whole(value: Any) -> bool:
     """Whether an operand is an integer or a tensor of integers."""
     if isinstance(value, torch.fx.Node):
@@ -131,7 +139,6 @@ _FLOATING = {
     aten.pow.Tensor_Tensor: ("std::pow({0}, {1})", 2),
     aten.logaddexp.default: ("abele::log_add_exp({0}, {1})", 2),
     aten.xlogy.Tensor: ("abele::x_log_y({0}, {1})", 2),
-    aten.logit.default: ("abele::log({0} / (1 - {0}))", 1),
     aten.pow.Scalar: ("std::pow({0}, {1})", 2),
     aten.lerp.Scalar: (_LERP, 3),
     aten.lerp.Tensor: (_LERP, 3),
@@ -182,4 +189,5 @@ RULES: dict[Any, Rule] = {
     aten.clamp.default: Rule(_clamp),
     aten.clamp.Tensor: Rule(_clamp),
     aten.nan_to_num.default: Rule(_nan_to_num, floating=True),
+    aten.logit.default: Rule(_logit, floating=True),
 }
