@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Generator, Iterator
+from typing import Any, cast
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -36,7 +36,8 @@ def recorded(module: torch.nn.Module) -> Generator[Entries]:
     Args:
         module: the model; its forward runs once.
     """
-    entries, paths = Entries(), {child: path for path, child in module.named_modules()}
+    named = cast("Iterator[tuple[str, torch.nn.Module]]", module.named_modules())
+    entries, paths = Entries(), {child: path for path, child in named}
     inside: list[bool] = []
 
     def enter(child: torch.nn.Module, args: Any) -> None:

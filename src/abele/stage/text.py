@@ -27,7 +27,7 @@ def sentence(plan: Plan) -> str:
 def table(plan: Plan) -> str:
     """Rows of devices: their stages, time, waiting and memory."""
     head = ("device", "stage", "begins at", _time_head(plan), "waits")
-    rows = [(*head, "at least", "expected", "at most", "")]
+    rows: list[tuple[str, ...]] = [(*head, "at least", "expected", "at most", "")]
     for load, waits in zip(plan.loads, plan.pace.waits, strict=True):
         for position, stage in enumerate(load.stages):
             time = plan.times[stage]
@@ -44,7 +44,9 @@ def table(plan: Plan) -> str:
 def memory_table(plan: Plan) -> str:
     """What is in the memory of the fullest device."""
     fullest = max(plan.loads, key=lambda load: load.size.expected)
-    rows = [(f"device {fullest.device}", "at least", "expected", "at most", "")]
+    rows: list[tuple[str, ...]] = [
+        (f"device {fullest.device}", "at least", "expected", "at most", "")
+    ]
     for part in sorted(fullest.parts, key=lambda part: -part.size.expected):
         sizes = (part.size.low, part.size.expected, part.size.high)
         rows.append((part.role, *map(bytes_text, sizes), "always" if part.always else ""))
