@@ -1,4 +1,5 @@
 // A block of a matrix product that stays in registers: what convolutions with many channels run on.
+// tiles.h says why large products have another one.
 //
 // c[r][v] (+)= sum over k of a[r][k] * b[k][v]. Each a is broadcast, each b is a register of columns.
 // The order of a sum follows from k alone: how rows and columns are cut does not change its bits.

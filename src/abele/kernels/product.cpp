@@ -10,7 +10,7 @@ namespace abele {
 namespace {
 
 // Blocks of both operands that the second-level cache holds.
-constexpr Index BLOCK_ROWS = 18 * TILE_ROWS, BLOCK_COLUMNS = 512, BLOCK_INNER = 256;
+constexpr Index BLOCK_ROWS = 18 * PRODUCT_ROWS, BLOCK_COLUMNS = 512, BLOCK_INNER = 256;
 constexpr Index A_WORK = BLOCK_ROWS * BLOCK_INNER + LANES;
 constexpr Index WORK = A_WORK + BLOCK_COLUMNS * BLOCK_INNER;
 // Results that stay in this cache until they are used, which brings others there.
@@ -43,7 +43,7 @@ Block inner_block(Index inner, Index cut) {
   if (both > BLOCK_INNER) return {{first, {}}, 1, first.begin, first.size};
   return {{first, next}, 2, first.begin, both};
 }
-Index whole_columns(Index columns) { return ceil_div(columns, TILE_COLUMNS) * TILE_COLUMNS; }
+Index whole_columns(Index columns) { return ceil_div(columns, PRODUCT_COLUMNS) * PRODUCT_COLUMNS; }
 
 // A part of c that one thread computes, and what it reads.
 struct Share {
@@ -63,29 +63,29 @@ struct Share {
 // One tile of c; a and b begin with the block, unless all of b is packed.
 void multiply_tile(const Share& share, Part rows, Index column, const Block& block, const float* a,
                    const float* b) {
-  const Index width = std::min(TILE_COLUMNS, share.columns - column);
+  const Index width = std::min(PRODUCT_COLUMNS, share.columns - column);
   float* c = share.c + rows.begin * share.c_row + column;
   for (int i = 0; i < block.count; ++i) {
     const Part along = block.parts[i];
     const bool add = share.added || along.begin > 0;
     if (share.packed != nullptr) b = share.columns_of(along, column);
-    if (width == TILE_COLUMNS)
+    if (width == PRODUCT_COLUMNS)
       TILES[add][rows.size - 1](along.size, a, b, c, share.c_row);
     else
       narrow_tile(rows.size, width, along.size, a, b, c, share.c_row, add);
-    a += along.size * rows.size, b += along.size * TILE_COLUMNS;
+    a += along.size * rows.size, b += along.size * PRODUCT_COLUMNS;
   }
 }
 
 // Some rows, a packed, with columns of b that are packed here if they are not yet.
 void multiply_block(const Share& share, Part high, Part wide, const Block& block, const float* a,
                     float* b_work) {
-  for (Index column = wide.begin; column < wide.begin + wide.size; column += TILE_COLUMNS) {
+  for (Index column = wide.begin; column < wide.begin + wide.size; column += PRODUCT_COLUMNS) {
     float* b = b_work + (column - wide.begin) * block.size;
     if (share.packed == nullptr && high.begin == 0)
       pack_columns(share.b.from(block.begin, column), block.size,
-                   std::min(TILE_COLUMNS, share.columns - column), b);
-    for (Index i = 0; i < ceil_div(high.size, TILE_ROWS); ++i) {
+                   std::min(PRODUCT_COLUMNS, share.columns - column), b);
+    for (Index i = 0; i < ceil_div(high.size, PRODUCT_ROWS); ++i) {
       const Part rows = tile_rows(high.size, i);
       multiply_tile(share, {high.begin + rows.begin, rows.size}, column, block,
                     a + rows.begin * block.size, b);
@@ -160,12 +160,12 @@ Share whole(const AbeleProduct& p, const float* a, const float* b, float* c) {
 Index column_parts(const AbeleProduct& p, int threads) {
   constexpr Index PACKING = 8;
   if (has_few_rows(p)) return threads;
-  const Index high = ceil_div(p.rows, TILE_ROWS), wide = ceil_div(p.columns, TILE_COLUMNS);
+  const Index high = ceil_div(p.rows, PRODUCT_ROWS), wide = ceil_div(p.columns, PRODUCT_COLUMNS);
   Index best = 1, least = -1;
   for (Index parts = 1; parts <= threads; ++parts) {
     if (threads % parts != 0) continue;
-    const Index rows = std::min(p.rows, ceil_div(high * parts, threads) * TILE_ROWS);
-    const Index columns = std::min(p.columns, ceil_div(wide, parts) * TILE_COLUMNS);
+    const Index rows = std::min(p.rows, ceil_div(high * parts, threads) * PRODUCT_ROWS);
+    const Index columns = std::min(p.columns, ceil_div(wide, parts) * PRODUCT_COLUMNS);
     const Index cost = rows * columns + PACKING * (rows + (p.b_packed ? 0 : columns));
     if (least < 0 || cost < least) least = cost, best = parts;
   }
@@ -174,14 +174,14 @@ Index column_parts(const AbeleProduct& p, int threads) {
 
 // The share of one of `threads` threads; it may be empty.
 Share share_of(const AbeleProduct& p, Share share, int threads, Index across, Index thread) {
-  const Index high = ceil_div(p.rows, TILE_ROWS), wide = ceil_div(p.columns, TILE_COLUMNS);
+  const Index high = ceil_div(p.rows, PRODUCT_ROWS), wide = ceil_div(p.columns, PRODUCT_COLUMNS);
   const Part tiles = part(high, threads / across, thread / across);
   const Part columns = part(wide, across, thread % across);
   const Index row = tile_rows(p.rows, tiles.begin).begin;
   const Index last = tiles.begin + tiles.size;
-  const Index column = columns.begin * TILE_COLUMNS;
+  const Index column = columns.begin * PRODUCT_COLUMNS;
   share.rows = (last == high ? p.rows : tile_rows(p.rows, last).begin) - row;
-  share.columns = std::min(p.columns - column, columns.size * TILE_COLUMNS);
+  share.columns = std::min(p.columns - column, columns.size * PRODUCT_COLUMNS);
   share.a = share.a.from(row, 0);
   if (share.packed == nullptr) share.b = share.b.from(0, column);
   share.first_column = column;
@@ -191,14 +191,14 @@ Share share_of(const AbeleProduct& p, Share share, int threads, Index across, In
 
 // How many pieces of b are packed one by one, and such a piece.
 Index pieces(const AbeleProduct& p) {
-  return ceil_div(p.columns, TILE_COLUMNS) * cuts_of(p.inner);
+  return ceil_div(p.columns, PRODUCT_COLUMNS) * cuts_of(p.inner);
 }
 void pack_piece(const AbeleProduct& p, const float* b, float* packed, Index i) {
-  const Index wide = ceil_div(p.columns, TILE_COLUMNS), column = i % wide * TILE_COLUMNS;
+  const Index wide = ceil_div(p.columns, PRODUCT_COLUMNS), column = i % wide * PRODUCT_COLUMNS;
   const Part along = inner_part(p.inner, i / wide);
   pack_columns(Matrix{b, p.b_row, p.b_column}.from(along.begin, column), along.size,
-               std::min(TILE_COLUMNS, p.columns - column),
-               packed + along.begin * wide * TILE_COLUMNS + column * along.size);
+               std::min(PRODUCT_COLUMNS, p.columns - column),
+               packed + along.begin * wide * PRODUCT_COLUMNS + column * along.size);
 }
 
 }  // namespace
@@ -239,9 +239,9 @@ int abele_product_by_rows(const AbeleProduct* product, const float* a, const flo
                           AbeleRows then, void* context, int threads) {
   return guarded([&](Scratch& memory) {
     AbeleProduct p = *product;
-    const Index tiles = ceil_div(p.rows, TILE_ROWS), kept = ceil_div(p.rows * p.columns, KEPT);
+    const Index tiles = ceil_div(p.rows, PRODUCT_ROWS), kept = ceil_div(p.rows * p.columns, KEPT);
     const Index blocks = std::min(tiles, ceil_div(kept, threads) * threads);
-    const Index result = ceil_div(tiles, blocks) * TILE_ROWS * p.columns;
+    const Index result = ceil_div(tiles, blocks) * PRODUCT_ROWS * p.columns;
     const Index unpacked = p.b_packed ? 0 : pieces(p);
     const Index room = A_WORK + result + (unpacked ? p.inner * whole_columns(p.columns) : 0);
     float* work = memory.take<float>(room * threads);

@@ -1,4 +1,8 @@
 // Tiles of a product of matrices, and the order in which they read their operands.
+//
+// These pack both operands and hold one sum per element: a large product reads each many times. Those
+// of matrix_tile.h read the first operand where it lies and sum in short runs: it is read but once or
+// twice, and sums over pixels are long.
 #pragma once
 
 #include <array>
@@ -16,7 +20,7 @@ struct Matrix {
 };
 
 // Of a tile: its sums and one row of b fill the registers.
-constexpr Index TILE_ROWS = (REGISTERS - 4) / 2, TILE_COLUMNS = 2 * LANES;
+constexpr Index PRODUCT_ROWS = (REGISTERS - 4) / 2, PRODUCT_COLUMNS = 2 * LANES;
 
 // c[rows, vectors] (+)= a[rows, k] b[k, vectors]; a and b are packed.
 template <int rows, int vectors, bool add>
@@ -38,7 +42,7 @@ void tile(Index k, const float* __restrict a, const float* __restrict b, float* 
 #pragma GCC unroll 2
       for (int v = 0; v < vectors; ++v) sums[i][v] += value * columns[v];
     }
-    a += rows, b += TILE_COLUMNS;
+    a += rows, b += PRODUCT_COLUMNS;
   }
 #pragma GCC unroll 16
   for (int i = 0; i < rows; ++i)
@@ -59,26 +63,26 @@ template <int vectors, bool add, int... rows>
 constexpr std::array<Tile, sizeof...(rows)> tiles(std::integer_sequence<int, rows...>) {
   return {&tile<rows + 1, vectors, add>...};
 }
-constexpr auto ALL_ROWS = std::make_integer_sequence<int, TILE_ROWS>();
-constexpr std::array<Tile, TILE_ROWS> TILES[] = {tiles<2, false>(ALL_ROWS),
+constexpr auto ALL_ROWS = std::make_integer_sequence<int, PRODUCT_ROWS>();
+constexpr std::array<Tile, PRODUCT_ROWS> TILES[] = {tiles<2, false>(ALL_ROWS),
                                                  tiles<2, true>(ALL_ROWS)};
-constexpr std::array<Tile, TILE_ROWS> HALF_TILES = tiles<1, false>(ALL_ROWS);
+constexpr std::array<Tile, PRODUCT_ROWS> HALF_TILES = tiles<1, false>(ALL_ROWS);
 
 // A tile of which c has only `width` columns.
 inline void narrow_tile(Index rows, Index width, Index k, const float* a, const float* b, float* c,
                         Index c_row, bool add) {
-  float sums[TILE_ROWS * TILE_COLUMNS];
+  float sums[PRODUCT_ROWS * PRODUCT_COLUMNS];
   const auto& tiles = width <= LANES ? HALF_TILES : TILES[0];
-  tiles[rows - 1](k, a, b, sums, TILE_COLUMNS);
+  tiles[rows - 1](k, a, b, sums, PRODUCT_COLUMNS);
   for (Index i = 0; i < rows; ++i)
     for (Index j = 0; j < width; ++j) {
-      const float sum = sums[i * TILE_COLUMNS + j];
+      const float sum = sums[i * PRODUCT_COLUMNS + j];
       c[i * c_row + j] = add ? c[i * c_row + j] + sum : sum;
     }
 }
 
 // The rows of tile `i`; all are as high as possible, and nearly equal.
-inline Part tile_rows(Index rows, Index i) { return part(rows, ceil_div(rows, TILE_ROWS), i); }
+inline Part tile_rows(Index rows, Index i) { return part(rows, ceil_div(rows, PRODUCT_ROWS), i); }
 
 // -- packing ------------------------------------------------------------------------------------
 
@@ -121,11 +125,11 @@ inline void pack_turned(Index count, Index k, const float* from, Index step, Ind
 inline void pack_straight(Index count, Index k, const float* from, Index step, Index width,
                           float* to) {
   Index p = 0;
-  if (count == TILE_COLUMNS)
+  if (count == PRODUCT_COLUMNS)
     for (; p < k; ++p) {
       const float* row = from + p * step;
       for (Index i = count; i < 2 * count; i += LINE) __builtin_prefetch(row + i, 0, LATER);
-      std::memcpy(to + p * width, row, TILE_COLUMNS * sizeof(float));
+      std::memcpy(to + p * width, row, PRODUCT_COLUMNS * sizeof(float));
     }
   // What a whole vector takes too much belongs to the next row, which overwrites it.
   if (count == width && count <= LANES && 2 * count >= LANES)
@@ -134,19 +138,19 @@ inline void pack_straight(Index count, Index k, const float* from, Index step, I
     for (Index i = 0; i < count; ++i) to[p * width + i] = from[p * step + i];
 }
 
-// Columns of b for tiles, [inner][TILE_COLUMNS]; those that b does not have are zero.
+// Columns of b for tiles, [inner][PRODUCT_COLUMNS]; those that b does not have are zero.
 inline void pack_columns(Matrix b, Index inner, Index columns, float* to) {
   if (b.row == 1)
-    pack_turned<true>(columns, inner, b.data, b.column, TILE_COLUMNS, to);
+    pack_turned<true>(columns, inner, b.data, b.column, PRODUCT_COLUMNS, to);
   else
-    pack_straight(columns, inner, b.data, b.row, TILE_COLUMNS, to);
-  for (Index p = 0; columns < TILE_COLUMNS && p < inner; ++p)
-    std::fill(to + p * TILE_COLUMNS + columns, to + (p + 1) * TILE_COLUMNS, 0.0f);
+    pack_straight(columns, inner, b.data, b.row, PRODUCT_COLUMNS, to);
+  for (Index p = 0; columns < PRODUCT_COLUMNS && p < inner; ++p)
+    std::fill(to + p * PRODUCT_COLUMNS + columns, to + (p + 1) * PRODUCT_COLUMNS, 0.0f);
 }
 
 // Rows of a, [inner][rows of the tile] for each tile.
 inline void pack_rows(Matrix a, Index rows, Index inner, float* to) {
-  for (Index i = 0; i < ceil_div(rows, TILE_ROWS); ++i) {
+  for (Index i = 0; i < ceil_div(rows, PRODUCT_ROWS); ++i) {
     const Part tile = tile_rows(rows, i);
     const float* from = a.data + tile.begin * a.row;
     float* packed = to + tile.begin * inner;
