@@ -46,29 +46,29 @@ class Difference:
 def differences(first: Files, second: Files) -> list[Difference]:
     """All differences, those in numbers first, the largest change on top."""
     (a, calls_a), (b, calls_b) = first, second
-    found = [
+    differing = [
         *_time(steady(calls_a), steady(calls_b)),
         *_memory(a, b),
         *_kernels(a, b),
         *_programs(a, b),
         *_settings(a, b),
     ]
-    return sorted(found, key=lambda each: -abs(each.change) if each.change is not None else 1.0)
+    return sorted(differing, key=lambda each: -abs(each.change) if each.change is not None else 1.0)
 
 
 def _time(a: Steady | None, b: Steady | None) -> list[Difference]:
     if a is None or b is None:
         return []
-    found: list[Difference] = []
+    differing: list[Difference] = []
     middle_a, middle_b = a.quarters[2], b.quarters[2]
     if _apart(a.quarters[1:4], b.quarters[1:4]) and abs(middle_b - middle_a) > LEAST * middle_a:
-        found.append(_numbers("time", "a call (median)", middle_a, middle_b, words.seconds))
+        differing.append(_numbers("time", "a call (median)", middle_a, middle_b, words.seconds))
     # What is waited for before a call counts where it is much of the time from call to call.
     waited_a, waited_b = a.waits[1], b.waits[1]
     if _apart(a.waits, b.waits) and abs(waited_b - waited_a) > LEAST * max(a.whole, b.whole):
         said = "before a call, such as for data (median)"
-        found.append(_numbers("time", said, waited_a, waited_b, words.seconds))
-    return found
+        differing.append(_numbers("time", said, waited_a, waited_b, words.seconds))
+    return differing
 
 
 def _apart(a: Sequence[float], b: Sequence[float]) -> bool:
@@ -82,7 +82,7 @@ def _numbers(kind: str, what: str, a: float, b: float, say: Callable[[float], st
 
 
 def _memory(a: Run, b: Run) -> list[Difference]:
-    found = [
+    differing = [
         _numbers("memory", role.replace("_", " "), a.state[role], b.state[role], words.size)
         for role in a.state
         if role in b.state and a.state[role] != b.state[role]
@@ -90,8 +90,10 @@ def _memory(a: Run, b: Run) -> list[Difference]:
     for name, (one, other) in _both(a, b).items():
         if one.memory.peak != other.memory.peak:
             said = f"peak of {name}"
-            found.append(_numbers("memory", said, one.memory.peak, other.memory.peak, words.size))
-    return found
+            differing.append(
+                _numbers("memory", said, one.memory.peak, other.memory.peak, words.size)
+            )
+    return differing
 
 
 def _both(a: Run, b: Run) -> dict[str, tuple[record.Program, record.Program]]:
@@ -100,19 +102,19 @@ def _both(a: Run, b: Run) -> dict[str, tuple[record.Program, record.Program]]:
 
 
 def _kernels(a: Run, b: Run) -> list[Difference]:
-    found: list[Difference] = []
+    differing: list[Difference] = []
     for name, (one, other) in _both(a, b).items():
         if one.lowering != other.lowering:
             said = f"lowering of {name}"
-            found.append(
+            differing.append(
                 Difference(kind="kernels", what=said, first=one.lowering, second=other.lowering)
             )
         before, after = _counts(one), _counts(other)
         for operator in sorted(before.keys() | after.keys()):
             if before[operator] != after[operator]:
                 first, second = before[operator], after[operator]
-                found.append(_numbers("kernels", f"{operator} in {name}", first, second, str))
-    return found
+                differing.append(_numbers("kernels", f"{operator} in {name}", first, second, str))
+    return differing
 
 
 def _counts(program: record.Program) -> Counter[str]:
@@ -124,9 +126,9 @@ def _counts(program: record.Program) -> Counter[str]:
 
 def _programs(a: Run, b: Run) -> list[Difference]:
     names = [", ".join(each.name for each in run.programs) or "none" for run in (a, b)]
-    found: list[Difference] = []
+    differing: list[Difference] = []
     if names[0] != names[1]:
-        found.append(Difference(kind="programs", what="names", first=names[0], second=names[1]))
+        differing.append(Difference(kind="programs", what="names", first=names[0], second=names[1]))
     for what, one, other in (
         ("target", a.build and a.build.target, b.build and b.build.target),
         ("what runs", a.build and a.build.running, b.build and b.build.running),
@@ -137,10 +139,10 @@ def _programs(a: Run, b: Run) -> list[Difference]:
         ("abele", a.abele, b.abele),
     ):
         if one != other:
-            found.append(
+            differing.append(
                 Difference(kind="programs", what=what, first=_say(one), second=_say(other))
             )
-    return found
+    return differing
 
 
 def _settings(a: Run, b: Run) -> list[Difference]:
@@ -163,22 +165,26 @@ def _say(value: object) -> str:
 
 def page(first: Files, second: Files) -> str:
     """Return a page that says how two runs differ."""
-    found = differences(first, second)
+    differing = differences(first, second)
     timed = steady(first[1]) is not None and steady(second[1]) is not None
-    head = html(tag("h1", f"{first[0].name} and {second[0].name}"), _verdict(found, timed=timed))
+    head = html(
+        tag("h1", f"{first[0].name} and {second[0].name}"), _verdict(differing, timed=timed)
+    )
     parts: list[Content] = [
         _one("First", first),
         _one("Second", second),
-        section("Differences", _table(found), name="differences") if found else None,
+        section("Differences", _table(differing), name="differences") if differing else None,
     ]
     return document("Comparison of two runs", html(head, parts))
 
 
-def _verdict(found: list[Difference], *, timed: bool) -> Html:
-    longer = next((each for each in found if each.kind == "time" and each.change is not None), None)
-    if not found:
+def _verdict(differing: list[Difference], *, timed: bool) -> Html:
+    longer = next(
+        (each for each in differing if each.kind == "time" and each.change is not None), None
+    )
+    if not differing:
         return tag("p", "No difference was found.", class_="lead")
-    said = f"{words.count(len(found), 'difference')}. "
+    said = f"{words.count(len(differing), 'difference')}. "
     if longer is None or longer.change is None:
         same = "Times are the same within their spread." if timed else ""
         return tag("p", said, same, class_="lead")
@@ -195,7 +201,7 @@ def _one(title: str, files: Files) -> Html:
     return tag("p", said)
 
 
-def _table(found: list[Difference]) -> Html:
+def _table(differing: list[Difference]) -> Html:
     rows: list[list[Content]] = [
         [
             each.kind,
@@ -204,6 +210,6 @@ def _table(found: list[Difference]) -> Html:
             tag("span", each.second, class_="value"),
             "" if each.change is None else f"{each.change:+.1%}",
         ]
-        for each in found
+        for each in differing
     ]
     return table(("", "what", "first", "second", "change"), rows, numbers=(4,))

@@ -61,14 +61,14 @@ class Insight:
 def insights(run: Run, journal: Journal) -> list[Insight]:
     """What is worth saying of a run; what saves most time first, then what saves memory."""
     later = steady(journal)
-    all_: list[Insight] = [
+    insights: list[Insight] = [
         *_of_calls(run, later, journal.calls),
         *_of_building(run),
         *_of_exchanges(run, later, journal.calls),
         *_of_kernels(run, later, journal.calls),
         *_of_memory(run),
     ]
-    return sorted(all_, key=lambda each: (-each.seconds, -each.bytes))[:MOST]
+    return sorted(insights, key=lambda each: (-each.seconds, -each.bytes))[:MOST]
 
 
 def _advice(run: Run, topic: str) -> str:
@@ -132,7 +132,7 @@ def _of_kernels(run: Run, later: Steady | None, calls: int) -> Iterator[Insight]
     whole = sum(_runs(run, each) * each.timing.seconds for each in timed if each.timing)
     if later is None or not whole:
         return
-    found: list[Insight] = []
+    slow: list[Insight] = []
     for program in timed:
         assert program.timing is not None
         part = program.timing.attributed + program.timing.unattributed
@@ -142,7 +142,7 @@ def _of_kernels(run: Run, later: Steady | None, calls: int) -> Iterator[Insight]
                 continue
             saved = weight * (entry.seconds - entry.least) / part * later.computed * calls
             times = f"{entry.seconds / entry.least:.0f} times" if entry.least else "far more than"
-            found.append(
+            slow.append(
                 Insight(
                     what=f"{name} of {phase} takes {words.share(weight * entry.seconds, part)} of "
                     f"the time in programs, {times} what this machine needs for its bytes and "
@@ -151,7 +151,7 @@ def _of_kernels(run: Run, later: Steady | None, calls: int) -> Iterator[Insight]
                     seconds=saved,
                 )
             )
-    yield from sorted(found, key=lambda each: -each.seconds)[:_MOST_OPERATORS]
+    yield from sorted(slow, key=lambda each: -each.seconds)[:_MOST_OPERATORS]
 
 
 def _runs(run: Run, program: Program) -> int:

@@ -53,7 +53,7 @@ class Line:
 
 def lines(run: Run, journal: Journal) -> list[Line]:
     """All lines that have bars: of the host, of each timed program, of the stages of a pipeline."""
-    found = [
+    all_lines = [
         Line(name="building", group="host", spans=tuple(_building(run, journal))),
         Line(name="calls", group="host", spans=tuple(_calls(journal))),
         *(
@@ -63,7 +63,7 @@ def lines(run: Run, journal: Journal) -> list[Line]:
         ),
         *_stages(run),
     ]
-    return [line for line in found if line.spans]
+    return [line for line in all_lines if line.spans]
 
 
 def _building(run: Run, journal: Journal) -> Iterator[Span]:

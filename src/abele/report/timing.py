@@ -46,15 +46,15 @@ def timed(run: Run, executable: Executable, state: DeviceState, budget_s: float 
     programs: list[Recorded] = []
     for each in run.programs:
         program = by_name.get(each.name)
-        found: Timing | str = "it is not one of those that run now"
+        timing: Timing | str = "it is not one of those that run now"
         if program is not None and known is not None:
-            found = _timed(program, executable, state, known, budget_s)
+            timing = _timed(program, executable, state, known, budget_s)
         elif known is None:
-            found = f"there are no clocks for {state.device.type}"
-        done = isinstance(found, Timing)
+            timing = f"there are no clocks for {state.device.type}"
+        done = isinstance(timing, Timing)
         programs.append(
             dataclasses.replace(
-                each, timing=found if done else None, untimed="" if done else str(found)
+                each, timing=timing if done else None, untimed="" if done else str(timing)
             )
         )
     return dataclasses.replace(run, programs=tuple(programs), limits=known)

@@ -90,16 +90,16 @@ class _Runner(Runner):
 
     def times(self) -> list[tuple[int, int]]:
         """Beginning and end of each unit in the latest run."""
-        found: list[tuple[int, int]] = []
+        times: list[tuple[int, int]] = []
         first = 0
         for index, part in enumerate(self._source.parts):
             if isinstance(part, Foreign):
-                found.append(self._foreign_times.get(index, (0, 0)))
+                times.append(self._foreign_times.get(index, (0, 0)))
                 continue
             moments = self._moments[first : first + part.calls + 1]
-            found += itertools.pairwise(moments)
+            times += itertools.pairwise(moments)
             first += part.calls + 1
-        return found
+        return times
 
 
 def _kernel(unit: Unit, kept: Collection[Buffer]) -> Kernel:
