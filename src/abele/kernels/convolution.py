@@ -12,7 +12,7 @@ from abele import _torch
 aten = torch.ops.aten
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Convolution:
     """A convolution of images or its backward.
 
@@ -69,6 +69,15 @@ def convolution_of(node: torch.fx.Node) -> Convolution | None:
         slope = float(scalars[0]) if scalars else 1.0
     else:
         return None
-    moves = (tuple(each) for each in (stride, padding, dilation))
-    values = x.meta["val"], weight.meta["val"]
-    return Convolution(*values, *moves, transposed, tuple(extra), groups, slope, backward)
+    return Convolution(
+        image=x.meta["val"],
+        weight=weight.meta["val"],
+        stride=tuple(stride),
+        padding=tuple(padding),
+        dilation=tuple(dilation),
+        transposed=transposed,
+        output_padding=tuple(extra),
+        groups=groups,
+        slope=slope,
+        backward=backward,
+    )
