@@ -20,7 +20,6 @@ from abele.step.config import StepConfig
 #: Shares of the machine's limits that operators reach: expected, and at least.
 _COMPUTING = (0.7, 0.2)
 _MOVING = (0.8, 0.25)
-_CACHED = 2**20  # bytes that an operator may move for its tensors to be still in a cache
 
 
 def of_program(program: Program, limits: MachineLimits, *, compiled: bool) -> Interval:
@@ -45,15 +44,15 @@ def of_program(program: Program, limits: MachineLimits, *, compiled: bool) -> In
         sum(_seconds(*each, limits, *shares) for each in work) + called
         for shares in zip(_COMPUTING, _MOVING, strict=True)
     )
-    low = max(computing, given / limits.cached_bytes_per_s)
+    low = max(computing, given / limits.bytes_per_s(0))
     return Interval(min(low, expected), expected, high)
 
 
 def _seconds(
     count: int, size: int, limits: MachineLimits, computing: float, moving: float
 ) -> float:
-    speed = limits.cached_bytes_per_s if size <= _CACHED else limits.bytes_per_s
-    return max(count / (limits.operations_per_s * computing), size / (speed * moving))
+    moved_s = size / (limits.bytes_per_s(size) * moving)
+    return max(count / (limits.operations_per_s * computing), moved_s)
 
 
 def of_call(programs: Iterable[Interval], config: StepConfig) -> Interval:

@@ -155,8 +155,8 @@ def memory(use: MemoryUse) -> record.Memory:
     """The memory of a program, without its graph."""
     alive, needed = use.alive(), use.needed()
     peak = max(needed)
-    # Where a reserved piece makes all steps need the same, the fullest of them says most.
-    step = max(range(len(needed)), key=lambda index: (needed[index], alive[index]))
+    # Where memory is reserved, steps need about the same: the one that uses most of it says most.
+    step = max(range(len(alive)), key=lambda index: (alive[index], needed[index]))
     pieces = use.at(step)
     return record.Memory(
         basis=use.basis,

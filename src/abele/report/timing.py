@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 import torch
 
+from abele import machine_limits
 from abele.compile import measuring
 from abele.compile.executable import Executable
 from abele.errors import AbeleError
 from abele.program import Program, Role, all_nodes, has_effect
 from abele.program.printing import node_phase
 from abele.report import facts, operators
-from abele.report.limits import limits
 from abele.report.record import Kernel, Limits, Run, Timing
 from abele.report.record import Program as Recorded
 from abele.runtime.device_state import DeviceState
@@ -41,7 +41,7 @@ def timed(run: Run, executable: Executable, state: DeviceState, budget_s: float 
         state: of the session; only copies of it are written.
         budget_s: how long each program is run; each of them runs twice at least.
     """
-    known = limits() if state.device.type == "cpu" else None
+    known = _limits() if state.device.type == "cpu" else None
     by_name = {program.name: program for program in executable.programs}
     programs: list[Recorded] = []
     for each in run.programs:
@@ -58,6 +58,16 @@ def timed(run: Run, executable: Executable, state: DeviceState, budget_s: float 
             )
         )
     return dataclasses.replace(run, programs=tuple(programs), limits=known)
+
+
+def _limits() -> Limits:
+    """Those of this machine with the present number of threads."""
+    limits = machine_limits.of_device()
+    return Limits(
+        threads=limits.threads,
+        operations=limits.operations_per_s,
+        bandwidths=limits.bandwidths,
+    )
 
 
 def _timed(

@@ -53,10 +53,11 @@ def test_facts_of_a_program_are_those_of_its_graph():
     counted = {each.name: each for each in program.operators if each.module == "fc1"}
     # 4 images, 972 inputs, 100 outputs; a multiplication and an addition each.
     assert counted["aten.addmm.default"].operations == 2 * 4 * 972 * 100
-    assert sum(each.bytes for each in program.memory.largest) + program.memory.others == (
-        program.memory.peak
-    )
-    assert max(size for _, size, _ in program.memory.curve) == program.memory.peak
+    memory = program.memory
+    fullest = max(size for _, size, _ in memory.curve)
+    assert sum(each.bytes for each in memory.largest) + memory.others == fullest
+    # At planned places, which a machine has that has compiled before, there are gaps.
+    assert (fullest <= memory.peak) if memory.reserved else (fullest == memory.peak)
     lines = {each.line for each in program.memory.largest if each.phase == "forward"}
     assert any(each.startswith("models.py:") for each in lines)
     assert program.given["parameter"] == run.state["parameter"]
