@@ -146,7 +146,7 @@ def test_all_gradients_that_only_the_update_reads_have_no_memory(both, monkeypat
     monkeypatch.setattr(products, "_LEAST_BY_ROWS", 0)
     updated = 0
     for program, _ in both(name, 0):
-        placed = lowering._placed(program)
+        placed = lowering.placed(program)
         for unit in placed.units:
             slots = [
                 p for each in unit.operations for p in each.writes if p.buffer.kind is Kind.INPUT

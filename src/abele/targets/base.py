@@ -186,11 +186,7 @@ class Target(abc.ABC):
         return 0.0
 
     def prepare(self) -> None:
-        """Make what is made once per machine, if it is not there yet.
-
-        Raises:
-            CompilerError: the compiler behind the target failed.
-        """
+        """Make what is made once per machine, if it is not there yet."""
         return
 
     def cannot_compile(self) -> str | None:

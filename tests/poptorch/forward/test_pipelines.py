@@ -149,7 +149,7 @@ def test_the_report_is_a_table_with_a_picture():
     with pytest.raises(poptorch.Error, match="There is no pipeline report yet"):
         trainer.pipelineReport()
     trainer.compile(*batch())
-    assert "times come with the first call" in str(trainer.pipelineReport())
+    assert "Times come with the first call" in str(trainer.pipelineReport())
     trainer(*batch())
     found = trainer.pipelineReport()
     lines = str(found).splitlines()

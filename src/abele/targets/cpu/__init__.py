@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
@@ -63,8 +64,9 @@ class Cpu(Target):
             return 0.0  # whoever compiles with it gets the message
 
     def prepare(self) -> None:
-        """Compile abele's own kernels."""
-        build.shared_library(compiler() or "g++", instruction_set())
+        """Compile abele's own kernels; whoever needs them gets the message if that fails."""
+        with contextlib.suppress(CompilerError):
+            build.shared_library(compiler() or "g++", instruction_set())
 
     def describe(self) -> Mapping[str, Any]:
         """The compiled code uses every instruction this processor has."""
