@@ -26,6 +26,9 @@ _LOOK_EVERY_S = 0.05
 # least so many seconds: between threads that wait for each other all the time another process gets
 # next to nothing, or else holds all of them up at each of their meetings.
 _SHARE, _SHARE_OF_ONE_CORE, _PIECE_S = 0.1, 0.3, 0.01
+# Short runs lose least that way. Steps that have taken so many times as long as compiling takes are
+# those of a run that may go on: it gains most from what is compiled, so the other one gets more.
+_LONG, _SHARE_OF_LONG = 3.0, 0.5
 _LOG, _LOG_BYTES = "worker.log", 2000
 
 
@@ -35,7 +38,10 @@ def wall_s(cpu_s: float) -> float:
     Args:
         cpu_s: processor time that it takes.
     """
-    return cpu_s / _share()
+    first = _share()
+    if first * _LONG >= 1:
+        return cpu_s / first
+    return cpu_s * (_LONG + (1 - _LONG * first) / _SHARE_OF_LONG)
 
 
 def _share() -> float:
@@ -55,7 +61,7 @@ class FromProcess(Later):
     def __init__(self, running: Running, at: int | None, announce: Announce):
         self.running, self.at, self.announce = running, at, announce
         self._owner, self._look_at = os.getpid(), 0.0
-        self._share, self._computed_s = _share(), 0.0
+        self._computed_s, self._started = 0.0, 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._outcome: Executable | Failure | None = None
         self._end = lambda: None
@@ -82,6 +88,7 @@ class FromProcess(Later):
             shutil.rmtree(folder, ignore_errors=True)
             raise
         self._folder, self._process, self._computed_s = folder, process, time.thread_time()
+        self._started = time.monotonic()
         self._end = weakref.finalize(self, _end, process, folder, self._owner)
 
     @property
@@ -106,10 +113,19 @@ class FromProcess(Later):
     def _leave_it_a_share(self) -> None:
         """Sleeps, so that the cores are the other one's; not where this one has slept anyway."""
         computed = time.thread_time() - self._computed_s
-        pause = computed * self._share / (1 - self._share)
+        share = self._share()
+        pause = computed * share / (1 - share)
         if pause >= _PIECE_S:
             time.sleep(min(pause, 1.0))
             self._computed_s = time.thread_time()
+
+    def _share(self) -> float:
+        """Of the time in which this process computes, what is left to the other one now."""
+        if self.running.expected_s is None:
+            return _share()
+        cpu_s = self.running.expected_s / wall_s(1.0)
+        is_long = time.monotonic() - self._started > _LONG * cpu_s
+        return max(_SHARE_OF_LONG, _share()) if is_long else _share()
 
     def wait(self) -> Executable | Failure:
         """The same, once the process has ended."""

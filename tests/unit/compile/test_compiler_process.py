@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from abele import ExecutableCache, StepConfig, get_target
-from abele.compile import estimates, executable, native, tiers
+from abele.compile import estimates, executable, native, process, tiers
 from abele.compile.compiler_process import FromCompiler
 from abele.compile.executable import Executable
 from abele.compile.jobs import Job
@@ -280,3 +280,66 @@ def test_the_emitter_writes_what_it_compiles():
     assert command[-1] == "a.so"
     assert "extern" in written.text
     assert json.dumps(command)
+
+
+@pytest.mark.parametrize(("cores", "steps_s", "pause_s"), [(2, 1.0, 1 / 9), (1, 1.0, 3 / 7)])
+def test_the_compiler_gets_a_small_share_of_a_short_run(begin, clock, cores, steps_s, pause_s):
+    clock.cores(cores)
+    later = clock.begun(begin, expected_cpu_s=5.0)
+    assert clock.paused(later, after_s=1.0, computed_s=steps_s) == pytest.approx(pause_s)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_the_compiler_gets_half_of_a_run_that_goes_on(begin, clock, cores):
+    clock.cores(cores)
+    later = clock.begun(begin, expected_cpu_s=5.0)
+    assert clock.paused(later, after_s=15.1, computed_s=0.4) == pytest.approx(0.4)
+
+
+def test_where_nobody_knows_how_long_it_takes_the_share_stays_small(begin, clock):
+    clock.cores(2)
+    later = clock.begun(begin, expected_cpu_s=None)
+    assert clock.paused(later, after_s=1000.0, computed_s=0.9) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("cores", "seconds"), [(1, 3 + 0.1 / 0.5), (2, 3 + 0.7 / 0.5)])
+def test_what_is_expected_follows_from_the_shares(clock, cores, seconds):
+    clock.cores(cores)
+    assert process.wall_s(1.0) == pytest.approx(seconds)
+    assert process.wall_s(4.0) == pytest.approx(4 * seconds)
+
+
+class Clock:
+    """Stands for the clocks and the pauses of a process."""
+
+    def __init__(self, monkeypatch):
+        self._monkeypatch = monkeypatch
+        self.now, self.computed, self.pauses = 100.0, 50.0, []
+        monkeypatch.setattr(process.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(process.time, "thread_time", lambda: self.computed)
+        monkeypatch.setattr(process.time, "sleep", self.pauses.append)
+
+    def cores(self, count):
+        self._monkeypatch.setattr(process.os, "sched_getaffinity", lambda _: range(count))
+
+    def begun(self, begin, expected_cpu_s):
+        later = begin(job_of(SLEEPS))
+        if expected_cpu_s is not None:
+            later.running.expected_s = process.wall_s(expected_cpu_s)
+        later.look()
+        later.look()
+        return later
+
+    def paused(self, later, after_s, computed_s):
+        """How long a look pauses then."""
+        self.now += after_s
+        self.computed += computed_s
+        self.pauses.clear()
+        later.look()
+        (pause,) = self.pauses
+        return pause
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Clock(monkeypatch)
