@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,25 +33,23 @@ class Interpreter(Lowering):
 
     def compile(self, program: Program) -> Compiled:
         """Write the graph as one function of Python."""
-        places = arena.Arena(of_graph(program))
-        return Compiled(_run(straight.function_of(program.graph), places.used))
+        return Compiled(_run(program, straight.function_of(program.graph)))
 
     def clocked(self, program: Program) -> Clocked:
         """Look at the clock before and after each operator."""
         clocks = GraphClocks()
-        return clocks.clocked(_run(straight.function_of(program.graph, clocks.around)))
+        return clocks.clocked(_run(program, straight.function_of(program.graph, clocks.around)))
 
     def memory(self, program: Program) -> MemoryUse:
         """Every result until its last use; at planned places where that can be done."""
         return arena.placed(of_graph(program)) if arena.available() else of_graph(program)
 
 
-def _run(
-    function: Callable[[list[torch.Tensor]], Any],
-    planned: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
-) -> Run:
+def _run(program: Program, function: Callable[[list[torch.Tensor]], Any]) -> Run:
+    places = arena.Arena(of_graph(program))
+
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        with torch.no_grad(), planned():
+        with torch.no_grad(), places.used():
             return list(function(inputs))
 
     return run

@@ -51,16 +51,16 @@ def with_kernels(program: Program, library: ctypes.CDLL, arena: Arena | None = N
     """
     graph = _replaced(program, library)
     graph.recompile()
-    return _run(graph, contextlib.nullcontext if arena is None else arena.used)
+    return _run(graph, arena)
 
 
-def with_clocks(program: Program, library: ctypes.CDLL) -> Clocked:
+def with_clocks(program: Program, library: ctypes.CDLL, arena: Arena | None = None) -> Clocked:
     """The same with a look at the clock before and after each call."""
     graph = _replaced(program, library)
     clocks = GraphClocks()
     clocks.inside(graph.graph, {node.name: node for node in program.graph.graph.nodes})
     graph.recompile()
-    return clocks.clocked(_run(graph))
+    return clocks.clocked(_run(graph, arena))
 
 
 def _replaced(program: Program, library: ctypes.CDLL) -> torch.fx.GraphModule:
@@ -84,10 +84,9 @@ def _replaced(program: Program, library: ctypes.CDLL) -> torch.fx.GraphModule:
     return graph
 
 
-def _run(
-    graph: torch.fx.GraphModule,
-    planned: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
-) -> Run:
+def _run(graph: torch.fx.GraphModule, arena: Arena | None) -> Run:
+    planned = contextlib.nullcontext if arena is None else arena.used
+
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad(), memory.kept(), planned():
             arguments = tuple(inputs)

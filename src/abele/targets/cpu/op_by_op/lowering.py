@@ -63,7 +63,7 @@ class OpByOp(Lowering):
     def clocked(self, program: Program) -> Clocked:
         """Look at the clock before and after each call."""
         code = build.shared_library(compiler() or "g++", instruction_set())
-        return with_clocks(program, binding.load(code))
+        return with_clocks(program, binding.load(code), arena.Arena(memory_use(program)))
 
     def memory(self, program: Program) -> MemoryUse:
         """What is needed where kernels write over arguments that nobody needs any more."""
