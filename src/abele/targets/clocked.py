@@ -10,7 +10,7 @@ import dataclasses
 import operator
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -56,29 +56,28 @@ class Clocked:
 
 
 class GraphClocks:
-    """Clocks around the operators that Python runs."""
+    """Clocks around the operators that Python runs.
+
+    Attributes:
+        look: at the clock, in ns.
+        moments: beginning and end of each kernel in the latest run.
+    """
 
     def __init__(self) -> None:
-        self._moments: list[int] = []
+        self.look = time.perf_counter_ns
+        self.moments: list[int] = []
         self._kernels: list[Kernel] = []
 
-    def around(
-        self,
-        node: torch.fx.Node,
-        function: Callable[..., Any],
-        *,
-        of: torch.fx.Node | None = None,
-    ) -> Callable[..., Any]:
-        """The function with a look at the clock before and after it.
+    def place(self, node: torch.fx.Node, *, of: torch.fx.Node | None = None) -> int:
+        """Where the beginning of a node goes in ``moments``; its end comes after it.
 
         Args:
-            node: that calls it.
-            function: what it calls.
+            node: that calls something.
             of: the program's node, if ``node`` is not.
         """
         self._kernels.append(Kernel(what=_who(node.target), nodes=(of or node,)))
-        self._moments.extend((0, 0))
-        return _timed(function, self._moments, len(self._moments) - 2)
+        self.moments.extend((0, 0))
+        return len(self.moments) - 2
 
     def inside(self, graph: torch.fx.Graph, nodes: dict[str, torch.fx.Node]) -> None:
         """Put clocks around what a graph calls; it has to be recompiled afterwards.
@@ -89,21 +88,23 @@ class GraphClocks:
         """
         for node in graph.nodes:
             if node.op == "call_function" and node.target is not operator.getitem:
-                node.target = self.around(node, node.target, of=nodes[node.name])
+                index = self.place(node, of=nodes[node.name])
+                node.target = _timed(cast("Callable[..., Any]", node.target), self.moments, index)
 
     def clocked(self, run: Run) -> Clocked:
         """The program, of which ``run`` calls what has clocks around it."""
 
         def begun(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-            self._moments[:] = [0] * len(self._moments)
+            self.moments[:] = [0] * len(self.moments)
             return run(inputs)
 
-        return Clocked(
-            run=begun, kernels=tuple(self._kernels), times=self._times, cost_ns=_cost_ns()
-        )
+        look = _look_ns()
 
-    def _times(self) -> list[tuple[int, int]]:
-        return list(zip(self._moments[::2], self._moments[1::2], strict=True))
+        def times() -> list[tuple[int, int]]:
+            moments = zip(self.moments[::2], self.moments[1::2], strict=True)
+            return [(began, max(began, ended - look)) for began, ended in moments]
+
+        return Clocked(run=begun, kernels=tuple(self._kernels), times=times, cost_ns=2 * look)
 
 
 def _who(target: Any) -> str:
@@ -126,26 +127,12 @@ def _timed(function: Callable[..., Any], moments: list[int], index: int) -> Call
     return timed
 
 
-def _cost_ns() -> float:
-    """What a call through ``_timed`` takes beside the call itself, outside of the two looks."""
-    moments = [0, 0]
-    timed = _timed(_nothing, moments, 0)
+def _look_ns() -> int:
+    """What one look at the clock takes, with keeping it."""
+    look, moments = time.perf_counter_ns, [0, 0]
     costs: list[int] = []
     for _ in range(_REPEATS):
-        began = time.perf_counter_ns()
-        timed(1, 2)
-        costs.append(time.perf_counter_ns() - began - (moments[1] - moments[0]))
-    return sorted(costs)[_REPEATS // 4] - _look_ns()
-
-
-def _look_ns() -> float:
-    """What lies between two looks at the clock, one after the other."""
-    costs: list[int] = []
-    for _ in range(_REPEATS):
-        began = time.perf_counter_ns()
-        costs.append(time.perf_counter_ns() - began)
+        moments[0] = look()
+        moments[1] = look()
+        costs.append(moments[1] - moments[0])
     return sorted(costs)[_REPEATS // 4]
-
-
-def _nothing(*_: Any) -> None:
-    """What a clock is put around to see what it costs."""

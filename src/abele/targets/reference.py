@@ -38,7 +38,7 @@ class Interpreter(Lowering):
     def clocked(self, program: Program) -> Clocked:
         """Look at the clock before and after each operator."""
         clocks = GraphClocks()
-        return clocks.clocked(_run(program, straight.function_of(program.graph, clocks.around)))
+        return clocks.clocked(_run(program, straight.function_of(program.graph, clocks)))
 
     def memory(self, program: Program) -> MemoryUse:
         """Every result until its last use; at planned places where that can be done."""

@@ -16,6 +16,7 @@ import torch
 from abele import _torch
 from abele.containers import is_dict, is_sequence
 from abele.program import is_getitem
+from abele.targets.clocked import GraphClocks
 
 aten = torch.ops.aten
 
@@ -68,20 +69,16 @@ _DIRECT: dict[Any, Callable[..., Any]] = {
 }
 
 
-#: Replaces what does the work of a node.
-Around = Callable[[torch.fx.Node, Callable[..., Any]], Callable[..., Any]]
-
-
 def function_of(
-    root: torch.fx.GraphModule, around: Around = lambda node, function: function
+    root: torch.fx.GraphModule, clocks: GraphClocks | None = None
 ) -> Callable[[list[torch.Tensor]], Any]:
     """The graph as a function of the list of its inputs, which frees each value after its last use.
 
     Args:
         root: the graph and its constants.
-        around: given each node that calls something, and what is called, returns what to call.
+        clocks: are looked at before and after whatever is called.
     """
-    writer = _Writer(root, around)
+    writer = _Writer(root, clocks)
     source = writer.source()
     exec(compile(source, f"<{type(root).__name__} as a function>", "exec"), writer.bound)
     return writer.bound["run"]
@@ -94,8 +91,8 @@ class _Writer:
         bound: what the source calls by name.
     """
 
-    def __init__(self, root: torch.fx.GraphModule, around: Around):
-        self._root, self._around = root, around
+    def __init__(self, root: torch.fx.GraphModule, clocks: GraphClocks | None):
+        self._root, self._clocks = root, clocks
         self.bound: dict[str, Any] = {}
         self._names: dict[torch.fx.Node, str] = {}
         self._bound_to: dict[int, str] = {}
@@ -117,7 +114,7 @@ class _Writer:
             elif node.op != "placeholder":
                 # The name comes second: it is not known in its own arguments.
                 text = self._call(node)
-                lines.append(f"    {self._name(node)} = {text}")
+                lines.append(f"    {self._clocked(node, f'{self._name(node)} = {text}')}")
                 if last[node]:
                     lines[-1] += "; del " + ", ".join(map(self._name, last[node]))
         return "\n".join(lines) + "\n"
@@ -136,7 +133,15 @@ class _Writer:
             return f"{self._text(node.args[0])}[{self._text(node.args[1])}]"
         arguments = [self._text(each) for each in node.args]
         arguments += [f"{name}={self._text(each)}" for name, each in node.kwargs.items()]
-        return f"{self._bind(self._around(node, _called(node)))}({', '.join(arguments)})"
+        return f"{self._bind(_called(node))}({', '.join(arguments)})"
+
+    def _clocked(self, node: torch.fx.Node, line: str) -> str:
+        """The line that computes a node, between two looks at the clock where there are clocks."""
+        if self._clocks is None or is_getitem(node):
+            return line
+        look, moments = self._bind(self._clocks.look), self._bind(self._clocks.moments)
+        first = self._clocks.place(node)
+        return f"{moments}[{first}] = {look}(); {line}; {moments}[{first + 1}] = {look}()"
 
     def _text(self, value: Any) -> str:
         if isinstance(value, torch.fx.Node):

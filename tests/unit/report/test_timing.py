@@ -43,15 +43,15 @@ def running(way, monkeypatch, name="introduction"):
 def test_attributed_and_unattributed_time_add_to_the_step(way, monkeypatch):
     session, run = running(way, monkeypatch)
     off = []
-    for _ in range(8):  # other processes may disturb one measurement; a wrong sum is always wrong
+    for _ in range(20):  # other processes disturb single measurements; a wrong sum is always wrong
         (program,) = timing.timed(run, session.executable, session, budget_s=0.5).programs
-        found = program.timing
-        off.append(abs(found.attributed + found.unattributed - found.seconds) / found.seconds)
+        times = program.timing
+        off.append(abs(times.attributed + times.unattributed - times.seconds) / times.seconds)
         if off[-1] < 0.05:
             break
     assert min(off) < 0.05, off
-    assert found.attributed > 0.5 * found.clocked
-    assert found.clocks < 0.1 * found.clocked
+    assert times.attributed > 0.5 * times.clocked
+    assert times.clocks < 0.1 * times.clocked
 
 
 @pytest.mark.parametrize("way", WAYS)
