@@ -3,6 +3,7 @@
 abele report RUN     makes the page of a run, also of one that was killed
 abele fit SCRIPT     says whether a program fits into a memory
 abele stage SCRIPT   divides a program's model into stages of a pipeline
+abele port SCRIPT    ports a plain PyTorch program
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from abele.errors import FitError, ReportError, StageError
+from abele.errors import FitError, PortError, ReportError, StageError
 from abele.fit import command as fit
+from abele.port import command as port
 from abele.report import comparison, files, read_journal, read_run
 from abele.report.files import PAGE
 from abele.report.journal import Journal
@@ -38,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"abele {parsed.name}: {error}", file=sys.stderr)
     except StageError as error:
         print(f"abele stage: {error}", file=sys.stderr)
+    except PortError as error:
+        print(f"abele port: {error}", file=sys.stderr)
     return 1
 
 
@@ -55,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     report.set_defaults(command=_command_report)
     fit.add_parser(commands)
     stage.add_parser(commands)
+    port.add_parser(commands)
     return parser
 
 

@@ -176,5 +176,9 @@ class StageError(AbeleError):
     """A model cannot be divided into stages, or not into as many as were asked for."""
 
 
+class PortError(AbeleError):
+    """A program that cannot be ported, or whose files cannot be read or written."""
+
+
 class TorchVersionError(ImportError):
     """The installed torch is of a version this project was not tested with."""

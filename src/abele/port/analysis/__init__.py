@@ -1,0 +1,1 @@
+"""What a program's names stand for, what its statements read and write, and where it trains."""

@@ -1,0 +1,115 @@
+"""Which names statements read and write."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from abele.port.analysis.scopes import names_in
+
+
+class _Names(cst.CSTVisitor):
+    """Names that are read, written as a whole, and written in part."""
+
+    def __init__(self) -> None:
+        self.read: dict[str, None] = {}
+        self.written: dict[str, None] = {}
+        self.changed: dict[str, None] = {}
+
+    def visit_Name(self, node: cst.Name) -> None:
+        self.read[node.value] = None
+
+    def visit_Attribute(self, node: cst.Attribute) -> bool:
+        node.value.visit(self)
+        return False
+
+    def visit_Arg(self, node: cst.Arg) -> bool:
+        node.value.visit(self)
+        return False
+
+    def visit_Annotation(self, node: cst.Annotation) -> bool:
+        return False
+
+    def visit_Lambda(self, node: cst.Lambda) -> bool:
+        inner = _Names()
+        node.body.visit(inner)
+        own = {each.name.value for each in node.params.params}
+        self.read |= {name: None for name in inner.read if name not in own}
+        return False
+
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:
+        inner = _Names()
+        node.body.visit(inner)
+        own = {*inner.written, *(each.name.value for each in node.params.params)}
+        self.read |= {name: None for name in inner.read if name not in own}
+        self.written[node.name.value] = None
+        return False
+
+    def visit_AssignTarget(self, node: cst.AssignTarget) -> bool:
+        self._target(node.target)
+        return False
+
+    def visit_AnnAssign(self, node: cst.AnnAssign) -> bool:
+        if node.value is not None:
+            node.value.visit(self)
+            self._target(node.target)
+        return False
+
+    def visit_AugAssign(self, node: cst.AugAssign) -> bool:
+        node.value.visit(self)
+        node.target.visit(self)
+        self._target(node.target)
+        return False
+
+    def visit_For(self, node: cst.For) -> bool:
+        node.iter.visit(self)
+        self._target(node.target)
+        node.body.visit(self)
+        if node.orelse is not None:
+            node.orelse.visit(self)
+        return False
+
+    def visit_CompFor(self, node: cst.CompFor) -> bool:
+        node.iter.visit(self)
+        return True
+
+    def visit_AsName(self, node: cst.AsName) -> bool:
+        self._target(node.name)
+        return False
+
+    def _target(self, target: cst.BaseExpression) -> None:
+        if isinstance(target, cst.Tuple | cst.List):
+            for element in target.elements:
+                self._target(element.value)
+        elif isinstance(target, cst.Attribute | cst.Subscript):
+            target.visit(self)
+            base = target
+            while isinstance(base, cst.Attribute | cst.Subscript):
+                base = base.value
+            if isinstance(base, cst.Name):
+                self.changed[base.value] = None
+        else:
+            self.written |= dict.fromkeys(names_in(target))
+
+
+def reads(node: cst.CSTNode) -> list[str]:
+    """Names that a piece of a program reads, in the order of the text.
+
+    Those that only its own functions, comprehensions or earlier statements know are among them.
+    """
+    names = _Names()
+    node.visit(names)
+    return list(names.read)
+
+
+def writes(node: cst.CSTNode) -> list[str]:
+    """Names that it binds."""
+    names = _Names()
+    node.visit(names)
+    return list(names.written)
+
+
+def changes(node: cst.CSTNode) -> list[str]:
+    """Names of objects of which it writes an attribute or element."""
+    names = _Names()
+    node.visit(names)
+    return list(names.changed)

@@ -1,0 +1,70 @@
+"""The kinds of things that a program that trains has, and what makes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+import libcst as cst
+
+from abele.port.source import Source
+
+
+class Kind(enum.Enum):
+    """What there is in a program that trains."""
+
+    MODEL = "model"
+    OPTIMIZER = "optimizer"
+    LOADER = "loader"
+    LOSS = "loss"
+    SCHEDULER = "scheduler"
+    DEVICE = "device"
+    SCALER = "scaler"
+    OBJECT = "object"  # of a class of the program that is no model
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Thing:
+    """One of them.
+
+    Attributes:
+        kind: what it is.
+        source: the file that makes it.
+        made: the expression that makes it.
+        name: of its class, with its module where that is imported.
+    """
+
+    kind: Kind
+    source: Source
+    made: cst.BaseExpression
+    name: str
+
+
+_LOADERS = frozenset(("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader"))
+_NO_OPTIMIZERS = frozenset(("lr_scheduler", "swa_utils"))
+
+
+def kind_of_class(name: str) -> Kind | None:
+    """What a call of a full name makes; None if nothing that is followed."""
+    parts = name.split(".")
+    last = parts[-1]
+    if name.startswith("torch.optim.lr_scheduler."):
+        return Kind.SCHEDULER
+    if parts[:2] in (["torch", "optim"], ["poptorch", "optim"]) and last[:1].isupper():
+        return None if _NO_OPTIMIZERS & set(parts) else Kind.OPTIMIZER
+    if name in _LOADERS or name == "poptorch.DataLoader":
+        return Kind.LOADER
+    if name == "torch.device":
+        return Kind.DEVICE
+    if last == "GradScaler" and parts[0] == "torch":
+        return Kind.SCALER
+    if name.startswith("torch.nn.") and last[:1].isupper():
+        return Kind.LOSS if last.endswith("Loss") else _module(name)
+    if name.startswith("torchvision.models."):
+        return Kind.MODEL
+    return None
+
+
+def _module(name: str) -> Kind | None:
+    no_modules = {"Parameter", "Module", "ParameterList", "ParameterDict"}
+    return None if name.rpartition(".")[2] in no_modules else Kind.MODEL

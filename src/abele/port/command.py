@@ -1,0 +1,84 @@
+"""``abele port SCRIPT -o OUT``: ports a plain PyTorch program."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+from pathlib import Path
+from typing import Any
+
+from abele.errors import PortError
+from abele.port import files
+from abele.port.engine import Port, port
+from abele.port.finding import Finding, Verdict
+
+#: Exit status for the worst verdict of a program.
+STATUS = {Verdict.MATCH: 0, Verdict.MODIFIED: 0, Verdict.MANUAL: 3, Verdict.BLOCKED: 4}
+_SAYS = {
+    Verdict.MATCH: "Nothing has to change.",
+    Verdict.MODIFIED: "It is ported by program.",
+    Verdict.MANUAL: "It is ported, and somebody has to look at the lines marked 'manual'.",
+    Verdict.BLOCKED: "It cannot be ported: see the lines marked 'blocked'. Nothing is written.",
+}
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to a parser's commands."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "port",
+        help="port a plain PyTorch program",
+        usage="abele port [-h] [-o OUT | --scan] [--verbose] SCRIPT",
+        description="Ports SCRIPT, with what it imports from its folder, or all files of a folder, "
+        "to PopTorch. New files are written to OUT; the program itself is not touched. Exits with "
+        "0 if the port is whole, 3 if lines are left to do by hand, 4 if it cannot be ported.",
+    )
+    parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python program, or a folder")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("-o", "--output", type=Path, metavar="OUT", help="folder for the port")
+    where.add_argument("--scan", action="store_true", help="only say what would happen")
+    parser.add_argument(
+        "--verbose", action="store_true", help="name every line, also unchanged ones"
+    )
+    parser.set_defaults(command=command, name="port")
+
+
+def command(parsed: argparse.Namespace) -> int:
+    """Port, and return the exit status.
+
+    Args:
+        parsed: what ``add_parser`` says.
+
+    Raises:
+        PortError: files cannot be read or written.
+    """
+    if parsed.rest:
+        raise PortError(f"there is no use for arguments after --: {' '.join(parsed.rest)}")
+    result = port(files.read(parsed.script))
+    blocked = result.verdict is Verdict.BLOCKED
+    if not parsed.scan and not blocked:
+        files.write(result, parsed.script, parsed.output)
+    print(summary(result, verbose=parsed.verbose))
+    if not parsed.scan and not blocked:
+        print(f"written: {parsed.output}, with {files.DIFF} and {files.RECORD}")
+    return STATUS[result.verdict]
+
+
+def summary(result: Port, verbose: bool = False) -> str:
+    """What is said of a port: lines that need somebody, counts, and a verdict in a sentence.
+
+    Args:
+        result: of the port.
+        verbose: also lines that are changed, or stay and are worth a word.
+    """
+    shown = (Verdict.MANUAL, Verdict.BLOCKED)
+    lines = [_shown(each) for each in result.findings if verbose or each.verdict in shown]
+    counts = collections.Counter(each.verdict for each in result.findings)
+    counted = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict)
+    changed = sum(text != result.after[name] for name, text in result.before.items())
+    lines.append(f"{len(result.before)} files, {changed} changed; lines: {counted}")
+    lines.append(_SAYS[result.verdict])
+    return "\n".join(lines)
+
+
+def _shown(finding: Finding) -> str:
+    return f"{finding}\n    {finding.text}"

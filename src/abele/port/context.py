@@ -1,0 +1,110 @@
+"""What rules share: the program, what is known of it, its changes and what is said of its lines."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from abele.port.analysis.kinds import Thing
+from abele.port.analysis.steps import Step, StepError, training_steps
+from abele.port.analysis.things import Things
+from abele.port.edits import Edits
+from abele.port.finding import Finding, Verdict
+from abele.port.project import Project
+from abele.port.routes import Routes, Wrapped
+from abele.port.source import Source
+
+
+class Context:
+    """A program while it is ported.
+
+    Attributes:
+        project: its files.
+        things: its models, optimizers, loaders and losses.
+        steps: where it trains.
+        refused: where it trains in a way that cannot be ported.
+        findings: what was said of its lines.
+        routes: pass wrapped models on.
+        training: the training model that each optimizer has been given to.
+    """
+
+    def __init__(self, project: Project):
+        """Look at a program.
+
+        Args:
+            project: its files.
+        """
+        self.project = project
+        self.things = Things(project)
+        read = list(training_steps(project, self.things))
+        self.steps = [step for _, step in read if isinstance(step, Step)]
+        self.refused = [(source, error) for source, error in read if isinstance(error, StepError)]
+        self.findings: list[Finding] = []
+        self._edits = {source: Edits(source) for source in project.sources}
+        self.routes = Routes(self)
+        self.training: dict[Thing, Wrapped] = {}
+        self._names: dict[Source, dict[str, str]] = {}
+
+    def edits(self, source: Source) -> Edits:
+        """The changes of a file."""
+        return self._edits[source]
+
+    def say(
+        self, source: Source, node: cst.CSTNode, code: str, verdict: Verdict, reason: str
+    ) -> None:
+        """Say something of the line on which a node begins."""
+        line, column = source.position(node)
+        self.findings.append(
+            Finding(
+                code=code,
+                verdict=verdict,
+                path=source.name,
+                line=line,
+                column=column,
+                text=source.line(line),
+                reason=reason,
+            )
+        )
+
+    def name(self, source: Source, wanted: str) -> str:
+        """A name for something new in a file: the wanted one, or one like it that is free.
+
+        The same wanted name gets the same answer.
+        """
+        names = self._names.setdefault(source, {})
+        if wanted not in names:
+            names[wanted] = self._free(source, wanted)
+        return names[wanted]
+
+    def _free(self, source: Source, wanted: str) -> str:
+        used = _used(source)
+        name, number = wanted, 2
+        while name in used:
+            name, number = f"{wanted}_{number}", number + 1
+        return name
+
+    def options(self, source: Source) -> str:
+        """The name of a file's options, which it has from now on."""
+        name = self.name(source, "opts")
+        edits = self.edits(source)
+        edits.need("import poptorch")
+        edits.define_once(f"{name} = poptorch.Options()")
+        return name
+
+
+def _used(source: Source) -> set[str]:
+    """Every name in a file."""
+    return {node.value for node in _Names.of(source)}
+
+
+class _Names(cst.CSTVisitor):
+    def __init__(self) -> None:
+        self.nodes: list[cst.Name] = []
+
+    def visit_Name(self, node: cst.Name) -> None:
+        self.nodes.append(node)
+
+    @classmethod
+    def of(cls, source: Source) -> list[cst.Name]:
+        names = cls()
+        source.module.visit(names)
+        return names.nodes

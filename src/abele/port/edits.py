@@ -1,0 +1,173 @@
+"""Changes of one file, kept by the node that they change and made together at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
+
+import libcst as cst
+
+from abele.port.source import Source
+
+_Node = TypeVar("_Node", bound=cst.CSTNode)
+#: Given a node with its inner changes made, what takes its place.
+Change: TypeAlias = Callable[[Any], Any]
+_Statement: TypeAlias = cst.SimpleStatementLine | cst.BaseCompoundStatement
+
+
+@dataclasses.dataclass
+class _Around:
+    """Statements to be added to one."""
+
+    before: list[_Statement] = dataclasses.field(default_factory=list[_Statement])
+    after: list[_Statement] = dataclasses.field(default_factory=list[_Statement])
+
+
+class Edits:
+    """Changes of one file."""
+
+    def __init__(self, source: Source):
+        """Begin without any.
+
+        Args:
+            source: the file.
+        """
+        self._source = source
+        self._changes: dict[cst.CSTNode, list[Change]] = {}
+        self._around: dict[cst.CSTNode, _Around] = {}
+        self._imports: dict[str, None] = {}
+        self._lines: dict[str, None] = {}
+        self._definitions: list[_Statement] = []
+
+    def __bool__(self) -> bool:
+        """Whether anything changes."""
+        return bool(
+            self._changes or self._around or self._imports or self._lines or self._definitions
+        )
+
+    def change(self, node: cst.CSTNode, change: Change) -> None:
+        """Change a node; several changes of one are made in turn."""
+        self._changes.setdefault(node, []).append(change)
+
+    def replace(self, node: cst.CSTNode, text: str) -> None:
+        """Put an expression, given as text, in the place of a node."""
+        self.change(node, lambda _: cst.parse_expression(text))
+
+    def remove(self, statement: cst.CSTNode) -> None:
+        """Take a statement out, with the comments right above it."""
+        self.change(statement, lambda _: cst.RemoveFromParent())
+
+    def before(self, statement: cst.CSTNode, text: str) -> None:
+        """Put statements, given as text, before one."""
+        self._around.setdefault(statement, _Around()).before += parsed(text)
+
+    def after(self, statement: cst.CSTNode, text: str) -> None:
+        """Put statements, given as text, after one."""
+        self._around.setdefault(statement, _Around()).after += parsed(text)
+
+    def need(self, line: str) -> None:
+        """Have an import."""
+        self._imports[line] = None
+
+    def define(self, text: str) -> None:
+        """Have a definition in the module, after its imports and before it is needed."""
+        self._definitions += parsed(text, blank=2)
+
+    def define_once(self, line: str) -> None:
+        """Have a definition of one line, after the imports, once."""
+        self._lines[line] = None
+
+    def applied(self, node: _Node) -> _Node:
+        """A piece of the file, such as an expression that moves, with its changes made."""
+        return cast("_Node", node.visit(_Transformer(self._changes, self._around)))
+
+    def text(self) -> str:
+        """The file with all changes made."""
+        module = self.applied(self._source.module)
+        lines = parsed("\n".join(self._lines), blank=1)
+        return with_header(module, self._imports, [*lines, *self._definitions]).code
+
+
+def parsed(text: str, blank: int = 0) -> list[_Statement]:
+    """Statements of a text.
+
+    Args:
+        text: Python.
+        blank: lines before the first one.
+    """
+    statements = list(cst.parse_module(text).body)
+    if statements and blank:
+        lines = [cst.EmptyLine(indent=False)] * blank
+        statements[0] = statements[0].with_changes(leading_lines=lines)
+    return statements
+
+
+class _Transformer(cst.CSTTransformer):
+    """Makes changes, inner ones first."""
+
+    def __init__(
+        self, changes: dict[cst.CSTNode, list[Change]], around: dict[cst.CSTNode, _Around]
+    ):
+        super().__init__()
+        self._changes, self._around = changes, around
+
+    def on_leave(self, original_node: Any, updated_node: Any) -> Any:
+        node = super().on_leave(original_node, updated_node)
+        for change in self._changes.get(original_node, ()):
+            node = change(node)
+        around = self._around.get(original_node)
+        if around is None:
+            return _filled(node)
+        middle = [] if isinstance(node, cst.RemovalSentinel) else _listed(node)
+        statements: list[Any] = [*around.before, *middle, *around.after]
+        return cst.FlattenSentinel(statements)
+
+
+def _listed(node: Any) -> list[Any]:
+    nodes: Any = node
+    return list(nodes) if isinstance(node, cst.FlattenSentinel) else [node]
+
+
+def _filled(node: Any) -> Any:
+    """A block keeps one statement at least."""
+    if isinstance(node, cst.IndentedBlock) and not node.body:
+        return node.with_changes(body=parsed("pass"))
+    return node
+
+
+def with_header(
+    module: cst.Module, imports: dict[str, None], definitions: Sequence[_Statement]
+) -> cst.Module:
+    """A module with imports, and definitions after all imports at its top."""
+    body = list(module.body)
+    last = _last_import(body)
+    present = {module.code_for_node(each).strip() for each in body[: last + 1]}
+    lines = [line for line in imports if line not in present]
+    new = [statement for line in lines for statement in parsed(line)]
+    rest = body[last + 1 :]
+    if definitions and rest:
+        rest[0] = _spaced(rest[0])
+    return module.with_changes(body=[*body[: last + 1], *new, *definitions, *rest])
+
+
+def _spaced(statement: Any) -> Any:
+    """A statement with two empty lines before it."""
+    lines = list(statement.leading_lines)
+    while lines and lines[0].comment is None:
+        lines.pop(0)
+    return statement.with_changes(leading_lines=[cst.EmptyLine(indent=False)] * 2 + lines)
+
+
+def _last_import(body: Sequence[Any]) -> int:
+    """The index of the last import at the top; of the docstring, or -1, if there is none."""
+    last = -1
+    for index, statement in enumerate(body):
+        small = statement.body if isinstance(statement, cst.SimpleStatementLine) else ()
+        if any(isinstance(each, cst.Import | cst.ImportFrom) for each in small) or (
+            isinstance(statement, cst.Try) and "import " in cst.Module([statement]).code
+        ):
+            last = index
+        elif index == 0 and len(small) == 1 and isinstance(small[0], cst.Expr):
+            last = 0
+    return last

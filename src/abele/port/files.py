@@ -1,0 +1,152 @@
+"""Reads a program from its files and writes what it became beside them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.errors import PortError
+from abele.port.engine import Port
+from abele.port.project import Project
+from abele.port.source import Source
+from abele.storage.atomic import write_text
+
+DIFF, RECORD = "port.diff", "port.json"
+_LAYOUT = 1
+_NO_SOURCES = frozenset((".venv", "venv", "build", "dist", "__pycache__", "node_modules"))
+
+
+def read(path: Path) -> Project:
+    """The program of a script, with what it imports from its folder, or all files of a folder.
+
+    Raises:
+        PortError: there is none, or a file cannot be read.
+    """
+    if path.is_dir():
+        sources = [Source.read(each, _name(each, path)) for each in sorted(_python_files(path))]
+        if not sources:
+            raise PortError(f"there is no Python file in {path}")
+        return Project(sources)
+    if not path.exists():
+        raise PortError(f"there is no file {path}")
+    return Project(_with_imports(path))
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    for each in folder.rglob("*.py"):
+        parts = each.relative_to(folder).parts
+        if not any(part in _NO_SOURCES or part.startswith(".") for part in parts):
+            yield each
+
+
+def _name(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix()
+
+
+def _with_imports(script: Path) -> list[Source]:
+    """A script and the files of its folder that it imports, directly or not."""
+    folder = script.parent
+    sources = [Source.read(script)]
+    seen = {script.resolve()}
+    for source in sources:
+        for path in _imported(source, folder):
+            if path.resolve() not in seen:
+                seen.add(path.resolve())
+                sources.append(Source.read(path, _name(path, folder)))
+    return sources
+
+
+def _imported(source: Source, folder: Path) -> Iterator[Path]:
+    """The files below a folder that a file imports."""
+    here = folder.joinpath(source.name).parent
+    for node in m.findall(source.module, m.Import() | m.ImportFrom()):
+        for base, dotted in _modules(source, node, folder, here):
+            path = base.joinpath(*dotted.split(".")) if dotted else base
+            for each in (path.with_suffix(".py"), path / "__init__.py"):
+                if each.is_file() and each.is_relative_to(folder):
+                    yield each
+
+
+def _modules(
+    source: Source, node: cst.CSTNode, folder: Path, here: Path
+) -> Iterator[tuple[Path, str]]:
+    """Folders, and the dotted names in them, that an import may mean."""
+    if isinstance(node, cst.Import):
+        for alias in node.names:
+            yield folder, source.code(alias.name)
+    elif isinstance(node, cst.ImportFrom):
+        dots = len(node.relative)
+        base = folder if not dots else (here, *here.parents)[min(dots - 1, len(here.parents))]
+        dotted = "" if node.module is None else source.code(node.module)
+        yield base, dotted
+        if not isinstance(node.names, cst.ImportStar):
+            for alias in node.names:
+                yield base, f"{dotted}.{source.code(alias.name)}".strip(".")
+
+
+def difference(result: Port) -> str:
+    """The unified diff of all files."""
+    lines: list[str] = []
+    for name, before in result.before.items():
+        after = result.after[name]
+        lines += difflib.unified_diff(
+            before.splitlines(keepends=True),
+            after.splitlines(keepends=True),
+            f"a/{name}",
+            f"b/{name}",
+        )
+    return "".join(lines)
+
+
+def record(result: Port) -> dict[str, Any]:
+    """What ``port.json`` says."""
+    return {
+        "layout": _LAYOUT,
+        "verdict": result.verdict.value,
+        "files": {name: text != result.after[name] for name, text in result.before.items()},
+        "findings": [
+            {
+                "code": each.code,
+                "verdict": each.verdict.value,
+                "path": each.path,
+                "line": each.line,
+                "column": each.column,
+                "text": each.text,
+                "reason": each.reason,
+            }
+            for each in result.findings
+        ],
+    }
+
+
+def write(result: Port, source: Path, output: Path) -> None:
+    """Write what a program became, its diff and its record.
+
+    Args:
+        result: of the port.
+        source: the script or folder that was ported.
+        output: a folder that is empty, not there, or has an earlier port.
+
+    Raises:
+        PortError: that would write over the program or over other files.
+    """
+    folder = source if source.is_dir() else source.parent
+    if output.resolve() == folder.resolve():
+        raise PortError(f"{output} has the program itself; give another folder, such as ported/")
+    if output.is_dir() and any(output.iterdir()) and not (output / RECORD).exists():
+        raise PortError(f"{output} has other files; give a folder that is empty or not there")
+    try:
+        for name, text in result.after.items():
+            path = output / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, text)
+        write_text(output / DIFF, difference(result))
+        write_text(output / RECORD, json.dumps(record(result), indent=1) + "\n")
+    except OSError as error:
+        raise PortError(f"{output} cannot be written: {error}") from error

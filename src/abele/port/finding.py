@@ -1,0 +1,49 @@
+"""What a port says about a line."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+
+class Verdict(enum.Enum):
+    """What became of a line, from best to worst."""
+
+    MATCH = "match"  # it stays, and means the same
+    MODIFIED = "modified"  # it was changed
+    MANUAL = "manual"  # somebody has to look at it
+    BLOCKED = "blocked"  # it cannot be ported
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line and what is said about it.
+
+    Attributes:
+        code: of the rule, such as ``ABP101``.
+        verdict: what became of it.
+        path: of the file, below the folder that is ported.
+        line: in the original, from 1.
+        column: from 1.
+        text: the line as it was, without white space around it.
+        reason: why, in a sentence.
+    """
+
+    code: str
+    verdict: Verdict
+    path: str
+    line: int
+    column: int
+    text: str
+    reason: str
+
+    def __str__(self) -> str:
+        """Return ``file:line:column code verdict reason``."""
+        where = f"{self.path}:{self.line}:{self.column}"
+        return f"{where}: {self.code} {self.verdict.value}: {self.reason}"
+
+
+def worst(findings: list[Finding]) -> Verdict:
+    """The verdict for all of them together."""
+    order = list(Verdict)
+    return max((each.verdict for each in findings), key=order.index, default=Verdict.MATCH)

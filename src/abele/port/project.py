@@ -1,0 +1,124 @@
+"""The files that are ported together, and the functions and classes in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias, TypeVar
+
+import libcst as cst
+
+from abele.port.source import Source
+
+Owner: TypeAlias = cst.FunctionDef | cst.ClassDef | cst.Module
+
+_Node = TypeVar("_Node", cst.FunctionDef, cst.ClassDef)
+
+
+class _Definitions(cst.CSTVisitor):
+    """Every function and class of a file, outermost first."""
+
+    def __init__(self) -> None:
+        self.functions: list[cst.FunctionDef] = []
+        self.classes: list[cst.ClassDef] = []
+
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
+        self.functions.append(node)
+
+    def visit_ClassDef(self, node: cst.ClassDef) -> None:
+        self.classes.append(node)
+
+
+class Project:
+    """Files and what they define.
+
+    Attributes:
+        sources: the files.
+    """
+
+    def __init__(self, sources: Sequence[Source]):
+        """Look through files.
+
+        Args:
+            sources: all that belong together.
+        """
+        self.sources = tuple(sources)
+        self._source_of: dict[cst.CSTNode, Source] = {}
+        self._functions: dict[str, cst.FunctionDef] = {}
+        self._classes: dict[str, cst.ClassDef] = {}
+        for source in sources:
+            self._source_of[source.module] = source
+            self._add(source)
+
+    def _add(self, source: Source) -> None:
+        definitions = _Definitions()
+        source.module.visit(definitions)
+        module = source.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for node in (*definitions.functions, *definitions.classes):
+            self._source_of[node] = source
+            path = [node.name.value]
+            for outer in source.above(node):
+                if isinstance(outer, cst.ClassDef | cst.FunctionDef):
+                    path.insert(0, outer.name.value)
+            name = f"{module}.{'.'.join(path)}"
+            if isinstance(node, cst.FunctionDef):
+                self._functions[name] = node
+            else:
+                self._classes[name] = node
+
+    def source(self, owner: Owner) -> Source:
+        """The file of a function, a class or a module."""
+        return self._source_of[owner]
+
+    def functions(self) -> Iterator[tuple[Source, cst.FunctionDef]]:
+        """Every function with its file."""
+        for node in self._functions.values():
+            yield self._source_of[node], node
+
+    def function(self, source: Source, node: cst.BaseExpression) -> cst.FunctionDef | None:
+        """The function that an expression of a file stands for, where it is one of these files."""
+        return self._lookup(self._functions, source, node)
+
+    def class_of(self, source: Source, node: cst.BaseExpression) -> cst.ClassDef | None:
+        """The class that an expression of a file stands for, where it is one of these files."""
+        return self._lookup(self._classes, source, node)
+
+    def method(self, owner: cst.ClassDef, name: str) -> cst.FunctionDef | None:
+        """A method of a class or of its bases."""
+        for each in self.bases(owner):
+            for statement in each.body.body:
+                if isinstance(statement, cst.FunctionDef) and statement.name.value == name:
+                    return statement
+        return None
+
+    def bases(self, owner: cst.ClassDef) -> list[cst.ClassDef]:
+        """A class and those of these files that it is derived from, in the order of look-up."""
+        known = [owner]
+        for each in known:
+            for base in each.bases:
+                node = self.class_of(self._source_of[each], base.value)
+                if node is not None and node not in known:
+                    known.append(node)
+        return known
+
+    def is_module(self, owner: cst.ClassDef) -> bool:
+        """Whether a class is a ``torch.nn.Module``."""
+        for each in self.bases(owner):
+            source = self._source_of[each]
+            for base in each.bases:
+                name = source.imported(base.value)
+                if name.startswith("torch.nn.") or name.endswith(".LightningModule"):
+                    return True
+        return False
+
+    def _lookup(
+        self, table: dict[str, _Node], source: Source, node: cst.BaseExpression
+    ) -> _Node | None:
+        name = source.qualified(node).replace(".<locals>", "")
+        if not name:
+            return None
+        module = source.name.removesuffix(".py").replace("/", ".")
+        package = module.rpartition(".")[0]
+        for full in (f"{module}.{name}", name, f"{package}.{name}".lstrip(".")):
+            if full in table:
+                return table[full]
+        return None

@@ -1,0 +1,132 @@
+"""How a wrapped model, made in one place, gets to where it is called."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import libcst as cst
+
+from abele.port.analysis.kinds import Thing
+from abele.port.project import Owner
+from abele.port.source import Source
+
+if TYPE_CHECKING:
+    from abele.port.context import Context
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Wrapped:
+    """A wrapped model.
+
+    Attributes:
+        name: of its variable, perhaps ``self.something``.
+        source: the file that makes it.
+        owner: the function, module or class that has the variable.
+    """
+
+    name: str
+    source: Source
+    owner: Owner
+
+
+class NoRouteError(Exception):
+    """Nothing leads from where a model is wrapped to where it is called."""
+
+
+class Routes:
+    """Passes wrapped models on as arguments, each once."""
+
+    def __init__(self, context: Context):
+        """Begin.
+
+        Args:
+            context: the program; its functions and calls are changed.
+        """
+        self._context = context
+        self._passed: dict[tuple[Wrapped, cst.FunctionDef], str] = {}
+
+    def name(self, wrapped: Wrapped, source: Source, node: cst.CSTNode) -> str:
+        """The name of a wrapped model where a node is.
+
+        Raises:
+            NoRouteError: the function around the node is called by nobody who has it.
+        """
+        if source is wrapped.source and self._sees(wrapped, source, node):
+            return wrapped.name
+        function = source.enclosing(node, cst.FunctionDef)
+        if function is None:
+            raise NoRouteError("it is wrapped in another file")
+        return self._argument(wrapped, source, function)
+
+    def name_of(self, thing: Thing, source: Source, node: cst.CSTNode) -> str:
+        """The name of an optimizer, or whatever else the program makes, where a node is.
+
+        Raises:
+            NoRouteError: the function around the node is called by nobody who has it.
+        """
+        things = self._context.things
+        for owner in source.above(node):
+            if isinstance(owner, cst.FunctionDef | cst.Module):
+                names = things.names(owner, thing)
+                if names:
+                    return names[0]
+        return self.name(self.kept(thing), source, node)
+
+    def kept(self, thing: Thing) -> Wrapped:
+        """The variable that something is first assigned to.
+
+        Raises:
+            NoRouteError: it has none.
+        """
+        things = self._context.things
+        for each in thing.source.above(thing.made):
+            if isinstance(each, cst.Assign):
+                target = each.targets[0].target
+                variable = things.variable(thing.source, target)
+                if variable is not None:
+                    return Wrapped(variable.name, thing.source, variable.owner)
+        raise NoRouteError("it is assigned to no name")
+
+    def _sees(self, wrapped: Wrapped, source: Source, node: cst.CSTNode) -> bool:
+        if isinstance(wrapped.owner, cst.ClassDef):
+            inside = source.enclosing(node, cst.ClassDef)
+            return inside is not None and wrapped.owner in self._context.project.bases(inside)
+        return wrapped.owner in source.above(node)
+
+    def _argument(self, wrapped: Wrapped, source: Source, function: cst.FunctionDef) -> str:
+        """Have a function take the model as one more argument."""
+        key = wrapped, function
+        if key in self._passed:
+            return self._passed[key]
+        calls = self._context.things.calls(function)
+        if not calls:
+            raise NoRouteError(f"nothing in these files calls {function.name.value}()")
+        name = self._context.name(source, wrapped.name.rpartition(".")[2])
+        self._passed[key] = name
+        self._context.edits(source).change(function.params, lambda node: _with(node, name))
+        for call, caller in calls.items():
+            given = self.name(wrapped, caller, call)
+            self._context.edits(caller).change(call, lambda node, g=given: _given(node, name, g))
+        return name
+
+
+def _with(params: cst.Parameters, name: str) -> cst.Parameters:
+    """Parameters with one more."""
+    new = cst.Param(cst.Name(name))
+    if params.star_arg is not cst.MaybeSentinel.DEFAULT or params.kwonly_params:
+        return params.with_changes(kwonly_params=[*params.kwonly_params, new])
+    if any(each.default is not None for each in params.params):
+        new = new.with_changes(default=cst.Name("None"), equal=cst.AssignEqual(*_TIGHT))
+    return params.with_changes(params=[*params.params, new])
+
+
+def _given(call: cst.Call, name: str, value: str) -> cst.Call:
+    """A call with one more argument, by name."""
+    new = cst.Arg(
+        cst.parse_expression(value), keyword=cst.Name(name), equal=cst.AssignEqual(*_TIGHT)
+    )
+    return call.with_changes(args=[*call.args, new])
+
+
+_TIGHT = (cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))

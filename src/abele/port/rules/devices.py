@@ -1,0 +1,161 @@
+"""Moves to a device: a program is on its device from the first call on, and takes host tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.port.analysis.kinds import Kind
+from abele.port.context import Context
+from abele.port.finding import Verdict
+from abele.port.source import Source
+
+_MOVES = frozenset(("to", "cuda", "cpu", "xpu"))
+_MODIFIED = "a program takes tensors of the host and returns them there; nothing is moved by hand"
+
+
+def apply(context: Context) -> None:
+    """Take moves to devices out."""
+    for source in context.project.sources:
+        for node in m.findall(source.module, m.Call()):
+            assert isinstance(node, cst.Call)
+            if _is_move(context, source, node):
+                _take_out(context, source, node)
+            elif source.imported(node.func) == "torch.load":
+                _to_host(context, source, node)
+            elif source.imported(node.func).startswith("torch."):
+                _without_device(context, source, node)
+        for statement in m.findall(source.module, m.SimpleStatementLine()):
+            context.edits(source).change(statement, _without_identity)
+            _say_choice(context, source, statement)
+
+
+def _is_move(context: Context, source: Source, call: cst.Call) -> bool:
+    """Whether a call moves a tensor or a model and does nothing else."""
+    if not isinstance(call.func, cst.Attribute) or call.func.attr.value not in _MOVES:
+        return False
+    if source.imported(call.func):  # a function of a module
+        return False
+    if call.func.attr.value != "to":
+        return call.func.attr.value != "cpu" or not call.args
+    return any(_is_device(context, source, each) for each in call.args)
+
+
+def _is_device(context: Context, source: Source, argument: cst.Arg) -> bool:
+    """Whether an argument names a device."""
+    if argument.keyword is not None:
+        return argument.keyword.value == "device"
+    value = argument.value
+    if isinstance(value, cst.SimpleString):
+        name = str(value.evaluated_value)
+        return name.split(":")[0] in ("cuda", "cpu", "mps", "xpu", "ipu", "meta")
+    if context.things.of(source, value, Kind.DEVICE):
+        return True
+    last = value.attr if isinstance(value, cst.Attribute) else value
+    name = last.value if isinstance(last, cst.Name) else ""
+    return "device" in name.lower() or name in ("local_rank", "rank", "gpu")
+
+
+def _take_out(context: Context, source: Source, call: cst.Call) -> None:
+    context.say(source, call, "ABP101", Verdict.MODIFIED, _MODIFIED)
+    rest = [
+        argument
+        for argument in call.args
+        if not _is_device(context, source, argument)
+        and not m.matches(argument, m.Arg(keyword=m.Name("non_blocking")))
+    ]
+
+    def change(node: cst.Call) -> cst.BaseExpression:
+        if not rest:
+            assert isinstance(node.func, cst.Attribute)
+            return node.func.value
+        return node.with_changes(args=_listed(rest))
+
+    context.edits(source).change(call, change)
+
+
+def _listed(arguments: Sequence[cst.Arg]) -> list[cst.Arg]:
+    """Arguments without a comma after the last one."""
+    *first, last = arguments
+    return [*first, last.with_changes(comma=cst.MaybeSentinel.DEFAULT)]
+
+
+def _to_host(context: Context, source: Source, call: cst.Call) -> None:
+    """A checkpoint is read to the host."""
+    for argument in call.args:
+        if m.matches(argument, m.Arg(keyword=m.Name("map_location"))):
+            context.say(
+                source,
+                argument,
+                "ABP102",
+                Verdict.MODIFIED,
+                "the host's tensors are what is loaded",
+            )
+            context.edits(source).replace(argument.value, '"cpu"')
+
+
+def _without_device(context: Context, source: Source, call: cst.Call) -> None:
+    """A tensor is made on the host."""
+    kept = [
+        argument
+        for argument in call.args
+        if not m.matches(argument, m.Arg(keyword=m.Name("device")))
+    ]
+    if len(kept) == len(call.args) or source.imported(call.func) == "torch.device":
+        return
+    context.say(source, call, "ABP103", Verdict.MODIFIED, "the tensor is made on the host")
+    context.edits(source).change(
+        call, lambda node: node.with_changes(args=_listed(_same(node, call, kept)))
+    )
+
+
+def _same(node: cst.Call, call: cst.Call, kept: Sequence[cst.Arg]) -> list[cst.Arg]:
+    """The arguments of a changed call that stand for some of the original."""
+    return [
+        new for new, old in zip(node.args, call.args, strict=True) if any(old is k for k in kept)
+    ]
+
+
+def _without_identity(node: Any) -> Any:
+    """A statement that assigns names to themselves, or has only a name, is none."""
+    if not isinstance(node, cst.SimpleStatementLine) or len(node.body) != 1:
+        return node
+    (small,) = node.body
+    if isinstance(small, cst.Expr) and isinstance(small.value, cst.Name | cst.Attribute):
+        return cst.RemoveFromParent()
+    if isinstance(small, cst.Assign) and len(small.targets) == 1:
+        target = small.targets[0].target
+        if _plain(target) and _codes(target) == _codes(small.value):
+            return cst.RemoveFromParent()
+    return node
+
+
+def _plain(node: cst.BaseExpression) -> bool:
+    elements = node.elements if isinstance(node, cst.Tuple) else ()
+    return isinstance(node, cst.Name) or (
+        bool(elements) and all(isinstance(each.value, cst.Name) for each in elements)
+    )
+
+
+def _codes(node: cst.BaseExpression) -> list[str]:
+    """The text of an expression, of each element of a tuple."""
+    parts = [each.value for each in node.elements] if isinstance(node, cst.Tuple) else [node]
+    return [cst.Module([]).code_for_node(part) for part in parts]
+
+
+def _say_choice(context: Context, source: Source, statement: cst.CSTNode) -> None:
+    """The line that chooses a device stays; it has no effect on the program."""
+    if m.findall(statement, m.Call()) and any(
+        isinstance(call, cst.Call) and source.imported(call.func) == "torch.device"
+        for call in m.findall(statement, m.Call())
+    ):
+        context.say(
+            source,
+            statement,
+            "ABP104",
+            Verdict.MATCH,
+            "this device is no longer used: the program's target decides, and the run names it",
+        )

@@ -1,0 +1,108 @@
+"""Evaluation: a model that is called without its loss becomes an inference model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.port.analysis import batches
+from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.scopes import Variable
+from abele.port.analysis.steps import Statement, statement_of
+from abele.port.context import Context
+from abele.port.finding import Verdict
+from abele.port.routes import NoRouteError, Wrapped
+from abele.port.source import Source
+
+_REASON = "the model without its loss runs as a program, too"
+_SHORT = "; a last, shorter batch has another shape and is computed by the plain model"
+
+
+def apply(context: Context) -> None:
+    """Wrap models that are called outside of training steps."""
+    wrapped: dict[tuple[Thing, cst.CSTNode], Wrapped] = {}
+    for source, call, thing in _calls(context):
+        owner = context.things.owner(source, call)
+        try:
+            if (thing, owner) not in wrapped:
+                wrapped[thing, owner] = _wrap(context, thing, len(wrapped))
+            name = context.routes.name(wrapped[thing, owner], source, call)
+            _replace(context, source, call, name)
+        except NoRouteError as error:
+            reason = f"an inference model cannot be had here: {error}; the plain model runs"
+            context.say(source, call, "ABP509", Verdict.MANUAL, reason)
+
+
+def _calls(context: Context) -> Iterator[tuple[Source, cst.Call, Thing]]:
+    """Calls of models outside of training steps and of other models."""
+    trained = {thing for step in context.steps for thing in step.models}
+    inside = {statement for step in context.steps for statement in step.forward}
+    for source in context.project.sources:
+        for call in m.findall(source.module, m.Call()):
+            if not isinstance(call, cst.Call) or not isinstance(
+                call.func, cst.Name | cst.Attribute
+            ):
+                continue
+            models = context.things.of(source, call.func, Kind.MODEL)
+            if len(models) != 1 or inside & set(source.above(call)):
+                continue
+            (thing,) = models
+            cls = source.enclosing(call, cst.ClassDef)
+            in_model = cls is not None and context.project.is_module(cls)
+            if not in_model and (thing in trained or not thing.name.startswith("torch.nn.")):
+                yield source, call, thing
+
+
+def _wrap(context: Context, thing: Thing, count: int) -> Wrapped:
+    """Make an inference model, where the model is made."""
+    variable, statement = _made(context, thing)
+    source = thing.source
+    prefix = "self." if variable.name.startswith("self.") else ""
+    number = f"_{count + 1}" if count else ""
+    name = prefix + context.name(source, f"inference_model{number}")
+    options = context.options(source)
+    context.edits(source).after(
+        statement, f"{name} = poptorch.inferenceModel({variable.name}, options={options})"
+    )
+    context.say(source, statement, "ABP501", Verdict.MODIFIED, f"{name} is made here: {_REASON}")
+    return Wrapped(name, source, variable.owner)
+
+
+def _made(context: Context, thing: Thing) -> tuple[Variable, Statement]:
+    """The variable of a model, and the last statement in its block that assigns to it.
+
+    Raises:
+        NoRouteError: it is assigned to no name.
+    """
+    source = thing.source
+    assigned: list[tuple[Variable, Statement]] = []
+    for node in m.findall(source.module, m.Assign()):
+        assert isinstance(node, cst.Assign)
+        target = node.targets[0].target
+        variable = context.things.variable(source, target)
+        if variable is not None and thing in context.things.of(source, node.value):
+            assigned.append((variable, statement_of(source, node)))
+    if not assigned:
+        raise NoRouteError("it is assigned to no name")
+    first, statement = assigned[0]
+    same = [each for variable, each in assigned if variable == first]
+    block = source.parent(statement)
+    return first, [each for each in same if source.parent(each) is block][-1]
+
+
+def _replace(context: Context, source: Source, call: cst.Call, name: str) -> None:
+    """Call the inference model, or the plain one for a shorter batch."""
+    loader = batches.loader_around(context.things, source, call)
+    short = ""
+    called = name
+    if loader is not None and batches.may_be_short(loader) and call.args:
+        size = f"{context.routes.name_of(loader, source, call)}.batch_size"
+        plain, first = (
+            source.code(call.func),
+            source.code(context.edits(source).applied(call.args[0].value)),
+        )
+        called, short = f"({name} if len({first}) == {size} else {plain})", _SHORT
+    context.edits(source).replace(call.func, called)
+    context.say(source, call, "ABP502", Verdict.MODIFIED, _REASON + short)

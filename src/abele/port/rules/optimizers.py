@@ -1,0 +1,52 @@
+"""Optimizers: those that PopTorch has are taken from it; their arguments are the same."""
+
+from __future__ import annotations
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.port.analysis.kinds import Kind
+from abele.port.context import Context
+from abele.port.finding import Verdict
+
+_POPTORCH = frozenset(("SGD", "Adam", "AdamW", "RMSprop"))
+#: Accepted as they are by a training model here, but not by PopTorch.
+_TORCH = frozenset(("Adadelta", "Adagrad", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"))
+
+
+def apply(context: Context) -> None:
+    """Take optimizers from ``poptorch.optim``."""
+    used = {step.optimizer for step in context.steps}
+    for thing in context.things.all(Kind.OPTIMIZER):
+        name = thing.name.rpartition(".")[2]
+        if thing not in used or not isinstance(thing.made, cst.Call):
+            continue
+        if thing.name.startswith("torch.optim.") and name in _POPTORCH:
+            edits = context.edits(thing.source)
+            edits.need("import poptorch")
+            edits.replace(thing.made.func, f"poptorch.optim.{name}")
+            context.say(
+                thing.source,
+                thing.made,
+                "ABP401",
+                Verdict.MODIFIED,
+                f"poptorch.optim.{name} takes the same arguments, and more",
+            )
+        elif name in _TORCH:
+            context.say(
+                thing.source,
+                thing.made,
+                "ABP402",
+                Verdict.MATCH,
+                f"torch's {name} is taken as it is; PopTorch on an IPU does not have it",
+            )
+        elif not m.matches(thing.made, m.Call(func=m.Attribute(value=m.Attribute()))) and not (
+            thing.name.startswith("poptorch.")
+        ):
+            context.say(
+                thing.source,
+                thing.made,
+                "ABP409",
+                Verdict.BLOCKED,
+                f"no program can be made of the update of {name}",
+            )

@@ -1,0 +1,49 @@
+"""Schedulers: they change the optimizer, and the training model is told so."""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.steps import calls_of, statement_of
+from abele.port.context import Context
+from abele.port.finding import Verdict
+from abele.port.routes import NoRouteError
+from abele.port.source import Source
+
+_REASON = "the program takes the new learning rate when it is given the optimizer again"
+
+
+def apply(context: Context) -> None:
+    """Give the optimizer to the training model after each step of a scheduler."""
+    for source in context.project.sources:
+        for call in calls_of(source.module, "step"):
+            assert isinstance(call.func, cst.Attribute)
+            for thing in context.things.of(source, call.func.value, Kind.SCHEDULER):
+                for optimizer in _optimizers(context, thing):
+                    if optimizer in context.training:
+                        _tell(context, source, call, optimizer)
+
+
+def _optimizers(context: Context, scheduler: Thing) -> set[Thing]:
+    """What a scheduler was made for."""
+    assert isinstance(scheduler.made, cst.Call)
+    arguments = [
+        each.value
+        for each in scheduler.made.args
+        if each.keyword is None or each.keyword.value == "optimizer"
+    ]
+    if not arguments:
+        return set()
+    return context.things.of(scheduler.source, arguments[0], Kind.OPTIMIZER)
+
+
+def _tell(context: Context, source: Source, call: cst.Call, optimizer: Thing) -> None:
+    try:
+        model = context.routes.name(context.training[optimizer], source, call)
+        name = context.routes.name_of(optimizer, source, call)
+    except NoRouteError as error:
+        context.say(source, call, "ABP419", Verdict.BLOCKED, f"{_REASON}, but {error}")
+        return
+    context.edits(source).after(statement_of(source, call), f"{model}.setOptimizer({name})")
+    context.say(source, call, "ABP411", Verdict.MODIFIED, _REASON)

@@ -1,0 +1,213 @@
+"""The module that computes a model and its loss, as text."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.port.analysis.kinds import Kind
+from abele.port.analysis.steps import Statement, Step, StepError
+from abele.port.context import Context
+
+#: Losses of torch that a training model finds by itself.
+_FUNCTIONS = frozenset(
+    (
+        "binary_cross_entropy",
+        "binary_cross_entropy_with_logits",
+        "cosine_embedding_loss",
+        "cross_entropy",
+        "ctc_loss",
+        "hinge_embedding_loss",
+        "kl_div",
+        "l1_loss",
+        "margin_ranking_loss",
+        "mse_loss",
+        "multi_margin_loss",
+        "multilabel_soft_margin_loss",
+        "nll_loss",
+        "poisson_nll_loss",
+        "smooth_l1_loss",
+        "soft_margin_loss",
+        "triplet_margin_loss",
+    )
+)
+
+
+@dataclasses.dataclass
+class Part:
+    """What a wrapper is given when it is made.
+
+    Attributes:
+        name: of the argument and the attribute.
+        value: the expression that gives it, as the step's function writes it.
+    """
+
+    name: str
+    value: cst.BaseExpression
+
+
+@dataclasses.dataclass
+class Wrapper:
+    """A module to be written.
+
+    Attributes:
+        parts: what it is given, models first.
+        text: of the class, with ``{name}`` for its name.
+        marked: whether its loss is marked with ``identity_loss``.
+    """
+
+    parts: list[Part]
+    text: str
+    marked: bool
+
+
+def wrapper_of(context: Context, step: Step) -> Wrapper:
+    """The module for a step.
+
+    Raises:
+        StepError: its loss needs what is not there where the model is wrapped.
+    """
+    parts = _parts(context, step)
+    body = [_line(context, step, statement, parts) for statement in step.forward]
+    marked = not _is_of_torch(context, step)
+    loss = step.loss
+    if marked:
+        loss = f'poptorch.identity_loss({loss}, reduction="none")'
+    names = [part.name for part in parts]
+    init = "".join(f"        self.{name} = {name}\n" for name in names)
+    results = ", ".join((*step.outputs, loss))
+    text = (
+        "class {name}(torch.nn.Module):\n"
+        '    """Computes the loss together with the model: a program contains both."""\n\n'
+        f"    def __init__(self, {', '.join(names)}):\n"
+        f"        super().__init__()\n{init}\n"
+        f"    def forward(self, {', '.join(step.inputs)}):\n"
+        f"{textwrap.indent(''.join(body), ' ' * 8)}"
+        f"        return {results}\n"
+    )
+    return Wrapper(parts, text, marked)
+
+
+def _parts(context: Context, step: Step) -> list[Part]:
+    """Models, and whatever else is constant and not known everywhere in the file."""
+    parts = [Part(_attribute(node), node) for node in step.models.values()]
+    known = {part.name for part in parts}
+    for node in _constants(context, step):
+        name = _attribute(node)
+        if name not in known:
+            known.add(name)
+            parts.append(Part(name, node))
+    return parts
+
+
+def _constants(context: Context, step: Step) -> Sequence[cst.BaseExpression]:
+    """Names and attributes of ``self`` that the loss needs beside the batch."""
+    needed: dict[str, cst.BaseExpression] = {}
+    collect = _Constants(set(step.constants))
+    for statement in step.forward:
+        statement.visit(collect)
+    for node in collect.nodes:
+        code = step.source.code(node)
+        things = context.things.of(step.source, node)
+        if any(each.kind is Kind.MODEL for each in things) or code in needed:
+            continue
+        if isinstance(node, cst.Name):
+            variable = context.things.variable(step.source, node)
+            everywhere = variable is not None and variable.owner is step.source.module
+            if everywhere or hasattr(builtins, node.value):
+                continue
+        needed[code] = node
+    return list(needed.values())
+
+
+class _Constants(cst.CSTVisitor):
+    """The names among some that are read, and attributes of ``self``."""
+
+    def __init__(self, names: set[str]):
+        self._names = names
+        self.nodes: list[cst.BaseExpression] = []
+
+    def visit_Attribute(self, node: cst.Attribute) -> bool:
+        if m.matches(node.value, m.Name("self")):
+            self.nodes.append(node)
+        else:
+            node.value.visit(self)
+        return False
+
+    def visit_Arg(self, node: cst.Arg) -> bool:
+        node.value.visit(self)
+        return False
+
+    def visit_Name(self, node: cst.Name) -> None:
+        if node.value == "self":
+            raise StepError(node, "the loss needs the object itself, not only its attributes")
+        if node.value in self._names:
+            self.nodes.append(node)
+
+
+def _attribute(node: cst.BaseExpression) -> str:
+    name = node.attr.value if isinstance(node, cst.Attribute) else getattr(node, "value", "")
+    assert isinstance(name, str)
+    return name
+
+
+def _line(context: Context, step: Step, statement: Statement, parts: Sequence[Part]) -> str:
+    """A statement of the step as the wrapper has it."""
+    node: Any = context.edits(step.source).applied(statement)
+    node = node.visit(_OfSelf({part.name for part in parts if isinstance(part.value, cst.Name)}))
+    node = node.with_changes(leading_lines=[])
+    return cst.Module([node]).code
+
+
+class _OfSelf(cst.CSTTransformer):
+    """Names become attributes of the wrapper."""
+
+    def __init__(self, names: set[str]):
+        super().__init__()
+        self._names = names
+
+    def visit_Attribute_attr(self, node: cst.Attribute) -> None:
+        del node
+
+    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> Any:
+        if original_node.value not in self._names:
+            return updated_node
+        return cst.Attribute(cst.Name("self"), updated_node)
+
+    def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> Any:
+        return updated_node.with_changes(attr=original_node.attr)
+
+    def leave_Arg(self, original_node: cst.Arg, updated_node: cst.Arg) -> Any:
+        return updated_node.with_changes(keyword=original_node.keyword)
+
+
+def _is_of_torch(context: Context, step: Step) -> bool:
+    """Whether the last statement is one of torch's losses and nothing more."""
+    last = step.forward[-1]
+    found = m.extract(
+        last,
+        m.SimpleStatementLine(
+            body=[
+                m.Assign(
+                    targets=[m.AssignTarget(m.Name(step.loss))],
+                    value=m.SaveMatchedNode(m.Call(), "call"),
+                )
+            ]
+        ),
+    )
+    call = None if found is None else found["call"]
+    if not isinstance(call, cst.Call) or len(m.findall(last, m.Assign())) != 1:
+        return False
+    name = step.source.imported(call.func)
+    if name.startswith("torch.nn.functional.") and name.rpartition(".")[2] in _FUNCTIONS:
+        return True
+    return any(
+        each.name.startswith("torch.nn.")
+        for each in context.things.of(step.source, call.func, Kind.LOSS)
+    )

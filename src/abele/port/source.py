@@ -1,0 +1,169 @@
+"""A source file, parsed: where its nodes are, and which names come from where."""
+
+from __future__ import annotations
+
+import re
+import tokenize
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import libcst as cst
+from libcst import metadata
+
+from abele.errors import PortError
+
+_MOST_LINES = 10_000
+_PYTHON_2 = re.compile(r"^\s*(print\s+[\"'\w]|exec\s+[\"'\w]|except\s+\w+\s*,\s*\w+\s*:)", re.M)
+
+_Kind = TypeVar("_Kind", bound=cst.CSTNode)
+
+
+class Source:
+    """One file.
+
+    Attributes:
+        name: its path below the folder that is ported, with ``/``.
+        text: as it was read.
+        module: its syntax tree.
+    """
+
+    def __init__(self, name: str, text: str):
+        """Parse a file.
+
+        Args:
+            name: its path below the folder that is ported.
+            text: Python 3.
+
+        Raises:
+            PortError: it is no Python 3, or too long to be written by hand.
+        """
+        self.name, self.text = name, text
+        if text.count("\n") > _MOST_LINES:
+            raise PortError(
+                f"{name} has more than {_MOST_LINES} lines and is taken for a generated file; "
+                "port the program that makes it"
+            )
+        try:
+            parsed = cst.parse_module(text)
+        except cst.ParserSyntaxError as error:
+            raise PortError(_no_python(name, text, error)) from error
+        self._wrapper = metadata.MetadataWrapper(parsed, unsafe_skip_copy=True)
+        self.module = self._wrapper.module
+
+    @classmethod
+    def read(cls, path: Path, name: str | None = None) -> Source:
+        """Read a file.
+
+        Args:
+            path: of the file.
+            name: by which it is called; that of the path if none is given.
+
+        Raises:
+            PortError: it cannot be read, or is no Python 3.
+        """
+        name = path.name if name is None else name
+        if path.suffix == ".ipynb":
+            raise PortError(
+                f"{name} is a notebook. Save it as a script first: "
+                f"jupyter nbconvert --to script {path.name}"
+            )
+        try:
+            with tokenize.open(path) as file:
+                return cls(name, file.read())
+        except (OSError, SyntaxError, UnicodeDecodeError) as error:
+            raise PortError(f"{name} cannot be read: {error}") from error
+
+    @cached_property
+    def _positions(self) -> Any:
+        return self._wrapper.resolve(metadata.PositionProvider)
+
+    @cached_property
+    def _parents(self) -> Any:
+        return self._wrapper.resolve(metadata.ParentNodeProvider)
+
+    @cached_property
+    def _scopes(self) -> Any:
+        return self._wrapper.resolve(metadata.ScopeProvider)
+
+    def position(self, node: cst.CSTNode) -> tuple[int, int]:
+        """Line and column of a node, both from 1."""
+        start = self._positions[node].start
+        return start.line, start.column + 1
+
+    def line(self, number: int) -> str:
+        """The text of a line, without white space around it."""
+        return self._lines[number - 1].strip() if 0 < number <= len(self._lines) else ""
+
+    @cached_property
+    def _lines(self) -> list[str]:
+        return self.text.splitlines()
+
+    def parent(self, node: cst.CSTNode) -> cst.CSTNode | None:
+        """The node that contains this one."""
+        return self._parents.get(node)
+
+    def above(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+        """The nodes that contain this one, innermost first."""
+        parent = self.parent(node)
+        while parent is not None:
+            yield parent
+            parent = self.parent(parent)
+
+    def enclosing(self, node: cst.CSTNode, *kinds: type[_Kind]) -> _Kind | None:
+        """The innermost node of some kinds around this one."""
+        for each in self.above(node):
+            if isinstance(each, kinds):
+                return each
+        return None
+
+    def qualified(self, node: cst.CSTNode) -> str:
+        """The full name that an expression stands for, by the file's imports; ``""`` if unknown.
+
+        A name of the file itself stands for itself.
+        """
+        scope = self._scopes.get(node) if _is_dotted(node) else None
+        if scope is None:
+            return ""
+        names = scope.get_qualified_names_for(cast("Any", node))
+        return min((each.name for each in names), default="")
+
+    def imported(self, node: cst.CSTNode) -> str:
+        """The full name of what comes from an import; ``""`` for anything else."""
+        if not _is_dotted(node):
+            return ""
+        scope = self._scopes.get(node)
+        if scope is None:
+            return ""
+        names = scope.get_qualified_names_for(cast("Any", node))
+        known = metadata.QualifiedNameSource.IMPORT
+        return min((each.name for each in names if each.source is known), default="")
+
+    def imported_as(self, module: str) -> bool:
+        """Whether a module is imported by its own name."""
+        return any(
+            assignment.name == module
+            for assignment in self._scopes[self.module][module]
+            if isinstance(assignment, metadata.ImportAssignment)
+        )
+
+    def code(self, node: cst.CSTNode) -> str:
+        """A node as text."""
+        return self.module.code_for_node(node)
+
+
+def _is_dotted(node: cst.CSTNode) -> bool:
+    """Whether an expression is made of names and dots alone."""
+    while isinstance(node, cst.Attribute):
+        node = node.value
+    return isinstance(node, cst.Name)
+
+
+def _no_python(name: str, text: str, error: cst.ParserSyntaxError) -> str:
+    where = f"{name}:{error.raw_line}:{error.raw_column + 1}"
+    if _PYTHON_2.search(text):
+        return f"{where}: this is Python 2. Convert it first, for example with 2to3 of Python 3.12."
+    line = text.splitlines()[error.raw_line - 1 : error.raw_line]
+    shown = f": {line[0].strip()}" if line else ""
+    return f"{where}: this is no Python that can be read{shown}"
