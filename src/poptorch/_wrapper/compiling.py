@@ -20,6 +20,7 @@ from poptorch._compiled.wrapped import WrappedModel
 from poptorch._data import waiting
 from poptorch._error import error
 from poptorch._files.resuming import Resuming
+from poptorch._fit.trial import Trial
 from poptorch._forward import tracing
 from poptorch._logging import logger
 from poptorch._optimizers.in_use import OptimizerInUse
@@ -195,6 +196,22 @@ class Compiling:
         asked, replicas = model.per_replica_params, model.config.replicas
         groups = per_replica.groupings(asked, model.module, replicas)
         return dataclasses.replace(model.config, replica_groups=groups)
+
+    def trial(self, bound: Bound) -> Trial:
+        """What would be compiled for these arguments, to be looked at.
+
+        Raises:
+            poptorch.Error: as for ``prepare``.
+            RuntimeError: likewise.
+        """
+        self.prepare()
+        return Trial(
+            module=self._model.module,
+            bound=bound,
+            config=self.config(),
+            rule=self._optimizer.rule,
+            options=self._model.options,
+        )
 
     def _make(self, bound: Bound, origin: Origin | None, *, for_a_call: bool) -> CompiledModel:
         model, config = self._model, self.config()

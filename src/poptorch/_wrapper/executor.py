@@ -68,7 +68,7 @@ class PoplarExecutor:
         parts = (self._wrapped, self._optimizer, self._weights)
         self._resuming = Resuming(*parts)
         self._compiling = Compiling(*parts, self._resuming, self._translated)
-        estimated = (self._wrapped, self._optimizer, self._compiling, self._translated)
+        estimated = (self._wrapped, self._compiling, self._translated)
         self._staging = Staging(*estimated)
         self._fitting = Fitting(*estimated, self._staging)
         self._files = ModelFiles(*parts, self._compiling.run, self._translated)

@@ -7,8 +7,6 @@ from abele.fit import asking
 from abele.fit.limits import of_machine
 from poptorch._compiled.wrapped import WrappedModel
 from poptorch._fit.check import FitReport, check
-from poptorch._fit.trial import Trial
-from poptorch._optimizers.in_use import OptimizerInUse
 from poptorch._stage.report import PlacedReport
 from poptorch._values.arguments import Bound
 from poptorch._wrapper.compiling import Compiling
@@ -21,8 +19,7 @@ class Fitting:
 
     Args:
         model: the wrapped model.
-        optimizer: what trains it.
-        compiling: brings it up to date as before compiling.
+        compiling: says what would be compiled.
         translated: raises the engine's errors as programs catch them.
         staging: answers for stages of a pipeline.
     """
@@ -30,14 +27,12 @@ class Fitting:
     def __init__(
         self,
         model: WrappedModel,
-        optimizer: OptimizerInUse,
         compiling: Compiling,
         translated: Translated,
         staging: Staging,
     ):
-        self._model, self._optimizer = model, optimizer
+        self._model, self._staging = model, staging
         self._compiling, self._translated = compiling, translated
-        self._staging = staging
 
     def fit(
         self, *args: Any, limit: str | os.PathLike[str] | None = None, **kwargs: Any
@@ -69,16 +64,7 @@ class Fitting:
         if ipus is not None and ipus.ipus is not None:
             return self._staging.as_placed(bound, ipus)
         with self._translated:
-            self._compiling.prepare()
-            model = self._model
-            trial = Trial(
-                module=model.module,
-                bound=bound,
-                config=self._compiling.config(),
-                rule=self._optimizer.rule,
-                options=model.options,
-            )
-            return check(trial, limit)
+            return check(self._compiling.trial(bound), limit)
 
     def answer_if_asked(self, bound: Bound) -> None:
         """Where a command has asked, answers it instead of compiling; see ``asking``."""

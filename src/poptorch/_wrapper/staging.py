@@ -9,8 +9,6 @@ from abele.fit.limits import Limit
 from abele.stage import asking
 from abele.stage.command import of_device, shown
 from poptorch._compiled.wrapped import WrappedModel
-from poptorch._fit.trial import Trial
-from poptorch._optimizers.in_use import OptimizerInUse
 from poptorch._stage import blocks, measuring, reading
 from poptorch._stage.report import PlacedReport, StageReport
 from poptorch._values.arguments import Bound
@@ -23,20 +21,12 @@ class Staging:
 
     Args:
         model: the wrapped model.
-        optimizer: what trains it.
-        compiling: brings it up to date as before compiling.
+        compiling: says what would be compiled.
         translated: raises the engine's errors as programs catch them.
     """
 
-    def __init__(
-        self,
-        model: WrappedModel,
-        optimizer: OptimizerInUse,
-        compiling: Compiling,
-        translated: Translated,
-    ):
-        self._model, self._optimizer = model, optimizer
-        self._compiling, self._translated = compiling, translated
+    def __init__(self, model: WrappedModel, compiling: Compiling, translated: Translated):
+        self._model, self._compiling, self._translated = model, compiling, translated
 
     def planStages(
         self,
@@ -74,25 +64,15 @@ class Staging:
         with self._translated:
             if limit.ipus:
                 return self._divided(bound, limit.ipus, limit, measure=False)
-            return PlacedReport(plan=reading.plan_as_placed(self._trial(bound), limit))
+            return PlacedReport(plan=reading.plan_as_placed(self._compiling.trial(bound), limit))
 
     def _divided(self, bound: Bound, ipus: int, limit: Limit, *, measure: bool) -> StageReport:
-        trial = self._trial(bound)
+        trial = self._compiling.trial(bound)
         plan = reading.plan_of(trial, ipus, limit)
         if measure:
             blocks.refuse_if_not_applicable(plan, self._model.options)
             plan = measuring.balanced(plan, trial)
         return StageReport(plan=plan, model=self._model.user_module)
-
-    def _trial(self, bound: Bound) -> Trial:
-        self._compiling.prepare()
-        return Trial(
-            module=self._model.module,
-            bound=bound,
-            config=self._compiling.config(),
-            rule=self._optimizer.rule,
-            options=self._model.options,
-        )
 
     def answer_if_asked(self, bound: Bound) -> None:
         """Where a command has asked, answers it instead of compiling, or compiles in stages."""
