@@ -9,6 +9,7 @@ import torch
 from abele.fit.estimate import Interval
 from abele.program import is_getitem, is_view, writes
 from abele.program.printing import node_phase
+from abele.stage.sizes import bytes_of
 
 Node = torch.fx.Node
 
@@ -17,7 +18,11 @@ _MOST = 1.25
 
 
 def of_units(
-    parts: Mapping[Node, int], order: Sequence[Node], kept: Set[Node], units: int
+    parts: Mapping[Node, int],
+    order: Sequence[Node],
+    kept: Set[Node],
+    units: int,
+    widest: int | None,
 ) -> list[Interval]:
     """Bytes of each unit: the largest value at least, what its order of operations needs at most.
 
@@ -26,16 +31,18 @@ def of_units(
         order: all operations, part by part.
         kept: values that are counted elsewhere.
         units: how many there are.
+        widest: as for ``bytes_of``.
     """
     largest, most = [0] * (2 * units), [0] * (2 * units)
+    sizes = {node: _made_by(node, widest) for node in parts}
     uses = _last_uses(order)
     alive, ending = 0, dict[int, int]()
     part = -1
     for position, node in enumerate(order):
         if parts[node] != part:
             # Sums and results leave a part by its end, and what the next one takes comes with it.
-            part, alive, ending = parts[node], _taken(node, parts, order, position, kept), {}
-        size = _own_bytes(node)
+            part, alive, ending = parts[node], _taken(sizes, parts, order, position, kept), {}
+        size = sizes[node]
         if node not in kept and size:
             alive += size
             last = uses.get(node, position)
@@ -69,20 +76,25 @@ def _last_uses(order: Sequence[Node]) -> dict[Node, int]:
 
 
 def _taken(
-    node: Node, parts: Mapping[Node, int], order: Sequence[Node], position: int, kept: Set[Node]
+    sizes: Mapping[Node, int],
+    parts: Mapping[Node, int],
+    order: Sequence[Node],
+    begin: int,
+    kept: Set[Node],
 ) -> int:
-    """Bytes of the values that the part which begins with ``node`` takes from the one before."""
+    """Bytes of the values that the part which begins there takes from the one before."""
     taken: set[Node] = set()
-    for each in order[position:]:
-        if parts[each] != parts[node]:
+    part = parts[order[begin]]
+    for each in order[begin:]:
+        if parts[each] != part:
             break
-        before = (n for n in each.all_input_nodes if parts.get(n, parts[node]) < parts[node])
+        before = (n for n in each.all_input_nodes if parts.get(n, part) < part)
         taken.update(n for n in before if n not in kept)
-    return sum(map(_own_bytes, taken))
+    return sum(sizes[node] for node in taken)
 
 
-def _own_bytes(node: Node) -> int:
+def _made_by(node: Node, widest: int | None) -> int:
     value = node.meta.get("val")
     if is_view(node) or writes(node) or not isinstance(value, torch.Tensor):
         return 0
-    return value.numel() * min(value.element_size(), 4)
+    return bytes_of(value, widest)

@@ -11,6 +11,8 @@ from abele.fit import limits
 from abele.fit.estimate import Interval
 
 BYTES = limits.of_ipus(1).size
+#: Bytes of the widest number: numbers of 64 bits are kept in 32.
+WIDEST = 4
 
 #: Shares of the memory for code, and for buffers and code of exchange.
 _CODE = Interval(0.04, 0.15, 0.30)

@@ -23,6 +23,7 @@ from abele.report.operators import moved_bytes, operations
 from abele.stage import inside
 from abele.stage.chain import BATCH, Chain, Unit, Value
 from abele.stage.entries import Entries
+from abele.stage.sizes import bytes_of
 from abele.stage.states import Slots
 
 #: How many operations of a matrix product or convolution a machine does while it moves a byte.
@@ -72,17 +73,20 @@ def divided(program: Program, entries: Entries) -> tuple[Begin, ...]:
     return tuple(begins)
 
 
-def read(programs: Sequence[Program], begins: Sequence[Begin], *, accumulates: bool) -> Chain:
+def read(
+    programs: Sequence[Program], begins: Sequence[Begin], *, accumulates: bool, widest: int | None
+) -> Chain:
     """The chain of captured programs.
 
     Args:
         programs: the first has forward, with marks; the others what belongs to the state.
         begins: its units.
         accumulates: gradients are summed up even if these programs do not.
+        widest: as for ``bytes_of``.
     """
     whole, marked = kept_whole(programs[0])
-    reader = _Reader(passes.run(whole), len(begins), marked)
-    needs = inside.of_units(reader.parts, reader.order, reader.kept, len(begins))
+    reader = _Reader(passes.run(whole), len(begins), marked, widest)
+    needs = inside.of_units(reader.parts, reader.order, reader.kept, len(begins), widest)
     costs = reader.costs()
     units = [
         Unit(
@@ -94,7 +98,7 @@ def read(programs: Sequence[Program], begins: Sequence[Begin], *, accumulates: b
         )
         for index, begin in enumerate(begins)
     ]
-    slots = Slots(programs, accumulates=accumulates)
+    slots = Slots(programs, accumulates=accumulates, widest=widest)
     return Chain(
         units=tuple(units),
         values=tuple(reader.values()),
@@ -108,8 +112,9 @@ def read(programs: Sequence[Program], begins: Sequence[Begin], *, accumulates: b
 class _Reader:
     """Who makes and who reads what in a program."""
 
-    def __init__(self, program: Program, units: int, marked: frozenset[str]):
-        self.program, self.count, self._marked = program, units, marked
+    def __init__(self, program: Program, units: int, marked: frozenset[str], widest: int | None):
+        self.program, self.count = program, units
+        self._marked, self._widest = marked, widest
         self.parts: Parts = placed(program, units)
         # Node by node as the parts run.
         nodes = [n for n in program.graph.graph.nodes if n in self.parts and not is_copied(n)]
@@ -146,7 +151,7 @@ class _Reader:
             made = slot.role is Role.INPUT if slot else self.parts.get(node, -1) in self._forward
             if made:
                 yield Value(
-                    size=size_of(node),
+                    size=_size_of(node, self._widest),
                     producer=BATCH if slot else self.parts[node],
                     forward=tuple(sorted(part for part in readers if part < self.count)),
                     backward=self._units(part for part in readers if part >= self.count),
@@ -180,10 +185,9 @@ def sources(node: Node) -> Iterator[Node]:
         yield each
 
 
-def size_of(node: Node) -> int:
-    """Bytes of a value on the device; the original has no numbers of 64 bits there."""
+def _size_of(node: Node, widest: int | None) -> int:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         # Somebody picks its parts, and these count.
         return 0 if is_sequence(value) or value is None else 8
-    return value.numel() * min(value.element_size(), 4)
+    return bytes_of(value, widest)

@@ -3,7 +3,7 @@
 import dataclasses
 
 from abele.fit import Limit
-from abele.stage import Device, Plan, Span, divided, partition, read
+from abele.stage import Device, Plan, Span, divided, mk2, partition, read
 from abele.stage.chain import Chain
 from abele.stage.entries import recorded
 from abele.stage.reading import Begin
@@ -30,7 +30,7 @@ def plan_of(trial: Trial, devices: int, limit: Limit) -> Plan:
         CaptureError: forward cannot be captured.
         StageError: there are not as many parts.
     """
-    chain = _chain(trial, accumulates=devices > 1)
+    chain = _chain(trial, accumulates=devices > 1, widest=_widest(limit))
     return divide(chain, devices, limit, trial)
 
 
@@ -65,7 +65,7 @@ def plan_as_placed(trial: Trial, limit: Limit) -> Plan:
     ipus = {row.placement.block: row.placement.ipu for row in placement.rows}
     homes = {stage: ipus[block] for block, stage in placement.located(programs[0]).values()}
     begins = [Begin(name, index) for index, name in enumerate(names)] or [Begin("", 0)]
-    chain = read(programs, begins, accumulates=len(begins) > 1)
+    chain = read(programs, begins, accumulates=len(begins) > 1, widest=_widest(limit))
     return Plan(
         chain=chain,
         spans=tuple(Span(stage=i, begin=i, end=i + 1) for i in range(len(begins))),
@@ -82,7 +82,7 @@ def micro_batches(trial: Trial) -> int:
     return config.gradient_accumulation if config.training else config.device_iterations
 
 
-def _chain(trial: Trial, *, accumulates: bool) -> Chain:
+def _chain(trial: Trial, *, accumulates: bool, widest: int | None) -> Chain:
     with without_blocks(trial.module), recorded(trial.module) as entries:
         captured = trial.captured
     program = captured.programs[0]
@@ -93,7 +93,11 @@ def _chain(trial: Trial, *, accumulates: bool) -> Chain:
                 "replace. Use poptorch.BeginBlock on modules, or take the blocks out."
             )
     begins = divided(program, entries)
-    return read(captured.programs, begins, accumulates=accumulates)
+    return read(captured.programs, begins, accumulates=accumulates, widest=widest)
+
+
+def _widest(limit: Limit) -> int | None:
+    return None if limit.ipus is None else mk2.WIDEST
 
 
 def _device(limit: Limit, trial: Trial) -> Device:

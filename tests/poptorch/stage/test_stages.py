@@ -139,7 +139,8 @@ def test_memory_of_a_stage_is_what_its_tensors_take():
         parts = {part.role: part.size.expected for part in load.parts}
         parameters = 3 * (32 * 32 + 32) * 4
         assert parts["weights and buffers"] == parts["gradient sums"] == parameters
-        assert 2 * parameters <= parts["optimizer state"] <= 2 * parameters + 6 * 4
+        # Two moments, and of each of six parameters a number that counts its updates.
+        assert parts["optimizer state"] == 2 * parameters + 6 * 8
     # Four rows of 32 numbers go into each layer; of the first stage two micro-batches wait, or in
     # the original three.
     kept = [
@@ -150,6 +151,17 @@ def test_memory_of_a_stage_is_what_its_tensors_take():
     assert kept[0] == Interval(2 * 3 * value, 3 * 3 * value, 3 * 3 * value)
     # The loss needs the last result, too, and perhaps a number.
     assert 4 * value <= kept[1].low == kept[1].high <= 4 * value + 8
+
+
+@pytest.mark.parametrize(("limit", "element"), [("1GiB", 8), ("mk2", 4)])
+def test_ipus_keep_numbers_of_64_bits_in_32(limit, element):
+    model = Deep()
+    model.register_buffer("scale", torch.ones(32, dtype=torch.float64))
+    model.layers[0].register_forward_hook(lambda module, given, y: (y * model.scale).float())
+    plan = wrapped(model).planStages(2, BATCH, limit=limit).plan
+    (scale,) = (state for state in plan.chain.states if state.name == "scale")
+    assert scale.weight == 32 * element
+    assert {value.size for value in plan.chain.values} == {4 * 32 * 4, 4 * 32 * element, 4}
 
 
 def test_a_limit_decides():
