@@ -22,7 +22,7 @@ from abele.passes.recomputation import recomputation
 from abele.program import Program, Stamp
 
 Pass = Callable[[Program], Program]
-#: Told of a program before the first of several passes, and after each, with the stamp of the pass.
+#: Gets a program before the first of several passes, and after each, with the stamp of the pass.
 Watch = Callable[[Program], None]
 
 _WATCHES: contextvars.ContextVar[tuple[Watch, ...]] = contextvars.ContextVar("watches", default=())
@@ -37,9 +37,9 @@ PIPELINE: tuple[Pass, ...] = (
 
 
 @contextlib.contextmanager
-def watched(told: Watch) -> Generator[None]:
-    """While open, ``told`` gets each program that passes start from and leave in this thread."""
-    token = _WATCHES.set((*_WATCHES.get(), told))
+def watched(watch: Watch) -> Generator[None]:
+    """While open, ``watch`` gets each program that passes start from and leave in this thread."""
+    token = _WATCHES.set((*_WATCHES.get(), watch))
     try:
         yield
     finally:
@@ -88,5 +88,5 @@ def _run(program: Program, order: Sequence[Pass]) -> Program:
 
 
 def _tell(program: Program) -> None:
-    for told in _WATCHES.get():
-        told(program)
+    for watch in _WATCHES.get():
+        watch(program)
