@@ -127,7 +127,7 @@ def recomputed(trial: Trial) -> Iterator[Change]:
             f"for block in {parent}.children():",
             f"    block.register_forward_hook({_HOOK})",
         ),
-        trial=dataclasses.replace(trial),
+        trial=dataclasses.replace(trial),  # a new one, which is captured with the hooks
         around=functools.partial(_hooked, path),
     )
 
