@@ -9,8 +9,8 @@
 namespace abele {
 namespace {
 
-// Blocks of both operands that the second-level cache holds.
-constexpr Index BLOCK_ROWS = 18 * PRODUCT_ROWS, BLOCK_COLUMNS = 512, BLOCK_INNER = 256;
+// Blocks of both operands that the second-level cache holds, beside what is read next.
+constexpr Index BLOCK_ROWS = 10 * PRODUCT_ROWS, BLOCK_COLUMNS = 512, BLOCK_INNER = 256;
 constexpr Index A_WORK = BLOCK_ROWS * BLOCK_INNER + LANES;
 constexpr Index WORK = A_WORK + BLOCK_COLUMNS * BLOCK_INNER;
 // Results that stay in this cache until they are used, which brings others there.
@@ -77,20 +77,73 @@ void multiply_tile(const Share& share, Part rows, Index column, const Block& blo
   }
 }
 
+// What is packed next. Tiles ask for its lines, some each: packing would have to wait for them, while
+// multiplying leaves the memory idle.
+class Ahead {
+ public:
+  Ahead() = default;
+  Ahead(Matrix m, Index rows, Index columns)
+      : line_(m.data),
+        step_(m.column == 1 ? m.row : m.column),
+        width_(m.column == 1 ? columns : rows),
+        left_(m.column == 1 ? rows : columns) {}
+  Index lines() const { return left_ * ceil_div(width_, LINE); }
+  void fetch(Index count) {
+    for (; count > 0 && left_ > 0; --count) {
+      __builtin_prefetch(line_ + at_, 0, LATER);
+      at_ += LINE;
+      if (at_ >= width_) at_ = 0, line_ += step_, --left_;
+    }
+  }
+
+ private:
+  const float* line_ = nullptr;
+  Index step_ = 0, width_ = 0, left_ = 0, at_ = 0;
+};
+
+// The columns of b behind a tile's, if they are packed there.
+Ahead columns_ahead(const Share& share, const Block& block, Index column) {
+  const Index next = column + PRODUCT_COLUMNS;
+  if (next >= share.columns) return {};
+  return {share.b.from(block.begin, next), block.size,
+          std::min(PRODUCT_COLUMNS, share.columns - next)};
+}
+
 // Some rows, a packed, with columns of b that are packed here if they are not yet.
 void multiply_block(const Share& share, Part high, Part wide, const Block& block, const float* a,
-                    float* b_work) {
+                    float* b_work, Ahead rows_ahead) {
+  const Index tiles = ceil_div(high.size, PRODUCT_ROWS);
+  const Index each = ceil_div(rows_ahead.lines(), tiles * ceil_div(wide.size, PRODUCT_COLUMNS));
+  const bool packs = share.packed == nullptr && high.begin == 0;
   for (Index column = wide.begin; column < wide.begin + wide.size; column += PRODUCT_COLUMNS) {
     float* b = b_work + (column - wide.begin) * block.size;
-    if (share.packed == nullptr && high.begin == 0)
-      pack_columns(share.b.from(block.begin, column), block.size,
-                   std::min(PRODUCT_COLUMNS, share.columns - column), b);
-    for (Index i = 0; i < ceil_div(high.size, PRODUCT_ROWS); ++i) {
+    Ahead next;
+    if (packs) {
+      pack_columns<false>(share.b.from(block.begin, column), block.size,
+                          std::min(PRODUCT_COLUMNS, share.columns - column), b);
+      next = columns_ahead(share, block, column);
+    }
+    const Index some = ceil_div(next.lines(), tiles);
+    for (Index i = 0; i < tiles; ++i) {
+      rows_ahead.fetch(each), next.fetch(some);
       const Part rows = tile_rows(high.size, i);
       multiply_tile(share, {high.begin + rows.begin, rows.size}, column, block,
                     a + rows.begin * block.size, b);
     }
   }
+}
+
+// The rows of a that are packed after block `i` of the rows and columns up to `last`.
+Ahead rows_behind(const Share& share, const Block& block, Index cut, Index i, Index last) {
+  const Index blocks = ceil_div(share.rows, BLOCK_ROWS);
+  if (i + 1 < blocks) {
+    const Part rows = part(share.rows, blocks, i + 1);
+    return {share.a.from(rows.begin, block.begin), rows.size, block.size};
+  }
+  const Index next = cut + block.count;
+  if (last < share.columns || next == cuts_of(share.inner)) return {};
+  const Block behind = inner_block(share.inner, next);
+  return {share.a.from(0, behind.begin), part(share.rows, blocks, 0).size, behind.size};
 }
 
 void multiply(const Share& share, float* work) {
@@ -102,7 +155,8 @@ void multiply(const Share& share, float* work) {
       for (Index i = 0; i < blocks; ++i) {
         const Part high = part(share.rows, blocks, i);
         pack_rows(share.a.from(high.begin, block.begin), high.size, block.size, work);
-        multiply_block(share, high, wide, block, work, work + A_WORK);
+        multiply_block(share, high, wide, block, work, work + A_WORK,
+                       rows_behind(share, block, cut, i, column + wide.size));
       }
     }
     cut += block.count;
@@ -196,9 +250,9 @@ Index pieces(const AbeleProduct& p) {
 void pack_piece(const AbeleProduct& p, const float* b, float* packed, Index i) {
   const Index wide = ceil_div(p.columns, PRODUCT_COLUMNS), column = i % wide * PRODUCT_COLUMNS;
   const Part along = inner_part(p.inner, i / wide);
-  pack_columns(Matrix{b, p.b_row, p.b_column}.from(along.begin, column), along.size,
-               std::min(PRODUCT_COLUMNS, p.columns - column),
-               packed + along.begin * wide * PRODUCT_COLUMNS + column * along.size);
+  pack_columns<true>(Matrix{b, p.b_row, p.b_column}.from(along.begin, column), along.size,
+                     std::min(PRODUCT_COLUMNS, p.columns - column),
+                     packed + along.begin * wide * PRODUCT_COLUMNS + column * along.size);
 }
 
 }  // namespace

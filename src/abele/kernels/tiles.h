@@ -27,9 +27,10 @@ template <int rows, int vectors, bool add>
 void tile(Index k, const float* __restrict a, const float* __restrict b, float* __restrict c,
           Index c_row) {
   Vec sums[rows][vectors] = {};
-  // Rows that lie far apart come from memory one by one, unless they are asked for before.
+  // Rows that lie far apart come from memory one by one, unless they are asked for before; where they
+  // are only written, too.
 #pragma GCC unroll 16
-  for (int i = 0; add && i < rows; ++i)
+  for (int i = 0; i < rows; ++i)
 #pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) __builtin_prefetch(c + i * c_row + v * LANES, 1);
   for (Index p = 0; p < k; ++p) {
@@ -87,7 +88,8 @@ inline Part tile_rows(Index rows, Index i) { return part(rows, ceil_div(rows, PR
 // -- packing ------------------------------------------------------------------------------------
 
 // Of a weight, a piece of a row is read at a time, so the processor does not see what comes next.
-// Packing asks for it: for what is read soon, and for the next tile in the second-level cache.
+// Where nothing is computed between pieces, packing asks for it: for what is read soon, and for the
+// next tile in the second-level cache.
 constexpr int SOON = 3, LATER = 2;
 template <int when>
 inline void fetch_lines(const float* line, Index step) {
@@ -122,13 +124,15 @@ inline void pack_turned(Index count, Index k, const float* from, Index step, Ind
 }
 
 // to[p][i] = from[p][i] for i < count, p < k; elements of `from` are neighbours along i.
+template <bool fetch>
 inline void pack_straight(Index count, Index k, const float* from, Index step, Index width,
                           float* to) {
   Index p = 0;
   if (count == PRODUCT_COLUMNS)
     for (; p < k; ++p) {
       const float* row = from + p * step;
-      for (Index i = count; i < 2 * count; i += LINE) __builtin_prefetch(row + i, 0, LATER);
+      for (Index i = count; fetch && i < 2 * count; i += LINE)
+        __builtin_prefetch(row + i, 0, LATER);
       std::memcpy(to + p * width, row, PRODUCT_COLUMNS * sizeof(float));
     }
   // What a whole vector takes too much belongs to the next row, which overwrites it.
@@ -139,26 +143,31 @@ inline void pack_straight(Index count, Index k, const float* from, Index step, I
 }
 
 // Columns of b for tiles, [inner][PRODUCT_COLUMNS]; those that b does not have are zero.
+template <bool fetch>
 inline void pack_columns(Matrix b, Index inner, Index columns, float* to) {
   if (b.row == 1)
-    pack_turned<true>(columns, inner, b.data, b.column, PRODUCT_COLUMNS, to);
+    pack_turned<fetch>(columns, inner, b.data, b.column, PRODUCT_COLUMNS, to);
   else
-    pack_straight(columns, inner, b.data, b.row, PRODUCT_COLUMNS, to);
+    pack_straight<fetch>(columns, inner, b.data, b.row, PRODUCT_COLUMNS, to);
   for (Index p = 0; columns < PRODUCT_COLUMNS && p < inner; ++p)
     std::fill(to + p * PRODUCT_COLUMNS + columns, to + (p + 1) * PRODUCT_COLUMNS, 0.0f);
 }
 
 // Rows of a, [inner][rows of the tile] for each tile.
 inline void pack_rows(Matrix a, Index rows, Index inner, float* to) {
-  for (Index i = 0; i < ceil_div(rows, PRODUCT_ROWS); ++i) {
-    const Part tile = tile_rows(rows, i);
-    const float* from = a.data + tile.begin * a.row;
-    float* packed = to + tile.begin * inner;
-    if (a.column == 1)
-      pack_turned<false>(tile.size, inner, from, a.row, tile.size, packed);
-    else
-      pack_straight(tile.size, inner, from, a.column, tile.size, packed);
-  }
+  // Of turned rows, a few elements of all tiles at a time: a line of memory belongs to several.
+  const Index tiles = ceil_div(rows, PRODUCT_ROWS), some = a.column == 1 ? inner : LINE;
+  for (Index p = 0; p < inner; p += some)
+    for (Index i = 0; i < tiles; ++i) {
+      const Part tile = tile_rows(rows, i);
+      const Index along = std::min(some, inner - p);
+      const float* from = a.data + tile.begin * a.row + p * a.column;
+      float* packed = to + tile.begin * inner + p * tile.size;
+      if (a.column == 1)
+        pack_turned<false>(tile.size, along, from, a.row, tile.size, packed);
+      else
+        pack_straight<false>(tile.size, along, from, a.column, tile.size, packed);
+    }
 }
 
 }  // namespace abele
