@@ -18,6 +18,16 @@ from abele._torch import OpOverload, schema_of
 from abele.containers import is_sequence
 from abele.program.core import called_operator, is_getitem, node_argument, writes
 
+aten = torch.ops.aten
+
+#: Their results are views of the first argument, though their schemas do not say so.
+_SILENT_VIEWS = frozenset(
+    (
+        aten._unsafe_view.default,
+        aten.unsafe_split.Tensor,
+        aten.unsafe_split_with_sizes.default,
+    )
+)
 #: In the meta of a constant: the constant that stands for the memory both live in.
 SHARES = "shares"
 
@@ -88,6 +98,21 @@ class Aliases:
         return memory, whole
 
 
+def aliases_of_calls(graph: torch.fx.Graph) -> Aliases:
+    """Where values live while torch's operators run, who share more than their schemas say.
+
+    Whoever writes must not ask this: nothing says there that a write into such a result is one
+    into the argument.
+    """
+    aliases = Aliases()
+    for node in graph.nodes:
+        if node.target in _SILENT_VIEWS:
+            memory = aliases.base(node_argument(node, 0))
+            for each in (node, *filter(is_getitem, node.users)):
+                aliases.declare(each, memory)
+    return aliases
+
+
 @dataclasses.dataclass(frozen=True)
 class LiveRange:
     """A tensor that an operation makes, and when its memory is in use.
@@ -115,7 +140,8 @@ class Liveness:
 
     Args:
         graph: values of nodes are in ``meta["val"]``.
-        memory: the node whose memory a value lives in; for whoever knows more than schemas say.
+        memory: the node whose memory a value lives in; for whoever knows more than schemas and
+            ``aliases_of_calls`` say.
     """
 
     def __init__(
@@ -124,7 +150,7 @@ class Liveness:
         memory: Callable[[torch.fx.Node], torch.fx.Node] | None = None,
     ):
         self._position = {node: index for index, node in enumerate(graph.nodes)}
-        self._memory = _memories(graph, memory or Aliases().base)
+        self._memory = _memories(graph, memory or aliases_of_calls(graph).base)
         self._last: dict[torch.fx.Node, int] = {}
         for node, index in self._position.items():
             for each in (node, *node.all_input_nodes):

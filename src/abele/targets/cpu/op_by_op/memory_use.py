@@ -8,7 +8,7 @@ import torch
 
 from abele.ops import adam, norm_activation
 from abele.program import Program, is_getitem, node_argument
-from abele.program.aliasing import Aliases, Liveness
+from abele.program.aliasing import Liveness, aliases_of_calls
 from abele.program.memory import MemoryUse, Piece
 from abele.targets.cpu.op_by_op.build import copies_back, overwritten
 from abele.targets.cpu.op_by_op.lifetimes import Lifetimes
@@ -48,7 +48,7 @@ class _Memories:
     """
 
     def __init__(self, graph: torch.fx.Graph):
-        self._aliases = Aliases()
+        self._aliases = aliases_of_calls(graph)
         self._taken: dict[_Node, _Node] = {}
         lifetimes = Lifetimes(graph)
         for node in graph.nodes:
