@@ -2,16 +2,15 @@
 
 Times differ when they lie outside each other's spread: three quarters of one beyond three quarters
 of the other, and the medians by more than ``LEAST``. So two runs of the same program report no
-change, but for what one of them was really slowed down by.
+change, but for what one of them was really slowed down by. ``kernel_differences`` has what
+is compared inside programs.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections import Counter
-from collections.abc import Callable, Sequence
-
-from abele.report import record, words
+from abele.report import kernel_differences as kernels
+from abele.report import words
+from abele.report.difference import Difference, apart, of_numbers
 from abele.report.journal import Journal
 from abele.report.page import document
 from abele.report.page.markup import Content, Html, html, section, table, tag
@@ -24,36 +23,17 @@ LEAST = 0.03
 Files = tuple[Run, Journal]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Difference:
-    """Something that differs.
-
-    Attributes:
-        kind: ``options``, ``programs``, ``kernels``, ``time`` or ``memory``.
-        what: what it is.
-        first: in the first run.
-        second: in the second one.
-        change: how much more the second has, in parts of the first; None where that means nothing.
-    """
-
-    kind: str
-    what: str
-    first: str
-    second: str
-    change: float | None = None
-
-
 def differences(first: Files, second: Files) -> list[Difference]:
-    """All differences, those in numbers first, the largest change on top."""
+    """All differences, those in numbers first, the largest on top."""
     (a, calls_a), (b, calls_b) = first, second
     differing = [
         *_time(steady(calls_a), steady(calls_b)),
         *_memory(a, b),
-        *_kernels(a, b),
+        *kernels.of_programs(a, b),
         *_programs(a, b),
         *_settings(a, b),
     ]
-    return sorted(differing, key=lambda each: -abs(each.change) if each.change is not None else 1.0)
+    return sorted(differing, key=lambda each: -each.weight)
 
 
 def _time(a: Steady | None, b: Steady | None) -> list[Difference]:
@@ -61,67 +41,30 @@ def _time(a: Steady | None, b: Steady | None) -> list[Difference]:
         return []
     differing: list[Difference] = []
     middle_a, middle_b = a.quarters[2], b.quarters[2]
-    if _apart(a.quarters[1:4], b.quarters[1:4]) and abs(middle_b - middle_a) > LEAST * middle_a:
-        differing.append(_numbers("time", "a call (median)", middle_a, middle_b, words.seconds))
+    if apart(a.quarters[1:4], b.quarters[1:4]) and abs(middle_b - middle_a) > LEAST * middle_a:
+        differing.append(of_numbers("time", "a call (median)", middle_a, middle_b, words.seconds))
     # What is waited for before a call counts where it is much of the time from call to call.
     waited_a, waited_b = a.waits[1], b.waits[1]
-    if _apart(a.waits, b.waits) and abs(waited_b - waited_a) > LEAST * max(a.whole, b.whole):
+    if apart(a.waits, b.waits) and abs(waited_b - waited_a) > LEAST * max(a.whole, b.whole):
         said = "before a call, such as for data (median)"
-        differing.append(_numbers("time", said, waited_a, waited_b, words.seconds))
+        whole = max(a.whole, b.whole)
+        differing.append(of_numbers("time", said, waited_a, waited_b, words.seconds, whole=whole))
     return differing
-
-
-def _apart(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Whether three quarters of each lie beyond three quarters of the other."""
-    return a[2] < b[0] or b[2] < a[0]
-
-
-def _numbers(kind: str, what: str, a: float, b: float, say: Callable[[float], str]) -> Difference:
-    change = (b - a) / a if a else None
-    return Difference(kind=kind, what=what, first=say(a), second=say(b), change=change)
 
 
 def _memory(a: Run, b: Run) -> list[Difference]:
     differing = [
-        _numbers("memory", role.replace("_", " "), a.state[role], b.state[role], words.size)
+        of_numbers("memory", role.replace("_", " "), a.state[role], b.state[role], words.size)
         for role in a.state
         if role in b.state and a.state[role] != b.state[role]
     ]
-    for name, (one, other) in _both(a, b).items():
+    for name, (one, other) in kernels.programs_of_both(a, b).items():
         if one.memory.peak != other.memory.peak:
             said = f"peak of {name}"
             differing.append(
-                _numbers("memory", said, one.memory.peak, other.memory.peak, words.size)
+                of_numbers("memory", said, one.memory.peak, other.memory.peak, words.size)
             )
     return differing
-
-
-def _both(a: Run, b: Run) -> dict[str, tuple[record.Program, record.Program]]:
-    others = {each.name: each for each in b.programs}
-    return {each.name: (each, others[each.name]) for each in a.programs if each.name in others}
-
-
-def _kernels(a: Run, b: Run) -> list[Difference]:
-    differing: list[Difference] = []
-    for name, (one, other) in _both(a, b).items():
-        if one.lowering != other.lowering:
-            said = f"lowering of {name}"
-            differing.append(
-                Difference(kind="kernels", what=said, first=one.lowering, second=other.lowering)
-            )
-        before, after = _counts(one), _counts(other)
-        for operator in sorted(before.keys() | after.keys()):
-            if before[operator] != after[operator]:
-                first, second = before[operator], after[operator]
-                differing.append(_numbers("kernels", f"{operator} in {name}", first, second, str))
-    return differing
-
-
-def _counts(program: record.Program) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for each in program.operators:
-        counts[each.name] += each.count
-    return counts
 
 
 def _programs(a: Run, b: Run) -> list[Difference]:
@@ -173,6 +116,7 @@ def page(first: Files, second: Files) -> str:
     parts: list[Content] = [
         _one("First", first),
         _one("Second", second),
+        [tag("p", each, class_="soft") for each in kernels.not_compared(first[0], second[0])],
         section("Differences", _table(differing), name="differences") if differing else None,
     ]
     return document("Comparison of two runs", html(head, parts))

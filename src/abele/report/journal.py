@@ -353,13 +353,14 @@ def _line(window: _Open) -> dict[str, Any]:
         "first": window.first,
         "count": len(window.times),
         **parts,
-        "quarters": [round(each, 7) for each in _quarters(window.times)],
+        "quarters": [round(each, 7) for each in quarters_of(window.times)],
         "loss": window.loss,
         "not_finite": window.not_finite,
     }
 
 
-def _quarters(times: Sequence[float]) -> tuple[float, float, float, float, float]:
+def quarters_of(times: Sequence[float]) -> tuple[float, float, float, float, float]:
+    """Shortest, quartiles and longest of one or more times."""
     if len(times) == 1:
         (only,) = times
         return only, only, only, only, only

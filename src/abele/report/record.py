@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from abele.errors import ReportError
+from abele.report.kernel_times import Limits, Timing
 from abele.storage.atomic import write_text
 
 SCHEMA = 1
@@ -159,86 +160,6 @@ class Memory:
     phases: dict[str, int]
     largest: tuple[Tensor, ...]
     others: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Kernel:
-    """What ran between two looks at the clock, in a run apart from those that are timed.
-
-    Attributes:
-        what: who computes it: ``torch``, ``loop``, or the name of a function.
-        operators: of the program that it computes, each with the share of the time that counts as
-            its own: that of the bytes it moves.
-        phase: as of ``Operators``.
-        module: as of ``Operators``.
-        line: as of ``Tensor``.
-        began: seconds since the program began.
-        seconds: how long it took, on average.
-        operations: floating-point operations of those that torch has a formula for.
-        bytes: that it reads and writes at least.
-        least: seconds that this machine needs for so many operations and bytes at least.
-    """
-
-    what: str
-    operators: tuple[tuple[str, float], ...]
-    phase: str
-    module: str
-    line: str
-    began: float
-    seconds: float
-    operations: int
-    bytes: int
-    least: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Timing:
-    """A program that was run with clocks and without, in turns, on copies of its state.
-
-    Attributes:
-        runs: how many of each are averaged.
-        seconds: of a run without clocks.
-        clocked: of a run with clocks.
-        clocks: what of that the clocks took, from measuring them alone.
-        kernels: in the order in which they run.
-    """
-
-    runs: int
-    seconds: float
-    clocked: float
-    clocks: float
-    kernels: tuple[Kernel, ...]
-
-    @property
-    def attributed(self) -> float:
-        """Seconds in kernels."""
-        return sum(each.seconds for each in self.kernels)
-
-    @property
-    def unattributed(self) -> float:
-        """Seconds between kernels, without what the clocks took."""
-        return max(0.0, self.clocked - self.clocks - self.attributed)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What this machine does at most, measured with some number of threads.
-
-    Attributes:
-        threads: of torch.
-        operations: floating-point operations in a second, of a product of matrices.
-        bandwidths: bytes that an operation touches, and how many of them go through in a second.
-    """
-
-    threads: int
-    operations: float
-    bandwidths: tuple[tuple[int, float], ...]
-
-    def least(self, operations: int, moved: int) -> float:
-        """Seconds that so many operations on so many bytes take at least."""
-        fitting = [rate for size, rate in self.bandwidths if size <= moved]
-        rate = fitting[-1] if fitting else self.bandwidths[0][1]
-        return max(operations / self.operations, moved / rate)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

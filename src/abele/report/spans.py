@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Iterator
 
 from abele.report.journal import Journal, Window
-from abele.report.record import Kernel, Program, Run
+from abele.report.kernel_times import Kernel
+from abele.report.record import Program, Run
 
 _PARTS = ("inputs", "computed", "outputs")
 

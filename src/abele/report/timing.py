@@ -19,8 +19,10 @@ from abele.errors import AbeleError
 from abele.program import Program, Role, all_nodes, has_effect
 from abele.program.printing import node_phase
 from abele.report import facts, operators
-from abele.report.record import Kernel, Limits, Run, Timing
+from abele.report.journal import quarters_of
+from abele.report.kernel_times import Kernel, Limits, Timing
 from abele.report.record import Program as Recorded
+from abele.report.record import Run
 from abele.runtime.device_state import DeviceState
 from abele.targets import clocked
 from abele.targets.base import Run as Call
@@ -150,7 +152,7 @@ def _both(
     finally:
         torch.set_rng_state(random_state)
     chosen = _fastest(sums.took)
-    kernels = _described(with_clocks.kernels, [sums.kernels[i] for i in chosen], known)
+    kernels = _described(with_clocks.kernels, sums.kernels, chosen, known)
     ran = sum(end > 0 for _, end in sums.kernels[chosen[0]])
     return Timing(
         runs=len(chosen),
@@ -158,6 +160,7 @@ def _both(
         clocked=_mean([sums.took[i] for i in chosen]),
         clocks=ran * with_clocks.cost_ns / 1e9,
         kernels=kernels,
+        all_runs=len(sums.took),
     )
 
 
@@ -197,13 +200,14 @@ class _Copies:
 def _described(
     kernels: Sequence[clocked.Kernel],
     runs: Sequence[Sequence[tuple[float, float]]],
+    chosen: Sequence[int],
     known: Limits,
 ) -> tuple[Kernel, ...]:
-    """What ran, with its mean times."""
+    """What ran, with its mean times in the runs that are chosen, and the spread over all."""
     parts = _parts_of_nodes(kernels)
     described: list[Kernel] = []
     for index, kernel in enumerate(kernels):
-        times = [run[index] for run in runs]
+        times = [runs[i][index] for i in chosen]
         moved = [operators.moved_bytes(node) for node in kernel.nodes]
         size = sum(moved) if kernel.bytes is None else kernel.bytes
         work = _work(kernel, parts)
@@ -220,6 +224,7 @@ def _described(
                 operations=work,
                 bytes=size,
                 least=known.least(work, size),
+                quarters=quarters_of([run[index][1] for run in runs]),
             )
         )
     return tuple(described)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abele.report import record, words
+from abele.report.kernel_times import Limits, Timing
 from abele.report.page import charts
 from abele.report.page.markup import Content, Html, folded, section, table, tag
 from abele.report.shares import by_operator
@@ -24,7 +25,7 @@ def kernels(run: record.Run) -> Html | None:
     return section("Operators by time", _note(run.limits), parts, name="kernels")
 
 
-def _note(limits: record.Limits | None) -> Html:
+def _note(limits: Limits | None) -> Html:
     text = (
         "Measured in runs of their own, on copies of the state: with a look at the clock between "
         "kernels, and in turns without. These runs are no calls, and none of their times is "
@@ -41,7 +42,7 @@ def _note(limits: record.Limits | None) -> Html:
     return tag("p", text, class_="soft")
 
 
-def _of_program(timing: record.Timing) -> list[Content]:
+def _of_program(timing: Timing) -> list[Content]:
     whole = timing.attributed + timing.unattributed
     said = (
         f"A run takes {words.seconds(timing.seconds)}. With clocks it took "
@@ -53,7 +54,7 @@ def _of_program(timing: record.Timing) -> list[Content]:
     return [tag("p", said), _operators(timing, whole), _longest(timing, whole)]
 
 
-def _operators(timing: record.Timing, whole: float) -> Html:
+def _operators(timing: Timing, whole: float) -> Html:
     entries = by_operator(timing)
     top = max((entry.seconds for _, entry in entries), default=0) or 1.0
     rows: list[list[Content]] = [
@@ -84,7 +85,7 @@ def distance(seconds: float, least: float) -> str:
     return "at it" if seconds <= 1.05 * least else f"{seconds / least:.1f} x"
 
 
-def _longest(timing: record.Timing, whole: float) -> Html:
+def _longest(timing: Timing, whole: float) -> Html:
     longest = sorted(timing.kernels, key=lambda each: -each.seconds)[:_MOST_KERNELS]
     rows: list[list[Content]] = [
         [
