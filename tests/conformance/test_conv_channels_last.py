@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import platform
-import shutil
 import subprocess
 
 import pytest
@@ -15,13 +14,10 @@ from abele.errors import CorruptExecutable
 from abele.kernels import binding, build
 from abele.kernels.binding import Conv
 from abele.targets.cpu.op_by_op import convolutions
+from helpers.kernel_library import COMPILER, NEEDS_COMPILER, kernels
 
 aten = torch.ops.aten
-compiler = shutil.which("g++") or shutil.which("clang++")
-pytestmark = [
-    pytest.mark.compiler,
-    pytest.mark.skipif(compiler is None, reason="no C++ compiler on PATH"),
-]
+pytestmark = NEEDS_COMPILER
 
 # images, in, out, kernel, height, width; the kernels take 16 pixels of a row at once, or 8
 CASES = [
@@ -44,7 +40,7 @@ CANARY, WORDS = 12345.0, 64
 
 @pytest.fixture(scope="module")
 def own():
-    return binding.load(build.shared_library(compiler, "here"))
+    return kernels()
 
 
 def described(case, slope=1.0):
@@ -280,9 +276,9 @@ def library_for(folder, *flags):
     """The kernels compiled otherwise, with every warning an error."""
     usual = [flag for flag in build.FLAGS if flag != "-march=native"]
     flags = *usual, "-Wall", "-Wextra", "-Werror", *flags
-    objects = build.compiled(compiler, str(folder), build.KERNELS, flags)
+    objects = build.compiled(COMPILER, str(folder), build.KERNELS, flags)
     path = folder / "kernels.so"
-    subprocess.run([compiler, "-shared", "-fopenmp", "-o", str(path), *objects], check=True)
+    subprocess.run([COMPILER, "-shared", "-fopenmp", "-o", str(path), *objects], check=True)
     return binding.bound(path)
 
 

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-import shutil
 
 import pytest
 import torch
 
 from abele.errors import CorruptExecutable
-from abele.kernels import binding, build, patches
+from abele.kernels import binding, patches
 from abele.kernels.convolution import convolution_of
 from abele.kernels.ways import Way, way_of
 from abele.targets.cpu.op_by_op.convolutions import own_convolution
+from helpers.kernel_library import NEEDS_COMPILER, kernels
 
 aten = torch.ops.aten
-compiler = shutil.which("g++") or shutil.which("clang++")
-pytestmark = [
-    pytest.mark.compiler,
-    pytest.mark.skipif(compiler is None, reason="no C++ compiler on PATH"),
-]
+pytestmark = NEEDS_COMPILER
 
 # images, small and large channels, height and width of the small images, and of the kernel: tiles
 # that are full or not, several panels and runs of a sum, parts of one row and of several
@@ -38,7 +34,7 @@ LAST = {"memory_format": torch.channels_last}
 
 @pytest.fixture(scope="module")
 def own():
-    return binding.load(build.shared_library(compiler, "here"))
+    return kernels()
 
 
 @pytest.fixture(autouse=True)

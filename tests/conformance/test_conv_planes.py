@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-import shutil
 
 import pytest
 import torch
 
-from abele.kernels import binding, build, on_tensors
+from abele.kernels import on_tensors
+from helpers.kernel_library import NEEDS_COMPILER, kernels
 
 aten = torch.ops.aten
-compiler = shutil.which("g++") or shutil.which("clang++")
-pytestmark = [
-    pytest.mark.compiler,
-    pytest.mark.skipif(compiler is None, reason="no C++ compiler on PATH"),
-]
+pytestmark = NEEDS_COMPILER
 
 # in channels, out channels, kernel, stride, padding, height and width
 CASES = [
@@ -38,7 +34,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def own():
-    return binding.load(build.shared_library(compiler, "here"))
+    return kernels()
 
 
 def error(found: torch.Tensor, exact: torch.Tensor) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import platform
-import shutil
 import subprocess
 
 import pytest
@@ -14,13 +13,10 @@ import torch
 from abele.errors import CorruptExecutable
 from abele.kernels import binding, build
 from abele.kernels.binding import Conv
+from helpers.kernel_library import COMPILER, NEEDS_COMPILER, kernels
 
 aten = torch.ops.aten
-compiler = shutil.which("g++") or shutil.which("clang++")
-pytestmark = [
-    pytest.mark.compiler,
-    pytest.mark.skipif(compiler is None, reason="no C++ compiler on PATH"),
-]
+pytestmark = NEEDS_COMPILER
 
 # images, in, out, height, width, padding: whole tiles and cut ones, blocks that are not full, and
 # channels that fill registers and panels of two or do not
@@ -44,7 +40,7 @@ LAST = {"memory_format": torch.channels_last}
 
 @pytest.fixture(scope="module")
 def own():
-    return binding.load(build.shared_library(compiler, "here"))
+    return kernels()
 
 
 def described(case, slope=1.0):
@@ -228,8 +224,8 @@ x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="
 def test_processors_with_narrower_registers_compute_the_same(tmp_path, flag):
     usual = [each for each in build.FLAGS if each != "-march=native"]
     flags = *usual, "-Wall", "-Wextra", "-Werror", flag
-    objects = build.compiled(compiler, str(tmp_path), build.KERNELS, flags)
+    objects = build.compiled(COMPILER, str(tmp_path), build.KERNELS, flags)
     path = tmp_path / "kernels.so"
-    subprocess.run([compiler, "-shared", "-fopenmp", "-o", str(path), *objects], check=True)
+    subprocess.run([COMPILER, "-shared", "-fopenmp", "-o", str(path), *objects], check=True)
     for case in CASES:
         check(binding.bound(path), case)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -15,13 +14,10 @@ from abele.errors import CompilerError
 from abele.kernels import binding, build
 from abele.program import Role
 from abele.targets.reference import Interpreter
+from helpers.kernel_library import COMPILER, NEEDS_COMPILER, kernels
 from helpers.runs import rule_for
 
-compiler = shutil.which("g++") or shutil.which("clang++")
-pytestmark = [
-    pytest.mark.compiler,
-    pytest.mark.skipif(compiler is None, reason="no C++ compiler on PATH"),
-]
+pytestmark = NEEDS_COMPILER
 
 AS_C = ("-x", "c", "-std=c99", "-Wall", "-Wextra", "-pedantic", "-Werror")
 
@@ -33,14 +29,14 @@ def output(*command):
 def object_of(folder, source):
     """``source`` compiled as C that knows the header alone."""
     (folder / "main.c").write_text(source)
-    command = [compiler, *AS_C, f"-I{build.FOLDER}", "-c", str(folder / "main.c")]
+    command = [COMPILER, *AS_C, f"-I{build.FOLDER}", "-c", str(folder / "main.c")]
     subprocess.run([*command, "-o", str(folder / "main.o")], check=True)
     return str(folder / "main.o")
 
 
 def test_the_shared_library_needs_no_torch(tmp_path):
     path = tmp_path / "kernels.so"
-    path.write_bytes(build.shared_library(compiler, "here"))
+    path.write_bytes(build.shared_library(COMPILER, "here"))
     assert "torch" not in output("ldd", str(path))
     symbols = output("nm", "-D", "--defined-only", str(path)).split("\n")
     assert {line.split()[-1] for line in symbols if line} == set(binding.SIGNATURES)
@@ -60,8 +56,8 @@ def test_the_archive_links_to_plain_c(tmp_path):
         }
         """,
     )
-    archive, program = build.static_library(compiler, "here"), str(tmp_path / "program")
-    subprocess.run([compiler, main, str(archive), "-fopenmp", "-o", program], check=True)
+    archive, program = build.static_library(COMPILER, "here"), str(tmp_path / "program")
+    subprocess.run([COMPILER, main, str(archive), "-fopenmp", "-o", program], check=True)
     subprocess.run([program], check=True)
     assert "torch" not in output("ldd", program)
 
@@ -76,7 +72,7 @@ def test_structures_lie_in_memory_as_c_lays_them_out(tmp_path):
     head = '#include <stddef.h>\n#include <stdio.h>\n#include "abi.h"\n'
     source = head + "int main(void) {\n" + "\n".join(lines) + "\nreturn 0;\n}\n"
     program = str(tmp_path / "program")
-    subprocess.run([compiler, object_of(tmp_path, source), "-o", program], check=True)
+    subprocess.run([COMPILER, object_of(tmp_path, source), "-o", program], check=True)
     expected = []
     for structure in binding.STRUCTURES.values():
         expected.append(ctypes.sizeof(structure))
@@ -85,7 +81,7 @@ def test_structures_lie_in_memory_as_c_lays_them_out(tmp_path):
 
 
 def test_threads_are_those_that_are_worth_waking():
-    library = binding.load(build.shared_library(compiler, "here"))
+    library = kernels()
     assert library.abele_threads(0, 0, 4) == 1
     assert library.abele_threads(2 * 16384, 0, 4) == 2
     assert library.abele_threads(16384, 960000, 4) == 2
@@ -94,7 +90,7 @@ def test_threads_are_those_that_are_worth_waking():
 
 
 def test_a_call_without_memory_is_an_error():
-    library = binding.load(build.shared_library(compiler, "here"))
+    library = kernels()
     norm = binding.Norm(1, 2**58, 0.1, 1e-5, 1.0)
     with pytest.raises(MemoryError, match="abele_scale_shift found no memory"):
         library.abele_scale_shift(norm, None, None, None, None, 1)
@@ -104,7 +100,7 @@ def test_a_compiler_that_fails_is_named_and_quoted(tmp_path):
     broken = tmp_path / "broken.cpp"
     broken.write_text("#error this is not C++\n")
     with pytest.raises(CompilerError, match="could not be compiled") as caught:
-        build.compiled(compiler, str(tmp_path), [str(broken)])
+        build.compiled(COMPILER, str(tmp_path), [str(broken)])
     assert "this is not C++" in caught.value.log
 
 
@@ -118,13 +114,13 @@ def cache_folder(tmp_path, monkeypatch):
 
 
 def test_archive_and_library_are_compiled_once(cache_folder):
-    assert build.missing(compiler, "here")
-    first = build.static_library(compiler, "here")
-    assert not build.missing(compiler, "here")
+    assert build.missing(COMPILER, "here")
+    first = build.static_library(COMPILER, "here")
+    assert not build.missing(COMPILER, "here")
     stamp = first.stat().st_mtime_ns
-    library = build.shared_library(compiler, "here")
+    library = build.shared_library(COMPILER, "here")
     assert library.startswith(b"\x7fELF")
-    assert build.static_library(compiler, "here") == first
+    assert build.static_library(COMPILER, "here") == first
     assert first.stat().st_mtime_ns == stamp
     made = {path.suffix for path in (cache_folder / "abele").iterdir()}
     assert made == {".a", ".so"}
@@ -132,11 +128,11 @@ def test_archive_and_library_are_compiled_once(cache_folder):
 
 def test_a_cache_that_cannot_be_written_costs_only_time(cache_folder):
     (cache_folder / "abele").write_text("a file where the folder should be")
-    assert Path(build.static_library(compiler, "here")).exists()
+    assert Path(build.static_library(COMPILER, "here")).exists()
 
 
 def test_what_a_call_could_not_have_does_not_spoil_the_next():
-    library = binding.load(build.shared_library(compiler, "here"))
+    library = kernels()
     x, scale, y = ((ctypes.c_float * 4)(*values) for values in ([1, 2, 3, 4], [2] * 4, [0] * 4))
     pointers = [ctypes.addressof(each) for each in (x, scale, scale, y)]
     for rows, channels in ((2, 2), (1, 2**58), (2, 2), (4, 1)):

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 import operator
-import shutil
 
 import pytest
 import torch
 
 from abele.errors import CorruptExecutable
-from abele.kernels import binding, build, on_tensors
+from abele.kernels import on_tensors
 from abele.targets.cpu.op_by_op import pools
+from helpers.kernel_library import NEEDS_COMPILER, kernels
 
 aten = torch.ops.aten
-compiler = shutil.which("g++") or shutil.which("clang++")
-pytestmark = [
-    pytest.mark.compiler,
-    pytest.mark.skipif(compiler is None, reason="no C++ compiler on PATH"),
-]
+pytestmark = NEEDS_COMPILER
 
 SETTINGS = [2, 2], [2, 2], [0, 0], [1, 1], False
 SHAPES = [(1, 8, 2, 2), (2, 8, 6, 10), (3, 5, 4, 8), (2, 21, 8, 4), (1, 1, 6, 6), (2, 24, 200, 100)]
@@ -26,7 +22,7 @@ SHAPES = [(1, 8, 2, 2), (2, 8, 6, 10), (3, 5, 4, 8), (2, 21, 8, 4), (1, 1, 6, 6)
 
 @pytest.fixture(scope="module")
 def own():
-    return binding.load(build.shared_library(compiler, "here"))
+    return kernels()
 
 
 def images(shape, kind="random", layout=torch.channels_last):

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812 - torch's own convention
 
 from abele.errors import CorruptExecutable
-from abele.kernels import binding, build
+from abele.kernels import binding
 from abele.ops import adam, norm_activation
 from abele.targets.cpu.op_by_op import calls
+from helpers.kernel_library import NEEDS_COMPILER, kernels
 
-compiler = shutil.which("g++") or shutil.which("clang++")
-pytestmark = [
-    pytest.mark.compiler,
-    pytest.mark.skipif(compiler is None, reason="no C++ compiler on PATH"),
-]
+pytestmark = NEEDS_COMPILER
 
 MOMENTUM, EPS = 0.3, 1e-5
 SHAPES = [(2, 8, 33, 17), (3, 5, 7, 9), (2, 24, 40, 61), (1, 300, 3, 5), (2, 1, 6, 6)]
@@ -29,13 +24,8 @@ def same_numbers():
 
 
 @pytest.fixture(scope="module")
-def code():
-    return build.shared_library(compiler, "here")
-
-
-@pytest.fixture(scope="module")
-def own(code):
-    return binding.load(code)
+def own():
+    return kernels()
 
 
 def inputs(shape, *, scale=1.0, offset=0.0):

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import math
-import shutil
 
 import pytest
 import torch
 
-from abele.kernels import binding, build
+from abele.kernels import binding
+from helpers.kernel_library import NEEDS_COMPILER, kernels
 
-compiler = shutil.which("g++") or shutil.which("clang++")
-pytestmark = [
-    pytest.mark.compiler,
-    pytest.mark.skipif(compiler is None, reason="no C++ compiler on PATH"),
-]
+pytestmark = NEEDS_COMPILER
 
 PACKED_COLUMNS = 64
 SIZES = [
@@ -36,7 +32,7 @@ SIZES = [
 
 @pytest.fixture(scope="module")
 def library():
-    return binding.load(build.shared_library(compiler, "here"))
+    return kernels()
 
 
 def factor(count, rows, columns, *, turned, step, seed):
