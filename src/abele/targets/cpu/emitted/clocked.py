@@ -17,8 +17,8 @@ from abele.targets.cpu.emitted import build
 from abele.targets.cpu.emitted.groups import Unit
 from abele.targets.cpu.emitted.operations import Call, Foreign, Translation
 from abele.targets.cpu.emitted.places import Buffer
-from abele.targets.cpu.emitted.run import Runner
-from abele.targets.cpu.emitted.source import COST, MOMENTS, Segment, Source, write
+from abele.targets.cpu.emitted.run import Code, Runner
+from abele.targets.cpu.emitted.source import COST, MOMENTS, Segment, write
 from abele.targets.cpu.index_checks import checked
 
 _LOOKS = 1000
@@ -48,7 +48,7 @@ def with_clocks(
     """
     written = write(units, offsets, kept, clocked=True)
     library = build.loaded(build.compiled(program.name, written.text))
-    runner = _Runner(program, written, library, translation, offsets, size)
+    runner = _Runner(program, Code(written, library, translation, offsets, size))
     return Clocked(
         run=checked(program, Compiled(runner.run)).run,
         kernels=tuple(_kernel(unit, kept) for unit in units),
@@ -60,20 +60,12 @@ def with_clocks(
 class _Runner(Runner):
     """Looks at the clock around what is torch's, too; arguments are those of ``Runner``."""
 
-    def __init__(
-        self,
-        program: Program,
-        source: Source,
-        library: ctypes.CDLL,
-        translation: Translation,
-        offsets: dict[Buffer, int],
-        size: int,
-    ):
-        super().__init__(program, source, library, translation, offsets, size)
-        self._source = source
+    def __init__(self, program: Program, code: Code):
+        super().__init__(program, code)
+        self._source = source = code.source
         self._foreign_times: dict[int, tuple[int, int]] = {}
         segments = [each.calls + 1 for each in source.parts if isinstance(each, Segment)]
-        self._moments = (ctypes.c_int64 * max(1, sum(segments))).in_dll(library, MOMENTS)
+        self._moments = (ctypes.c_int64 * max(1, sum(segments))).in_dll(code.library, MOMENTS)
         for index, part in enumerate(source.parts):
             if isinstance(part, Foreign):
                 self._parts[index] = self._clocked(index)

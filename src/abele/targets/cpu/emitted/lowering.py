@@ -21,7 +21,7 @@ from abele.targets.cpu.emitted.memory import planned
 from abele.targets.cpu.emitted.operations import Translation
 from abele.targets.cpu.emitted.order import lifetimes, ordered
 from abele.targets.cpu.emitted.places import Buffer, Kind
-from abele.targets.cpu.emitted.run import Runner
+from abele.targets.cpu.emitted.run import Code, Runner
 from abele.targets.cpu.emitted.translate import translate
 from abele.targets.cpu.index_checks import checked
 
@@ -179,5 +179,5 @@ def _kept(units: list[Unit], translation: Translation) -> set[Buffer]:
 
 def _runnable(program: Program, plan: Plan, payload: bytes) -> Compiled:
     library = build.loaded(payload)
-    runner = Runner(program, plan.source, library, plan.translation, plan.offsets, plan.size)
-    return checked(program, Compiled(runner.run, payload))
+    code = Code(plan.source, library, plan.translation, plan.offsets, plan.size)
+    return checked(program, Compiled(Runner(program, code).run, payload))

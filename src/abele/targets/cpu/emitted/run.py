@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import threading
 import weakref
 from collections.abc import Callable
@@ -21,39 +22,47 @@ _Part = Callable[[int], None]
 _Copy = tuple[int, torch.Tensor, torch.Tensor]
 
 
-class Runner:
-    """Calls the pieces of a program in order.
+@dataclasses.dataclass(frozen=True)
+class Code:
+    """What runs, and where its tensors lie.
 
-    Args:
-        program: says what its inputs are for.
-        source: says what runs.
-        library: has its functions.
+    Attributes:
+        source: the pieces of code.
+        library: has their functions.
         translation: where inputs, constants and results lie.
         offsets: where each buffer of the arena lies, in bytes.
         size: of the arena, in bytes.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        source: Source,
-        library: ctypes.CDLL,
-        translation: Translation,
-        offsets: dict[Buffer, int],
-        size: int,
-    ):
+    source: Source
+    library: ctypes.CDLL
+    translation: Translation
+    offsets: dict[Buffer, int]
+    size: int
+
+
+class Runner:
+    """Calls the pieces of a program in order.
+
+    Args:
+        program: says what its inputs are for.
+        code: of the program.
+    """
+
+    def __init__(self, program: Program, code: Code):
+        source, translation = code.source, code.translation
         self._lock = threading.Lock()  # a program has one arena
         self._constants = translation.constants
-        self._arena = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+        self._arena = torch.empty(code.size + ALIGNMENT, dtype=torch.uint8)
         self._begin = -self._arena.data_ptr() % ALIGNMENT
-        self._offsets = offsets
+        self._offsets = code.offsets
         self._entries = {buffer: entry for entry, buffer in enumerate(source.table)}
         self._table = (ctypes.c_void_p * max(1, len(source.table)))()
         for buffer, entry in self._entries.items():
             if buffer.kind is Kind.CONSTANT:
                 self._table[entry] = self._constants[buffer.index].data_ptr()
         self._memory: dict[Buffer, torch.Tensor] = {}
-        self._parts = [self._part(each, library) for each in source.parts]
+        self._parts = [self._part(each, code.library) for each in source.parts]
         foreign = [each for each in source.parts if isinstance(each, Foreign)]
         self._alone = not foreign
         self._inputs = translation.inputs
