@@ -17,6 +17,7 @@ from abele.targets.cpu.emitted import build
 from abele.targets.cpu.emitted.groups import Unit
 from abele.targets.cpu.emitted.operations import Call, Foreign, Translation
 from abele.targets.cpu.emitted.places import Buffer
+from abele.targets.cpu.emitted.regions import Region
 from abele.targets.cpu.emitted.run import Code, Runner
 from abele.targets.cpu.emitted.source import COST, MOMENTS, Segment, write
 from abele.targets.cpu.index_checks import checked
@@ -104,6 +105,8 @@ def _kernel(unit: Unit, kept: Collection[Buffer]) -> Kernel:
 
 def _who(unit: Unit) -> str:
     operation = unit.operations[0]
+    if isinstance(unit, Region):
+        return "region"
     if isinstance(operation, Foreign):
         return "torch"
     if not isinstance(operation, Call):

@@ -10,7 +10,7 @@ import torch
 
 from abele.targets.cpu.emitted.groups import Unit
 from abele.targets.cpu.emitted.operations import Pointwise
-from abele.targets.cpu.emitted.places import Buffer, Place, contiguous_stride
+from abele.targets.cpu.emitted.places import Buffer, Place, Rows, contiguous_stride
 from abele.targets.cpu.emitted.pointwise import TYPES
 
 # Waking a thread takes about as long as this many elements of a plain loop do.
@@ -18,6 +18,10 @@ _WORK_PER_THREAD = 8192
 # A plain loop has so many operations; a function counts as so many, unless it is a comparison.
 _PLAIN, _FUNCTION = 4, 8
 _LIGHT = re.compile(r"abele::(maximum|minimum|relu|magnitude|sign)\b|std::(fabs|numeric_limits)\b")
+
+# A loop is compiled once, whoever calls it: in each of its callers a compiler might join other
+# products and sums to one operation, and so round otherwise.
+LOOP = "static __attribute__((noinline, noclone)) void"
 
 # Memory, the first element in it, and the strides with which a loop reads or writes it.
 _Key = tuple[Buffer, int, tuple[int, ...]]
@@ -62,6 +66,17 @@ def goes_through_rows(unit: Unit, matrix: Place) -> bool:
     return _Writer(unit, ()).goes_through_rows(matrix)
 
 
+def rows(unit: Unit, kept: Collection[Buffer], count: int) -> list[Rows] | None:
+    """What each of ``count`` equal parts of a loop reads and writes; None if it has no such parts.
+
+    Args:
+        unit: its operations are all ``Pointwise``.
+        kept: memory that is written.
+        count: of the parts; each has so many turns of the outermost loop.
+    """
+    return _Writer(unit, kept).rows(count)
+
+
 class _Writer:
     def __init__(self, unit: Unit, kept: Collection[Buffer]):
         self._operations: list[Pointwise] = unit.operations  # type: ignore[assignment]
@@ -78,6 +93,24 @@ class _Writer:
         strides = [stride for key, stride in by_access.items() if key[0] is matrix.buffer]
         in_order = all(tuple(stride) == contiguous_stride(tuple(shape)) for stride in strides)
         return in_order and bool(shape) and shape[0] % matrix.shape[0] == 0
+
+    def rows(self, count: int) -> list[Rows] | None:
+        shape, by_access = self._turned()
+        if not shape or shape[0] % count:
+            return None
+        sizes = [shape[0] // count, *shape[1:]]
+        written = {self._key(each.result) for each in self._operations}
+        return [
+            Rows(
+                buffer=key[0],
+                offset=key[1],
+                step=sizes[0] * stride[0],
+                extent=1 + sum((n - 1) * s for n, s in zip(sizes, stride, strict=True)),
+                written=key in written,
+            )
+            for key, stride in by_access.items()
+            if key[0] in self._kept
+        ]
 
     def _turned(self) -> tuple[list[int], dict[_Key, list[int]]]:
         """Sizes of the loops, the outermost first, and with which steps they go through memory."""
@@ -196,7 +229,7 @@ def _index(stride: list[int]) -> str:
 
 
 def _function(arguments: list[str], shape: list[int], body: list[str]) -> str:
-    lines = [f"static void NAME({', '.join([*arguments, 'Index begin, Index end'])}) {{"]
+    lines = [f"{LOOP} NAME({', '.join([*arguments, 'Index begin, Index end'])}) {{"]
     for d, size in enumerate(shape):
         if d == len(shape) - 1:
             lines.append("#pragma GCC ivdep")

@@ -21,6 +21,7 @@ from abele.targets.cpu.emitted.memory import planned
 from abele.targets.cpu.emitted.operations import Translation
 from abele.targets.cpu.emitted.order import lifetimes, ordered
 from abele.targets.cpu.emitted.places import Buffer, Kind
+from abele.targets.cpu.emitted.regions import with_regions
 from abele.targets.cpu.emitted.run import Code, Runner
 from abele.targets.cpu.emitted.translate import translate
 from abele.targets.cpu.index_checks import checked
@@ -121,6 +122,7 @@ def placed(program: Program) -> Placed:
     translation = translate(program)
     units = ordered(by_rows(grouped(translation.operations)))
     kept = _kept(units, translation)
+    units = with_regions(units, kept)
     lives = {buffer: life for buffer, life in lifetimes(units).items() if buffer in kept}
     offsets, size = planned(lives)
     return Placed(translation, units, kept, lives, offsets, size)

@@ -63,7 +63,7 @@ class Product(Call):
     @property
     def threads(self) -> str:
         """How many it keeps busy, in C++."""
-        return f"abele_threads(0, {_WORK_PER_ADD * self.adds}, threads)"
+        return threads_for(self.adds)
 
     @property
     def is_faster_by_rows(self) -> bool:
@@ -72,9 +72,20 @@ class Product(Call):
         The result is larger than the caches that are near a processor, and the right factor, which
         all rows need, is not.
         """
-        rows, columns, inner = self.sizes
-        kept = inner * columns <= _LARGEST_KEPT and columns <= _MOST_COLUMNS
+        rows, columns, _ = self.sizes
+        kept = self.keeps_factor and columns <= _MOST_COLUMNS
         return self.count == 1 and rows * columns >= _LEAST_BY_ROWS and kept
+
+    @property
+    def keeps_factor(self) -> bool:
+        """Whether the right factor stays in the second-level cache of each thread."""
+        _, columns, inner = self.sizes
+        return inner * columns <= _LARGEST_KEPT
+
+
+def threads_for(adds: int) -> str:
+    """How many threads so many multiply-adds keep busy, in C++."""
+    return f"abele_threads(0, {_WORK_PER_ADD * adds}, threads)"
 
 
 def is_ours(dtype: torch.dtype, rows: int, columns: int, inner: int) -> bool:
@@ -115,6 +126,11 @@ def by_rows(made: Product, turns: int, loop: str) -> str:
         f"status |= abele::multiply_by_rows<{turns}>({made.described()}, {{0}}, {{1}}, "
         f"{made.threads}, {loop})"
     )
+
+
+def on_rows(made: Product) -> str:
+    """The call of a product in a thread that computes rows ``begin`` to ``end`` of it."""
+    return f"abele::multiply_rows({made.described()}, {{0}}, {{1}}, {{2}}, begin, end, status);"
 
 
 def packed_once(
