@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from abele import garbage, passes
 from abele.compile import executable, tiers
@@ -57,6 +57,8 @@ class BuildRecord:
         why: on a miss, in which parts the nearest stored executable differs.
         lowerings: how each program is lowered and why, by its name; where several ways were
             measured, with their times.
+        declined: for each program, why lowerings that come before that one do not take it, by their
+            names.
         seconds: wall time by part: ``passes``, ``compile``, ``load``, ``store``, and ``wait`` for
             another process that compiled the same.
         log: file with the native compiler's output, if it failed.
@@ -71,6 +73,9 @@ class BuildRecord:
     why: str | None = None
     lowerings: dict[str, ChosenLowering] = dataclasses.field(
         default_factory=dict[str, ChosenLowering]
+    )
+    declined: dict[str, dict[str, str]] = dataclasses.field(
+        default_factory=dict[str, dict[str, str]]
     )
     seconds: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
     log: str | None = None
@@ -164,10 +169,11 @@ def _build_for(
     progress("passes", 0.1)
     started = time.perf_counter()
     both = _all_lowered(target, programs, config)
-    lowered = [program for program, _ in both]
-    record.lowerings = {program.name: ways[0] for program, ways in both}
+    lowered = [program for program, _, _ in both]
+    record.lowerings = {program.name: ways[0] for program, ways, _ in both}
+    record.declined = {program.name: declined for program, _, declined in both}
     record.seconds["passes"] = time.perf_counter() - started
-    names = {program.name: _names(ways) for program, ways in both}
+    names = {program.name: _names(ways) for program, ways, _ in both}
     parts = executable.key_parts(lowered, config, target, names)
     record.executable = executable.key_of(parts)
     cache = cache if target.cacheable else None
@@ -198,7 +204,7 @@ def _begun(
 ) -> Executable | None:
     """Interpreted programs, which compiled ones may follow; see ``tiers.begun``."""
     interpreting = get_target(tiers.INTERPRETING)
-    first = [program for program, _ in _all_lowered(interpreting, programs, lowered.config)]
+    first = [program for program, _, _ in _all_lowered(interpreting, programs, lowered.config)]
     made = tiers.begun(first, lowered, record.running, wanted.announce)
     if made is not None and lowered.cache is not None and lowered.stored is None:
         record.cache, record.why = "miss", lowered.cache.why_missing(lowered.parts)
@@ -236,17 +242,27 @@ def _compiled_once(
     return made
 
 
+class _Lowered(NamedTuple):
+    """A program, how it may be lowered, and why not otherwise, by the names of lowerings."""
+
+    program: Program
+    ways: list[ChosenLowering]
+    declined: dict[str, str]
+
+
 def _lower(
     program: Program, target: Target, traps: Sequence[passes.Pass], *, measured: bool
-) -> tuple[Program, list[ChosenLowering]]:
+) -> _Lowered:
     """The program, and how it is lowered, which is done if there is one way to do it."""
     with passes.one_after_the_other():
         # Traps come before lowering: the user's operations are watched, not what replaces them.
         program = passes.run(program, traps)
         ways = candidates(target, program, measured=measured)
+        declined = target.declined(program, before=ways[0][0])
         if len(ways) == 1:
             program = passes.run_only(program, ways[0][0].passes)
-    return program, [ChosenLowering(name=each.name, reason=reason) for each, reason in ways]
+    chosen = [ChosenLowering(name=each.name, reason=reason) for each, reason in ways]
+    return _Lowered(program, chosen, declined)
 
 
 def lowered_for(
@@ -263,7 +279,7 @@ def lowered_for(
         The program as each way to run it takes it: several if only measuring tells the fastest.
     """
     result: dict[str, list[tuple[Program, ChosenLowering]]] = {}
-    for program, ways in _all_lowered(target, programs, config):
+    for program, ways, _ in _all_lowered(target, programs, config):
         names = [way.name for way in ways]
         with passes.one_after_the_other():
             each = [(lowered_by(target, program, way.name, names), way) for way in ways]
@@ -271,9 +287,7 @@ def lowered_for(
     return result
 
 
-def _all_lowered(
-    target: Target, programs: Sequence[Program], config: StepConfig
-) -> list[tuple[Program, list[ChosenLowering]]]:
+def _all_lowered(target: Target, programs: Sequence[Program], config: StepConfig) -> list[_Lowered]:
     """What ``_lower`` gives for each program."""
     measured = config.processes == 1
     return [_lower(each, target, _traps(config), measured=measured) for each in programs]

@@ -27,6 +27,25 @@ def way_of(convolution: Convolution) -> Way | None:
     return Way.DIRECT if direct.gains(convolution) else None
 
 
+_WHY = {
+    Way.WINOGRAD: "3x3 with enough channels: our kernel needs half of the multiplications",
+    Way.PATCHES: "windows side by side: our kernel computes them as a product",
+    Way.DIRECT: "few channels on large images: our kernel is faster than the library's",
+}
+
+
+def why(convolution: Convolution) -> str:
+    """Return why a convolution is computed as ``way_of`` says."""
+    way = way_of(convolution)
+    if way is not None:
+        return _WHY[way]
+    if not convolution.suits_kernels:
+        return "the library's: our kernels are for float32 images and wide registers"
+    if not convolution.moves_by_one:
+        return "the library's: it has a stride, dilation, groups, or is transposed"
+    return "the library's: it is faster with these channels, kernel and pixels"
+
+
 def uses_winograd(node: torch.fx.Node) -> bool:
     """Return whether a node is a convolution, or its backward, that is computed Winograd's way."""
     return way_of_node(node) is Way.WINOGRAD

@@ -124,6 +124,8 @@ def _program(
         memory=memory(lowering.memory(program)),
         text=f"{text[:TEXT_BYTES]}\n# cut off here" if cut else text,
         changes=tuple(changes[stamp] for stamp in program.history if stamp in changes),
+        declined=dict(made.declined.get(program.name, {})),
+        choices=operators.choices(lowering.kernel_choices(program)),
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -12,7 +14,8 @@ from abele.containers import is_sequence
 from abele.ops import few_channel_conv
 from abele.program import Program, is_getitem, is_view, marks_of
 from abele.program.printing import node_phase
-from abele.report.record import Operators
+from abele.report.record import Choice, Operators
+from abele.targets.kernel_choice import KernelChoice
 
 aten = torch.ops.aten
 
@@ -37,6 +40,18 @@ def of_program(program: Program) -> tuple[Operators, ...]:
             bytes=before.bytes + moved_bytes(node),
         )
     return tuple(entries.values())
+
+
+def choices(chosen: Mapping[torch.fx.Node, KernelChoice]) -> tuple[Choice, ...]:
+    """Who computes operators and why, those that are alike in one; the most frequent first."""
+    counts = Counter(
+        (node_phase(node) or "program", str(node.target), each.by, each.why)
+        for node, each in chosen.items()
+    )
+    return tuple(
+        Choice(phase=phase, operator=name, by=by, why=why, count=count)
+        for (phase, name, by, why), count in counts.most_common()
+    )
 
 
 def module_of(node: torch.fx.Node) -> str:

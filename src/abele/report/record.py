@@ -110,6 +110,25 @@ class Operators:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Uses of one operator in one phase that are computed alike, and why they are.
+
+    Attributes:
+        operator: as ``Operators.name``.
+        phase: as of ``Operators``.
+        by: who computes them, as ``Kernel.what``; ``no code`` where nobody has to.
+        why: a part of a sentence.
+        count: how many.
+    """
+
+    operator: str
+    phase: str
+    by: str
+    why: str
+    count: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Tensor:
     """A tensor that takes memory at the peak.
 
@@ -231,6 +250,8 @@ class Program:
         changes: what passes did to it, if somebody watched them.
         timing: of its kernels; None if they were not timed.
         untimed: why they were not, if somebody asked for that.
+        declined: why other lowerings do not take it that would come first, by their names.
+        choices: who computes its operators, and why; the most frequent first.
     """
 
     name: str
@@ -244,6 +265,8 @@ class Program:
     changes: tuple[Change, ...] = ()
     timing: Timing | None = None
     untimed: str = ""
+    declined: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
+    choices: tuple[Choice, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

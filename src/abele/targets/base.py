@@ -13,6 +13,7 @@ from abele.errors import ForeignExecutable
 from abele.passes import Pass
 from abele.program import Program
 from abele.program.memory import MemoryUse, of_graph
+from abele.targets.kernel_choice import KernelChoice, operators_of
 
 if TYPE_CHECKING:
     from abele.targets.clocked import Clocked
@@ -98,6 +99,10 @@ class Lowering(abc.ABC):
         del program
         return None
 
+    def declined(self, program: Program) -> str | None:
+        """Why ``program`` is not lowered this way if nobody asks for it; ``None`` if it is."""
+        return self.why_not(program)
+
     def beside(self, program: Program) -> bool:
         """Whether this way is measured beside the one that takes ``program``.
 
@@ -149,6 +154,15 @@ class Lowering(abc.ABC):
             program: after ``passes``.
         """
         return of_graph(program)
+
+    def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
+        """Who computes each operator of ``program``, and why; for reports.
+
+        Args:
+            program: after ``passes``.
+        """
+        choice = KernelChoice(self.name, f"programs that are lowered this way {self.manner}")
+        return dict.fromkeys(operators_of(program), choice)
 
     def clocked(self, program: Program) -> Clocked | None:
         """``program`` with clocks inside, made anew; None if this way has no place for them.
@@ -204,6 +218,17 @@ class Target(abc.ABC):
             if reason is not None:
                 return lowering, reason
         raise AssertionError(f"no lowering of target {self.name!r} takes {program.name!r}")
+
+    def declined(self, program: Program, before: Lowering) -> dict[str, str]:
+        """Why lowerings do not take ``program``, by name.
+
+        Args:
+            program: that ``choose`` was asked for.
+            before: only those that come before this one.
+        """
+        earlier = self.lowerings[: self.lowerings.index(before)]
+        reasons = {each.name: each.declined(program) for each in earlier}
+        return {name: reason for name, reason in reasons.items() if reason is not None}
 
     def lowering(self, name: str) -> Lowering:
         """The lowering called ``name``.

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from abele import arena
-from abele.program import Program
+from abele.program import Program, is_view
 from abele.program.memory import MemoryUse, of_graph
 from abele.targets import straight
 from abele.targets.base import Compiled, Lowering, Run, Target
 from abele.targets.clocked import Clocked, GraphClocks
+from abele.targets.kernel_choice import VIEW, KernelChoice, operators_of
 
 
 class Interpreter(Lowering):
@@ -34,6 +35,11 @@ class Interpreter(Lowering):
     def compile(self, program: Program) -> Compiled:
         """Write the graph as one function of Python."""
         return Compiled(_run(program, straight.function_of(program.graph)))
+
+    def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
+        """Torch, but for views."""
+        torchs = KernelChoice("torch", "interpreted programs call torch for every operator")
+        return {each: VIEW if is_view(each) else torchs for each in operators_of(program)}
 
     def clocked(self, program: Program) -> Clocked:
         """Look at the clock before and after each operator."""

@@ -100,6 +100,20 @@ def test_the_page_of_a_large_network_stays_small(tmp_path, monkeypatch):
     assert 100_000 < size < 5 * 2**20
 
 
+def test_every_operator_says_who_computes_it_and_why(introduction):
+    (program,) = introduction.programs
+    declined = {"emitted": "9 of 10 operators would be called from Python"}
+    run = dataclasses.replace(
+        introduction, programs=(dataclasses.replace(program, declined=declined),)
+    )
+    words = read(run, journal_of(END))
+    assert "torch : interpreted programs call torch for every operator" in words
+    assert "no code : a view: the same memory, seen otherwise" in words
+    assert "emitted does not: 9 of 10 operators would be called from Python." in words
+    older = dataclasses.replace(run, programs=(dataclasses.replace(program, choices=()),))
+    assert "interpreted programs call torch" not in read(older, journal_of(END))
+
+
 def test_a_page_before_anything_was_built_has_no_empty_sections():
     words = read(run_before(), Journal(), alive=True)
     assert "is running" in words

@@ -8,7 +8,8 @@ import pytest
 from abele.report import speedscope, trace
 from abele.report.files import write
 from abele.report.journal import Journal, Moment, window_of
-from abele.report.record import Kernel, Pipeline, Task, Timing
+from abele.report.kernel_times import Kernel, Timing
+from abele.report.record import Pipeline, Task
 from abele.report.spans import lines
 from helpers.reported import journal_of, run_before, run_of
 

@@ -47,6 +47,11 @@ def few_channel_convolutions(program: Program) -> Program:
 
 def is_supported(node: torch.fx.Node) -> bool:
     """Return whether our kernels support a convolution or its backward, and are faster at it."""
+    return why_not(node) is None
+
+
+def why_not(node: torch.fx.Node) -> str | None:
+    """Return why the library computes a convolution or its backward; ``None`` if our kernels do."""
     arguments: tuple[Any, ...] = node.args
     if node.target is aten.convolution.default:
         x, weight, _, stride, padding, dilation, transposed, _, groups = arguments
@@ -54,13 +59,12 @@ def is_supported(node: torch.fx.Node) -> bool:
     else:
         result, x, weight, _, stride, padding, dilation, transposed, _, groups, _ = arguments
     values = [each.meta["val"] for each in (x, weight, result)]
-    return (
-        all(each == 1 for each in dilation)
-        and not transposed
-        and groups == 1
-        and all(_plain(value) for value in values)
-        and _profitable(*values, one_by_one=_one_by_one(values[1], stride, padding))
-    )
+    if any(each != 1 for each in dilation) or transposed or groups != 1:
+        return "the library's: our kernels know no dilation, transposition or groups"
+    if not all(_plain(value) for value in values):
+        return "the library's: our kernels are for contiguous images in float32"
+    where = _library_gains(*values, one_by_one=_one_by_one(values[1], stride, padding))
+    return where and f"the library's: it is faster with {where}"
 
 
 def _plain(value: torch.Tensor) -> bool:
@@ -74,19 +78,24 @@ def _one_by_one(weight: torch.Tensor, stride: Sequence[int], padding: Sequence[i
     return all(each == 1 for each in stride) and all(pad < kernel for pad, kernel in borders)
 
 
-def _profitable(
+def _library_gains(
     x: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, *, one_by_one: bool
-) -> bool:
-    channels = weight.shape[:2]
+) -> str | None:
+    """What makes the library as fast or faster; None if nothing does."""
+    channels, few = weight.shape[:2], x.shape[0] < _LEAST_BATCH
     most, blocks = max(channels), all(count % _LIBRARY_BLOCK == 0 for count in channels)
-    if one_by_one and x.shape[0] < _LEAST_BATCH:
-        return most <= (_LIBRARY_CHANNELS if blocks else _MOST_CHANNELS)
-    return (
-        (x.shape[0] >= _LEAST_BATCH or most < _MOST_CHANNELS_OF_ANY_BATCH)
-        and not blocks
-        and most <= _MOST_CHANNELS
-        and max(x[0].numel(), result[0].numel()) <= _MOST_PIXELS_PER_SAMPLE
-    )
+    if one_by_one and few:
+        limit = _LIBRARY_CHANNELS if blocks else _MOST_CHANNELS
+        return f"more than {limit} channels" if most > limit else None
+    if few and most >= _MOST_CHANNELS_OF_ANY_BATCH:
+        return f"fewer than {_LEAST_BATCH} samples"
+    if blocks:
+        return f"numbers of channels that divide by {_LIBRARY_BLOCK}"
+    if most > _MOST_CHANNELS:
+        return f"more than {_MOST_CHANNELS} channels"
+    if max(x[0].numel(), result[0].numel()) > _MOST_PIXELS_PER_SAMPLE:
+        return f"samples of more than {_MOST_PIXELS_PER_SAMPLE:,} numbers"
+    return None
 
 
 def _arguments(node: torch.fx.Node) -> tuple[Any, ...]:

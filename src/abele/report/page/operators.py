@@ -22,12 +22,15 @@ def operators(run: record.Run) -> Html:
     note = (
         "Operations are those of convolutions, matrix products and attention. Bytes are of the "
         "tensors that an operator reads and makes, the least that it could move if nothing were "
-        "joined; views move none."
+        "joined; views move none. Last, who computes each, and why."
     )
     return section("What operators need", tag("p", note, class_="soft"), parts, name="operators")
 
 
 def _table(program: record.Program) -> Html:
+    chosen: dict[tuple[str, str], list[record.Choice]] = defaultdict(list)
+    for choice in program.choices:
+        chosen[choice.phase, choice.operator].append(choice)
     rows: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
     for each in program.operators:
         entry = rows[each.phase, each.name]
@@ -45,14 +48,29 @@ def _table(program: record.Program) -> Html:
             words.share(moved, whole),
             charts.part(moved / top),
             f"{words.large(work)}FLOP" if work else "",
+            _who(chosen[phase, name]),
         ]
         for (phase, name), (count, work, moved) in ordered
     ]
-    heads = ("operator", "phase", "uses", "bytes", "share", "", "operations")
+    heads = ("operator", "phase", "uses", "bytes", "share", "", "operations", "computed by")
     shown = table(heads, cells[:_MOST], numbers=(2, 3, 4, 6))
     rest = cells[_MOST:]
     more = folded(f"{len(rest)} more", table(heads, rest, numbers=(2, 3, 4, 6))) if rest else None
     return tag("div", shown, more)
+
+
+def _who(choices: list[record.Choice]) -> list[Content]:
+    """Who computes an operator and why, a line for each way."""
+    return [
+        tag(
+            "div",
+            tag("b", each.by),
+            f" x {each.count:,}" if len(choices) > 1 else "",
+            f": {each.why}",
+            class_="why",
+        )
+        for each in choices
+    ]
 
 
 @dataclasses.dataclass

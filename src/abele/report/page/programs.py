@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from abele.report import words
 from abele.report.page.markup import Content, Html, folded, section, table, tag
 from abele.report.record import Change, Program, Run
@@ -11,12 +13,29 @@ TEXT = 120_000
 
 
 def lowerings(run: Run) -> Html:
-    """Which lowering each program got, and which kernels of ours it calls."""
+    """Which lowering each program got, and why; who computes how many of its operators."""
     rows: list[list[Content]] = [
-        [tag("code", each.name), each.lowering, each.reason, _own(each)] for each in run.programs
+        [tag("code", each.name), each.lowering, _why(each), _computers(each)]
+        for each in run.programs
     ]
-    heads = ("program", "lowering", "why", "kernels of our own")
-    return section("Who computes what", table(heads, rows), name="lowerings")
+    heads = ("program", "lowering", "why", "operators by who computes them")
+    note = tag("p", "Each operator's reason is beside it, above.", class_="soft")
+    return section("Who computes what", note, table(heads, rows), name="lowerings")
+
+
+def _why(program: Program) -> list[Content]:
+    """Why it got its lowering, and why not those that would have come first."""
+    declined = [f"{name} does not: {reason}." for name, reason in program.declined.items()]
+    return [tag("div", each, class_="why") for each in (program.reason, *declined)]
+
+
+def _computers(program: Program) -> str:
+    if not program.choices:  # of an older file
+        return _own(program)
+    counts: Counter[str] = Counter()
+    for each in program.choices:
+        counts[each.by] += each.count
+    return ", ".join(f"{name} x {count:,}" for name, count in counts.most_common())
 
 
 def _own(program: Program) -> str:

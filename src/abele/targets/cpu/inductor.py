@@ -6,16 +6,20 @@ import torch
 
 from abele import _torch, kernels
 from abele.kernels import build
+from abele.passes.of_lowerings import few_channel_convolutions
 from abele.passes.of_lowerings.explicit_alpha import explicit_alpha
-from abele.passes.of_lowerings.few_channel_convolutions import few_channel_convolutions
 from abele.passes.of_lowerings.unpadded_max_pools import unpadded_max_pools
-from abele.program import Program
+from abele.program import Program, is_view
 from abele.targets import aoti
 from abele.targets.base import Compiled, Lowering, require_code
 from abele.targets.cpu.compiler import compiler, instruction_set
 from abele.targets.cpu.index_checks import checked
+from abele.targets.kernel_choice import VIEW, KernelChoice, operators_of
+
+aten = torch.ops.aten
 
 _HOST = torch.device("cpu")
+_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 
 class Inductor(Lowering):
@@ -24,12 +28,16 @@ class Inductor(Lowering):
     name = "inductor"
     compiles = True
     certain = False
-    passes = (explicit_alpha, few_channel_convolutions, unpadded_max_pools)
+    passes = (explicit_alpha, few_channel_convolutions.few_channel_convolutions, unpadded_max_pools)
 
     def why(self, program: Program) -> str | None:
         """Take every program."""
         del program
         return "compiled code fuses its operators"
+
+    def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
+        """Our kernels where passes have put them; the rest is up to torch's compiler."""
+        return {each: _choice(each) for each in operators_of(program)}
 
     def compile(self, program: Program) -> Compiled:
         """Compile with the C++ compiler; seconds to minutes."""
@@ -46,3 +54,18 @@ class Inductor(Lowering):
         """Map the compiled code into this process; milliseconds."""
         require_code(payload, "cpu")
         return checked(program, aoti.load_program(payload, _HOST))
+
+
+def _choice(node: torch.fx.Node) -> KernelChoice:
+    name = str(node.target)
+    if name.startswith("abele."):
+        function = name.removeprefix("abele.").removesuffix(".default")
+        return KernelChoice(function, "our kernel, called from torch's compiled code")
+    if node.target in _CONVOLUTIONS:
+        why = few_channel_convolutions.why_not(node)
+        return KernelChoice("torch", why or "torch's call from compiled code")
+    if is_view(node):
+        return VIEW
+    return KernelChoice(
+        "inductor", "torch's compiler joins it with its neighbours, or calls torch for it"
+    )

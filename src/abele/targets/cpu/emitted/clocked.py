@@ -100,10 +100,11 @@ def _kernel(unit: Unit, kept: Collection[Buffer]) -> Kernel:
     for operation in unit.operations:
         if operation.part_of is not None:
             nodes[operation.part_of] = None
-    return Kernel(what=_who(unit), nodes=tuple(nodes), bytes=_bytes(unit, kept))
+    return Kernel(what=who(unit), nodes=tuple(nodes), bytes=_bytes(unit, kept))
 
 
-def _who(unit: Unit) -> str:
+def who(unit: Unit) -> str:
+    """Who computes a unit: ``torch``, ``loop``, or the name of a function."""
     operation = unit.operations[0]
     if isinstance(unit, Region):
         return "region"

@@ -13,7 +13,7 @@ from abele.program import Program
 from abele.program.memory import MemoryUse, Piece
 from abele.targets.base import Compiled, Lowering, Written, require_code
 from abele.targets.clocked import Clocked
-from abele.targets.cpu.emitted import build, choice, source
+from abele.targets.cpu.emitted import build, choice, reasons, source
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
 from abele.targets.cpu.emitted.clocked import with_clocks
 from abele.targets.cpu.emitted.groups import Unit, grouped
@@ -25,6 +25,7 @@ from abele.targets.cpu.emitted.regions import with_regions
 from abele.targets.cpu.emitted.run import Code, Runner
 from abele.targets.cpu.emitted.translate import translate
 from abele.targets.cpu.index_checks import checked
+from abele.targets.kernel_choice import KernelChoice
 
 
 class Emitted(Lowering):
@@ -70,6 +71,14 @@ class Emitted(Lowering):
     def memory(self, program: Program) -> MemoryUse:
         """What the plan says: the arena, and what torch and the caller get beside it."""
         return memory_use(placed(program))
+
+    def declined(self, program: Program) -> str | None:
+        """Its loops, effects, or how many operators would be called from Python."""
+        return choice.why_not(program)
+
+    def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
+        """Loops, calls, and what torch computes."""
+        return reasons.kernel_choices(program, placed(program).units)
 
     def clocked(self, program: Program) -> Clocked:
         """Write and compile the code again, with a look at the clock between its units."""

@@ -26,8 +26,8 @@ aten = torch.ops.aten
 
 _Node = torch.fx.Node
 
-# Our kernel for each operator, and which argument it may overwrite.
-_OURS: dict[Any, tuple[Callable[..., Callable[..., Any]], int]] = {
+#: Our kernel for each operator, and which argument it may overwrite.
+OURS: dict[Any, tuple[Callable[..., Callable[..., Any]], int]] = {
     norm_activation.forward: (calls.norm_activation, 0),
     norm_activation.backward: (calls.norm_activation_backward, 0),
     norm_activation.evaluation: (calls.scale_shift_activation, 0),
@@ -72,8 +72,8 @@ def _replaced(program: Program, library: ctypes.CDLL) -> torch.fx.GraphModule:
         kernel = own_convolution(node, library) or own_pool(node, library)
         if kernel is not None:
             node.target = kernel
-        elif node.target in _OURS:
-            make, _ = _OURS[node.target]
+        elif node.target in OURS:
+            make, _ = OURS[node.target]
             node.target = make(library, overwrite=overwritten(node, lifetimes) is not None)
         elif node.target is adam.update:
             overwrite = _writes_back(node, lifetimes)
@@ -98,8 +98,8 @@ def _run(graph: torch.fx.GraphModule, arena: Arena | None) -> Run:
 
 def overwritten(node: _Node, lifetimes: Lifetimes) -> int | None:
     """Index of the argument over which a node's first result is written; None if over none."""
-    if node.target in _OURS:
-        _, index = _OURS[node.target]
+    if node.target in OURS:
+        _, index = OURS[node.target]
         argument = node.args[index]
         assert isinstance(argument, _Node)
         return index if lifetimes.may_overwrite(node, argument) else None

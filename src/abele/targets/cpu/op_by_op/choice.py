@@ -30,19 +30,7 @@ def why(program: Program) -> str | None:
     Args:
         program: before any lowering pass; they change what is counted here.
     """
-    total, large, ours = 0, list[int](), list[int]()
-    for node in program.graph.graph.nodes:
-        if node.target is not aten.convolution.default:
-            continue
-        result, weight = node.meta["val"], node_argument(node, 1).meta["val"]
-        if result.dim() != 4 or result.dtype is not torch.float32:
-            continue
-        adds = result.numel() * math.prod(weight.shape[1:])
-        total += adds
-        if math.prod(result.shape[1:]) * result.element_size() >= LARGE_IMAGE:
-            large.append(adds)
-        if adds >= LEAST_WORK and uses_winograd(node):
-            ours.append(adds)
+    total, large, ours = _work(program)
     if not total:
         return _why_update(program)
     if _enough(large, total):
@@ -57,6 +45,40 @@ def why(program: Program) -> str | None:
             "our kernels need less than half of them, and nothing needs compiling"
         )
     return None
+
+
+def why_not(program: Program) -> str | None:
+    """Why a program does not run operator by operator, or ``None`` if it does."""
+    if why(program) is not None:
+        return None
+    total, large, ours = _work(program)
+    if not total:
+        return "it has no convolutions of float32 images, and is no large update"
+    if not large and not ours:
+        return "its convolutions are neither of large images nor of 3x3 that our kernels compute"
+    return (
+        f"{len(large)} convolutions with images of {LARGE_IMAGE // 2**20} MiB and more do "
+        f"{_share(large, total)} of its multiply-adds, {len(ours)} of 3x3 for our kernels "
+        f"{_share(ours, total)}; it takes {LEAST_CONVOLUTIONS} that do half"
+    )
+
+
+def _work(program: Program) -> tuple[int, list[int], list[int]]:
+    """Multiply-adds of all convolutions, of those with large images, and of our kernels'."""
+    total, large, ours = 0, list[int](), list[int]()
+    for node in program.graph.graph.nodes:
+        if node.target is not aten.convolution.default:
+            continue
+        result, weight = node.meta["val"], node_argument(node, 1).meta["val"]
+        if result.dim() != 4 or result.dtype is not torch.float32:
+            continue
+        adds = result.numel() * math.prod(weight.shape[1:])
+        total += adds
+        if math.prod(result.shape[1:]) * result.element_size() >= LARGE_IMAGE:
+            large.append(adds)
+        if adds >= LEAST_WORK and uses_winograd(node):
+            ours.append(adds)
+    return total, large, ours
 
 
 def _why_update(program: Program) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from abele.kernels import on_tensors, patches
-from abele.kernels.convolution import convolution_of
+from abele.kernels.convolution import Convolution, convolution_of
 from abele.kernels.on_tensors import CHANNELS_LAST
 from abele.kernels.ways import Way, way_of
 
@@ -32,13 +32,21 @@ def own_convolution(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | N
     way = None if convolution is None else way_of(convolution)
     if convolution is None or way is None:
         return None
+    padding, winograd = list(convolution.padding), way is Way.WINOGRAD
     if way is Way.PATCHES:
         make = _patches_backward if convolution.backward else _patches
-        return make(library, transposed=convolution.transposed)
-    padding, winograd = list(convolution.padding), way is Way.WINOGRAD
-    if convolution.backward:
-        return _backward(library, padding, winograd=winograd)
-    return _forward(library, padding, convolution.slope, winograd=winograd)
+        function = make(library, transposed=convolution.transposed)
+    elif convolution.backward:
+        function = _backward(library, padding, winograd=winograd)
+    else:
+        function = _forward(library, padding, convolution.slope, winograd=winograd)
+    function.__name__ = name_of(convolution, way)
+    return function
+
+
+def name_of(convolution: Convolution, way: Way) -> str:
+    """What reports call our kernels for a convolution."""
+    return f"{way.name.lower()}_convolution{'_backward' if convolution.backward else ''}"
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
+import torch
+
 from abele import arena
 from abele.errors import CompilerError
 from abele.kernels import binding, build
@@ -18,9 +20,10 @@ from abele.targets.base import Compiled, Lowering, require_code
 from abele.targets.clocked import Clocked
 from abele.targets.cpu.compiler import compiler, instruction_set
 from abele.targets.cpu.index_checks import checked
-from abele.targets.cpu.op_by_op import choice
+from abele.targets.cpu.op_by_op import choice, reasons
 from abele.targets.cpu.op_by_op.build import with_clocks, with_kernels
 from abele.targets.cpu.op_by_op.memory_use import memory_use
+from abele.targets.kernel_choice import KernelChoice
 
 
 class OpByOp(Lowering):
@@ -39,6 +42,10 @@ class OpByOp(Lowering):
     def why(self, program: Program) -> str | None:
         """Take networks of large convolutions, and large updates."""
         return choice.why(program)
+
+    def declined(self, program: Program) -> str | None:
+        """How much of its work is in which convolutions."""
+        return choice.why_not(program)
 
     def beside(self, program: Program) -> bool:
         """Be measured always: nothing needs compiling."""
@@ -59,6 +66,10 @@ class OpByOp(Lowering):
         memory = arena.Arena(memory_use(program))
         run = with_kernels(program, binding.load(payload), memory)
         return checked(program, Compiled(run, payload))
+
+    def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
+        """Our kernels, and what torch computes."""
+        return reasons.kernel_choices(program)
 
     def clocked(self, program: Program) -> Clocked:
         """Look at the clock before and after each call."""

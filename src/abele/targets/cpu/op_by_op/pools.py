@@ -27,19 +27,33 @@ def own_pool(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | None:
         node: any node of a graph.
         library: the kernels.
     """
-    arguments: tuple[Any, ...] = node.args
+    if not is_ours(node):
+        return None
     if node.target is aten.max_pool2d_with_indices.default:
-        picked = {user.args[1]: user for user in node.users if is_getitem(user)}
-        readers = list(picked[1].users) if 1 in picked else []
-        back = aten.max_pool2d_with_indices_backward.default
-        # Nobody else may see that a place is no index.
-        alone = all(user.target is back and user.args[7] is picked[1] for user in readers)
-        x, *settings = arguments
-        if alone and max_pool.is_two_by_two(x.meta["val"], *settings):
-            return _forward(library, places=bool(readers))
-    elif node.target is aten.max_pool2d_with_indices_backward.default:
-        return _backward(library)
-    return None
+        return _forward(library, places=bool(_readers(node)))
+    return _backward(library)
+
+
+def is_ours(node: _Node) -> bool:
+    """Whether a node is a max pool or its backward that is computed by our kernels."""
+    if node.target is not aten.max_pool2d_with_indices.default:
+        return node.target is aten.max_pool2d_with_indices_backward.default
+    arguments: tuple[Any, ...] = node.args
+    back = aten.max_pool2d_with_indices_backward.default
+    # Nobody else may see that a place is no index.
+    alone = all(
+        user.target is back and user.args[7] is places
+        for places, users in _readers(node).items()
+        for user in users
+    )
+    x, *settings = arguments
+    return alone and max_pool.is_two_by_two(x.meta["val"], *settings)
+
+
+def _readers(node: _Node) -> dict[_Node, list[_Node]]:
+    """Who reads where the values of a pool came from; empty if nobody does."""
+    picked = [user for user in node.users if is_getitem(user) and user.args[1] == 1]
+    return {each: list(each.users) for each in picked if each.users}
 
 
 def _forward(library: ctypes.CDLL, *, places: bool) -> Callable[..., Any]:

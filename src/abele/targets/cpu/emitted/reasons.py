@@ -1,0 +1,105 @@
+"""Who computes each operator of a program that was written as C++, and why."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from abele.passes.of_lowerings import few_channel_convolutions
+from abele.program import Program, is_view
+from abele.targets.clocked import LOOP
+from abele.targets.cpu.emitted import calls
+from abele.targets.cpu.emitted.by_rows import ByRows
+from abele.targets.cpu.emitted.calls import attention
+from abele.targets.cpu.emitted.clocked import who
+from abele.targets.cpu.emitted.expressions import RULES
+from abele.targets.cpu.emitted.groups import Unit
+from abele.targets.cpu.emitted.operations import Foreign
+from abele.targets.cpu.emitted.pointwise import TYPES
+from abele.targets.cpu.emitted.translate import VIEWS
+from abele.targets.kernel_choice import NOBODY, VIEW, KernelChoice, operators_of
+
+aten = torch.ops.aten
+
+_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
+_CALLS = {
+    "convolve": "few channels: our kernel is faster than the library's",
+    "convolve_backward": "few channels: our kernel is faster than the library's",
+    "convolve_and_pool": "only a pool of 2 x 2 reads the convolution: one kernel does both",
+    "convolve_and_pool_backward": "the gradient of a pool goes to one convolution: one kernel",
+    "multiply": "large enough for our kernel of products in float32",
+    "product": "too small for our kernel of products, or not in float32: the library's",
+    "products": "too small for our kernel of products, or not in float32: the library's",
+    "pool": "windows of 2 x 2 side by side: our kernel",
+    "attention": "float32 without mask and dropout: our kernel keeps scores in the cache",
+    "attention_backward": "float32 without mask and dropout: our kernel keeps scores in the cache",
+}
+_TEMPLATE = "a template of ours, compiled for its sizes"
+_ROWS = "only a loop reads the product: it runs on rows that are still in the cache"
+_JOINED = "an expression per element, in one loop with others"
+_ALONE = "an expression per element, in a loop of its own"
+_ELSEWHERE = KernelChoice(NOBODY, "the kernel of another operator does its work, or needs none")
+
+
+def kernel_choices(program: Program, units: list[Unit]) -> dict[torch.fx.Node, KernelChoice]:
+    """Return who computes each operator, and why.
+
+    Args:
+        program: after the passes of the lowering.
+        units: that it was translated to.
+    """
+    chosen: dict[torch.fx.Node, KernelChoice] = {}
+    for unit in units:
+        choice = _of_unit(unit)
+        for node in _nodes(unit):
+            # Loops beside a call only bring operands or results into their form.
+            if node not in chosen or chosen[node].by == LOOP:
+                chosen[node] = choice
+    return {
+        node: chosen.get(node) or (VIEW if _sees(node) else _ELSEWHERE)
+        for node in operators_of(program)
+    }
+
+
+def _sees(node: torch.fx.Node) -> bool:
+    return is_view(node) or node.target in VIEWS
+
+
+def _nodes(unit: Unit) -> dict[torch.fx.Node, None]:
+    return {each.part_of: None for each in unit.operations if each.part_of is not None}
+
+
+def _of_unit(unit: Unit) -> KernelChoice:
+    first, by = unit.operations[0], who(unit)
+    if isinstance(first, Foreign):
+        return KernelChoice(by, why_torch(first.node))
+    if by == LOOP:
+        return KernelChoice(by, _JOINED if len(_nodes(unit)) > 1 else _ALONE)
+    return KernelChoice(by, _ROWS if isinstance(unit, ByRows) else _CALLS.get(by, _TEMPLATE))
+
+
+def why_torch(node: torch.fx.Node) -> str:
+    """Return why an operator is called as torch has it."""
+    if node.target in _CONVOLUTIONS:
+        why = few_channel_convolutions.why_not(node)
+        return why or "torch's call: the pass that replaces it did not run"
+    if node.target in attention.HANDLERS:
+        return "torch's call: our kernel is for float32 without mask and dropout"
+    unknown = {str(t).removeprefix("torch.") for t in _types(node) if t not in TYPES}
+    if unknown:
+        return f"torch's call: loops do not know {', '.join(sorted(unknown))}"
+    if _sees(node):
+        return "torch's call: its argument lies so that it cannot be seen this way"
+    if node.target in calls.HANDLERS or node.target in RULES:
+        return "torch's call: the code for it does not cover these arguments"
+    return "torch's call: no code is written for this operator"
+
+
+def _types(node: torch.fx.Node) -> set[torch.dtype]:
+    values: list[Any] = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
+    types: set[torch.dtype] = set()
+    for value in values:
+        several = cast("list[Any]", value) if isinstance(value, list | tuple) else [value]
+        types |= {each.dtype for each in several if isinstance(each, torch.Tensor)}
+    return types

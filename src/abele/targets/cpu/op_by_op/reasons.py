@@ -1,0 +1,52 @@
+"""Who computes each operator of a program that runs operator by operator, and why."""
+
+from __future__ import annotations
+
+import torch
+
+from abele.kernels.convolution import convolution_of
+from abele.kernels.ways import way_of, why
+from abele.ops import adam
+from abele.program import Program, is_view
+from abele.targets.cpu.op_by_op import build, pools
+from abele.targets.cpu.op_by_op.convolutions import name_of
+from abele.targets.cpu.op_by_op.lifetimes import Lifetimes
+from abele.targets.kernel_choice import VIEW, KernelChoice, operators_of
+
+_NORM = "our kernel: a normalisation with its activation"
+_ADAM = "our kernel: all tensors in one call, each read and written once"
+_POOL = "our kernel: windows of 2 x 2 side by side, in channels last"
+_POOL_BACKWARD = "our kernel, where the pool was ours; else torch's call"
+_OVER = "torch's call, written over an argument that nobody needs any more"
+_TORCH = "torch's call: there is no kernel of ours for it"
+
+
+def kernel_choices(program: Program) -> dict[torch.fx.Node, KernelChoice]:
+    """Return who computes each operator, and why.
+
+    Args:
+        program: after the passes of the lowering.
+    """
+    lifetimes = Lifetimes(program.graph.graph)
+    return {node: _choice(node, lifetimes) for node in operators_of(program)}
+
+
+def _choice(node: torch.fx.Node, lifetimes: Lifetimes) -> KernelChoice:
+    convolution = convolution_of(node)
+    if convolution is not None:
+        way = way_of(convolution)
+        by = "torch" if way is None else name_of(convolution, way)
+        return KernelChoice(by, why(convolution))
+    if pools.is_ours(node):
+        forward = node.target is torch.ops.aten.max_pool2d_with_indices.default
+        name = "max_pool" if forward else "max_pool_backward"
+        return KernelChoice(name, _POOL if forward else _POOL_BACKWARD)
+    if node.target in build.OURS:
+        make, _ = build.OURS[node.target]
+        return KernelChoice(make.__name__, _NORM)
+    if node.target is adam.update:
+        return KernelChoice("adam", _ADAM)
+    if is_view(node):
+        return VIEW
+    over = build.overwritten(node, lifetimes) is not None
+    return KernelChoice("torch", _OVER if over else _TORCH)

@@ -1,0 +1,94 @@
+"""Who computes each operator, and why: every operator has an answer, and it is the one that ran."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from abele.report import facts, timing
+from abele.targets import candidates, get_target
+from abele.targets.cpu.emitted.reasons import why_torch
+from abele.targets.kernel_choice import NOBODY, operators_of
+from helpers.models import MODELS
+from helpers.reported import recorded
+from helpers.runs import rule_for, started
+
+aten = torch.ops.aten
+CPU = get_target("cpu")
+WAYS = [
+    "interpreter",
+    *(pytest.param(w, marks=pytest.mark.compiler) for w in ("op_by_op", "emitted")),
+]
+
+
+def session_of(way, name, monkeypatch):
+    if way != "interpreter":
+        reason = CPU.cannot_compile()
+        if reason is not None:
+            pytest.skip(reason)
+        monkeypatch.setenv(candidates.ENVIRONMENT, way)
+    model = MODELS[name]
+    module = model.fresh()
+    target = get_target("reference") if way == "interpreter" else CPU
+    return started(module, model.batch(), rule_for(module), target=target)
+
+
+@pytest.mark.parametrize("name", ["introduction", "dense"])
+@pytest.mark.parametrize("way", WAYS)
+def test_every_operator_has_the_computer_that_is_timed(way, name, monkeypatch):
+    session, record = session_of(way, name, monkeypatch)
+    run = timing.timed(recorded(session, record), session.executable, session, budget_s=0)
+    (program,) = run.programs
+    counted, chosen, timed = Counter(), Counter(), Counter()
+    for each in program.operators:
+        counted[each.name, each.phase] += each.count
+    for each in program.choices:
+        assert each.why
+        chosen[each.operator, each.phase] += each.count
+    assert chosen == counted
+    for kernel in program.timing.kernels:
+        for operator, _ in kernel.operators:
+            timed[operator, kernel.what] += 1
+    for each in program.choices:
+        assert each.by == NOBODY or timed[each.operator, each.by], each
+
+
+def test_a_program_says_who_declined_it_and_why(monkeypatch):
+    monkeypatch.setenv(candidates.ENVIRONMENT, candidates.RULES)
+    model = MODELS["dense"]
+    module = model.fresh()
+    session, record = started(module, model.batch(), rule_for(module))
+    (program,) = session.executable.programs
+    lowering, _ = CPU.choose(program)
+    declined = CPU.declined(program, lowering)
+    assert (
+        declined["op_by_op"] == "it has no convolutions of float32 images, and is no large update"
+    )
+    assert set(declined) == {each.name for each in CPU.lowerings[: CPU.lowerings.index(lowering)]}
+    record.declined = {program.name: declined}
+    (known,) = facts.programs(session.executable, record)
+    assert known.declined == declined
+
+
+class Foreign(torch.nn.Module):
+    """Operators that emitted code leaves to torch, each for a reason of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = torch.nn.Conv2d(128, 128, 3)
+
+    def forward(self, x):
+        complex_ = torch.fft.fft(x.flatten(1))
+        return self.wide(x).sum() + torch.linalg.det(x[0, 0, :4, :4]) + complex_.abs().sum()
+
+
+def test_what_torch_computes_has_a_reason_of_its_own():
+    module = Foreign()
+    session, _ = started(module, (torch.ones(8, 128, 8, 8),), None)
+    (program,) = session.executable.programs
+    reasons = {str(node.target): why_torch(node) for node in operators_of(program)}
+    assert reasons["aten.convolution.default"].startswith("the library's: it is faster with")
+    assert reasons["aten._fft_r2c.default"] == "torch's call: loops do not know complex64"
+    assert (
+        reasons["aten._linalg_det.default"] == "torch's call: no code is written for this operator"
+    )
