@@ -19,6 +19,7 @@ from abele.port import command as port
 from abele.report import comparison, files, read_journal, read_run
 from abele.report.files import PAGE
 from abele.report.journal import Journal
+from abele.report.measured import measured
 from abele.report.page import page
 from abele.report.record import Process, Run
 from abele.stage import command as stage
@@ -54,6 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("run", type=Path, help="folder of a run, or its run.json")
     report.add_argument("--compare", type=Path, metavar="RUN2", help="say how RUN2 differs")
     report.add_argument(
+        "--measure", action="store_true", help="time the operators of a run that is over"
+    )
+    report.add_argument(
         "-o", "--output", type=Path, metavar="PAGE", help=f"default: {PAGE} in the run's folder"
     )
     report.set_defaults(command=_command_report)
@@ -65,14 +69,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _command_report(parsed: argparse.Namespace) -> int:
     try:
-        print(_report(parsed.run, parsed.compare, parsed.output))
+        print(_report(parsed.run, parsed.compare, parsed.output, measure=parsed.measure))
     except OSError as error:
         raise ReportError(str(error)) from error
     return 0
 
 
-def _report(path: Path, other: Path | None, output: Path | None) -> Path:
-    run, journal = _read(path)
+def _report(path: Path, other: Path | None, output: Path | None, *, measure: bool) -> Path:
+    run, journal = _read(path, measure=measure)
     if other is None:
         if output is None:
             files.write(_folder(path), run, journal, alive=_runs(run.process))
@@ -80,13 +84,19 @@ def _report(path: Path, other: Path | None, output: Path | None) -> Path:
         text = page(run, journal, alive=_runs(run.process))
     else:
         output = output or _folder(path) / "comparison.html"
-        text = comparison.page((run, journal), _read(other))
+        text = comparison.page((run, journal), _read(other, measure=measure))
     write_text(output, text)
     return output
 
 
-def _read(path: Path) -> tuple[Run, Journal]:
-    return read_run(path), read_journal(_folder(path))
+def _read(path: Path, *, measure: bool) -> tuple[Run, Journal]:
+    run, folder = read_run(path), _folder(path)
+    journal = read_journal(folder)
+    if measure:
+        over = journal.end is not None  # its process may go on with something else
+        run = measured(folder, run, alive=False if over else _runs(run.process))
+        run.write(folder)
+    return run, journal
 
 
 def _folder(path: Path) -> Path:

@@ -51,6 +51,7 @@ class Timing:
         clocks: what of that the clocks took, from measuring them alone.
         kernels: in the order in which they run.
         all_runs: how many there were with clocks; 0 in older files.
+        made_up: the state was made up, because the run was over.
     """
 
     runs: int
@@ -59,6 +60,7 @@ class Timing:
     clocks: float
     kernels: tuple[Kernel, ...]
     all_runs: int = 0
+    made_up: bool = False
 
     @property
     def attributed(self) -> float:

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
-from abele.report import endings, files
+from abele.compile.executable import Executable
+from abele.errors import SerializationError
+from abele.report import endings, executable_file, files
 from abele.report.journal import SINGLE, SPAN_S, Journal, JournalWriter, read_journal
 from abele.report.record import Run
 from abele.runtime.clock import CallRecord
@@ -64,23 +66,33 @@ class Recorder(Observer):
         """Notes when a part of building begins."""
         self._add("stage", self._now(), stage)
 
-    def built(self, run: Run, loss: int | None) -> None:
+    def built(self, run: Run, loss: int | None, made: Executable) -> None:
         """Writes what is known after building.
 
         Args:
             run: replaces what was known before.
             loss: which output of a call is the loss; None if none is.
+            made: what runs; kept in the folder.
         """
         self.run, self._loss = run, loss
         self._add("stage", self._now(), "calls")
+        self._keep(made)
         self._ended_ns = time.perf_counter_ns()
         self._write()
 
-    def changed(self, run: Run, what: str) -> None:
+    def changed(self, run: Run, what: str, made: Executable) -> None:
         """Writes what is known after something has changed, such as the programs that run."""
         self.run = run
         self._add("note", self._now(), what)
+        self._keep(made)
         self._write()
+
+    def _keep(self, made: Executable) -> None:
+        """Keeps the programs, so that they can be timed when the run is over."""
+        try:
+            self._trying(lambda: executable_file.write(self.folder, made))
+        except SerializationError as error:
+            self._add("note", self._now(), f"Its programs cannot be kept to be timed: {error}")
 
     def on_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         """Reads the loss: one number, or the mean of several."""

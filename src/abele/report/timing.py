@@ -34,16 +34,20 @@ _MOST_RUNS = 30
 _MEMORY_SHARE = 0.25
 
 
-def timed(run: Run, executable: Executable, state: DeviceState, budget_s: float = BUDGET_S) -> Run:
+def timed(
+    run: Run, executable: Executable, state: DeviceState | None, budget_s: float = BUDGET_S
+) -> Run:
     """A run's record with the times of its kernels, or why there are none.
 
     Args:
         run: what is known; its programs are those of the executable.
         executable: what runs.
-        state: of the session; only copies of it are written.
+        state: of the session; only copies of it are written. None if the session is gone: then
+            the state is made up as inputs are.
         budget_s: how long each program is run; each of them runs twice at least.
     """
-    known = _limits() if state.device.type == "cpu" else None
+    device = executable.target.device().type
+    known = _limits() if device == "cpu" else None
     by_name = {program.name: program for program in executable.programs}
     programs: list[Recorded] = []
     for each in run.programs:
@@ -52,7 +56,7 @@ def timed(run: Run, executable: Executable, state: DeviceState, budget_s: float 
         if program is not None and known is not None:
             timing = _timed(program, executable, state, known, budget_s)
         elif known is None:
-            timing = f"there are no clocks for {state.device.type}"
+            timing = f"there are no clocks for {device}"
         done = isinstance(timing, Timing)
         programs.append(
             dataclasses.replace(
@@ -73,12 +77,16 @@ def _limits() -> Limits:
 
 
 def _timed(
-    program: Program, executable: Executable, state: DeviceState, known: Limits, budget_s: float
+    program: Program,
+    executable: Executable,
+    state: DeviceState | None,
+    known: Limits,
+    budget_s: float,
 ) -> Timing | str:
     """The times of a program, or why there are none."""
     if any(has_effect(node) for node in all_nodes(program.graph)):
         return "it prints or calls the host, which it would do once more"
-    arguments = _arguments(program, state)
+    arguments = measuring.made_up(program) if state is None else _arguments(program, state)
     if 2 * sum(each.nbytes for each in arguments) > _MEMORY_SHARE * facts.machine().memory_bytes:
         return "there is no room for copies of its state"
     lowering = executable.lowering(program.name)
@@ -87,7 +95,8 @@ def _timed(
         if with_clocks is None:
             return f"the code of lowering {lowering.name!r} has no place for clocks"
         plain = executable.compiled[program.name].run
-        return _both(program, plain, with_clocks, arguments, known, budget_s)
+        made = _both(program, plain, with_clocks, arguments, known, budget_s)
+        return dataclasses.replace(made, made_up=state is None)
     except (AbeleError, RuntimeError, MemoryError) as error:  # the run itself goes on
         return f"it failed ({type(error).__name__}: {error})"
 

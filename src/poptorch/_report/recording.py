@@ -86,13 +86,15 @@ class Recording:
         """Notes what was compiled."""
         made = self._model.get_compiled()
         if self._recorder is not None:
-            self._recorder.built(self._run(self._recorder.run, made), made.captured.loss)
+            run = self._run(self._recorder.run, made)
+            self._recorder.built(run, made.captured.loss, made.session.executable)
 
     def changed(self, what: str) -> None:
         """Notes that other programs run than before."""
         if self._recorder is not None:
-            run = self._run(self._recorder.run, self._model.get_compiled())
-            self._recorder.changed(run, what)
+            made = self._model.get_compiled()
+            run = self._run(self._recorder.run, made)
+            self._recorder.changed(run, what, made.session.executable)
 
     def end(self, how: str) -> None:
         """Ends the run."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import poptorch
+from abele.__main__ import main
 from abele.report import read_journal, read_run
 from abele.report.comparison import differences
 from helpers.warm_python import python
@@ -39,6 +40,21 @@ def test_a_run_is_recorded_with_its_calls_and_losses(tmp_path):
     wrapped.destroy()
     assert "finished" in words(tmp_path / "net" / "report.html")
     assert read_journal(tmp_path / "net").end.what == "ended: the wrapper was destroyed"
+
+
+def test_operators_of_a_run_that_is_over_can_still_be_timed(tmp_path, monkeypatch):
+    monkeypatch.setenv("POPLAR_ENGINE_OPTIONS", '{"autoReport.outputExecutionProfile": "false"}')
+    wrapped = trainer(scorer(), enableProfiling=str(tmp_path), modelName="net")
+    losses = [float(wrapped(*rows(4))[0]) for _ in range(5)]
+    folder = tmp_path / "net"
+    assert main(["report", str(folder), "--measure"]) == 1  # it still goes on
+    wrapped.destroy()
+    assert all(each.timing is None for each in read_run(folder).programs)
+    assert main(["report", str(folder), "--measure"]) == 0
+    run, journal = recorded(tmp_path, "net")
+    assert all(each.timing is not None for each in run.programs)
+    assert [each.loss for each in journal.windows] == losses  # none of these runs is a call
+    assert "Operators by time" in words(folder / "report.html")
 
 
 def test_backward_has_modules_and_lines_too(tmp_path):

@@ -5,16 +5,28 @@ import time
 
 import pytest
 
+from abele.errors import SerializationError
+from abele.report.executable_file import FILE
 from abele.report.journal import SINGLE
 from abele.report.recorder import Recorder, ReportWarning, parts_of
 from abele.runtime.clock import CallRecord
+from helpers.models import MODELS
 from helpers.reported import run_before
+from helpers.runs import rule_for, started
+
+
+@pytest.fixture(scope="module")
+def executable():
+    model = MODELS["dense"]
+    module = model.fresh()
+    session, _ = started(module, model.batch(), rule_for(module))
+    return session.executable
 
 
 @pytest.fixture
-def recorder(tmp_path):
+def recorder(tmp_path, executable):
     made = Recorder(tmp_path, run_before())
-    made.built(made.run, None)
+    made.built(made.run, None, executable)
     yield made
     made.ended("finished")
 
@@ -67,13 +79,27 @@ def test_a_forked_child_writes_nothing(recorder, tmp_path):
     assert (tmp_path / "journal.jsonl").read_bytes() == before
 
 
-def test_a_folder_that_cannot_be_written_is_warned_of(recorder, tmp_path, monkeypatch):
+def test_programs_that_cannot_be_kept_are_said_and_no_end(recorder, executable, monkeypatch):
+    def refuse(program):
+        raise SerializationError("operator mine.own")
+
+    monkeypatch.setattr("abele.report.executable_file.to_text", refuse)
+    recorder.changed(recorder.run, "other programs run", executable)
+    notes = [each.what for each in recorder.read().of_kind("note")]
+    assert notes == [
+        "other programs run",
+        "Its programs cannot be kept to be timed: operator mine.own",
+    ]
+    assert not (recorder.folder / FILE).exists()
+
+
+def test_a_folder_that_cannot_be_written_is_warned_of(recorder, executable, monkeypatch):
     def full(path, text):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("abele.report.files.write_text", full)
     with pytest.warns(ReportWarning, match="cannot be written.*No space left.*The run goes on"):
-        recorder.changed(recorder.run, "other programs run")
+        recorder.changed(recorder.run, "other programs run", executable)
 
 
 def test_a_folder_that_was_deleted_stays_deleted(recorder, tmp_path):

@@ -27,7 +27,7 @@ def kernels(run: record.Run) -> Html | None:
 
 def _note(limits: Limits | None) -> Html:
     text = (
-        "Measured in runs of their own, on copies of the state: with a look at the clock between "
+        "Measured in runs of their own, on tensors of their own: with a look at the clock between "
         "kernels, and in turns without. These runs are no calls, and none of their times is "
         "among those of calls."
     )
@@ -51,6 +51,8 @@ def _of_program(timing: Timing) -> list[Content]:
         f"them, {words.seconds(timing.clocks)} for the clocks. "
         f"Means of {words.count(timing.runs, 'run')}, the fastest quarter."
     )
+    if timing.made_up:
+        said += " The run was over: its state was made up, as inputs are."
     return [tag("p", said), _operators(timing, whole), _longest(timing, whole)]
 
 
