@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import poptorch
 from abele import StepConfig, build, get_target
 from abele.errors import BatchError
-from abele.runtime.observers import Observer
+from abele.runtime.observers import Observer, of_new_sessions
+from abele.targets import ENVIRONMENT
 from helpers.models import MODELS, plain_loss
 from helpers.pipelined import at_stage, sessions
 from helpers.runs import captured, rule_for, started
@@ -217,3 +219,46 @@ def test_nobody_replaces_a_method_of_a_session_or_a_compiled_model():
         for place in replaced_in(path, methods)
     ]
     assert found == []
+
+
+def test_a_call_tells_its_inputs_before_anything_runs():
+    class Inputs(Told):
+        def on_inputs(self, inputs):
+            self._note("inputs", [each.shape for each in inputs])
+
+    log, session, batch = [], session_of(), batch_of()
+    session.add_observer(Inputs(log))
+    session.step(batch)
+    assert log[:2] == [("begin",), ("inputs", [each.shape for each in batch])]
+
+
+def test_new_sessions_are_observed_by_whoever_asked_for_them():
+    log = []
+    with of_new_sessions(lambda session: Told(log) if session.config.training else None):
+        session = session_of()
+    session_of().step(batch_of())  # made afterwards
+    assert log == []
+    session.step(batch_of())
+    assert log == ONE_CALL
+
+
+def test_a_session_of_a_training_model_knows_its_loss(monkeypatch):
+    monkeypatch.setenv(ENVIRONMENT, "reference")
+    model = torch.nn.Linear(2, 2)
+
+    class WithLoss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            y = self.model(x)
+            return y, poptorch.identity_loss(y.sum(), reduction="none")
+
+    made = []
+    options = poptorch.Options().showCompilationProgressBar(False)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+    with of_new_sessions(made.append):
+        poptorch.trainingModel(WithLoss(), options, optimizer)(torch.ones(1, 2))
+        poptorch.inferenceModel(model, options)(torch.ones(1, 2))
+    assert [session.loss for session in made] == [1, None]

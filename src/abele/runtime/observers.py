@@ -7,13 +7,17 @@ meanwhile. Any number of them may be attached, in any order; without one, nothin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from abele.runtime.clock import CallRecord
 from abele.step.batching import MicroStep
+
+if TYPE_CHECKING:
+    from abele.runtime.session import Session
 
 
 class Observer:
@@ -39,6 +43,13 @@ class Observer:
 
         Args:
             began_ns: when its caller was called, on the clock of ``time.perf_counter_ns``.
+        """
+
+    def on_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
+        """The inputs of a call are there; nothing of it has run.
+
+        Args:
+            inputs: one tensor per input slot, with the rows of the whole call.
         """
 
     def on_micro_step(self, step: MicroStep, begin: Any, end: Any) -> None:
@@ -74,3 +85,30 @@ class Observer:
         Args:
             call: its times, and the error if it came to one; then it has fewer marks.
         """
+
+
+Maker = Callable[["Session"], Observer | None]
+_makers: list[Maker] = []
+
+
+@contextlib.contextmanager
+def of_new_sessions(make: Maker) -> Generator[None]:
+    """While open, a session that is made, in any thread, is observed from its first call on.
+
+    For whoever runs a program and does not know its wrappers.
+
+    Args:
+        make: gives the observer of a session that is nearly made; None for sessions that are of no
+            interest.
+    """
+    _makers.append(make)
+    try:
+        yield
+    finally:
+        _makers.remove(make)
+
+
+def of_new(session: Session) -> tuple[Observer, ...]:
+    """The observers that somebody wants a new session to have."""
+    made = [make(session) for make in _makers]
+    return tuple(each for each in made if each is not None)

@@ -19,7 +19,7 @@ from abele.runtime.anchors import Anchor, AnchorStore
 from abele.runtime.clock import CallRecord
 from abele.runtime.device_state import DeviceState
 from abele.runtime.micro_steps import Alone, Plan, Returned, Step, Update, sequential
-from abele.runtime.observers import Observer
+from abele.runtime.observers import Observer, of_new
 from abele.runtime.take_over import TakeOver
 from abele.step import batching
 from abele.step.config import OutputMode, StepConfig
@@ -44,11 +44,13 @@ class Session(DeviceState):
             optimizer state become those of process 0 where they differ, with a warning.
         plan: how micro-steps run; one after the other by default.
         observers: who is told of calls; see ``add_observer``.
+        loss: which output is the loss that is trained; None if none is.
 
     Attributes:
         executable: what runs: as given, or what has taken over from that.
         runner: runs the micro-steps.
         marks: of the latest call, before and after each micro-step; see ``runtime.clock``.
+        loss: as given.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Session(DeviceState):
         *,
         plan: Plan | None = None,
         observers: Sequence[Observer] = (),
+        loss: int | None = None,
     ):
         batching.check_output_period(config)
         plan = plan or sequential(executable)
@@ -78,13 +81,13 @@ class Session(DeviceState):
             hyper or {},
             collective,
         )
-        self.executable = executable
+        self.executable, self.loss = executable, loss
         self.runner = plan.start(executable, self, Update(executable, self))
         self._steps = list(batching.schedule(config))
         self._shared_and_written = _shared_and_written(plan.model, config)
         self._first_replicas = set(config.input_groups.firsts())
         self._anchors = self._anchor_store(anchors, plan.model)
-        self._observers = tuple(observers)
+        self._observers = (*observers, *of_new(self))
         self._alone: Alone | None = None
         self.prepare()
         self.marks: list[Any] = []
@@ -197,6 +200,7 @@ class Session(DeviceState):
         try:
             for observer in observers:
                 observer.on_call_begin(began_ns)
+                observer.on_inputs(batch)
             if self._anchors is not None:
                 self._anchors.begin()
             if self.exchange is not None:

@@ -106,6 +106,7 @@ class CompiledModel:
                 distributed.collective_of(config),
                 plan=plan,
                 observers=(*profiling.call_observers(config.training), *observers),
+                loss=made.captured.loss,
             )
         self.inputs.device = self.session.device
         slots = [slot for slot in made.captured.programs[0].inputs if slot.role is Role.INPUT]
