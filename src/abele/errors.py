@@ -21,6 +21,7 @@
     |- FitError               it cannot be said whether a program fits into a memory
     |  `- LimitError             a limit that means nothing, or a device that is not there
     |- StageError            a model cannot be divided into the stages that were asked for
+    |- CheckError            a port cannot be compared with its original
     |- ReportError           the record of a run cannot be read
     |- SerializationError    something cannot be stored, or what was read means nothing
     |- TargetError           the requested target cannot be used here
@@ -178,6 +179,10 @@ class StageError(AbeleError):
 
 class PortError(AbeleError):
     """A program that cannot be ported, or whose files cannot be read or written."""
+
+
+class CheckError(PortError):
+    """A port and its original cannot be compared: one of them did not run, or did not train."""
 
 
 class TorchVersionError(ImportError):
