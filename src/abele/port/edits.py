@@ -140,15 +140,24 @@ def with_header(
     module: cst.Module, imports: dict[str, None], definitions: Sequence[_Statement]
 ) -> cst.Module:
     """A module with imports, and definitions after all imports at its top."""
-    body = list(module.body)
-    last = _last_import(body)
-    present = {module.code_for_node(each).strip() for each in body[: last + 1]}
-    lines = [line for line in imports if line not in present]
-    new = [statement for line in lines for statement in parsed(line)]
-    rest = body[last + 1 :]
+    body: list[Any] = list(module.body)
+    end = _last_import(body) + 1
+    present = {module.code_for_node(each).strip() for each in body[:end]}
+    new: list[Any] = [each for line in imports if line not in present for each in parsed(line)]
+    top, rest = body[:end], body[end:]
+    first = next((index for index, each in enumerate(top) if _imports_torch(each)), end)
+    if new and first < end:
+        new[0] = new[0].with_changes(leading_lines=top[first].leading_lines)
+        top[first] = top[first].with_changes(leading_lines=[])
     if definitions and rest:
         rest[0] = _spaced(rest[0])
-    return module.with_changes(body=[*body[: last + 1], *new, *definitions, *rest])
+    return module.with_changes(body=[*top[:first], *new, *top[first:], *definitions, *rest])
+
+
+def _imports_torch(statement: Any) -> bool:
+    """Whether a statement imports torch or a part of it, before which new imports go."""
+    text = cst.Module([statement.with_changes(leading_lines=[])]).code
+    return text.startswith(("import torch", "from torch"))
 
 
 def _spaced(statement: Any) -> Any:

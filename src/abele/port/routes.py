@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import libcst as cst
 
 from abele.port.analysis.kinds import Thing
+from abele.port.analysis.things import NoHomeError
 from abele.port.project import Owner
 from abele.port.source import Source
 
@@ -74,19 +75,16 @@ class Routes:
         return self.name(self.kept(thing), source, node)
 
     def kept(self, thing: Thing) -> Wrapped:
-        """The variable that something is first assigned to.
+        """The variable by which the program knows something.
 
         Raises:
-            NoRouteError: it has none.
+            NoRouteError: there is none, or there are several.
         """
-        things = self._context.things
-        for each in thing.source.above(thing.made):
-            if isinstance(each, cst.Assign):
-                target = each.targets[0].target
-                variable = things.variable(thing.source, target)
-                if variable is not None:
-                    return Wrapped(variable.name, thing.source, variable.owner)
-        raise NoRouteError("it is assigned to no name")
+        try:
+            home = self._context.things.home(thing)
+        except NoHomeError as error:
+            raise NoRouteError(str(error)) from error
+        return Wrapped(home.variable.name, home.source, home.variable.owner)
 
     def _sees(self, wrapped: Wrapped, source: Source, node: cst.CSTNode) -> bool:
         if isinstance(wrapped.owner, cst.ClassDef):

@@ -11,6 +11,7 @@ from libcst import matchers as m
 
 from abele.port.analysis.flow import changes, reads, writes
 from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.scopes import is_method
 from abele.port.analysis.things import Things
 from abele.port.project import Owner, Project
 from abele.port.source import Source
@@ -252,9 +253,10 @@ class _Reader:
         """Names that may be others in each step."""
         owner = self._owner
         if self._loop is not None:
-            return set(writes(self._loop))
+            return set(writes(self._loop)) - {"self"}
         if isinstance(owner, cst.FunctionDef):
-            return {*writes(owner.body), *(each.name.value for each in owner.params.params)}
+            params = [each.name.value for each in owner.params.params]
+            return {*writes(owner.body), *params[is_method(owner) :]}
         return set()
 
     def _used_outside(self, forward: Sequence[Statement], rest: set[Statement]) -> list[str]:

@@ -6,6 +6,8 @@ functions, results and attributes of objects, until nothing new is learned.
 
 from __future__ import annotations
 
+import dataclasses
+
 import libcst as cst
 from libcst import matchers as m
 
@@ -41,6 +43,25 @@ _WRAPPERS = frozenset(
         "torch.nn.parallel.DistributedDataParallel",
     )
 )
+
+
+class NoHomeError(Exception):
+    """There is no one place where a thing gets its name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Home:
+    """Where a thing gets the name by which the program goes on.
+
+    Attributes:
+        source: the file.
+        statement: that assigns it.
+        variable: that it is assigned to.
+    """
+
+    source: Source
+    statement: cst.SimpleStatementLine
+    variable: Variable
 
 
 class Things:
@@ -85,6 +106,54 @@ class Things:
             for variable, values in self._values.items()
             if variable.owner is owner and thing in values
         ]
+
+    def home(self, thing: Thing) -> Home:
+        """Where a thing is first given the name by which the program goes on.
+
+        A function that makes and returns it is followed to the one call of it.
+
+        Raises:
+            NoHomeError: it is assigned to no name, or in several places.
+        """
+        home = self._assigned(thing.source, thing.made, 0)
+        function = thing.source.enclosing(thing.made, cst.FunctionDef)
+        source = thing.source
+        while function is not None:
+            places = [
+                index
+                for index, results in enumerate(self._results.get(function, []))
+                if thing in results
+            ]
+            calls = self.calls(function)
+            if not places or not calls:
+                break
+            if len(calls) > 1:
+                raise NoHomeError(f"{function.name.value}() makes one in each of its calls")
+            ((call, source),) = calls.items()
+            home = self._assigned(source, call, places[0]) or home
+            function = source.enclosing(call, cst.FunctionDef)
+        if home is None:
+            raise NoHomeError("it is assigned to no name")
+        return home
+
+    def _assigned(self, source: Source, node: cst.BaseExpression, index: int) -> Home | None:
+        """The assignment around an expression, to the variable that an element of it goes to."""
+        assign = next((each for each in source.above(node) if isinstance(each, cst.Assign)), None)
+        if assign is None:
+            return None
+        target: cst.BaseExpression = assign.targets[0].target
+        if isinstance(target, cst.Tuple):
+            place = index
+            if isinstance(assign.value, cst.Tuple):
+                values = [element.value for element in assign.value.elements]
+                inside = {node, *source.above(node)}
+                place = next(number for number, each in enumerate(values) if each in inside)
+            target = target.elements[place].value
+        variable = self.variable(source, target)
+        statement = source.enclosing(assign, cst.SimpleStatementLine)
+        if variable is None or statement is None:
+            return None
+        return Home(source, statement, variable)
 
     def variable(self, source: Source, node: cst.BaseExpression) -> Variable | None:
         """The variable that a name, or an attribute of ``self``, stands for."""

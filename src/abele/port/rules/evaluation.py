@@ -9,8 +9,8 @@ from libcst import matchers as m
 
 from abele.port.analysis import batches
 from abele.port.analysis.kinds import Kind, Thing
-from abele.port.analysis.scopes import Variable
-from abele.port.analysis.steps import Statement, statement_of
+from abele.port.analysis.steps import Statement, block_of
+from abele.port.analysis.things import Home, NoHomeError
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.routes import NoRouteError, Wrapped
@@ -57,8 +57,9 @@ def _calls(context: Context) -> Iterator[tuple[Source, cst.Call, Thing]]:
 
 def _wrap(context: Context, thing: Thing, count: int) -> Wrapped:
     """Make an inference model, where the model is made."""
-    variable, statement = _made(context, thing)
-    source = thing.source
+    home = _home(context, thing)
+    variable, source = home.variable, home.source
+    statement = _last_assignment(context, home)
     prefix = "self." if variable.name.startswith("self.") else ""
     number = f"_{count + 1}" if count else ""
     name = prefix + context.name(source, f"inference_model{number}")
@@ -70,26 +71,28 @@ def _wrap(context: Context, thing: Thing, count: int) -> Wrapped:
     return Wrapped(name, source, variable.owner)
 
 
-def _made(context: Context, thing: Thing) -> tuple[Variable, Statement]:
-    """The variable of a model, and the last statement in its block that assigns to it.
+def _home(context: Context, thing: Thing) -> Home:
+    """Where the model gets its name.
 
     Raises:
-        NoRouteError: it is assigned to no name.
+        NoRouteError: there is no one place.
     """
-    source = thing.source
-    assigned: list[tuple[Variable, Statement]] = []
-    for node in m.findall(source.module, m.Assign()):
-        assert isinstance(node, cst.Assign)
-        target = node.targets[0].target
-        variable = context.things.variable(source, target)
-        if variable is not None and thing in context.things.of(source, node.value):
-            assigned.append((variable, statement_of(source, node)))
-    if not assigned:
-        raise NoRouteError("it is assigned to no name")
-    first, statement = assigned[0]
-    same = [each for variable, each in assigned if variable == first]
-    block = source.parent(statement)
-    return first, [each for each in same if source.parent(each) is block][-1]
+    try:
+        return context.things.home(thing)
+    except NoHomeError as error:
+        raise NoRouteError(str(error)) from error
+
+
+def _last_assignment(context: Context, home: Home) -> Statement:
+    """The last statement in the same block that assigns to the model's variable."""
+    last: Statement = home.statement
+    for statement in block_of(home.source, home.statement):
+        for node in m.findall(statement, m.Assign()):
+            assert isinstance(node, cst.Assign)
+            target = node.targets[0].target
+            if context.things.variable(home.source, target) == home.variable:
+                last = statement
+    return last
 
 
 def _replace(context: Context, source: Source, call: cst.Call, name: str) -> None:

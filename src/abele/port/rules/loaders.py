@@ -14,7 +14,8 @@ _TRAINING = (
     "poptorch.DataLoader takes the same arguments; it leaves out a last, shorter batch, "
     "because a program has one shape"
 )
-_EVALUATION = "poptorch.DataLoader takes the same arguments; no row is left out of an evaluation"
+_EVALUATION = "poptorch.DataLoader takes the same arguments, and all batches have one size"
+_SHORT = "no row is left out of an evaluation: torch's loader gives a last, shorter batch, too"
 _HOST_MEMORY = ("pin_memory", "pin_memory_device")
 
 
@@ -27,20 +28,20 @@ def apply(context: Context) -> None:
     }
     for thing in context.things.all(Kind.LOADER):
         if thing.name.startswith("torch.") and isinstance(thing.made, cst.Call):
-            _replace(context, thing, thing.made, training=thing in trained)
+            if thing in trained or not batches.may_be_short(thing):
+                _replace(context, thing, thing.made, training=thing in trained)
+            else:
+                context.say(thing.source, thing.made, "ABP202", Verdict.MATCH, _SHORT)
 
 
 def _replace(context: Context, thing: Thing, call: cst.Call, training: bool) -> None:
     edits = context.edits(thing.source)
     options = context.options(thing.source)
     edits.replace(call.func, "poptorch.DataLoader")
-    short = batches.may_be_short(thing)
 
     def change(node: cst.Call) -> cst.Call:
         kept = [each for each in node.args if not _has_no_effect(each, training)]
         first = cst.Arg(cst.Name(options), comma=_comma(node))
-        if short and not training and batches.argument(call, "drop_last") is None:
-            kept = [*_separated(kept), _keyword("drop_last", "False")]
         return node.with_changes(args=[first, *kept])
 
     edits.change(call, change)
@@ -55,23 +56,6 @@ def _comma(call: cst.Call) -> cst.Comma:
         if isinstance(comma.whitespace_after, cst.ParenthesizedWhitespace):
             return comma
     return cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
-
-
-def _separated(arguments: list[cst.Arg]) -> list[cst.Arg]:
-    """Arguments each of which has a comma of the same kind after it."""
-    *rest, last = arguments
-    comma = rest[-1].comma if rest else cst.MaybeSentinel.DEFAULT
-    return [
-        *rest,
-        last if isinstance(last.comma, cst.Comma) and not rest else last.with_changes(comma=comma),
-    ]
-
-
-def _keyword(name: str, value: str) -> cst.Arg:
-    tight = cst.SimpleWhitespace("")
-    return cst.Arg(
-        cst.parse_expression(value), keyword=cst.Name(name), equal=cst.AssignEqual(tight, tight)
-    )
 
 
 def _has_no_effect(argument: cst.Arg, training: bool) -> bool:

@@ -9,7 +9,8 @@ import libcst as cst
 
 from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.kinds import Thing
-from abele.port.analysis.steps import Statement, Step, StepError, statement_of
+from abele.port.analysis.steps import Statement, Step, StepError
+from abele.port.analysis.things import Home, NoHomeError
 from abele.port.context import Context
 from abele.port.edits import parsed
 from abele.port.finding import Verdict
@@ -53,23 +54,23 @@ def _rewrite(context: Context, step: Step) -> None:
 def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     """Make the training model, where its optimizer is made."""
     optimizer = step.optimizer
-    source = optimizer.source
-    kept = context.routes.kept(optimizer)
+    home = _home(context, step)
+    source, kept = home.source, home.variable
     prefix = "self." if kept.name.startswith("self.") else ""
     name = prefix + context.name(source, "training_model")
     cls = context.name(step.source, "ModelWithLoss")
     options = context.options(source)
-    given = ", ".join(_value(context, step, part, source, optimizer) for part in wrapper.parts)
+    given = ", ".join(_value(context, step, part, home) for part in wrapper.parts)
     _define(context, step, source, cls, wrapper)
     context.edits(source).after(
-        statement_of(source, optimizer.made),
+        home.statement,
         f"{name} = poptorch.trainingModel(\n"
         f"    {cls}({given}), options={options}, optimizer={kept.name}\n)",
     )
     model = Wrapped(name, source, kept.owner)
     context.training[optimizer] = model
     reason = f"{name} is made here: the model, its loss and this optimizer as one program"
-    context.say(source, optimizer.made, "ABP301", Verdict.MODIFIED, reason)
+    context.say(source, home.statement, "ABP301", Verdict.MODIFIED, reason)
     return model
 
 
@@ -85,7 +86,15 @@ def _define(context: Context, step: Step, source: Source, cls: str, wrapper: Wra
         context.edits(source).need(f"from {module} import {cls}")
 
 
-def _value(context: Context, step: Step, part: Part, source: Source, optimizer: Thing) -> str:
+def _home(context: Context, step: Step) -> Home:
+    """Where the optimizer gets its name."""
+    try:
+        return context.things.home(step.optimizer)
+    except NoHomeError as error:
+        raise StepError(step.update, f"its optimizer has no one place: {error}") from error
+
+
+def _value(context: Context, step: Step, part: Part, home: Home) -> str:
     """What the wrapper is given for a part, where the optimizer is made.
 
     Raises:
@@ -93,11 +102,12 @@ def _value(context: Context, step: Step, part: Part, source: Source, optimizer: 
     """
     things = context.things
     code = step.source.code(part.value)
-    there = things.owner(source, optimizer.made)
+    source = home.source
+    there = things.owner(source, home.statement)
     variable = things.variable(step.source, part.value)
     if variable is None:
         raise StepError(part.value, f"{code} is not known where the optimizer is made")
-    visible = (there, source.module, *source.above(optimizer.made))
+    visible = (there, source.module, *source.above(home.statement))
     if step.source is source and variable.owner in visible:
         return code
     for thing in things.of(step.source, part.value):

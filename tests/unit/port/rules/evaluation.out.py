@@ -1,9 +1,9 @@
 """One file without functions: its model is trained and evaluated, and a scheduler steps."""
 
+import poptorch
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
-import poptorch
 
 opts = poptorch.Options()
 
@@ -35,7 +35,7 @@ class Net(torch.nn.Module):
 train_set = TensorDataset(torch.randn(32, 4), torch.randn(32, 3))
 test_set = TensorDataset(torch.randn(20, 4), torch.randn(20, 3))
 train_loader = poptorch.DataLoader(opts, train_set, batch_size=8)
-test_loader = poptorch.DataLoader(opts, test_set, batch_size=8, drop_last=False)
+test_loader = DataLoader(test_set, batch_size=8)
 model = Net()
 inference_model = poptorch.inferenceModel(model, options=opts)
 optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)

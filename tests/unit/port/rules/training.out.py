@@ -1,9 +1,9 @@
 """Functions are given model, optimizer and loader; the criterion is made where it is used."""
 
+import poptorch
 import torch
 from torch import nn, optim
 from torch.utils.data import DataLoader, TensorDataset
-import poptorch
 
 opts = poptorch.Options()
 
