@@ -11,6 +11,21 @@ from abele.runtime.session import Session
 from helpers.models import MODELS
 from helpers.runs import rule_for, started
 
+#: A training wrapper that writes a report; the first argument is where.
+PROGRAM = """
+import os, signal, sys, time
+import torch, poptorch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 3)
+    def forward(self, x, y):
+        return torch.nn.functional.mse_loss(self.fc(x), y)
+opts = poptorch.Options().showCompilationProgressBar(False)
+opts.enableProfiling(sys.argv[1]).modelName("net")
+model = Net()
+wrapped = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
+"""
 BEFORE = {
     "abele": "0",
     "name": "net",

@@ -12,6 +12,7 @@ import torch
 import poptorch
 from abele import get_target
 from abele.report import read_journal, read_run
+from helpers.reported import PROGRAM
 from helpers.warm_python import python
 from helpers.wrapping import rows, scorer, trainer
 
@@ -20,20 +21,7 @@ case "$*" in *--version*) echo "g++ 99"; exit 0;; esac
 echo "cosmic rays in the parser" >&2
 exit 1
 """
-PROGRAM = """
-import sys, torch, poptorch
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = torch.nn.Linear(4, 3)
-    def forward(self, x, y):
-        return torch.nn.functional.mse_loss(self.fc(x), y)
-opts = poptorch.Options().showCompilationProgressBar(False)
-opts.enableProfiling(sys.argv[1]).modelName("net")
-model = Net()
-wrapped = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
-wrapped(torch.ones(2, 4), torch.ones(2, 3))
-"""
+ONE_CALL = PROGRAM + "wrapped(torch.ones(2, 4), torch.ones(2, 3))\n"
 
 
 def words(path):
@@ -57,7 +45,7 @@ def test_a_compiler_that_fails_is_on_the_page(forced, tmp_path):
     elif get_target("cuda").unavailable() is None:
         pytest.skip("programs go to the GPU, which this compiler is not for")
     ended = subprocess.run(
-        [python(), "-W", "ignore", "-c", PROGRAM, str(tmp_path)],
+        [python(), "-W", "ignore", "-c", ONE_CALL, str(tmp_path)],
         env=environment,
         capture_output=True,
         text=True,

@@ -14,6 +14,7 @@ import poptorch
 from abele.__main__ import main
 from abele.report import read_journal, read_run
 from abele.report.comparison import differences
+from helpers.reported import PROGRAM
 from helpers.warm_python import python
 from helpers.wrapping import inference, options, rows, scorer, trainer
 
@@ -204,19 +205,9 @@ def test_an_error_of_a_call_is_on_the_page_and_the_run_goes_on(tmp_path):
     assert recorded(tmp_path)[1].calls == 2
 
 
-PROGRAM = """
-import os, signal, sys, time
-import torch, poptorch
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = torch.nn.Linear(4, 3)
-    def forward(self, x, y):
-        return torch.nn.functional.mse_loss(self.fc(x), y)
-opts = poptorch.Options().showCompilationProgressBar(False)
-opts.enableProfiling(sys.argv[1]).modelName("net")
-model = Net()
-wrapped = poptorch.trainingModel(model, opts, torch.optim.SGD(model.parameters(), lr=0.1))
+CALLS = (
+    PROGRAM
+    + """
 def batches():
     for index in range(5):
         yield torch.ones(2, 4), torch.ones(2, 3)
@@ -224,6 +215,7 @@ def batches():
 for x, y in batches():
     wrapped(x, y)
 """
+)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +229,7 @@ for x, y in batches():
     ],
 )
 def test_a_program_leaves_a_page_that_says_how_it_ended(last, said, status, tmp_path):
-    code = PROGRAM.replace("LAST", last)
+    code = CALLS.replace("LAST", last)
     environment = {**os.environ, "ABELE_TARGET": "reference"}
     ended = subprocess.run(
         [python(), "-c", code, str(tmp_path)], env=environment, capture_output=True
@@ -249,7 +241,7 @@ def test_a_program_leaves_a_page_that_says_how_it_ended(last, said, status, tmp_
 
 
 def test_a_killed_program_leaves_files_that_say_so(tmp_path):
-    code = PROGRAM.replace("LAST", "time.sleep(1.2); os.kill(os.getpid(), signal.SIGKILL)")
+    code = CALLS.replace("LAST", "time.sleep(1.2); os.kill(os.getpid(), signal.SIGKILL)")
     environment = {**os.environ, "ABELE_TARGET": "reference"}
     ended = subprocess.run([python(), "-c", code, str(tmp_path)], env=environment)
     assert ended.returncode == -signal.SIGKILL
