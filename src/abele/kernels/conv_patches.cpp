@@ -146,6 +146,12 @@ void weight_gradient(const Patches& p, const float* small, const float* large, f
   }
 }
 
+template <class Pass>
+int run(const AbelePatches& description, Pass pass) {
+  if (!fills(description)) return ABELE_NO_CODE;
+  return guarded([&](Scratch& scratch) { pass(Patches(description), scratch); });
+}
+
 }  // namespace
 }  // namespace abele::patches
 
@@ -153,27 +159,21 @@ using namespace abele;
 
 int abele_patches_spread(const AbelePatches* description, const float* small, const float* weight,
                          const float* bias, float* large, int threads) {
-  if (!patches::fills(*description)) return ABELE_NO_CODE;
-  return guarded([&](Scratch& scratch) {
-    const patches::Patches p(*description);
+  return patches::run(*description, [&](const patches::Patches& p, Scratch& scratch) {
     patches::spread(p, small, weight, bias, large, threads, scratch);
   });
 }
 
 int abele_patches_gather(const AbelePatches* description, const float* large, const float* weight,
                          const float* bias, float* small, int threads) {
-  if (!patches::fills(*description)) return ABELE_NO_CODE;
-  return guarded([&](Scratch& scratch) {
-    const patches::Patches p(*description);
+  return patches::run(*description, [&](const patches::Patches& p, Scratch& scratch) {
     patches::gather(p, large, weight, bias, small, threads, scratch);
   });
 }
 
 int abele_patches_weight(const AbelePatches* description, const float* small, const float* large,
                          float* grad_weight, int threads) {
-  if (!patches::fills(*description)) return ABELE_NO_CODE;
-  return guarded([&](Scratch& scratch) {
-    const patches::Patches p(*description);
+  return patches::run(*description, [&](const patches::Patches& p, Scratch& scratch) {
     patches::weight_gradient(p, small, large, grad_weight, threads, scratch);
   });
 }

@@ -67,7 +67,7 @@ def conv(
     sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
     out = [(size + 2 * pad - kernel) // step + 1 for size, kernel, step, pad in sizes]
     y = torch.empty((x.shape[0], weight.shape[0], *out), memory_format=layout)
-    pointers = _pointer(x, layout), _pointer(weight), _pointer(bias), _pointer(y, layout)
+    pointers = pointer(x, layout), pointer(weight), pointer(bias), pointer(y, layout)
     description = describe(x, weight, stride, padding, layout, slope)
     threads = threads or _threads(library, y, weight)
     run = library.abele_winograd_forward if winograd else library.abele_conv_forward
@@ -97,8 +97,8 @@ def conv_backward(
         torch.empty(weight.shape) if output_mask[1] else None,
         torch.empty(weight.shape[0]) if output_mask[2] else None,
     ]
-    inputs = _pointer(grad, layout), _pointer(x, layout), _pointer(weight)
-    outputs = _pointer(results[0], layout), _pointer(results[1]), _pointer(results[2])
+    inputs = pointer(grad, layout), pointer(x, layout), pointer(weight)
+    outputs = pointer(results[0], layout), pointer(results[1]), pointer(results[2])
     description = describe(x, weight, stride, padding, layout)
     threads = threads or _threads(library, grad, weight, sum(output_mask[:2]))
     run = library.abele_winograd_backward if winograd else library.abele_conv_backward
@@ -128,7 +128,7 @@ def conv_pool(
     y = torch.empty((x.shape[0], weight.shape[0], *out))
     where = torch.empty(place_count(y.shape), dtype=torch.uint8) if places else None
     description = describe(x, weight, stride, padding, slope=0.0 if relu else 1.0)
-    pointers = (_pointer(each) for each in (x, weight, bias, y, where))
+    pointers = (pointer(each) for each in (x, weight, bias, y, where))
     library.abele_conv_pool(description, *pointers, threads)
     return y, where
 
@@ -154,7 +154,7 @@ def conv_pool_backward(
         torch.empty(shape) if wanted else None
         for shape, wanted in zip(shapes, output_mask, strict=True)
     ]
-    pointers = (_pointer(each) for each in (grad, places, x, weight, *results))
+    pointers = (pointer(each) for each in (grad, places, x, weight, *results))
     description = describe(x, weight, stride, padding)
     library.abele_conv_pool_backward(description, *pointers, threads)
     return results
@@ -197,7 +197,7 @@ def max_pool(
     y = torch.empty(shape, memory_format=layout)
     where = torch.empty(shape, dtype=torch.uint8, memory_format=layout) if places else None
     index = torch.empty(shape, dtype=torch.int64, memory_format=layout) if indices else None
-    pointers = (_pointer(each, layout) for each in (x, y, where, index))
+    pointers = (pointer(each, layout) for each in (x, y, where, index))
     threads = threads or threads_for(library, x.numel())
     library.abele_max_pool(_pool(x.shape, layout), *pointers, threads)
     return y, where, index
@@ -217,7 +217,7 @@ def max_pool_backward(
     Takes and raises what ``max_pool`` does.
     """
     grad_x = torch.empty(shape, memory_format=layout)
-    pointers = (_pointer(each, layout) for each in (grad, places, grad_x))
+    pointers = (pointer(each, layout) for each in (grad, places, grad_x))
     threads = threads or threads_for(library, grad_x.numel())
     library.abele_max_pool_backward(_pool(shape, layout), *pointers, threads)
     return grad_x
@@ -227,7 +227,12 @@ def _pool(shape: torch.Size, layout: torch.memory_format) -> Pool:
     return Pool(*shape, int(layout is CHANNELS_LAST))
 
 
-def _pointer(tensor: torch.Tensor | None, layout: torch.memory_format = PLANES) -> int | None:
+def pointer(tensor: torch.Tensor | None, layout: torch.memory_format = PLANES) -> int | None:
+    """The address of a tensor's data, or None without a tensor.
+
+    Raises:
+        ValueError: it does not lie as it has to.
+    """
     if tensor is None:
         return None
     if not tensor.is_contiguous(memory_format=layout):

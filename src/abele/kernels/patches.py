@@ -12,12 +12,12 @@ import torch
 
 from abele.kernels import binding
 from abele.kernels.convolution import Convolution
+from abele.kernels.on_tensors import CHANNELS_LAST, pointer
 
 # Registers hold so many channels.
 _LANES = 16
 # Rows of small images that are shorter leave tiles of a product empty.
 _LEAST_WIDTH = 8
-CHANNELS_LAST = torch.channels_last
 
 
 def gains(convolution: Convolution) -> bool:
@@ -64,7 +64,7 @@ def spread(
     _, channels, high, wide = weight.shape
     shape = images, channels, height * high, width * wide
     large = torch.empty(shape, memory_format=CHANNELS_LAST)
-    pointers = _pointer(small, CHANNELS_LAST), _pointer(weight), _pointer(bias)
+    pointers = pointer(small, CHANNELS_LAST), pointer(weight), pointer(bias)
     threads = _threads(library, small, weight)
     library.abele_patches_spread(_describe(small, weight), *pointers, large.data_ptr(), threads)
     return large
@@ -81,7 +81,7 @@ def gather(
     channels, _, high, wide = weight.shape
     shape = images, channels, height // high, width // wide
     small = torch.empty(shape, memory_format=CHANNELS_LAST)
-    pointers = _pointer(large, CHANNELS_LAST), _pointer(weight), _pointer(bias)
+    pointers = pointer(large, CHANNELS_LAST), pointer(weight), pointer(bias)
     threads = _threads(library, small, weight)
     library.abele_patches_gather(_describe(small, weight), *pointers, small.data_ptr(), threads)
     return small
@@ -92,7 +92,7 @@ def weight_gradient(
 ) -> torch.Tensor:
     """Return the gradient of the weight of both; takes and raises what ``spread`` does."""
     result = torch.empty(weight.shape)
-    pointers = _pointer(small, CHANNELS_LAST), _pointer(large, CHANNELS_LAST), result.data_ptr()
+    pointers = pointer(small, CHANNELS_LAST), pointer(large, CHANNELS_LAST), result.data_ptr()
     threads = _threads(library, small, weight)
     library.abele_patches_weight(_describe(small, weight), *pointers, threads)
     return result
@@ -104,7 +104,7 @@ def channel_sums(library: ctypes.CDLL, x: torch.Tensor) -> torch.Tensor:
     sums = torch.empty(channels)
     threads = binding.threads_for(library, x.numel())
     sizes = images * height, width, channels
-    library.abele_channel_sums(*sizes, _pointer(x, CHANNELS_LAST), sums.data_ptr(), threads)
+    library.abele_channel_sums(*sizes, pointer(x, CHANNELS_LAST), sums.data_ptr(), threads)
     return sums
 
 
@@ -115,13 +115,3 @@ def _describe(small: torch.Tensor, weight: torch.Tensor) -> binding.Patches:
 
 def _threads(library: ctypes.CDLL, small: torch.Tensor, weight: torch.Tensor) -> int:
     return binding.threads_for(library, 0, small.numel() * weight[0].numel())
-
-
-def _pointer(
-    tensor: torch.Tensor | None, layout: torch.memory_format = torch.contiguous_format
-) -> int | None:
-    if tensor is None:
-        return None
-    if not tensor.is_contiguous(memory_format=layout):
-        raise ValueError(f"The kernels want {layout}, not strides {tensor.stride()}.")
-    return tensor.data_ptr()
