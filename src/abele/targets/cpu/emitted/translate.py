@@ -22,6 +22,7 @@ from abele.targets.cpu.emitted.operations import (
 )
 from abele.targets.cpu.emitted.places import Buffer, Kind, Place, contiguous_stride, is_dense
 from abele.targets.cpu.emitted.pointwise import TYPES, Rule, literal
+from abele.targets.cpu.emitted.sliced_results import sliced_results
 
 aten = torch.ops.aten
 
@@ -79,6 +80,7 @@ class Translator:
         self.operations = packed_once(self.operations, self.new)
         for each in self.operations:
             each.resolve()
+        self.operations = sliced_results(self.operations, self.new)
         outputs = [each.resolved() for each in outputs]
         inputs = [self.places[node] for node in self._program.placeholders()]
         return Translation(self.operations, inputs, constants, outputs)
