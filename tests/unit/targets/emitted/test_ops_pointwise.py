@@ -14,6 +14,8 @@ Y = torch.randn(5, 7, generator=G)
 P = X.abs() + 0.5
 WIDE = X * 20
 ODD = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 0.5, -0.5, 1.5])
+# Of a positive infinity torch's GELU is NaN or infinity, by how many numbers there are.
+FINITE = ODD[~ODD.isposinf()]
 OTHER = torch.tensor(
     [1.0, math.nan, 2.0, -0.0, 0.0, -1.0, math.inf, -math.inf, 0.5, -0.5, 0.0, 3.0]
 )
@@ -83,6 +85,15 @@ CASES = {
             "xlogy": lambda x: torch.xlogy(x, x.abs() + 1),
         }.items()
     },
+    "wide gelu": Case(
+        lambda x: (F.gelu(x), torch.ops.aten.gelu_backward(torch.ones_like(x), x)),
+        (torch.linspace(-12, 12, 4801),),
+    ),
+    "gelu of odd numbers": Case(
+        lambda x: (F.gelu(x), torch.ops.aten.gelu_backward(x, x), torch.erf(x), torch.tanh(x)),
+        (torch.cat([FINITE, torch.tensor([-1e38, 1e38, -1e-38, 1e-38, 13.5, -13.5])]),),
+        signed_zeros=False,  # of numbers that are too small for a float
+    ),
     "sharp activations": Case(
         lambda x: (F.elu(x), F.softplus(x), F.logsigmoid(x), F.silu(x), F.hardtanh(x), F.mish(x)),
         (torch.cat([WIDE.flatten(), ODD]),),
@@ -149,3 +160,14 @@ def compiled():
 @pytest.mark.parametrize("name", CASES)
 def test_as_the_interpreter(compiled, name):
     compiled.agree(name)
+
+
+@pytest.mark.compiler
+def test_gelu_is_not_less_accurate_than_torchs(compiled):
+    case = CASES["wide gelu"]
+    exact = case.function(case.inputs[0].double())
+    results = zip(compiled.run("wide gelu"), compiled.interpreted("wide gelu"), exact, strict=True)
+    for ours, theirs, true in results:
+        ours, theirs = ours.double() - true, theirs.double() - true
+        assert ours.abs().max() <= theirs.abs().max()
+        assert ours.square().mean() <= theirs.square().mean()

@@ -65,7 +65,7 @@ inline void softmax_scores(const Attention& all, Index first, Index rows, Index 
     const Index some = in_vectors(all.seen(first + i), width);
     const float most = largest[i];
 #pragma GCC ivdep
-    for (Index j = 0; j < some; ++j) row[j] = exp((row[j] - most) * scale);
+    for (Index j = 0; j < some; ++j) row[j] = exp_up_to_88((row[j] - most) * scale);
     // Torch's result is 0 if nothing is larger, also where all scores are NaN.
     for (Index j = most == none ? 0 : some; j < width; ++j) row[j] = 0.0f;
   }
@@ -127,7 +127,7 @@ inline void score_gradients(const Attention& all, Index seen, Index width, float
   const Index some = in_vectors(seen, width);
 #pragma GCC ivdep
   for (Index j = 0; j < some; ++j) {
-    const float p = exp(scores[j] * scale - logarithm);
+    const float p = exp_up_to_88(scores[j] * scale - logarithm);
     scores[j] = p;
     grads[j] = p * (grads[j] - weighted) * scale;
   }

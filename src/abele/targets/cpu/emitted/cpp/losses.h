@@ -11,13 +11,13 @@ template <bool log>
 inline void softmax_row(Index size, const float* x, float* y) {
   const float largest = largest_number(size, x);  // NaN reaches all results through their sum
   if (log) {
-    const float total = sum_of(size, [=](Index i) { return exp(x[i] - largest); });
+    const float total = sum_of(size, [=](Index i) { return exp_up_to_88(x[i] - largest); });
     const float shift = std::log(total);
 #pragma GCC ivdep
     for (Index i = 0; i < size; ++i) y[i] = x[i] - largest - shift;
   } else {
 #pragma GCC ivdep
-    for (Index i = 0; i < size; ++i) y[i] = exp(x[i] - largest);
+    for (Index i = 0; i < size; ++i) y[i] = exp_up_to_88(x[i] - largest);
     const float total = sum_of(size, [=](Index i) { return y[i]; });
 #pragma GCC ivdep
     for (Index i = 0; i < size; ++i) y[i] /= total;
@@ -34,7 +34,7 @@ inline void softmax_columns(Index size, Index inner, Index width, const float* x
   for (Index i = 0; i < size; ++i)
 #pragma GCC ivdep
     for (Index k = 0; k < width; ++k) {
-      const float value = exp(x[i * inner + k] - largest[k]);
+      const float value = exp_up_to_88(x[i * inner + k] - largest[k]);
       total[k] += value;
       if (!log) y[i * inner + k] = value;
     }
@@ -69,7 +69,7 @@ inline void softmax_backward(Index outer, Index size, Index inner, const float* 
   const Index chunks = (inner + COLUMNS - 1) / COLUMNS;
   const auto term = [](float g, float value) { return log ? g : g * value; };
   const auto slope = [](float g, float value, float total) {
-    return log ? g - exp(value) * total : value * (g - total);
+    return log ? g - exp_up_to_88(value) * total : value * (g - total);
   };
   share<most>(outer * chunks, threads, [=](Index begin, Index end) {
     for (Index task = begin; task < end; ++task) {
