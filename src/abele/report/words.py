@@ -23,7 +23,15 @@ def seconds(value: float) -> str:
         return f"{value / 60:.1f} min"
     if value >= 1:
         return f"{value:.2f} s"
-    return f"{value * 1e3:.2f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} µs"
+    for unit, scale in (("ms", 1e-3), ("µs", 1e-6)):
+        if value >= scale:
+            return f"{_three_digits(value / scale)} {unit}"
+    return f"{value * 1e9:.0f} ns"
+
+
+def _three_digits(value: float) -> str:
+    decimals = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{decimals}f}"
 
 
 def share(part: float, whole: float) -> str:

@@ -69,7 +69,7 @@ def introduction():
 
 def test_a_page_says_how_it_went_and_what_ran(introduction):
     words = read(introduction, journal_of(END))
-    assert "Training on reference finished : 20 calls, 23.00 ms each (median)." in words
+    assert "Training on reference finished : 20 calls, 23.0 ms each (median)." in words
     assert "The loss went from 2 to 1.05." in words
     assert introduction.build.executable[:16] in words
     assert "aten.convolution_backward.default" in words
@@ -107,8 +107,8 @@ def test_every_operator_says_who_computes_it_and_why(introduction):
         introduction, programs=(dataclasses.replace(program, declined=declined),)
     )
     words = read(run, journal_of(END))
-    assert "torch : interpreted programs call torch for every operator" in words
-    assert "no code : a view: the same memory, seen otherwise" in words
+    assert "torch interpreted programs call torch for every operator" in words
+    assert "no code a view: the same memory, seen otherwise" in words
     assert "emitted does not: 9 of 10 operators would be called from Python." in words
     older = dataclasses.replace(run, programs=(dataclasses.replace(program, choices=()),))
     assert "interpreted programs call torch" not in read(older, journal_of(END))

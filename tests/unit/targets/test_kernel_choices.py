@@ -5,6 +5,8 @@ from collections import Counter
 import pytest
 import torch
 
+from abele import passes
+from abele.program import is_view
 from abele.report import facts, timing
 from abele.targets import candidates, get_target
 from abele.targets.cpu.emitted.reasons import why_torch
@@ -92,3 +94,16 @@ def test_what_torch_computes_has_a_reason_of_its_own():
     assert (
         reasons["aten._linalg_det.default"] == "torch's call: no code is written for this operator"
     )
+
+
+def test_what_one_kernel_does_of_several_operators_is_said_of_all_of_them():
+    model = MODELS["introduction"]
+    module = model.fresh()
+    batch = [each.repeat(4, *[1] * (each.dim() - 1)) for each in model.batch()]
+    session, _ = started(module, batch, rule_for(module))
+    lowering = CPU.lowering("emitted")
+    program = passes.run_only(session.executable.programs[0], lowering.passes)
+    chosen = lowering.kernel_choices(program)
+    assert {each.by for node, each in chosen.items() if not is_view(node)}.isdisjoint({NOBODY})
+    pooled = {str(node.target) for node, each in chosen.items() if each.by == "convolve_and_pool"}
+    assert {"abele.few_channel_conv.default", "aten.max_pool2d_with_indices.default"} <= pooled

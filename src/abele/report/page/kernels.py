@@ -5,7 +5,7 @@ from __future__ import annotations
 from abele.report import record, words
 from abele.report.kernel_times import Limits, Timing
 from abele.report.page import charts
-from abele.report.page.markup import Content, Html, folded, section, table, tag
+from abele.report.page.markup import Content, Html, folded, long_table, section, table, tag
 from abele.report.shares import by_operator
 
 _MOST, _MOST_KERNELS = 20, 60
@@ -74,10 +74,7 @@ def _operators(timing: Timing, whole: float) -> Html:
         if entry.seconds
     ]
     heads = ("operator", "phase", "time", "share", "", "limit", "kernels", "computed by")
-    shown = table(heads, rows[:_MOST], numbers=(2, 3, 5, 6))
-    rest = rows[_MOST:]
-    more = folded(f"{len(rest)} more", table(heads, rest, numbers=(2, 3, 5, 6))) if rest else None
-    return tag("div", shown, more)
+    return long_table(heads, rows, numbers=(2, 3, 5, 6), most=_MOST)
 
 
 def distance(seconds: float, least: float) -> str:

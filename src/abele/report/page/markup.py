@@ -80,6 +80,27 @@ def table(
     return tag("div", tag("table", top, tag("tbody", body)), class_="scroll", tabindex=0)
 
 
+def long_table(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[Content]],
+    *,
+    numbers: Sequence[int] = (),
+    most: int,
+) -> Html:
+    """Return a table of which what comes after the first rows is shown on demand.
+
+    Args:
+        heads: as of ``table``, likewise ``rows`` and ``numbers``.
+        rows: of cells.
+        numbers: columns that are aligned right.
+        most: so many are shown at first, and some more if only few would be left.
+    """
+    if len(rows) <= most + most // 4:
+        return table(heads, rows, numbers)
+    rest = folded(f"{len(rows) - most} more", table(heads, rows[most:], numbers))
+    return tag("div", table(heads, rows[:most], numbers), rest)
+
+
 def facts(rows: Sequence[tuple[str, Content]]) -> Html:
     """Return names with their values."""
     return tag("dl", [tag("div", tag("dt", name), tag("dd", value)) for name, value in rows])

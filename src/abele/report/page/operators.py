@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from abele.report import record, words
 from abele.report.page import charts
-from abele.report.page.markup import Content, Html, folded, html, section, table, tag
+from abele.report.page.markup import Content, Html, folded, html, long_table, section, tag
 
 _MOST = 30
+# What belongs to no module, with a name that no module can have.
+_OUTSIDE = "outside of all modules"
 
 
 def operators(run: record.Run) -> Html:
@@ -22,7 +24,7 @@ def operators(run: record.Run) -> Html:
     note = (
         "Operations are those of convolutions, matrix products and attention. Bytes are of the "
         "tensors that an operator reads and makes, the least that it could move if nothing were "
-        "joined; views move none. Last, who computes each, and why."
+        "joined; views move none. The next section has the reasons for who computes each."
     )
     return section("What operators need", tag("p", note, class_="soft"), parts, name="operators")
 
@@ -53,24 +55,17 @@ def _table(program: record.Program) -> Html:
         for (phase, name), (count, work, moved) in ordered
     ]
     heads = ("operator", "phase", "uses", "bytes", "share", "", "operations", "computed by")
-    shown = table(heads, cells[:_MOST], numbers=(2, 3, 4, 6))
-    rest = cells[_MOST:]
-    more = folded(f"{len(rest)} more", table(heads, rest, numbers=(2, 3, 4, 6))) if rest else None
-    return tag("div", shown, more)
+    return long_table(heads, cells, numbers=(2, 3, 4, 6), most=_MOST)
 
 
-def _who(choices: list[record.Choice]) -> list[Content]:
-    """Who computes an operator and why, a line for each way."""
-    return [
-        tag(
-            "div",
-            tag("b", each.by),
-            f" x {each.count:,}" if len(choices) > 1 else "",
-            f": {each.why}",
-            class_="why",
-        )
-        for each in choices
-    ]
+def _who(choices: list[record.Choice]) -> str:
+    """Who computes an operator, and how often where that differs."""
+    counts: Counter[str] = Counter()
+    for each in choices:
+        counts[each.by] += each.count
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{by} x {count:,}" for by, count in counts.most_common())
 
 
 @dataclasses.dataclass
@@ -98,7 +93,7 @@ def tree_of(programs: tuple[record.Program, ...]) -> Part:
     """The modules of all programs, the outermost first."""
     root = Part()
     for each in (operator for program in programs for operator in program.operators):
-        path = [name for name in each.module.split("/") if name]
+        path = _path(each.module)
         part = root
         for name in [*path, None]:
             part.count += each.count
@@ -112,26 +107,29 @@ def tree_of(programs: tuple[record.Program, ...]) -> Part:
     for program in programs:
         for kernel in program.timing.kernels if program.timing is not None else ():
             part = root
-            for name in [*(name for name in kernel.module.split("/") if name), None]:
+            for name in [*_path(kernel.module), None]:
                 part.seconds += kernel.seconds
                 if name is not None:
                     part = part.parts.setdefault(name, Part())
     return root
 
 
+def _path(module: str) -> list[str]:
+    return [name for name in module.split("/") if name] or [_OUTSIDE]
+
+
 def modules(run: record.Run) -> Html | None:
     """The modules as a tree that opens on demand."""
     root = tree_of(run.programs)
-    if not root.parts:
+    if not root.parts.keys() - {_OUTSIDE}:
         return None
-    children = [_node(name, part, root, open_=False) for name, part in root.parts.items()]
-    rest = [_leaf(label, count) for label, count in root.by_operator.items()]
-    outside = [folded("outside of all modules", rest, open_=False)] if rest else []
+    names = sorted(root.parts, key=lambda name: name == _OUTSIDE)  # it comes last
+    children = [_node(name, root.parts[name], root, open_=False) for name in names]
     of_time = "the time in kernels, and of " if root.seconds else ""
     note = tag(
         "p", f"Each with its share of {of_time}all bytes that operators move.", class_="soft"
     )
-    return section("Modules", note, tag("div", children, outside, class_="tree"), name="modules")
+    return section("Modules", note, tag("div", children, class_="tree"), name="modules")
 
 
 def _node(name: str, part: Part, root: Part, *, open_: bool) -> Html:

@@ -2,40 +2,62 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from abele.report import words
-from abele.report.page.markup import Content, Html, folded, section, table, tag
-from abele.report.record import Change, Program, Run
+from abele.report.page.markup import Content, Html, folded, long_table, section, table, tag
+from abele.report.record import Change, Choice, Program, Run
 
 #: The page shows so much of each program's text; ``run.json`` has more.
 TEXT = 120_000
+_MOST = 30
 
 
 def lowerings(run: Run) -> Html:
-    """Which lowering each program got, and why; who computes how many of its operators."""
+    """Which lowering each program got, and why; who computes its operators, and why."""
     rows: list[list[Content]] = [
-        [tag("code", each.name), each.lowering, _why(each), _computers(each)]
-        for each in run.programs
+        [tag("code", each.name), each.lowering, _why(each)] for each in run.programs
     ]
-    heads = ("program", "lowering", "why", "operators by who computes them")
-    note = tag("p", "Each operator's reason is beside it, above.", class_="soft")
-    return section("Who computes what", note, table(heads, rows), name="lowerings")
+    parts: list[Content] = [table(("program", "lowering", "why"), rows)]
+    for each in run.programs:
+        parts += [tag("h3", tag("code", each.name)), _computers(each)]
+    return section("Who computes what, and why", parts, name="lowerings")
 
 
 def _why(program: Program) -> list[Content]:
     """Why it got its lowering, and why not those that would have come first."""
     declined = [f"{name} does not: {reason}." for name, reason in program.declined.items()]
-    return [tag("div", each, class_="why") for each in (program.reason, *declined)]
+    return [tag("div", each, class_="why") for each in (f"{program.reason}.", *declined)]
 
 
-def _computers(program: Program) -> str:
+def _computers(program: Program) -> Html:
+    """Operators by who computes them and why, those with the most uses first."""
     if not program.choices:  # of an older file
-        return _own(program)
-    counts: Counter[str] = Counter()
+        return tag("p", f"Kernels of our own: {_own(program)}.")
+    groups: dict[tuple[str, str], list[Choice]] = {}
     for each in program.choices:
-        counts[each.by] += each.count
-    return ", ".join(f"{name} x {count:,}" for name, count in counts.most_common())
+        groups.setdefault((each.by, each.why), []).append(each)
+    rows = [
+        (sum(each.count for each in group), by, why, group) for (by, why), group in groups.items()
+    ]
+    cells: list[list[Content]] = [
+        [
+            f"{count:,}",
+            tag("b", by),
+            tag("div", why, class_="why"),
+            tag("div", _listed(group), class_="list"),
+        ]
+        for count, by, why, group in sorted(rows, key=lambda row: -row[0])
+    ]
+    heads = ("uses", "computed by", "why", "operators")
+    return long_table(heads, cells, numbers=(0,), most=_MOST)
+
+
+def _listed(group: list[Choice]) -> str:
+    """Operators with their phases: how often each, where that is more than once."""
+    counts: dict[str, list[str]] = {}
+    for each in group:
+        often = f"{each.phase} x {each.count:,}" if each.count > 1 else each.phase
+        counts.setdefault(each.operator, []).append(often)
+    return ", ".join(f"{name} ({', '.join(phases)})" for name, phases in counts.items())
 
 
 def _own(program: Program) -> str:

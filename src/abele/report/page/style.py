@@ -46,7 +46,8 @@ th { font-weight: 600; color: var(--soft); font-size: .85rem; white-space: nowra
 .number { text-align: right; white-space: nowrap; }
 code, pre { font: .88em/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }
 code { overflow-wrap: anywhere; } td code { white-space: nowrap; }
-.why { min-width: 16rem; max-width: 30rem; font-size: .9rem; overflow-wrap: anywhere; }
+.why { min-width: 16rem; max-width: 44rem; } .list { min-width: 16rem; }
+.why, .list { overflow-wrap: anywhere; }
 td code.value { white-space: normal; }
 .value { overflow-wrap: anywhere; } td:has(> .value) { min-width: 9rem; }
 pre { overflow: auto; max-height: 34rem; background: var(--card); padding: .8rem; margin: .5rem 0; }

@@ -88,7 +88,7 @@ def _calls(journal: Journal) -> Html:
         said = f"{where}: {words.seconds(total)} from call to call"
         rows.append(
             (
-                charts.WIDTH / len(groups),
+                charts.WIDTH * group.count / journal.calls,
                 [(kind, value * shrink, f"{said}, {name} {words.seconds(value)}")
                  for (kind, name, _), value in zip(_PARTS, parts, strict=True)],
             )
@@ -111,9 +111,14 @@ def _each(window: Window) -> tuple[list[float], float]:
 
 
 def grouped(windows: Sequence[Window], points: int = _POINTS) -> list[Window]:
-    """At most ``points`` windows, neighbours joined."""
-    size = -(-len(windows) // points)
-    return [joined(windows[i : i + size]) for i in range(0, len(windows), size)]
+    """At most ``points`` windows of about as many calls each, neighbours joined."""
+    least = sum(each.count for each in windows) / points
+    groups: list[list[Window]] = [[]]
+    for each in windows:
+        if sum(other.count for other in groups[-1]) >= least:
+            groups.append([])
+        groups[-1].append(each)
+    return [joined(group) for group in groups if group]
 
 
 def loss(journal: Journal) -> Html | None:

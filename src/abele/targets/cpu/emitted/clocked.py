@@ -98,8 +98,7 @@ class _Runner(Runner):
 def _kernel(unit: Unit, kept: Collection[Buffer]) -> Kernel:
     nodes: dict[torch.fx.Node, None] = {}
     for operation in unit.operations:
-        if operation.part_of is not None:
-            nodes[operation.part_of] = None
+        nodes |= dict.fromkeys(operation.nodes)
     return Kernel(what=who(unit), nodes=tuple(nodes), bytes=_bytes(unit, kept))
 
 

@@ -23,12 +23,19 @@ class Operation:
         writes: the tensors it writes.
         position: in the order of the program, given by whoever puts it there.
         part_of: the node of the program that it computes, or a part of it; given likewise.
+        also: other nodes that it computes beside that one.
     """
 
     reads: list[Place]
     writes: list[Place]
     position: int = dataclasses.field(default=-1, kw_only=True)
     part_of: torch.fx.Node | None = dataclasses.field(default=None, kw_only=True)
+    also: tuple[torch.fx.Node, ...] = dataclasses.field(default=(), kw_only=True)
+
+    @property
+    def nodes(self) -> list[torch.fx.Node]:
+        """All nodes of the program that it computes, or a part of them."""
+        return [] if self.part_of is None else [self.part_of, *self.also]
 
     def resolve(self) -> None:
         """Say where everything lies in the end, after tensors have become pieces of others."""

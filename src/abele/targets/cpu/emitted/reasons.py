@@ -39,7 +39,7 @@ _TEMPLATE = "a template of ours, compiled for its sizes"
 _ROWS = "only a loop reads the product: it runs on rows that are still in the cache"
 _JOINED = "an expression per element, in one loop with others"
 _ALONE = "an expression per element, in a loop of its own"
-_ELSEWHERE = KernelChoice(NOBODY, "the kernel of another operator does its work, or needs none")
+_NONE = KernelChoice(NOBODY, "nothing is left to be computed")
 
 
 def kernel_choices(program: Program, units: list[Unit]) -> dict[torch.fx.Node, KernelChoice]:
@@ -57,8 +57,7 @@ def kernel_choices(program: Program, units: list[Unit]) -> dict[torch.fx.Node, K
             if node not in chosen or chosen[node].by == LOOP:
                 chosen[node] = choice
     return {
-        node: chosen.get(node) or (VIEW if _sees(node) else _ELSEWHERE)
-        for node in operators_of(program)
+        node: chosen.get(node) or (VIEW if _sees(node) else _NONE) for node in operators_of(program)
     }
 
 
@@ -67,7 +66,7 @@ def _sees(node: torch.fx.Node) -> bool:
 
 
 def _nodes(unit: Unit) -> dict[torch.fx.Node, None]:
-    return {each.part_of: None for each in unit.operations if each.part_of is not None}
+    return {node: None for each in unit.operations for node in each.nodes}
 
 
 def _of_unit(unit: Unit) -> KernelChoice:

@@ -55,7 +55,9 @@ def convolution(translator: Any, node: _Node) -> bool:
         inputs[0], inputs[1], y, stride, padding, pooled=True, slope=slope
     )
     text = f"status |= abele::convolve_and_pool({sizes}, {pointers}, {threads})"
-    translator.add(Call(inputs, [y, places] if chain.pool_backward else [y], text))
+    made = [y, places] if chain.pool_backward else [y]
+    others = tuple(each for each in (chain.relu, chain.pool) if each)
+    translator.add(Call(inputs, made, text, also=others))
     translator.places |= {node: None, chain.pool: [y, places]}
     if chain.relu:
         translator.places[chain.relu] = None
@@ -78,7 +80,8 @@ def max_pool_backward(translator: Any, node: _Node) -> bool:
         f"status |= abele::convolve_and_pool_backward({sizes}, {{0}}, {{1}}, {{2}}, {{3}}, "
         f"{pointers}, {threads})"
     )
-    translator.add(Call(reads, [each for each in results if each is not None], text))
+    made = [each for each in results if each is not None]
+    translator.add(Call(reads, made, text, also=tuple(nodes[1:])))
     translator.places |= dict.fromkeys(nodes[:-1]) | {nodes[-1]: results}
     return True
 
