@@ -18,12 +18,11 @@ from abele.fit import command as fit
 from abele.port import command as port
 from abele.report import comparison, files, read_journal, read_run
 from abele.report.files import PAGE
+from abele.report.instances import runs
 from abele.report.journal import Journal
 from abele.report.measured import measured
-from abele.report.page import page
-from abele.report.record import Process, Run
+from abele.report.record import Run
 from abele.stage import command as stage
-from abele.storage import temporary
 from abele.storage.atomic import write_text
 
 
@@ -79,9 +78,9 @@ def _report(path: Path, other: Path | None, output: Path | None, *, measure: boo
     run, journal = _read(path, measure=measure)
     if other is None:
         if output is None:
-            files.write(_folder(path), run, journal, alive=_runs(run.process))
+            files.write(_folder(path), run, journal, alive=runs(run.process))
             return _folder(path) / PAGE
-        text = page(run, journal, alive=_runs(run.process))
+        text = files.page_in(_folder(path), run, journal, alive=runs(run.process), at=output.parent)
     else:
         output = output or _folder(path) / "comparison.html"
         text = comparison.page((run, journal), _read(other, measure=measure))
@@ -94,20 +93,13 @@ def _read(path: Path, *, measure: bool) -> tuple[Run, Journal]:
     journal = read_journal(folder)
     if measure:
         over = journal.end is not None  # its process may go on with something else
-        run = measured(folder, run, alive=False if over else _runs(run.process))
+        run = measured(folder, run, alive=False if over else runs(run.process))
         run.write(folder)
     return run, journal
 
 
 def _folder(path: Path) -> Path:
     return path if path.is_dir() else path.parent
-
-
-def _runs(process: Process) -> bool | None:
-    """Whether the process of a run is there; None if this machine cannot know."""
-    if process.machine != temporary.this_machine():
-        return None
-    return temporary.runs(process.pid, process.since)
 
 
 if __name__ == "__main__":

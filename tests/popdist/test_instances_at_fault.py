@@ -106,6 +106,8 @@ def test_an_instance_that_is_lost_is_on_the_page_of_the_others(tmp_path, monkeyp
     page = (folder / "report.html").read_text()
     assert "failed" in page
     assert "Another instance is gone, in" in page
+    assert 'Instance 1 <b class="bad">was killed</b>' in page
+    assert '<a href="instance_1/report.html">1</a>' in page
     lost = read_journal(folder / "instance_1")
     assert lost.end is None
     assert lost.calls > 0

@@ -2,18 +2,63 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 from pathlib import Path
 
-from abele.report import speedscope, trace
-from abele.report.journal import Journal
+from abele.errors import ReportError
+from abele.report import instances, speedscope, trace
+from abele.report.instances import runs
+from abele.report.journal import Journal, read_journal
 from abele.report.page import page
-from abele.report.record import Run
+from abele.report.record import Run, read_run
 from abele.storage.atomic import write_text
 
 PAGE = "report.html"
 TRACE = "trace.json"
 SPEEDSCOPE = "speedscope.json"
+
+
+def page_in(
+    folder: Path, run: Run, journal: Journal, *, alive: bool | None = None, at: Path | None = None
+) -> str:
+    """Return the page of a run; that of the first instance shows all that are recorded inside.
+
+    Args:
+        folder: of the run.
+        run: what it is.
+        journal: what happened.
+        alive: its process still runs; None if nobody can say.
+        at: folder of the page, if it is another one.
+    """
+    number = instances.number_of(folder)
+    others = () if number else instances.others(folder, run)
+    if at is not None:
+        others = tuple(
+            dataclasses.replace(each, folder=os.path.relpath(folder / each.folder, at))
+            for each in others
+        )
+    return page(run, journal, alive=alive, others=others, number=number)
+
+
+def write_first(folder: Path) -> None:
+    """Write the page of instance 0 anew, because another one has news; nothing if there is none.
+
+    Args:
+        folder: of the other instance.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    first = instances.first_of(folder)
+    if first is None:
+        return
+    try:
+        run = read_run(first)
+    except ReportError:
+        return
+    write_text(first / PAGE, page_in(first, run, read_journal(first), alive=runs(run.process)))
 
 
 def write(folder: Path, run: Run, journal: Journal, *, alive: bool | None = None) -> None:
@@ -28,6 +73,6 @@ def write(folder: Path, run: Run, journal: Journal, *, alive: bool | None = None
     Raises:
         OSError: a file cannot be written.
     """
-    write_text(folder / PAGE, page(run, journal, alive=alive))
+    write_text(folder / PAGE, page_in(folder, run, journal, alive=alive))
     write_text(folder / TRACE, json.dumps(trace.of_run(run, journal)))
     write_text(folder / SPEEDSCOPE, json.dumps(speedscope.of_run(run, journal)))

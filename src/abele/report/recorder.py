@@ -148,6 +148,7 @@ class Recorder(Observer):
         self._add("error", self._now(), text[:LONGEST], type=type(error).__name__, where=where)
         self._look(over=False)
         self._write()
+        self._trying(lambda: files.write_first(self.folder))
 
     def ended(self, how: str) -> None:
         """Notes the end; nothing comes after it."""
@@ -159,6 +160,7 @@ class Recorder(Observer):
         self._journal.close()
         self._look(over=how in WELL)
         self._write()
+        self._trying(lambda: files.write_first(self.folder))
 
     def looked(self, run: Run) -> None:
         """Takes what somebody has found out between two calls, which counts for neither.

@@ -15,6 +15,7 @@ from abele.program import summary
 from abele.report import facts, timing
 from abele.report import files as written
 from abele.report.changes import Changes
+from abele.report.instances import name_of
 from abele.report.journal import FILE as JOURNAL
 from abele.report.journal import Journal, window_of
 from abele.report.page import page
@@ -162,7 +163,7 @@ class Recording:
         if wanted is None:
             return None
         process = options.Distributed.processId
-        return wanted.folder / f"instance_{process}" if process else wanted.folder
+        return wanted.folder / name_of(process) if process else wanted.folder
 
     def _before(self) -> Run:
         """What is known before anything was compiled."""

@@ -7,9 +7,12 @@ it looks like; ``markup`` sees to that.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 
+from abele.report.instances import Instance
 from abele.report.journal import Journal
 from abele.report.page import overview, programs, timeline
+from abele.report.page.instances import instances, troubled
 from abele.report.page.kernels import kernels
 from abele.report.page.markup import Html, html, tag
 from abele.report.page.memory import memory
@@ -36,15 +39,25 @@ _LINKS = {
 }
 
 
-def page(run: Run, journal: Journal, *, alive: bool | None = None) -> str:
+def page(
+    run: Run,
+    journal: Journal,
+    *,
+    alive: bool | None = None,
+    others: Sequence[Instance] = (),
+    number: int = 0,
+) -> str:
     """Return the page of a run as HTML.
 
     Args:
         run: what it is.
         journal: what happened.
         alive: its process still runs; None if nobody can say.
+        others: instances that it trained with, if it is the first of them.
+        number: which instance it is.
     """
     status = status_of(journal, alive)
+    itself = Instance(number=number, run=run, journal=journal, alive=alive)
     has = bool(run.programs)
     sections = {
         "proof": overview.proof(run, journal),
@@ -56,7 +69,7 @@ def page(run: Run, journal: Journal, *, alive: bool | None = None) -> str:
         "lowerings": programs.lowerings(run) if has else None,
         "time": timeline.timeline(run, journal),
         "pipeline": pipeline(run),
-        "instances": programs.instances(run),
+        "instances": instances((itself, *others)),
         "loss": timeline.loss(journal),
         "options": programs.options(run),
         "programs": programs.passes(run) if has else None,
@@ -67,6 +80,7 @@ def page(run: Run, journal: Journal, *, alive: bool | None = None) -> str:
         tag("h1", run.name),
         tag("p", _when(run), class_="soft"),
         overview.verdict(run, journal, status),
+        troubled(others),
         tag("nav", links, aria_label="Sections"),
         overview.trouble(journal, status),
     )

@@ -114,15 +114,3 @@ def options(run: Run) -> Html | None:
     return section(
         "Options", table(("option", "value", "status", "what it does"), rows), name="options"
     )
-
-
-def instances(run: Run) -> Html | None:
-    """What updates have exchanged with other processes."""
-    if not run.exchanged.get("calls"):
-        return None
-    calls, moved, took = (run.exchanged.get(key, 0.0) for key in ("calls", "bytes", "seconds"))
-    said = (
-        f"{words.count(int(calls), 'exchange')} of {words.size(moved / calls)} each, "
-        f"{words.seconds(took / calls)} on average, waiting for others included."
-    )
-    return section("Instances", tag("p", said), name="instances")
