@@ -4,6 +4,8 @@ abele report RUN     makes the page of a run, also of one that was killed
 abele fit SCRIPT     says whether a program fits into a memory
 abele stage SCRIPT   divides a program's model into stages of a pipeline
 abele port SCRIPT    ports a plain PyTorch program
+abele why-different SCRIPT A B
+                     says where two ways to run a program part
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from abele.errors import FitError, PortError, ReportError, StageError
+from abele.differences import command as differences
+from abele.errors import AbeleError, ReportError
 from abele.fit import command as fit
 from abele.port import command as port
 from abele.report import comparison, files, read_journal, read_run
@@ -27,26 +30,26 @@ from abele.storage.atomic import write_text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status: 0, or 1 where a file cannot be read or written."""
+    """Run the command; return its exit status.
+
+    0, or what a command says of itself; 1 where a file cannot be read or written, and 2 from a
+    command whose answer may be 1.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     end = given.index("--") if "--" in given else len(given)
     parsed = _parser().parse_args(given[:end])
     parsed.rest = given[end + 1 :]  # for a program that the command runs
     try:
         return parsed.command(parsed)
-    except ReportError as error:
-        print(f"abele report: {error}", file=sys.stderr)
-    except FitError as error:
+    except AbeleError as error:
         print(f"abele {parsed.name}: {error}", file=sys.stderr)
-    except StageError as error:
-        print(f"abele stage: {error}", file=sys.stderr)
-    except PortError as error:
-        print(f"abele port: {error}", file=sys.stderr)
-    return 1
+    return getattr(parsed, "cannot", 1)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="abele", description="Looks at runs and programs.")
+    parser = argparse.ArgumentParser(
+        prog="abele", description="Ports programs, and looks at them and at their runs."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     report = commands.add_parser(
         "report", help="make the page of a run", description="Makes the page of a run."
@@ -59,10 +62,11 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "-o", "--output", type=Path, metavar="PAGE", help=f"default: {PAGE} in the run's folder"
     )
-    report.set_defaults(command=_command_report)
+    report.set_defaults(command=_command_report, name="report")
     fit.add_parser(commands)
     stage.add_parser(commands)
     port.add_parser(commands)
+    differences.add_parser(commands)
     return parser
 
 

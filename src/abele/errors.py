@@ -22,6 +22,7 @@
     |  `- LimitError             a limit that means nothing, or a device that is not there
     |- StageError            a model cannot be divided into the stages that were asked for
     |- CheckError            a port cannot be compared with its original
+    |- DifferenceError       two ways to run a program cannot be compared
     |- ReportError           the record of a run cannot be read
     |- SerializationError    something cannot be stored, or what was read means nothing
     |- TargetError           the requested target cannot be used here
@@ -183,6 +184,10 @@ class PortError(AbeleError):
 
 class CheckError(PortError):
     """A port and its original cannot be compared: one of them did not run, or did not train."""
+
+
+class DifferenceError(AbeleError):
+    """Two ways to run a program cannot be compared: one cannot be used, or there is no program."""
 
 
 class TorchVersionError(ImportError):

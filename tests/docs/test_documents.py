@@ -59,6 +59,7 @@ def test_quickstart(tmp_path):
         "saving",
         "stages",
         "starting",
+        "why_different",
     ],
 )
 def test_a_document_of_blocks(name, tmp_path):

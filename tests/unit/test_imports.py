@@ -30,7 +30,7 @@ ORDERS = {
         *("errors", "version", "containers", "libraries", "garbage", "locks", "storage", "_torch"),
         *("program", "warn", "step", "collectives", "ops", "trace", "kernels", "arena", "passes"),
         *("capture", "targets", "compile", "runtime", "pipeline", "machine_limits", "report"),
-        *("fit", "stage", "port", "__main__"),
+        *("fit", "stage", "differences", "port", "__main__"),
     ),
     "poptorch": (
         *("enums", "_error", "_logging", "_version", "options", "autocasting", "_process"),

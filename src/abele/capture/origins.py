@@ -9,6 +9,7 @@ need them.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -20,6 +21,24 @@ from torch.utils.hooks import RemovableHandle
 from abele import _torch
 from abele.containers import is_sequence
 from abele.program.printing import user_line
+
+_wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("origins", default=False)
+
+
+@contextlib.contextmanager
+def wanted() -> Generator[None]:
+    """While open, all captures of this thread note the origins of backward."""
+    token = _wanted.set(True)
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+def are_wanted() -> bool:
+    """Whether somebody outside wants them noted."""
+    return _wanted.get()
+
 
 Follow = Callable[[torch.Tensor], contextlib.AbstractContextManager[None]]
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from abele.capture.origins import are_wanted
 from abele.capture.user_objects.leftovers import Leftovers
 from abele.errors import CaptureError
 from abele.program import Role
@@ -174,6 +175,6 @@ def recipe_of(
         config=config,
         rule=rule or UpdateRule(kind="sgd", groups=()),
         module_names={m: path for path, m in state.modules.items()} if name_modules else {},
-        origins=origins or config.trap_exceptions,
+        origins=origins or config.trap_exceptions or are_wanted(),
         leftovers=Leftovers(module, *given),
     )

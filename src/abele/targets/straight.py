@@ -133,7 +133,7 @@ class _Writer:
             return f"{self._text(node.args[0])}[{self._text(node.args[1])}]"
         arguments = [self._text(each) for each in node.args]
         arguments += [f"{name}={self._text(each)}" for name, each in node.kwargs.items()]
-        return f"{self._bind(_called(node))}({', '.join(arguments)})"
+        return f"{self._bind(called(node))}({', '.join(arguments)})"
 
     def _clocked(self, node: torch.fx.Node, line: str) -> str:
         """The line that computes a node, between two looks at the clock where there are clocks."""
@@ -157,7 +157,7 @@ class _Writer:
         return self._bind(value)
 
 
-def _called(node: torch.fx.Node) -> Callable[..., Any]:
+def called(node: torch.fx.Node) -> Callable[..., Any]:
     """What does the work of a node."""
     target: Any = node.target
     if not isinstance(target, _torch.OpOverload):

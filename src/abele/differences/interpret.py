@@ -1,0 +1,172 @@
+"""Runs a graph operation by operation, in the types of a setting.
+
+What has no kernel for such a type, draws random numbers or has effects is computed in the types it
+was captured in, and rounded: so all settings draw the same numbers.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from abele.containers import is_dict, is_sequence
+from abele.differences.settings import Setting
+from abele.program import Program, has_effect, writes
+from abele.program.cut import draws
+from abele.targets.straight import called
+
+Node = torch.fx.Node
+aten = torch.ops.aten
+# What nobody has written holds anything.
+_UNSET = {
+    *(aten.empty_like.default, aten.empty.memory_format, aten.new_empty.default),
+    *(aten.empty_strided.default, aten.new_empty_strided.default),
+}
+
+
+class Interpretation:
+    """The values of a program's nodes in one setting.
+
+    Args:
+        program: is run.
+        arguments: one tensor per input slot.
+        setting: its types.
+
+    Attributes:
+        values: by node, as far as they were computed and not dropped.
+        rounded: operators that were computed in other types than asked for.
+    """
+
+    def __init__(self, program: Program, arguments: Sequence[torch.Tensor], setting: Setting):
+        self._root, self._setting = program.graph, setting
+        self.values: dict[Node, Any] = {
+            node: argument.to(setting.of(argument.dtype))
+            for node, argument in zip(program.placeholders(), arguments, strict=True)
+        }
+        self.rounded: set[str] = set()
+
+    def compute(self, node: Node) -> Any:
+        """Compute a node, and keep its value."""
+        self.values[node] = self.computed(node, self.values)
+        return self.values[node]
+
+    def computed(self, node: Node, values: Mapping[Node, Any]) -> Any:
+        """The value of a node from those of its arguments, which may be of any setting."""
+        if node.op == "get_attr":
+            value = operator.attrgetter(str(node.target))(self._root)
+            return self._cast(value, self._setting.of) if _is_tensor(value) else value
+        captured = draws(node) or has_effect(node)
+        if not captured:
+            try:
+                return self._called(node, values, self._setting.of)
+            except (RuntimeError, NotImplementedError):
+                if self._setting.dtype is None:
+                    raise
+                self.rounded.add(str(node.target))
+        result = self._called(node, values, lambda dtype: dtype)
+        return _mapped(result, lambda each: self._cast(each, self._setting.of))
+
+    def _called(
+        self, node: Node, values: Mapping[Node, Any], of: Callable[[torch.dtype], torch.dtype]
+    ) -> Any:
+        def value(argument: Any) -> Any:
+            if isinstance(argument, Node):
+                return _mapped(values[argument], lambda each, n=argument: _as(each, n, of))
+            if isinstance(argument, torch.dtype):
+                return of(argument)
+            if is_dict(argument):
+                return {key: value(each) for key, each in argument.items()}
+            if is_sequence(argument) and not isinstance(argument, str):
+                return type(argument)([value(each) for each in argument])
+            return argument
+
+        arguments = [value(each) for each in node.args]
+        named = {name: value(each) for name, each in node.kwargs.items()}
+        return called(node)(*arguments, **named)
+
+    @staticmethod
+    def _cast(value: torch.Tensor, of: Callable[[torch.dtype], torch.dtype]) -> torch.Tensor:
+        return value.to(of(value.dtype))
+
+
+def _as(value: torch.Tensor, node: Node, of: Callable[[torch.dtype], torch.dtype]) -> torch.Tensor:
+    """A value in the type that its node has in a setting; integers stay what they are."""
+    captured = node.meta.get("val")
+    if not isinstance(captured, torch.Tensor) or not (
+        value.is_floating_point() or value.is_complex()
+    ):
+        return value
+    return value.to(of(captured.dtype))
+
+
+def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if _is_tensor(value):
+        return function(value)
+    if is_sequence(value) and not isinstance(value, str):
+        return type(value)([_mapped(each, function) for each in value])
+    return value
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def rounded(value: Any, node: Node, setting: Setting) -> Any:
+    """A value of a node in the type that it has in a setting."""
+    return _mapped(value, lambda each: _as(each, node, setting.of))
+
+
+def calls(program: Program) -> list[Node]:
+    """The nodes that compute, in order; nothing is written, so all values stay what they are."""
+    nodes = program.graph.graph.nodes
+    return [n for n in nodes if n.op not in ("placeholder", "output") and not writes(n)]
+
+
+def last_uses(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+    """For each node, the values that nobody reads after it."""
+    seen: set[Node] = set()
+    result: dict[Node, list[Node]] = {}
+    for node in reversed(nodes):
+        last = [each for each in (node, *node.all_input_nodes) if each not in seen]
+        seen |= set(last)
+        result[node] = last
+    return result
+
+
+def measured(node: Node) -> bool:
+    """Whether a node's value is a tensor that is worth comparing."""
+    value = node.meta.get("val")
+    return (
+        node.op == "call_function"
+        and node.target not in _UNSET
+        and isinstance(value, torch.Tensor)
+        and value.numel() > 0
+    )
+
+
+def all_values(
+    program: Program,
+    arguments: Sequence[torch.Tensor],
+    setting: Setting,
+    random_state: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """Every value that is worth comparing, by the name of its node.
+
+    Args:
+        program: is run.
+        arguments: one tensor per input slot.
+        setting: interpreted.
+        random_state: that torch's generator starts with, and has afterwards as before.
+    """
+    run = Interpretation(program, arguments, setting)
+    outside = torch.get_rng_state()
+    torch.set_rng_state(random_state)
+    try:
+        for node in calls(program):
+            run.compute(node)
+    finally:
+        torch.set_rng_state(outside)
+    return {node.name: value for node, value in run.values.items() if measured(node)}
