@@ -7,8 +7,11 @@ import collections
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from abele.errors import PortError
 from abele.port import files
+from abele.port.check import check
 from abele.port.engine import Port, port
 from abele.port.finding import Finding, Verdict
 
@@ -27,15 +30,22 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "port",
         help="port a plain PyTorch program",
-        usage="abele port [-h] [-o OUT | --scan] [--verbose] SCRIPT",
+        usage="abele port [-h] (-o OUT [--check STEPS] | --scan) [--verbose] SCRIPT [-- ARG ...]",
         description="Ports SCRIPT, with what it imports from its folder, or all files of a folder, "
         "to PopTorch. New files are written to OUT; the program itself is not touched. Exits with "
-        "0 if the port is whole, 3 if lines are left to do by hand, 4 if it cannot be ported.",
+        "0 if the port is whole, 1 if --check finds a difference, 3 if lines are left to do by "
+        "hand, 4 if it cannot be ported.",
     )
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python program, or a folder")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("-o", "--output", type=Path, metavar="OUT", help="folder for the port")
     where.add_argument("--scan", action="store_true", help="only say what would happen")
+    parser.add_argument(
+        "--check",
+        type=_steps,
+        metavar="STEPS",
+        help="then run SCRIPT and its port with ARG ... and compare so many updates, bit for bit",
+    )
     parser.add_argument(
         "--verbose", action="store_true", help="name every line, also unchanged ones"
     )
@@ -51,16 +61,48 @@ def command(parsed: argparse.Namespace) -> int:
     Raises:
         PortError: files cannot be read or written.
     """
-    if parsed.rest:
-        raise PortError(f"there is no use for arguments after --: {' '.join(parsed.rest)}")
+    _require_sense(parsed)
     result = port(files.read(parsed.script))
     blocked = result.verdict is Verdict.BLOCKED
     if not parsed.scan and not blocked:
         files.write(result, parsed.script, parsed.output)
     print(summary(result, verbose=parsed.verbose))
     if not parsed.scan and not blocked:
-        print(f"written: {parsed.output}, with {files.DIFF} and {files.RECORD}")
+        print(f"written: {parsed.output}; what changed and why: {parsed.output / files.PAGE}")
+    if parsed.check and not blocked:
+        return _check(parsed) or STATUS[result.verdict]
     return STATUS[result.verdict]
+
+
+def _steps(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of steps; 20 is a good one")
+    return int(text)
+
+
+def _require_sense(parsed: argparse.Namespace) -> None:
+    if parsed.rest and not parsed.check:
+        given = " ".join(parsed.rest)
+        raise PortError(f"arguments after -- are for --check, which is not asked for: {given}")
+    if parsed.check and parsed.scan:
+        raise PortError("--scan writes no port that --check could run; give -o OUT")
+    if parsed.check and parsed.script.is_dir():
+        raise PortError(f"--check runs a script; {parsed.script} is a folder")
+
+
+def _check(parsed: argparse.Namespace) -> int:
+    """Run the original and the port, and say where they differ; 0 if nowhere."""
+    port_of = parsed.output / parsed.script.name
+    with tqdm(total=parsed.check, desc="comparing updates", leave=False, disable=None) as bar:
+        comparison = check(
+            parsed.script, port_of, parsed.check, parsed.rest, progress=lambda step: _to(bar, step)
+        )
+    print(comparison)
+    return comparison.status
+
+
+def _to(bar: tqdm[Any], step: int) -> None:
+    bar.update(step - bar.n)
 
 
 def summary(result: Port, verbose: bool = False) -> str:

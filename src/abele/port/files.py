@@ -13,11 +13,12 @@ from libcst import matchers as m
 
 from abele.errors import PortError
 from abele.port.engine import Port
+from abele.port.page import page
 from abele.port.project import Project
 from abele.port.source import Source
 from abele.storage.atomic import write_text
 
-DIFF, RECORD = "port.diff", "port.json"
+DIFF, RECORD, PAGE = "port.diff", "port.json", "port.html"
 _LAYOUT = 1
 _NO_SOURCES = frozenset((".venv", "venv", "build", "dist", "__pycache__", "node_modules"))
 
@@ -147,6 +148,7 @@ def write(result: Port, source: Path, output: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, text)
         write_text(output / DIFF, difference(result))
+        write_text(output / PAGE, page(result, source.name))
         write_text(output / RECORD, json.dumps(record(result), indent=1) + "\n")
     except OSError as error:
         raise PortError(f"{output} cannot be written: {error}") from error

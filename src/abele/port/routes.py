@@ -9,6 +9,7 @@ import libcst as cst
 
 from abele.port.analysis.kinds import Thing
 from abele.port.analysis.things import NoHomeError
+from abele.port.finding import Verdict
 from abele.port.project import Owner
 from abele.port.source import Source
 
@@ -102,11 +103,16 @@ class Routes:
             raise NoRouteError(f"nothing in these files calls {function.name.value}()")
         name = self._context.name(source, wrapped.name.rpartition(".")[2])
         self._passed[key] = name
+        self._say(source, function, f"{name} is one more argument: it is made where its parts are")
         self._context.edits(source).change(function.params, lambda node: _with(node, name))
         for call, caller in calls.items():
             given = self.name(wrapped, caller, call)
+            self._say(caller, call, f"{function.name.value}() is given {given}")
             self._context.edits(caller).change(call, lambda node, g=given: _given(node, name, g))
         return name
+
+    def _say(self, source: Source, node: cst.CSTNode, reason: str) -> None:
+        self._context.say(source, node, "ABP304", Verdict.MODIFIED, reason)
 
 
 def _with(params: cst.Parameters, name: str) -> cst.Parameters:

@@ -56,7 +56,7 @@ def cuda_is_the_host(channel: Channel) -> Generator[None]:
     cuda: Any = torch.cuda
     plain = {name: getattr(cuda, name) for name in ("synchronize", "set_device", "empty_cache")}
     for name in plain:
-        setattr(cuda, name, _nothing)
+        setattr(cuda, name, _nothing(name))
     try:
         with _Host(note):
             yield
@@ -65,5 +65,11 @@ def cuda_is_the_host(channel: Channel) -> Generator[None]:
             setattr(cuda, name, function)
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """There is no GPU to wait for or to choose."""
+def _nothing(name: str) -> Callable[..., None]:
+    """A function of its own for each name: torch's compiler refuses one object with several."""
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        """There is no GPU to wait for or to choose."""
+
+    nothing.__name__ = name
+    return nothing

@@ -16,21 +16,24 @@ class Rule(NamedTuple):
     """A construct and what is done with it.
 
     Attributes:
-        code: such as ``ABP101``; the first of those that it gives.
-        title: of its section in the documentation.
+        title: of the construct.
+        codes: that it gives, each with what it stands for.
         apply: changes a program and says what it did.
     """
 
-    code: str
     title: str
+    codes: dict[str, str]
     apply: Callable[[Context], None]
 
 
 RULES: Sequence[Rule] = (
-    Rule("ABP101", "Devices", devices.apply),
-    Rule("ABP201", "Data loaders", loaders.apply),
-    Rule("ABP401", "Optimizers", optimizers.apply),
-    Rule("ABP301", "Training steps", training.apply),
-    Rule("ABP501", "Evaluation", evaluation.apply),
-    Rule("ABP411", "Schedulers", schedulers.apply),
+    Rule("Devices", devices.CODES, devices.apply),
+    Rule("Data loaders", loaders.CODES, loaders.apply),
+    Rule("Optimizers", optimizers.CODES, optimizers.apply),
+    Rule("Training steps", training.CODES, training.apply),
+    Rule("Evaluation", evaluation.CODES, evaluation.apply),
+    Rule("Schedulers", schedulers.CODES, schedulers.apply),
 )
+
+#: What each code stands for.
+CODES = {code: text for rule in RULES for code, text in rule.codes.items()}

@@ -13,6 +13,20 @@ from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.source import Source
 
+CODES = {
+    "ABP101": (
+        "A move of a tensor or a model to a device is taken out. A program takes tensors of "
+        "the host and returns them there; the model is copied to the device with the first "
+        "call."
+    ),
+    "ABP102": "A checkpoint is read to the host, from where the program takes it.",
+    "ABP103": "A tensor that was made on a device is made on the host.",
+    "ABP104": (
+        "The line that chooses a device stays as it is and has no effect on programs. The "
+        "target is chosen by the environment or the options, and a run names it."
+    ),
+}
+
 _MOVES = frozenset(("to", "cuda", "cpu", "xpu"))
 _MODIFIED = "a program takes tensors of the host and returns them there; nothing is moved by hand"
 

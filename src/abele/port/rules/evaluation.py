@@ -16,6 +16,18 @@ from abele.port.finding import Verdict
 from abele.port.routes import NoRouteError, Wrapped
 from abele.port.source import Source
 
+CODES = {
+    "ABP501": (
+        "An inference model is made where the model gets its name. It shares the weights of "
+        "the training model."
+    ),
+    "ABP502": (
+        "The call runs the inference model; where a last, shorter batch may come, that one is "
+        "computed by the plain model."
+    ),
+    "ABP509": "The inference model cannot be had here; the plain model runs on the host.",
+}
+
 _REASON = "the model without its loss runs as a program, too"
 _SHORT = "; a last, shorter batch has another shape and is computed by the plain model"
 

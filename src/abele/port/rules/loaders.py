@@ -10,6 +10,18 @@ from abele.port.analysis.kinds import Kind, Thing
 from abele.port.context import Context
 from abele.port.finding import Verdict
 
+CODES = {
+    "ABP201": (
+        "The loader is PopTorch's, which takes the same arguments after the options. In "
+        "training it leaves out a last, shorter batch of an epoch, because a program has one "
+        "shape."
+    ),
+    "ABP202": (
+        "The loader of an evaluation stays, so that no row is left out: its last batch may be "
+        "shorter."
+    ),
+}
+
 _TRAINING = (
     "poptorch.DataLoader takes the same arguments; it leaves out a last, shorter batch, "
     "because a program has one shape"

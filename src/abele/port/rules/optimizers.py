@@ -9,6 +9,15 @@ from abele.port.analysis.kinds import Kind
 from abele.port.context import Context
 from abele.port.finding import Verdict
 
+CODES = {
+    "ABP401": "The optimizer is PopTorch's, with the same arguments.",
+    "ABP402": (
+        "The optimizer is torch's. A training model here takes it; PopTorch on an IPU does "
+        "not have it."
+    ),
+    "ABP409": "No program can be made of this optimizer's update.",
+}
+
 _POPTORCH = frozenset(("SGD", "Adam", "AdamW", "RMSprop"))
 #: Accepted as they are by a training model here, but not by PopTorch.
 _TORCH = frozenset(("Adadelta", "Adagrad", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"))

@@ -11,6 +11,11 @@ from abele.port.finding import Verdict
 from abele.port.routes import NoRouteError
 from abele.port.source import Source
 
+CODES = {
+    "ABP411": "The training model is given the optimizer again after a scheduler has changed it.",
+    "ABP419": "The training model cannot be had where the scheduler steps.",
+}
+
 _REASON = "the program takes the new learning rate when it is given the optimizer again"
 
 

@@ -18,6 +18,21 @@ from abele.port.routes import NoRouteError, Wrapped
 from abele.port.rules.wrapper import Part, Wrapper, wrapper_of
 from abele.port.source import Source
 
+CODES = {
+    "ABP301": (
+        "The training model is made where its optimizer gets its name: model, loss, gradients "
+        "and update are one program."
+    ),
+    "ABP302": "Gradients are forgotten, computed and applied in the call of the training model.",
+    "ABP303": (
+        "The statements from the model to the loss are the forward pass of a new module. What "
+        "others read of them is returned beside the loss."
+    ),
+    "ABP304": "A function takes a wrapped model as one more argument, and its callers give it.",
+    "ABP398": "The training model cannot be passed to where the step is.",
+    "ABP399": "The training step has no counterpart as one program.",
+}
+
 
 def apply(context: Context) -> None:
     """Rewrite every training step that was found."""

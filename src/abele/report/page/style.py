@@ -52,6 +52,13 @@ td code.value { white-space: normal; }
 .value { overflow-wrap: anywhere; } td:has(> .value) { min-width: 9rem; }
 pre { overflow: auto; max-height: 34rem; background: var(--card); padding: .8rem; margin: .5rem 0; }
 .trouble pre { background: none; padding: 0; white-space: pre-wrap; }
+.sides { width: 100%; table-layout: fixed; margin: .6rem 0 1.4rem; }
+.sides td { padding: .05rem .5rem; border: 0; }
+.sides td:nth-child(odd) { width: 3.2rem; color: var(--soft); }
+.sides code { white-space: pre-wrap; }
+.sides .out { background: color-mix(in srgb, var(--c6) 16%, var(--paper)); }
+.sides .in { background: color-mix(in srgb, var(--c3) 16%, var(--paper)); }
+.sides td.note { padding: .1rem .5rem .4rem; font-size: .88rem; }
 figure { margin: .6rem 0 .3rem; }
 svg { display: block; width: 100%; background: var(--card); border-radius: 4px; }
 .top, .axis { display: flex; justify-content: space-between; gap: 1rem; color: var(--soft);

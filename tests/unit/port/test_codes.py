@@ -1,0 +1,18 @@
+"""Codes: each that is said is explained, and each that is explained is said somewhere."""
+
+import re
+from pathlib import Path
+
+from abele.port.rules import CODES, RULES
+
+SOURCE = Path(__file__).parents[3] / "src" / "abele" / "port"
+
+
+def test_codes_are_explained_and_used():
+    text = "".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    assert set(re.findall(r'"(ABP\d+)"(?!:)', text)) == set(CODES)
+    assert all(code_text.endswith(".") for code_text in CODES.values())
+
+
+def test_a_code_belongs_to_one_rule():
+    assert len(CODES) == sum(len(rule.codes) for rule in RULES)

@@ -1,0 +1,158 @@
+"""The command: what it writes, what it says, and what it refuses."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from abele.__main__ import main
+from abele.port.rules import CODES
+
+PROGRAMS = Path(__file__).parent / "programs"
+SCRIPT = PROGRAMS / "pairs.py"
+
+
+def ported(capsys, *arguments):
+    status = main(["port", *map(str, arguments)])
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def test_a_port_is_written_beside_with_its_record_diff_and_page(tmp_path, capsys):
+    status, out, _ = ported(capsys, SCRIPT, "-o", tmp_path / "new")
+    assert status == 0
+    assert "It is ported by program." in out
+    written = {each.name for each in (tmp_path / "new").iterdir()}
+    assert written == {"pairs.py", "port.diff", "port.json", "port.html"}
+    record = json.loads((tmp_path / "new" / "port.json").read_text())
+    assert record["verdict"] == "modified"
+    assert {each["code"] for each in record["findings"]} <= set(CODES)
+    lines = SCRIPT.read_text().splitlines()
+    for each in record["findings"]:
+        assert lines[each["line"] - 1].strip() == each["text"]
+    patch = (tmp_path / "new" / "port.diff").read_text()
+    again = tmp_path / "again"
+    again.mkdir()
+    (again / "pairs.py").write_text(SCRIPT.read_text())
+    subprocess.run(["patch", "-s", "-p1"], input=patch, text=True, cwd=again, check=True)
+    assert (again / "pairs.py").read_text() == (tmp_path / "new" / "pairs.py").read_text()
+
+
+def test_every_changed_line_of_the_program_has_a_finding(tmp_path, capsys):
+    for script in PROGRAMS.glob("*.py"):
+        folder = tmp_path / script.stem
+        ported(capsys, script, "-o", folder)
+        record = json.loads((folder / "port.json").read_text())
+        said = {each["line"] for each in record["findings"]}
+        old = 0
+        for line in (folder / "port.diff").read_text().splitlines():
+            if line.startswith("@@"):
+                old = int(line.split("-")[1].split(",")[0].split(" ")[0])
+            elif line.startswith("-") and not line.startswith("---"):
+                assert old in said or not line[1:].strip(), f"{script.name}:{old}: {line}"
+                old += 1
+            elif line.startswith(" "):
+                old += 1
+
+
+def test_a_scan_writes_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    status, out, _ = ported(capsys, SCRIPT, "--scan", "--verbose")
+    assert status == 0
+    assert "pairs.py:47:9: ABP302 modified: the call of the model does this, too" in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_script_brings_the_files_that_it_imports(tmp_path, capsys):
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "__init__.py").write_text("from .small import Net\n")
+    (tmp_path / "nets" / "small.py").write_text(
+        "import torch\n\n\nclass Net(torch.nn.Linear):\n    pass\n"
+    )
+    (tmp_path / "unused.py").write_text("print(1)\n")
+    (tmp_path / "run.py").write_text(
+        "import torch\nfrom nets import Net\n\nnet = Net(3, 2)\n"
+        "opt = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "for _ in range(3):\n    opt.zero_grad()\n    loss = net(torch.ones(4, 3)).mean()\n"
+        "    loss.backward()\n    opt.step()\n"
+    )
+    status, out, _ = ported(capsys, tmp_path / "run.py", "-o", tmp_path / "new")
+    assert status == 0
+    assert "3 files, 1 changed" in out
+    assert (tmp_path / "new" / "nets" / "small.py").exists()
+    assert not (tmp_path / "new" / "unused.py").exists()
+    status, out, _ = ported(capsys, tmp_path / "run.py", "-o", tmp_path / "new")
+    assert status == 0  # an earlier port is replaced
+
+
+BAD = {
+    "print 'hello'\n": r"run.py:1:1: this is Python 2",
+    "def f(:\n": r"run.py:1:1: this is no Python that can be read: def f\(:",
+    "x = 1\n" * 20_000: "run.py has more than 10000 lines and is taken for a generated file",
+    "\0": "run.py",
+}
+
+
+@pytest.mark.parametrize("text", BAD, ids=lambda text: text[:8].strip())
+def test_what_is_no_program_gets_a_sentence_and_nothing_is_written(text, tmp_path, capsys):
+    (tmp_path / "run.py").write_text(text)
+    status, out, err = ported(capsys, tmp_path / "run.py", "-o", tmp_path / "new")
+    assert status == 1
+    assert not out
+    assert err.count("\n") == 1
+
+    assert re.search(f"^abele port: {BAD[text]}", err)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["missing.py", "--scan"], "there is no file missing.py"),
+        ([".", "--scan"], r"there is no Python file in \."),
+        (["note.ipynb", "--scan"], "note.ipynb is a notebook. Save it as a script first"),
+        (["run.py", "-o", "."], r"\. has the program itself; give another folder"),
+        (["run.py", "-o", "full"], "full has other files; give a folder that is empty"),
+        (["run.py", "--scan", "--check", "3"], "--scan writes no port that --check could run"),
+        (["run.py", "-o", "new", "--", "-x"], "arguments after -- are for --check"),
+    ],
+)
+def test_wrong_input_teaches(arguments, sentence, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if "." not in arguments[:1]:
+        Path("run.py").write_text("print(1)\n")
+        Path("note.ipynb").write_text("{}")
+        Path("full").mkdir()
+        Path("full", "other").write_text("")
+    status, _, err = ported(capsys, *arguments)
+    assert status == 1
+
+    assert re.search(f"^abele port: {sentence}", err), err
+
+
+def test_imports_that_go_in_a_circle_are_read_once(tmp_path, capsys):
+    (tmp_path / "a.py").write_text("import b\n")
+    (tmp_path / "b.py").write_text("import a\nimport not_there\n")
+    status, out, _ = ported(capsys, tmp_path / "a.py", "--scan")
+    assert status == 0
+    assert "2 files, 0 changed" in out
+    assert "Nothing has to change." in out
+
+
+@pytest.mark.long
+def test_five_hundred_lines_take_less_than_five_seconds(tmp_path):
+    text = SCRIPT.read_text()
+    functions = "".join(
+        f"\n\ndef f{i}(x):\n    y = x + {i}\n    return y * 2\n" for i in range(100)
+    )
+    (tmp_path / "run.py").write_text(text + functions)
+
+    began = time.process_time()
+    subprocess.run(
+        [sys.executable, "-m", "abele", "port", "--scan", tmp_path / "run.py"], check=True
+    )
+    assert time.process_time() - began < 5
