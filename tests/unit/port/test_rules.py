@@ -2,6 +2,7 @@
 
 A fixture says of its lines what is said of them: ``# ABP302 modified`` at the end of one. Lines
 without such a comment may have any finding of verdict ``match`` or ``modified``, but no other.
+What is blocked has no ``NAME.out.py``.
 """
 
 import re
@@ -41,9 +42,12 @@ def test_a_fixture_becomes_what_it_should(name, request):
     result = port(Project([Source(f"{name}.py", text)]))
     expected = FIXTURES / f"{name}.out.py"
     after = result.after[f"{name}.py"]
-    if request.config.getoption("--update-golden"):
-        expected.write_text(after)
-    assert after == expected.read_text()
+    if result.verdict is not Verdict.BLOCKED:
+        if request.config.getoption("--update-golden"):
+            expected.write_text(after)
+        assert after == expected.read_text()
+    else:
+        assert not expected.exists()
     given = {(each.line, f"{each.code} {each.verdict.value}") for each in result.findings}
     assert said <= given
     bad = (Verdict.MANUAL, Verdict.BLOCKED)
@@ -55,7 +59,11 @@ def test_a_fixture_becomes_what_it_should(name, request):
     assert not unexpected
 
 
-@pytest.mark.parametrize("name", fixtures())
+def ported():
+    return [each for each in fixtures() if (FIXTURES / f"{each}.out.py").exists()]
+
+
+@pytest.mark.parametrize("name", ported())
 def test_porting_the_port_changes_nothing(name):
     after = (FIXTURES / f"{name}.out.py").read_text()
     assert port(Project([Source(f"{name}.py", after)])).after[f"{name}.py"] == after

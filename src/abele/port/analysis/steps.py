@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
 
 import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.flow import changes, reads, writes
 from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.parts import (
+    Loop,
+    Statement,
+    StepError,
+    block_of,
+    calls_of,
+    is_call,
+    statement_of,
+)
 from abele.port.analysis.scopes import is_method
 from abele.port.analysis.things import Things
+from abele.port.analysis.updates import Update, read_update
 from abele.port.project import Owner, Project
 from abele.port.source import Source
 
-Statement: TypeAlias = cst.SimpleStatementLine | cst.BaseCompoundStatement
-Loop: TypeAlias = cst.For | cst.While
-
-
-class StepError(Exception):
-    """A step that cannot be ported, with the node that says why."""
-
-    def __init__(self, node: cst.CSTNode, reason: str):
-        super().__init__(reason)
-        self.node, self.reason = node, reason
+__all__ = ["Loop", "Statement", "Step", "StepError", "block_of", "calls_of", "statement_of"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -37,13 +37,16 @@ class Step:
         owner: the function, or module, around it.
         loop: around it in that function; None where the function is one step.
         block: the statements among which it is.
-        loss: the name that is differentiated.
-        forward: the statements of the block that lead from the model to the loss.
+        loss: the name of what is differentiated.
+        forward: the statements of the block that lead from the model to the loss. Where what is
+            differentiated has no name, the last one gives it one and is not in the program.
+        place: the statement of the block in whose place the call is put.
         backward: the statement that differentiates.
         zero: statements that forget gradients.
         update: the statement that updates.
         models: that the forward statements call, each with the expression that stands for it.
         optimizer: that updates.
+        gradients: how it does, and what is done to gradients before.
         inputs: names that the forward statements need from the loop.
         constants: names that they need from the function, and that are the same in every step.
         outputs: names that they define and others use, without the loss.
@@ -55,39 +58,16 @@ class Step:
     block: Sequence[Statement]
     loss: str
     forward: tuple[Statement, ...]
+    place: Statement
     backward: Statement
     zero: tuple[Statement, ...]
     update: Statement
     models: dict[Thing, cst.BaseExpression]
     optimizer: Thing
+    gradients: Update
     inputs: tuple[str, ...]
     constants: tuple[str, ...]
     outputs: tuple[str, ...]
-
-
-def calls_of(node: cst.CSTNode, method: str) -> list[cst.Call]:
-    """The calls of a method, such as ``backward``, in a piece of a program."""
-    pattern = m.Call(func=m.Attribute(attr=m.Name(method)))
-    return [each for each in m.findall(node, pattern) if isinstance(each, cst.Call)]
-
-
-def statement_of(source: Source, node: cst.CSTNode) -> Statement:
-    """The statement around an expression."""
-    for each in (node, *source.above(node)):
-        if isinstance(each, cst.SimpleStatementLine | cst.BaseCompoundStatement):
-            return each
-    raise AssertionError("an expression is in a statement")
-
-
-def block_of(source: Source, statement: Statement) -> Sequence[Statement]:
-    """The statements among which one is."""
-    parent = source.parent(statement)
-    assert isinstance(parent, cst.IndentedBlock | cst.Module)
-    return [
-        each
-        for each in parent.body
-        if isinstance(each, cst.SimpleStatementLine | cst.BaseCompoundStatement)
-    ]
 
 
 def training_steps(project: Project, things: Things) -> Iterator[tuple[Source, Step | StepError]]:
@@ -115,17 +95,19 @@ class _Reader:
         """Read it."""
         if self._call.args:
             raise StepError(self._call, "backward with arguments has no counterpart in a program")
-        loss = self._loss()
         index = self._block.index(self._backward)
-        update, optimizer = self._update(index)
-        zero = tuple(self._zero(optimizer))
-        forward = self._forward(index, loss)
+        gradients = read_update(self._source, self._things, self._block, self._call, index)
+        loss, differentiated = self._loss()
+        zero = tuple(self._zero(gradients.optimizers))
+        named = () if differentiated is None else (_assignment(loss, differentiated),)
+        forward = (*self._forward(index, loss, differentiated), *named)
         models = self._models(forward)
         if not models:
             raise StepError(self._call, f"no model is known that {loss!r} is computed by")
-        needed = self._needed(forward)
-        varying = self._varying()
-        rest = {self._backward, update, *zero, *forward}
+        also = [each.statement for each in gradients.removed]
+        rest = {self._backward, gradients.statement, *zero, *also, *forward}
+        self._check_way(forward, gradients.statement, rest)
+        needed, varying = self._needed(forward), self._varying()
         return Step(
             source=self._source,
             owner=self._owner,
@@ -133,74 +115,79 @@ class _Reader:
             block=self._block,
             loss=loss,
             forward=forward,
+            place=self._backward if named else forward[-1],
             backward=self._backward,
             zero=zero,
-            update=update,
+            update=gradients.statement,
             models=models,
-            optimizer=optimizer,
+            optimizer=gradients.optimizers[0],
+            gradients=gradients,
             inputs=tuple(name for name in needed if name in varying),
             constants=tuple(name for name in needed if name not in varying),
             outputs=tuple(name for name in self._used_outside(forward, rest) if name != loss),
         )
 
-    def _loss(self) -> str:
+    def _loss(self) -> tuple[str, cst.BaseExpression | None]:
+        """The name of what is differentiated, and the expression where it has none."""
         func = self._call.func
         assert isinstance(func, cst.Attribute)
-        if not m.matches(self._backward, m.SimpleStatementLine(body=[m.Expr(m.Call())])):
+        if not is_call(self._backward):
             raise StepError(self._call, "backward is called inside a larger expression")
-        if not isinstance(func.value, cst.Name):
-            raise StepError(
-                self._call,
-                f"what is differentiated has no name; assign {self._source.code(func.value)} first",
-            )
-        return func.value.value
+        value = func.value
+        scale = m.Call(func=m.Attribute(attr=m.Name("scale")), args=[m.Arg()])
+        if m.matches(value, scale) and isinstance(value, cst.Call):
+            assert isinstance(value.func, cst.Attribute)
+            if self._things.of(self._source, value.func.value, Kind.SCALER):
+                value = value.args[0].value
+        if isinstance(value, cst.Name):
+            return value.value, None
+        around = self._owner.body if isinstance(self._owner, cst.FunctionDef) else self._owner
+        used = {*reads(around), *writes(around)}
+        return next(name for name in _LOSSES if name not in used), value
 
-    def _update(self, index: int) -> tuple[Statement, Thing]:
-        """The statement after backward that updates, and its optimizer."""
-        updates: dict[Thing, Statement] = {}
-        for statement in self._block[index + 1 :]:
-            for call in calls_of(statement, "step"):
-                assert isinstance(call.func, cst.Attribute)
-                made = self._things.of(self._source, call.func.value, Kind.OPTIMIZER)
-                if len(made) > 1:
-                    raise StepError(call, "which optimizer this is depends on the call")
-                for optimizer in made:
-                    self._check_update(call, statement, optimizer)
-                    updates[optimizer] = statement
-        if not updates:
-            raise StepError(self._call, "no optimizer's step follows in the same block")
-        if len(updates) > 1:
-            raise StepError(
-                self._call, "two optimizers update in turn; a program has one for all parameters"
-            )
-        ((optimizer, statement),) = updates.items()
-        return statement, optimizer
+    def _check_way(
+        self, forward: Sequence[Statement], update: Statement, rest: set[Statement]
+    ) -> None:
+        """Nothing between the model's call and the update may prevent the update, or see gradients.
 
-    def _check_update(self, call: cst.Call, statement: Statement, optimizer: Thing) -> None:
-        if call.args:
-            raise StepError(call, "a step with a closure evaluates the model several times")
-        if not m.matches(statement, m.SimpleStatementLine(body=[m.Expr(m.Call())])):
-            raise StepError(call, "the update depends on a condition")
-        if optimizer.name.endswith(".LBFGS"):
-            raise StepError(call, "LBFGS evaluates the model several times in one update")
+        Raises:
+            StepError: something does.
+        """
+        real = [each for each in forward if each in self._block]
+        first = self._block.index(real[0] if real else self._backward)
+        leave = m.Continue() | m.Break() | m.Return() | m.Raise()
+        for statement in self._block[first : self._block.index(update)]:
+            if statement in rest:
+                continue
+            for node in m.findall(statement, leave):
+                raise StepError(node, "whether there is an update depends on what was computed")
+        gradient = m.Attribute(attr=m.Name("grad"))
+        for statement in self._block[first:]:
+            for node in () if statement in rest else m.findall(statement, gradient):
+                raise StepError(
+                    node, "gradients stay in the program; opts.anchorTensor returns them"
+                )
 
-    def _zero(self, optimizer: Thing) -> Iterator[Statement]:
+    def _zero(self, optimizers: Sequence[Thing]) -> Iterator[Statement]:
         """Statements of the block that forget gradients."""
         for statement in self._block:
             for call in calls_of(statement, "zero_grad"):
                 assert isinstance(call.func, cst.Attribute)
                 things = self._things.of(self._source, call.func.value)
                 models = any(each.kind is Kind.MODEL for each in things)
-                if optimizer not in things and not models:
+                if not things & set(optimizers) and not models:
                     raise StepError(call, "gradients of another optimizer are forgotten here")
                 if not m.matches(statement, m.SimpleStatementLine(body=[m.Expr(m.Call())])):
                     raise StepError(call, "when gradients are forgotten depends on a condition")
                 yield statement
 
-    def _forward(self, end: int, loss: str) -> tuple[Statement, ...]:
+    def _forward(
+        self, end: int, loss: str, differentiated: cst.BaseExpression | None
+    ) -> tuple[Statement, ...]:
         """The statements that lead from a model's call to the loss."""
         follows = self._following(end)
-        needed, chosen = {loss}, list[Statement]()
+        needed = {loss} if differentiated is None else set(reads(differentiated))
+        chosen = list[Statement]()
         for statement in reversed(self._block[:end]):
             written = {*writes(statement), *changes(statement)} & needed
             if not written or statement not in follows:
@@ -209,7 +196,7 @@ class _Reader:
             if isinstance(statement, cst.SimpleStatementLine):
                 needed -= written
             needed |= set(reads(statement))
-        if not chosen:
+        if not chosen and differentiated is None:
             raise StepError(self._call, f"{loss!r} is not computed from a model in the same block")
         return tuple(reversed(chosen))
 
@@ -281,6 +268,14 @@ class _Reader:
             if isinstance(each, cst.FunctionDef):
                 break
         return used
+
+
+#: Names for what is differentiated and has none.
+_LOSSES = ("loss", "total_loss", "objective", "loss_to_minimize", *map("loss_{}".format, range(99)))
+
+
+def _assignment(name: str, value: cst.BaseExpression) -> cst.SimpleStatementLine:
+    return cst.SimpleStatementLine([cst.Assign([cst.AssignTarget(cst.Name(name))], value)])
 
 
 _NO_FORWARD = m.OneOf(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from abele.port.context import Context
-from abele.port.rules import devices, evaluation, loaders, optimizers, schedulers, training
+from abele.port.rules import blocked, devices, evaluation, loaders, optimizers, schedulers, training
 
 
 class Rule(NamedTuple):
@@ -27,6 +27,7 @@ class Rule(NamedTuple):
 
 
 RULES: Sequence[Rule] = (
+    Rule("What cannot be ported", blocked.CODES, blocked.apply),
     Rule("Devices", devices.CODES, devices.apply),
     Rule("Data loaders", loaders.CODES, loaders.apply),
     Rule("Optimizers", optimizers.CODES, optimizers.apply),

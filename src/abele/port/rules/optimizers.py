@@ -25,7 +25,7 @@ _TORCH = frozenset(("Adadelta", "Adagrad", "Adamax", "NAdam", "RAdam", "ASGD", "
 
 def apply(context: Context) -> None:
     """Take optimizers from ``poptorch.optim``."""
-    used = {step.optimizer for step in context.steps}
+    used = {each for step in context.steps for each in step.gradients.optimizers}
     for thing in context.things.all(Kind.OPTIMIZER):
         name = thing.name.rpartition(".")[2]
         if thing not in used or not isinstance(thing.made, cst.Call):

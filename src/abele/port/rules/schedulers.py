@@ -25,9 +25,13 @@ def apply(context: Context) -> None:
         for call in calls_of(source.module, "step"):
             assert isinstance(call.func, cst.Attribute)
             for thing in context.things.of(source, call.func.value, Kind.SCHEDULER):
-                for optimizer in _optimizers(context, thing):
-                    if optimizer in context.training:
-                        _tell(context, source, call, optimizer)
+                by_model = {
+                    context.training[optimizer]: optimizer
+                    for optimizer in _optimizers(context, thing)
+                    if optimizer in context.training
+                }
+                for optimizer in by_model.values():
+                    _tell(context, source, call, optimizer)
 
 
 def _optimizers(context: Context, scheduler: Thing) -> set[Thing]:

@@ -1,0 +1,85 @@
+"""Statements and calls, and where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.port.source import Source
+
+Statement: TypeAlias = cst.SimpleStatementLine | cst.BaseCompoundStatement
+Loop: TypeAlias = cst.For | cst.While
+
+
+class StepError(Exception):
+    """A step that cannot be ported, with the node that says why."""
+
+    def __init__(self, node: cst.CSTNode, reason: str):
+        super().__init__(reason)
+        self.node, self.reason = node, reason
+
+
+def calls_of(node: cst.CSTNode, method: str) -> list[cst.Call]:
+    """The calls of a method, such as ``backward``, in a piece of a program."""
+    pattern = m.Call(func=m.Attribute(attr=m.Name(method)))
+    return [each for each in m.findall(node, pattern) if isinstance(each, cst.Call)]
+
+
+def is_call(statement: Statement) -> bool:
+    """Whether a statement is one call and nothing else."""
+    return m.matches(statement, m.SimpleStatementLine(body=[m.Expr(m.Call())]))
+
+
+def statement_of(source: Source, node: cst.CSTNode) -> Statement:
+    """The statement around an expression."""
+    for each in (node, *source.above(node)):
+        if isinstance(each, cst.SimpleStatementLine | cst.BaseCompoundStatement):
+            return each
+    raise AssertionError("an expression is in a statement")
+
+
+def block_of(source: Source, statement: Statement) -> Sequence[Statement]:
+    """The statements among which one is.
+
+    Those under ``with torch.autocast(...)`` are among the statements around it: it goes away.
+    """
+    parent = source.parent(statement)
+    while isinstance(parent, cst.IndentedBlock):
+        outer = source.parent(parent)
+        if not (isinstance(outer, cst.With) and is_autocast(source, outer)):
+            break
+        parent = source.parent(outer)
+    assert isinstance(parent, cst.IndentedBlock | cst.Module)
+    return list(_statements(source, parent))
+
+
+def _statements(
+    source: Source, block: cst.BaseSuite | cst.Module | cst.CSTNode
+) -> Iterator[Statement]:
+    assert isinstance(block, cst.IndentedBlock | cst.Module)
+    for each in block.body:
+        if (
+            isinstance(each, cst.With)
+            and is_autocast(source, each)
+            and isinstance(each.body, cst.IndentedBlock)
+        ):
+            yield from _statements(source, each.body)
+        elif isinstance(each, cst.SimpleStatementLine | cst.BaseCompoundStatement):
+            yield each
+
+
+def is_autocast(source: Source, statement: cst.With) -> bool:
+    """Whether a ``with`` statement does nothing but switch autocast."""
+    return all(
+        isinstance(each.item, cst.Call) and is_autocast_call(source, each.item)
+        for each in statement.items
+    )
+
+
+def is_autocast_call(source: Source, call: cst.Call) -> bool:
+    """Whether a call makes an autocast context of torch."""
+    name = source.imported(call.func)
+    return name.startswith("torch.") and name.rpartition(".")[2] == "autocast"

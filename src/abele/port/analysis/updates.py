@@ -1,0 +1,244 @@
+"""What stands after backward: the update, and what is done to gradients before it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.port.analysis.batches import argument
+from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.parts import Statement, StepError, calls_of, is_call
+from abele.port.analysis.things import Things
+from abele.port.source import Source
+
+_CLIP = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_norm")
+_CLIP_VALUES = ("torch.nn.utils.clip_grad_value_", "torch.nn.utils.clip_grad_value")
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Removed:
+    """A statement that a program does without.
+
+    Attributes:
+        statement: the statement.
+        code: of what is said of it.
+        reason: why it is not needed.
+    """
+
+    statement: Statement
+    code: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Update:
+    """How parameters are updated.
+
+    Attributes:
+        statement: that updates.
+        optimizers: that may be the one; they share a name.
+        by_hand: the update, where no optimizer makes it.
+        clip: call that limits the norm of gradients; None if there is none.
+        every: how many backwards there are for an update; None if there is one.
+        removed: other statements that the program does without.
+    """
+
+    statement: Statement
+    optimizers: tuple[Thing, ...]
+    clip: cst.Call | None = None
+    every: cst.BaseExpression | None = None
+    removed: tuple[Removed, ...] = ()
+
+
+def read_update(
+    source: Source, things: Things, block: Sequence[Statement], backward: cst.Call, index: int
+) -> Update:
+    """The update that follows a call of backward.
+
+    Args:
+        source: the file.
+        things: what its names stand for.
+        block: the statements among which the call is.
+        backward: the call.
+        index: of its statement in the block.
+
+    Raises:
+        StepError: there is none, or it is none that a program makes.
+    """
+    return _Reader(source, things, block, backward, index).update()
+
+
+class _Reader:
+    """Reads the statements after one call of backward."""
+
+    def __init__(
+        self,
+        source: Source,
+        things: Things,
+        block: Sequence[Statement],
+        backward: cst.Call,
+        index: int,
+    ):
+        self._source, self._things, self._backward = source, things, backward
+        self._block, self._index = block, index
+        self._every: cst.BaseExpression | None = None
+
+    def update(self) -> Update:
+        steps = list(self._steps())
+        self._check_earlier()
+        if not steps:
+            raise self._without()
+        made = {thing for _, _, things in steps for thing in things}
+        if len({frozenset(things) for _, _, things in steps}) > 1:
+            raise StepError(
+                steps[1][1], "two optimizers update in turn; a program has one for all parameters"
+            )
+        if len(steps) > 1:
+            raise StepError(steps[1][1], "this would update a second time with the same gradients")
+        ((statement, call, things),) = steps
+        self._check(call, statement, made)
+        ordered = sorted(things, key=lambda each: each.source.position(each.made))
+        end = self._block.index(statement)
+        between = self._block[self._index + 1 : end]
+        removed = [*self._of_scaler(), *self._clipping(between)]
+        clips = [call for each in between for call in self._named(each, _CLIP)]
+        return Update(
+            statement=statement,
+            optimizers=tuple(ordered),
+            clip=clips[0] if clips else None,
+            every=self._every,
+            removed=tuple(removed),
+        )
+
+    def _steps(self) -> Iterator[tuple[Statement, cst.Call, set[Thing]]]:
+        """Statements that update, each with the call and the optimizers that it may be of."""
+        for statement in self._block[self._index + 1 :]:
+            if self._is_other_backward(statement):
+                reason = "gradients of several calls of backward are added up for one update"
+                raise StepError(self._backward, f"{reason}; add up the losses instead")
+            updates = list(self._updates(statement))
+            yield from updates
+            if updates and any(calls_of(each, "backward") for each in self._rest(statement)):
+                return
+
+    def _check_earlier(self) -> None:
+        """Nothing may have been differentiated earlier in the same block."""
+        for index, statement in enumerate(self._block[: self._index]):
+            if is_call(statement) and self._is_other_backward(statement):
+                updates = [self._updates(each) for each in self._block[index : self._index]]
+                if any(list(each) for each in updates):
+                    reason = "two updates in turn; a program makes one, of all parameters"
+                else:
+                    reason = "gradients of several calls of backward are added up for one update"
+                raise StepError(self._backward, reason)
+
+    def _rest(self, statement: Statement) -> Sequence[Statement]:
+        return self._block[self._block.index(statement) + 1 :]
+
+    def _is_other_backward(self, statement: Statement) -> bool:
+        return any(call is not self._backward for call in calls_of(statement, "backward"))
+
+    def _updates(self, statement: Statement) -> Iterator[tuple[Statement, cst.Call, set[Thing]]]:
+        for call in calls_of(statement, "step"):
+            assert isinstance(call.func, cst.Attribute)
+            node = call.func.value
+            if call.args and self._things.of(self._source, node, Kind.SCALER):
+                node = call.args[0].value
+            made = self._things.of(self._source, node, Kind.OPTIMIZER)
+            if made:
+                yield statement, call, made
+
+    def _without(self) -> StepError:
+        """Why there is no update."""
+        function = self._source.enclosing(self._backward, cst.FunctionDef)
+        for call in calls_of(self._source.module, "step"):
+            if function is not None and any(
+                m.matches(each.value, m.Name(function.name.value)) for each in call.args
+            ):
+                reason = "the model is evaluated several times for one update, as values say"
+                return StepError(self._backward, reason)
+        return StepError(self._backward, "no optimizer's step follows in the same block")
+
+    def _check(self, call: cst.Call, statement: Statement, made: set[Thing]) -> None:
+        of_scaler = bool(
+            isinstance(call.func, cst.Attribute)
+            and self._things.of(self._source, call.func.value, Kind.SCALER)
+        )
+        if call.args and not of_scaler:
+            raise StepError(call, "a step with a closure evaluates the model several times")
+        if not is_call(statement):
+            raise StepError(call, "the update depends on a condition")
+        if any(each.name.endswith(".LBFGS") for each in made):
+            raise StepError(call, "LBFGS evaluates the model several times in one update")
+        if len(made) > 1 and len({self._variable(each) for each in made}) > 1:
+            raise StepError(call, "which optimizer this is depends on the call")
+
+    def _variable(self, thing: Thing) -> object:
+        """The variable that a thing is assigned to."""
+        for each in thing.source.above(thing.made):
+            if isinstance(each, cst.Assign):
+                return self._things.variable(thing.source, each.targets[0].target)
+        return thing
+
+    def _of_scaler(self) -> Iterator[Removed]:
+        """Statements that scale gradients back, or change the scale."""
+        for statement in self._block:
+            for name in ("update", "unscale_"):
+                for call in calls_of(statement, name):
+                    assert isinstance(call.func, cst.Attribute)
+                    if not self._things.of(self._source, call.func.value, Kind.SCALER):
+                        continue
+                    if not is_call(statement):
+                        raise StepError(call, "when the scale changes depends on a condition")
+                    yield Removed(
+                        statement=statement,
+                        code="ABP422",
+                        reason="gradients are computed in float32 and need no scale",
+                    )
+
+    def _named(self, statement: Statement, names: Sequence[str]) -> list[cst.Call]:
+        return [
+            call
+            for call in m.findall(statement, m.Call())
+            if isinstance(call, cst.Call) and self._source.imported(call.func) in names
+        ]
+
+    def _clipping(self, between: Sequence[Statement]) -> Iterator[Removed]:
+        """Statements that limit gradients.
+
+        Raises:
+            StepError: by value, of a part of the parameters, or by another norm.
+        """
+        clips = 0
+        for statement in between:
+            for call in self._named(statement, _CLIP_VALUES):
+                raise StepError(
+                    call,
+                    "an optimizer limits the norm of all gradients (max_grad_norm), not each value",
+                )
+            for call in self._named(statement, _CLIP):
+                clips += 1
+                self._check_clip(call, statement, clips)
+                yield Removed(
+                    statement=statement,
+                    code="ABP431",
+                    reason="the optimizer limits the norm of all gradients: max_grad_norm",
+                )
+
+    def _check_clip(self, call: cst.Call, statement: Statement, count: int) -> None:
+        norm = argument(call, "norm_type", 2)
+        if norm is not None and not m.matches(
+            norm, m.Integer("2") | m.Float("2.0") | m.Float("2.")
+        ):
+            raise StepError(call, "max_grad_norm is the Euclidean norm")
+        if count > 1:
+            raise StepError(call, "gradients are limited twice; max_grad_norm is one limit for all")
+        if not is_call(statement):
+            raise StepError(
+                call,
+                "the norm of the gradients stays in the program: limit it with max_grad_norm of "
+                "the optimizer, and read it with opts.anchorTensor",
+            )

@@ -1,0 +1,205 @@
+"""What no program can be made of, by line and with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeAlias
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.port.analysis import values
+from abele.port.analysis.batches import argument
+from abele.port.analysis.kinds import Kind
+from abele.port.analysis.steps import calls_of
+from abele.port.context import Context
+from abele.port.finding import Verdict
+from abele.port.source import Source
+
+_Nodes: TypeAlias = Iterator[cst.CSTNode]
+
+
+class Reason(NamedTuple):
+    """Something that stands in the way.
+
+    Attributes:
+        code: such as ``ABP601``.
+        verdict: blocked, or manual where somebody can do something about it.
+        find: the nodes of a file that it is about.
+        text: why, and what can be done.
+    """
+
+    code: str
+    verdict: Verdict
+    find: Callable[[Context, Source], _Nodes]
+    text: str
+
+
+def apply(context: Context) -> None:
+    """Name every line that stands in the way."""
+    for source in context.project.sources:
+        for reason in REASONS:
+            for node in reason.find(context, source):
+                context.say(source, node, reason.code, reason.verdict, reason.text)
+        for forward in _forwards(context, source):
+            for node, text in values.needed(forward):
+                text += "; a program is made before there are values: compute both, torch.where"
+                context.say(source, node, "ABP605", Verdict.BLOCKED, text)
+
+
+def _forwards(context: Context, source: Source) -> Iterator[cst.FunctionDef]:
+    """The forwards of a file's modules."""
+    for where, function in context.project.functions():
+        if where is source and function.name.value == "forward":
+            cls = source.enclosing(function, cst.ClassDef)
+            if cls is not None and context.project.is_module(cls):
+                yield function
+
+
+def _calls(source: Source) -> Iterator[cst.Call]:
+    for call in m.findall(source.module, m.Call()):
+        assert isinstance(call, cst.Call)
+        yield call
+
+
+def _named(*names: str) -> Callable[[Context, Source], _Nodes]:
+    """Calls of imported functions; a name that ends with a dot stands for all that begin so."""
+
+    def find(context: Context, source: Source) -> _Nodes:
+        del context
+        for call in _calls(source):
+            name = source.imported(call.func)
+            if any(name == each or (each[-1] == "." and name.startswith(each)) for each in names):
+                yield call
+
+    return find
+
+
+def _methods(*names: str) -> Callable[[Context, Source], _Nodes]:
+    """Calls of methods by these names, of whatever object."""
+
+    def find(context: Context, source: Source) -> _Nodes:
+        del context
+        for name in names:
+            for call in calls_of(source.module, name):
+                if not source.imported(call.func):
+                    yield call
+
+    return find
+
+
+def _closures(context: Context, source: Source) -> _Nodes:
+    """Optimizers that evaluate the model several times, and steps that are given a closure."""
+    for thing in context.things.all(Kind.OPTIMIZER):
+        if thing.source is source and thing.name.endswith(".LBFGS"):
+            yield thing.made
+    for call in calls_of(source.module, "step"):
+        assert isinstance(call.func, cst.Attribute)
+        if call.args and context.things.of(source, call.func.value, Kind.OPTIMIZER):
+            yield call
+
+
+def _sparse(context: Context, source: Source) -> _Nodes:
+    """Sparse tensors and what makes gradients sparse."""
+    del context
+    for call in _calls(source):
+        name = source.imported(call.func)
+        last = name.rpartition(".")[2]
+        if name.startswith("torch.sparse") or name == "torch.spmm" or last == "SparseAdam":
+            yield call
+        elif last in ("Embedding", "EmbeddingBag", "embedding", "embedding_bag"):
+            sparse = argument(call, "sparse")
+            if sparse is not None and not m.matches(sparse, m.Name("False")):
+                yield call
+        elif not name and m.matches(
+            call.func, m.Attribute(attr=m.OneOf(*map(m.Name, _SPARSE_METHODS)))
+        ):
+            yield call
+
+
+_SPARSE_METHODS = ("to_sparse", "to_sparse_coo", "to_sparse_csr", "sparse_mask", "sparse_resize_")
+
+
+def _kept_graphs(context: Context, source: Source) -> _Nodes:
+    """Calls of backward that keep the graph, or build one of the gradients."""
+    del context
+    for call in calls_of(source.module, "backward"):
+        for name in ("retain_graph", "create_graph"):
+            given = argument(call, name)
+            if given is not None and not m.matches(given, m.Name("False")):
+                yield call
+
+
+def _shared(context: Context, source: Source) -> _Nodes:
+    """Models whose weights several processes update, and processes that do so."""
+    for call in calls_of(source.module, "share_memory"):
+        assert isinstance(call.func, cst.Attribute)
+        if context.things.of(source, call.func.value, Kind.MODEL):
+            yield call
+
+
+REASONS: tuple[Reason, ...] = (
+    Reason(
+        "ABP601",
+        Verdict.BLOCKED,
+        _closures,
+        "the model is evaluated several times for one update, as often as its values say; "
+        "a program makes one update of one evaluation",
+    ),
+    Reason(
+        "ABP602",
+        Verdict.BLOCKED,
+        _sparse,
+        "programs have dense tensors only; write the product or the gradient with dense ones",
+    ),
+    Reason(
+        "ABP603",
+        Verdict.BLOCKED,
+        _kept_graphs,
+        "a program computes gradients once and keeps no graph of them",
+    ),
+    Reason(
+        "ABP604",
+        Verdict.BLOCKED,
+        _named("torch.autograd.grad", "torch.autograd.backward", "torch.autograd.functional."),
+        "gradients are computed by the program, for its one loss, and nowhere else",
+    ),
+    Reason(
+        "ABP606",
+        Verdict.BLOCKED,
+        _shared,
+        "several processes update shared weights without waiting for each other; a program has "
+        "its weights on its device. Use replicas",
+    ),
+    Reason(
+        "ABP607",
+        Verdict.BLOCKED,
+        _named("gym.make", "gymnasium.make", "gym.vector.make", "gymnasium.make_vec"),
+        "the next input depends on what the model has just answered, and how many there are in "
+        "an update is not known before",
+    ),
+    Reason(
+        "ABP608",
+        Verdict.MANUAL,
+        _methods(
+            "register_hook",
+            "register_backward_hook",
+            "register_full_backward_hook",
+            "register_full_backward_pre_hook",
+            "register_post_accumulate_grad_hook",
+            "register_step_pre_hook",
+            "register_step_post_hook",
+        ),
+        "a hook of an inner module or parameter that returns a gradient is part of the program; "
+        "whatever else hooks do happens once, and hooks on the whole model, on updates or on "
+        "finished gradients are refused",
+    ),
+)
+
+CODES = {
+    **{each.code: f"{each.text[0].upper()}{each.text[1:]}." for each in REASONS},
+    "ABP605": (
+        "The forward pass decides by the values of tensors; a program is made before there are "
+        "values."
+    ),
+}

@@ -1,0 +1,167 @@
+"""Where a training model is made, and what the expressions of a step are called there."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterable
+from typing import Any
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.port.analysis.flow import reads, writes
+from abele.port.analysis.kinds import Thing
+from abele.port.analysis.parts import Statement, StepError, block_of
+from abele.port.analysis.steps import Step
+from abele.port.analysis.things import Home, NoHomeError
+from abele.port.context import Context
+from abele.port.source import Source
+
+
+def home(context: Context, step: Step) -> Home:
+    """Where the optimizer of a step gets its name.
+
+    Raises:
+        StepError: there is no one place.
+    """
+    try:
+        return context.things.home(step.optimizer)
+    except NoHomeError as error:
+        raise StepError(step.update, f"its optimizer has no one place: {error}") from error
+
+
+def after_all(context: Context, step: Step, home: Home, names: Iterable[str]) -> Statement:
+    """The statement after which a training model can be made.
+
+    That of the optimizer, or of the branches that choose one, or what comes later and makes
+    something that the loss needs.
+    """
+    place = _around_all(context, step, home)
+    block = block_of(home.source, place)
+    ends: set[cst.CSTNode] = set()
+    if step.source is home.source:
+        ends = {step.backward, *step.source.above(step.backward)}
+    needed = set(names)
+    for statement in block[block.index(place) + 1 :]:
+        if statement in ends:
+            break
+        if needed & set(writes(statement)):
+            place = statement
+    return place
+
+
+def _around_all(context: Context, step: Step, home: Home) -> Statement:
+    """The innermost statement that assigns whichever optimizer is chosen."""
+    place: Statement = home.statement
+    for thing in step.gradients.optimizers:
+        try:
+            other = context.things.home(thing).statement
+        except NoHomeError as error:
+            raise StepError(step.update, f"one of its optimizers has no place: {error}") from error
+        around = {other, *home.source.above(other)}
+        while place not in around:
+            above = [
+                each
+                for each in home.source.above(place)
+                if isinstance(each, cst.BaseCompoundStatement)
+                and not isinstance(home.source.parent(each), cst.If)  # a branch: elif
+            ]
+            if not above or isinstance(above[0], cst.FunctionDef | cst.ClassDef):
+                raise StepError(step.update, "its optimizers are made in different functions")
+            place = above[0]
+    return place
+
+
+def value(context: Context, at: Source, node: cst.BaseExpression, home: Home) -> str:
+    """The text of a step's expression, as it is where the optimizer is made.
+
+    Args:
+        context: the program.
+        at: the file of the expression.
+        node: the expression.
+        home: where the optimizer gets its name.
+
+    Raises:
+        StepError: some name in it is not known there.
+    """
+    if context.things.variable(at, node) is not None:
+        return _of_variable(context, at, node, home)
+    known = set(reads(node))
+    names = {
+        each.value: _of_variable(context, at, each, home)
+        for each in m.findall(node, m.Name())
+        if isinstance(each, cst.Name) and each.value in known
+    }
+    replaced: Any = node.visit(_Renamed(names))
+    return at.code(replaced)
+
+
+class _Renamed(cst.CSTTransformer):
+    """Names that are called otherwise elsewhere."""
+
+    def __init__(self, names: dict[str, str]):
+        super().__init__()
+        self._names = names
+
+    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> Any:
+        name = self._names.get(original_node.value, original_node.value)
+        return updated_node if name == original_node.value else cst.parse_expression(name)
+
+    def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> Any:
+        return updated_node.with_changes(attr=original_node.attr)
+
+    def leave_Arg(self, original_node: cst.Arg, updated_node: cst.Arg) -> Any:
+        return updated_node.with_changes(keyword=original_node.keyword)
+
+
+def _of_variable(context: Context, at: Source, node: cst.BaseExpression, home: Home) -> str:
+    """What a name, or attribute of ``self``, is called where the optimizer is made."""
+    things = context.things
+    code = at.code(node)
+    variable = things.variable(at, node)
+    assert variable is not None
+    there = things.owner(home.source, home.statement)
+    visible = (there, home.source.module, *home.source.above(home.statement))
+    if at is home.source and variable.owner in visible:
+        return code
+    if hasattr(builtins, code):
+        return code
+    for thing in things.of(at, node):
+        for owner in visible:
+            if isinstance(owner, cst.FunctionDef | cst.Module):
+                names = things.names(owner, thing)
+                if names:
+                    return names[0]
+    for thing in things.of(at, node):
+        if _is_closed(context, thing):
+            return at.code(thing.made)
+    if isinstance(variable.owner, cst.FunctionDef):
+        given = _from_caller(context, variable.owner, variable.name, there)
+        if given is not None:
+            return given
+    raise StepError(
+        node,
+        f"the program needs {code}, which is not known where the optimizer is made; "
+        "make it there, or in the module",
+    )
+
+
+def _is_closed(context: Context, thing: Thing) -> bool:
+    """Whether the expression that makes something is the same everywhere in its file."""
+    for name in reads(thing.made):
+        owner = context.things.named(thing.source, thing.made, name)
+        if owner is not thing.source.module:
+            return False
+    return True
+
+
+def _from_caller(context: Context, function: cst.FunctionDef, name: str, there: Any) -> str | None:
+    """What the one caller of a function, which makes the optimizer, gives for a parameter."""
+    calls = context.things.calls(function)
+    if len(calls) != 1:
+        return None
+    ((call, source),) = calls.items()
+    given = context.things.arguments(function, call).get(name)
+    if given is None or context.things.owner(source, call) is not there:
+        return None
+    return source.code(given) if isinstance(given, cst.Name) else None
