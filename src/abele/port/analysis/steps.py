@@ -9,6 +9,7 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.flow import changes, reads, writes
+from abele.port.analysis.helpers import Helpers
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import (
     Loop,
@@ -45,6 +46,7 @@ class Step:
         zero: statements that forget gradients.
         update: the statement that updates.
         models: that the forward statements call, each with the expression that stands for it.
+        helpers: functions of the program by which they do so.
         optimizer: that updates.
         gradients: how it does, and what is done to gradients before.
         inputs: names that the forward statements need from the loop.
@@ -63,6 +65,7 @@ class Step:
     zero: tuple[Statement, ...]
     update: Statement
     models: dict[Thing, cst.BaseExpression]
+    helpers: tuple[cst.FunctionDef, ...]
     optimizer: Thing
     gradients: Update
     inputs: tuple[str, ...]
@@ -75,7 +78,7 @@ def training_steps(project: Project, things: Things) -> Iterator[tuple[Source, S
     for source in project.sources:
         for call in calls_of(source.module, "backward"):
             try:
-                yield source, _Reader(source, things, call).step()
+                yield source, _Reader(source, project, things, call).step()
             except StepError as error:
                 yield source, error
 
@@ -83,7 +86,8 @@ def training_steps(project: Project, things: Things) -> Iterator[tuple[Source, S
 class _Reader:
     """Reads the step around one call of ``backward``."""
 
-    def __init__(self, source: Source, things: Things, call: cst.Call):
+    def __init__(self, source: Source, project: Project, things: Things, call: cst.Call):
+        self._helpers = Helpers(project, things)
         self._source, self._things, self._call = source, things, call
         self._backward = statement_of(source, call)
         self._block = block_of(source, self._backward)
@@ -101,6 +105,7 @@ class _Reader:
         zero = tuple(self._zero(gradients.optimizers))
         named = () if differentiated is None else (_assignment(loss, differentiated),)
         forward = (*self._forward(index, loss, differentiated), *named)
+        self._helpers.functions.clear()
         models = self._models(forward)
         if not models:
             raise StepError(self._call, f"no model is known that {loss!r} is computed by")
@@ -120,6 +125,7 @@ class _Reader:
             zero=zero,
             update=gradients.statement,
             models=models,
+            helpers=tuple(self._helpers.functions),
             optimizer=gradients.optimizers[0],
             gradients=gradients,
             inputs=tuple(name for name in needed if name in varying),
@@ -225,6 +231,8 @@ class _Reader:
                     for thing in self._things.of(self._source, node, Kind.MODEL):
                         if not m.matches(call.func, m.Attribute(attr=_NO_FORWARD)):
                             models.setdefault(thing, node)
+            for thing, expression in self._helpers.models(self._source, statement):
+                models.setdefault(thing, expression)
         return models
 
     def _needed(self, forward: Sequence[Statement]) -> list[str]:
@@ -242,8 +250,9 @@ class _Reader:
         if self._loop is not None:
             return set(writes(self._loop)) - {"self"}
         if isinstance(owner, cst.FunctionDef):
-            params = [each.name.value for each in owner.params.params]
-            return {*writes(owner.body), *params[is_method(owner) :]}
+            params = [each.name for each in owner.params.params][is_method(owner) :]
+            given = {each.value for each in params if not self._things.of(self._source, each)}
+            return {*writes(owner.body), *given}
         return set()
 
     def _used_outside(self, forward: Sequence[Statement], rest: set[Statement]) -> list[str]:

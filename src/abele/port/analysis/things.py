@@ -99,6 +99,10 @@ class Things:
         """The calls of a function in the program, each with its file."""
         return self._calls.get(function, {})
 
+    def function(self, source: Source, call: cst.Call) -> cst.FunctionDef | None:
+        """The function of the program that is called; the constructor where a class is."""
+        return self._function(source, call)
+
     def names(self, owner: Owner, thing: Thing) -> list[str]:
         """The variables of a function or module that may be a thing."""
         return [

@@ -9,7 +9,16 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from abele.port.context import Context
-from abele.port.rules import blocked, devices, evaluation, loaders, optimizers, schedulers, training
+from abele.port.rules import (
+    blocked,
+    clipping,
+    devices,
+    evaluation,
+    loaders,
+    optimizers,
+    schedulers,
+    training,
+)
 
 
 class Rule(NamedTuple):
@@ -31,6 +40,7 @@ RULES: Sequence[Rule] = (
     Rule("Devices", devices.CODES, devices.apply),
     Rule("Data loaders", loaders.CODES, loaders.apply),
     Rule("Optimizers", optimizers.CODES, optimizers.apply),
+    Rule("Limits of gradients", clipping.CODES, clipping.apply),
     Rule("Training steps", training.CODES, training.apply),
     Rule("Evaluation", evaluation.CODES, evaluation.apply),
     Rule("Schedulers", schedulers.CODES, schedulers.apply),

@@ -48,7 +48,9 @@ def apply(context: Context) -> None:
 
 
 def _forwards(context: Context, source: Source) -> Iterator[cst.FunctionDef]:
-    """The forwards of a file's modules."""
+    """The forwards of a file's modules, and the functions that compute losses."""
+    for step in context.steps:
+        yield from (each for each in step.helpers if context.project.source(each) is source)
     for where, function in context.project.functions():
         if where is source and function.name.value == "forward":
             cls = source.enclosing(function, cst.ClassDef)

@@ -50,7 +50,9 @@ def apply(context: Context) -> None:
 def _calls(context: Context) -> Iterator[tuple[Source, cst.Call, Thing]]:
     """Calls of models outside of training steps and of other models."""
     trained = {thing for step in context.steps for thing in step.models}
-    inside = {statement for step in context.steps for statement in step.forward}
+    inside: set[cst.CSTNode] = {
+        each for step in context.steps for each in (*step.forward, step.backward, *step.helpers)
+    }
     for source in context.project.sources:
         for call in m.findall(source.module, m.Call()):
             if not isinstance(call, cst.Call) or not isinstance(

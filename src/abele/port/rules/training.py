@@ -75,8 +75,10 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     home = places.home(context, step)
     source, kept = home.source, home.variable
     prefix = "self." if kept.name.startswith("self.") else ""
-    name = prefix + context.name(source, "training_model")
-    cls = context.name(step.source, "ModelWithLoss")
+    count = len(set(context.training.values()))
+    number = f"_{count + 1}" if count else ""
+    name = prefix + context.name(source, f"training_model{number}")
+    cls = context.name(step.source, f"ModelWithLoss{number}")
     options = context.options(source)
     given = ", ".join(
         places.value(context, step.source, part.value, home) for part in wrapper.parts
