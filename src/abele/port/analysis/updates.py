@@ -9,6 +9,7 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.batches import argument
+from abele.port.analysis.by_hand import ByHand, forgets_all, read_by_hand
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import Statement, StepError, calls_of, is_call
 from abele.port.analysis.things import Things
@@ -39,7 +40,7 @@ class Update:
 
     Attributes:
         statement: that updates.
-        optimizers: that may be the one; they share a name.
+        optimizers: that may be the one; they share a name. The model, where none makes the update.
         by_hand: the update, where no optimizer makes it.
         clip: call that limits the norm of gradients; None if there is none.
         every: how many backwards there are for an update; None if there is one.
@@ -48,6 +49,7 @@ class Update:
 
     statement: Statement
     optimizers: tuple[Thing, ...]
+    by_hand: ByHand | None = None
     clip: cst.Call | None = None
     every: cst.BaseExpression | None = None
     removed: tuple[Removed, ...] = ()
@@ -89,6 +91,9 @@ class _Reader:
     def update(self) -> Update:
         steps = list(self._steps())
         self._check_earlier()
+        by_hand = None if steps else self._by_hand()
+        if by_hand is not None:
+            return by_hand
         if not steps:
             raise self._without()
         made = {thing for _, _, things in steps for thing in things}
@@ -103,7 +108,7 @@ class _Reader:
         ordered = sorted(things, key=lambda each: each.source.position(each.made))
         end = self._block.index(statement)
         between = self._block[self._index + 1 : end]
-        removed = [*self._of_scaler(), *self._clipping(between)]
+        removed = [*self._of_scaler(), *self._clipping(between), *self._forgetting()]
         clips = [call for each in between for call in self._named(each, _CLIP)]
         return Update(
             statement=statement,
@@ -123,6 +128,33 @@ class _Reader:
             yield from updates
             if updates and any(calls_of(each, "backward") for each in self._rest(statement)):
                 return
+
+    def _by_hand(self) -> Update | None:
+        """The update that the program writes itself; None if there is none."""
+        for statement in self._block[self._index + 1 :]:
+            written = read_by_hand(statement)
+            if written is None:
+                continue
+            models = self._things.of(self._source, written.model, Kind.MODEL)
+            if len(models) != 1:
+                raise StepError(written.model, "which model's parameters these are is not known")
+            between = self._block[self._index + 1 : self._block.index(statement)]
+            clips = [call for each in between for call in self._named(each, _CLIP)]
+            return Update(
+                statement=statement,
+                optimizers=tuple(models),
+                by_hand=written,
+                clip=clips[0] if clips else None,
+                removed=(*self._clipping(between), *self._forgetting()),
+            )
+        return None
+
+    def _forgetting(self) -> Iterator[Removed]:
+        """Loops that forget gradients."""
+        for statement in self._block:
+            if forgets_all(statement):
+                reason = "the call of the model does this, too"
+                yield Removed(statement=statement, code="ABP302", reason=reason)
 
     def _check_earlier(self) -> None:
         """Nothing may have been differentiated earlier in the same block."""

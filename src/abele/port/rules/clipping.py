@@ -23,12 +23,14 @@ CODES = {
 #: Those of PopTorch that limit gradients.
 _LIMIT = frozenset(("SGD", "Adam", "AdamW"))
 
+OF_ALL = "an optimizer limits the norm over all of its parameters, not of some"
+
 
 def apply(context: Context) -> None:
     """Give limits to optimizers."""
     for step in context.steps:
         clip = step.gradients.clip
-        if clip is None:
+        if clip is None or step.gradients.by_hand is not None:
             continue
         for optimizer in step.gradients.optimizers:
             try:
@@ -44,11 +46,9 @@ def _limit(context: Context, step: Step, optimizer: Thing, clip: cst.Call) -> No
     made = optimizer.made
     assert isinstance(made, cst.Call)
     largest = argument(clip, "max_norm", 1)
-    limited = _models(context, step, clip)
+    limited = limited_models(context, step, clip)
     if largest is None or not limited or limited != _updated(context, optimizer):
-        raise StepError(
-            clip, "an optimizer limits the norm over all of its parameters, not of some"
-        )
+        raise StepError(clip, OF_ALL)
     limit = places.value(context, step.source, largest, places.home(context, step))
     context.edits(optimizer.source).change(
         made, lambda node: node.with_changes(args=[*node.args, _keyword("max_grad_norm", limit)])
@@ -57,7 +57,7 @@ def _limit(context: Context, step: Step, optimizer: Thing, clip: cst.Call) -> No
     context.say(optimizer.source, made, "ABP431", Verdict.MODIFIED, reason)
 
 
-def _models(context: Context, step: Step, clip: cst.Call) -> set[Thing]:
+def limited_models(context: Context, step: Step, clip: cst.Call) -> set[Thing]:
     """The models of which a call limits the gradients."""
     given = argument(clip, "parameters", 0)
     if not isinstance(given, cst.Call):

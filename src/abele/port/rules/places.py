@@ -38,16 +38,13 @@ def after_all(context: Context, step: Step, home: Home, names: Iterable[str]) ->
     """
     place = _around_all(context, step, home)
     block = block_of(home.source, place)
-    ends: set[cst.CSTNode] = set()
-    if step.source is home.source:
-        ends = {step.backward, *step.source.above(step.backward)}
-    needed = set(names)
-    for statement in block[block.index(place) + 1 :]:
-        if statement in ends:
-            break
-        if needed & set(writes(statement)):
-            place = statement
-    return place
+    start = block.index(place)
+    known = {name for each in block[: start + 1] for name in writes(each)}
+    places = [start]
+    for name in {*names} - known:
+        later = [index for index, each in enumerate(block) if name in writes(each)]
+        places += later[:1]
+    return block[max(places)]
 
 
 def _around_all(context: Context, step: Step, home: Home) -> Statement:

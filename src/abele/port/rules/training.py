@@ -13,7 +13,7 @@ from abele.port.context import Context
 from abele.port.edits import parsed
 from abele.port.finding import Verdict
 from abele.port.routes import NoRouteError, Wrapped
-from abele.port.rules import places
+from abele.port.rules import hand_written, places
 from abele.port.rules.wrapper import Wrapper, wrapper_of
 from abele.port.source import Source
 
@@ -28,6 +28,9 @@ CODES = {
         "others read of them is returned beside the loss."
     ),
     "ABP304": "A function takes a wrapped model as one more argument, and its callers give it.",
+    "ABP403": "An update written by hand becomes poptorch.optim.SGD with the same rate.",
+    "ABP412": "The training model is given the optimizer again after its rate has changed.",
+    "ABP422": "A program computes gradients in float32 and scales none of them.",
     "ABP398": "The training model cannot be passed to where the step is.",
     "ABP399": "The training step has no counterpart as one program.",
 }
@@ -80,16 +83,18 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     name = prefix + context.name(source, f"training_model{number}")
     cls = context.name(step.source, f"ModelWithLoss{number}")
     options = context.options(source)
+    made, optimizer, rate = hand_written.optimizer(context, step, home)
     given = ", ".join(
         places.value(context, step.source, part.value, home) for part in wrapper.parts
     )
     _define(context, step, source, cls, wrapper)
     context.edits(source).after(
-        places.after_all(context, step, home, reads(cst.parse_expression(f"[{given}]"))),
-        f"{name} = poptorch.trainingModel(\n"
-        f"    {cls}({given}), options={options}, optimizer={kept.name}\n)",
+        places.after_all(context, step, home, reads(cst.parse_expression(f"[{given}, {rate}]"))),
+        f"{made}{name} = poptorch.trainingModel(\n"
+        f"    {cls}({given}), options={options}, optimizer={optimizer}\n)",
     )
     model = Wrapped(name, source, kept.owner)
+    hand_written.follow(context, step, model, optimizer)
     context.training |= dict.fromkeys(step.gradients.optimizers, model)
     reason = f"{name} is made here: the model, its loss and this optimizer as one program"
     context.say(source, home.statement, "ABP301", Verdict.MODIFIED, reason)

@@ -1,0 +1,109 @@
+"""Updates that a program writes itself become an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.port.analysis.batches import argument
+from abele.port.analysis.parts import StepError, statement_of
+from abele.port.analysis.scopes import Variable
+from abele.port.analysis.steps import Step
+from abele.port.analysis.things import Home
+from abele.port.context import Context
+from abele.port.finding import Verdict
+from abele.port.routes import Wrapped
+from abele.port.rules import clipping, places
+from abele.port.source import Source
+
+_REASON = "this update is stochastic gradient descent: poptorch.optim.SGD makes it in the program"
+
+
+def optimizer(context: Context, step: Step, home: Home) -> tuple[str, str, str]:
+    """The optimizer of a step.
+
+    Returns:
+        The statement that makes it, ``""`` if the program has one; its name; and an expression of
+        what the statement needs.
+
+    Raises:
+        StepError: its rate, or the limit of its gradients, is not known where it is made.
+    """
+    kept = home.variable.name
+    written = step.gradients.by_hand
+    if written is None:
+        return "", kept, "None"
+    rate = places.value(context, step.source, written.rate, home)
+    name = ("self." if kept.startswith("self.") else "") + context.name(
+        home.source, f"optimizer{_number(context)}"
+    )
+    more, needs = "", rate
+    if step.gradients.clip is not None:
+        limit = _limit(context, step, home, step.gradients.clip)
+        more, needs = f", max_grad_norm={limit}", f"{rate}, {limit}"
+    context.edits(home.source).need("import poptorch")
+    context.say(step.source, step.update, "ABP403", Verdict.MODIFIED, _REASON)
+    made = f"{name} = poptorch.optim.SGD({kept}.parameters(), lr={rate}{more})\n"
+    return made, name, needs
+
+
+def _number(context: Context) -> str:
+    """A suffix for the optimizer's name: there is one for each training model."""
+    count = len(set(context.training.values()))
+    return f"_{count + 1}" if count else ""
+
+
+def _limit(context: Context, step: Step, home: Home, clip: cst.Call) -> str:
+    largest = argument(clip, "max_norm", 1)
+    if largest is None or clipping.limited_models(context, step, clip) != {step.optimizer}:
+        raise StepError(clip, clipping.OF_ALL)
+    return places.value(context, step.source, largest, home)
+
+
+def follow(context: Context, step: Step, model: Wrapped, name: str) -> None:
+    """Have the optimizer follow a rate that the program changes.
+
+    Raises:
+        NoRouteError: the optimizer is not known where it does.
+    """
+    written = step.gradients.by_hand
+    if written is None:
+        return
+    variable = context.things.variable(step.source, written.rate)
+    kept = Wrapped(name, model.source, model.owner)
+    for source, node in _later(context, step.source, variable):
+        optimizer = context.routes.name(kept, source, node)
+        called = context.routes.name(model, source, node)
+        rate = source.code(written.rate)
+        context.edits(source).after(
+            statement_of(source, node),
+            f'{optimizer}.param_groups[0]["lr"] = {rate}\n{called}.setOptimizer({optimizer})',
+        )
+        reason = "the optimizer gets the new rate, and the program the optimizer"
+        context.say(source, node, "ABP412", Verdict.MODIFIED, reason)
+
+
+def _later(
+    context: Context, source: Source, variable: Variable | None
+) -> Iterator[tuple[Source, cst.CSTNode]]:
+    """Statements that change a variable: all that write it, but the first."""
+    if variable is None:
+        return
+    writes = [
+        node
+        for node in m.findall(source.module, m.Assign() | m.AugAssign())
+        if variable in [context.things.variable(source, each) for each in _targets(node)]
+    ]
+    first = min(writes, key=source.position, default=None)
+    for node in writes:
+        if node is not first or isinstance(node, cst.AugAssign):
+            yield source, node
+
+
+def _targets(node: cst.CSTNode) -> list[cst.BaseExpression]:
+    if isinstance(node, cst.Assign):
+        return [each.target for each in node.targets]
+    assert isinstance(node, cst.AugAssign)
+    return [node.target]
