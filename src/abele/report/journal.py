@@ -165,6 +165,25 @@ def _read(line: bytes) -> Window | Moment | None:
         return None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Calls:
+    """Calls that are noted together; times are in seconds.
+
+    Attributes:
+        at: when the first began, since the run began.
+        until: when the last one ended.
+        times: of each call.
+        parts: of all together: waited before them, for inputs, computing, and for outputs.
+        losses: of those that have one.
+    """
+
+    at: float
+    until: float
+    times: Sequence[float]
+    parts: Sequence[float]
+    losses: Sequence[float]
+
+
 @dataclasses.dataclass
 class _Open:
     """Calls that have no line yet."""
@@ -232,22 +251,26 @@ class JournalWriter:
             parts: seconds waited before it, for inputs, computing, and for outputs.
             loss: if it has one.
         """
+        took = parts[1] + parts[2] + parts[3]
+        losses = [] if loss is None else [loss]
+        self.calls(Calls(at=at, until=at + took, times=[took], parts=parts, losses=losses))
+
+    def calls(self, calls: Calls) -> None:
+        """Note calls that followed each other, all in one line."""
         if self._pid != os.getpid():  # before the lock, which another thread may have had
             return
         with self._lock:
             window = self._open
             if window is None:
-                window = self._open = _Open(at, self._calls)
-            self._calls += 1
-            took = parts[1] + parts[2] + parts[3]
-            window.times.append(took)
-            window.until = at + took
-            for index, seconds in enumerate(parts):
-                window.parts[index] += seconds
-            if loss is not None:
-                finite = math.isfinite(loss)
-                window.loss = loss if finite else None
-                window.not_finite += not finite
+                window = self._open = _Open(calls.at, self._calls)
+            self._calls += len(calls.times)
+            window.times += calls.times
+            window.until = calls.until
+            window.parts = [a + b for a, b in zip(window.parts, calls.parts, strict=True)]
+            if calls.losses:
+                last = calls.losses[-1]
+                window.loss = last if math.isfinite(last) else None
+                window.not_finite += sum(not math.isfinite(each) for each in calls.losses)
             if self._calls <= SINGLE or window.until - window.at >= SPAN_S:
                 self._end_window()
 

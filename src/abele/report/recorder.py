@@ -15,9 +15,9 @@ import torch
 from abele.compile.executable import Executable
 from abele.errors import SerializationError
 from abele.report import endings, executable_file, files
-from abele.report.journal import SINGLE, SPAN_S, Journal, JournalWriter, read_journal
+from abele.report.journal import SINGLE, SPAN_S, Calls, Journal, JournalWriter, read_journal
 from abele.report.record import Run
-from abele.runtime.clock import CallRecord
+from abele.runtime.clock import CallRecord, nanoseconds
 from abele.runtime.observers import Observer
 from abele.warn import warn_user
 
@@ -120,20 +120,46 @@ class Recorder(Observer):
             self._pending.clear()
             return
         with self._lock:
-            while self._pending:
-                call, loss = self._pending.popleft()
-                if call.error is None:
-                    self._journal.call(*self._timed(call), loss)
-                    self._calls += 1
+            pending = self._pending
+            taken = [pending.popleft() for _ in range(len(pending))]
+            ended = [each for each in taken if each[0].error is None]
+            # While calls have a line each, they come one by one.
+            singles = max(0, SINGLE - self._calls)
+            for each in [[one] for one in ended[:singles]] + [ended[singles:]]:
+                if each:
+                    self._journal.calls(self._together(each))
+            self._calls += len(ended)
             # The first calls have a line each, as they come.
             late = self._calls >= SINGLE
             self._due_ns = time.perf_counter_ns() + int(SPAN_S * 1e9) if late else 0
 
-    def _timed(self, call: CallRecord) -> tuple[float, list[float]]:
-        waited = max(0, call.began_ns - self._ended_ns)
-        self._ended_ns = call.ended_ns
-        began = call.began_ns - self.run.process.clock_ns
-        return began / 1e9, [each / 1e9 for each in (waited, *parts_of(call))]
+    def _together(self, calls: Sequence[tuple[CallRecord, float | None]]) -> Calls:
+        """One line for calls; there may be thousands of them in a second."""
+        start, before = self.run.process.clock_ns, self._ended_ns
+        waited = inputs = computed = outputs = 0
+        times: list[float] = []
+        for call, _ in calls:
+            began, ended, marks = call.began_ns, call.ended_ns, call.marks
+            if len(marks) == 2 and type(marks[0]) is int:  # most calls, in short
+                first, last = marks
+            else:
+                parts = parts_of(call)
+                first, last = began + parts[0], ended - parts[2]
+            if began > before:
+                waited += began - before
+            inputs += first - began
+            computed += last - first
+            outputs += ended - last
+            times.append((ended - began) / 1e9)
+            before = ended
+        self._ended_ns = before
+        return Calls(
+            at=(calls[0][0].began_ns - start) / 1e9,
+            until=(before - start) / 1e9,
+            times=times,
+            parts=[each / 1e9 for each in (waited, inputs, computed, outputs)],
+            losses=[loss for _, loss in calls if loss is not None],
+        )
 
     def failed(self, where: str, error: BaseException) -> None:
         """Notes an error, and writes the page that says so.
@@ -213,10 +239,11 @@ class Recorder(Observer):
 
 def parts_of(call: CallRecord) -> tuple[int, int, int]:
     """Nanoseconds of a call for inputs, computing and outputs; together they are all of it."""
-    steps = call.micro_steps()
-    if not steps:
+    marks = nanoseconds(call.marks)
+    ends = marks[1::2]
+    if not ends:
         return 0, call.ended_ns - call.began_ns, 0
-    first, last = steps[0][0], max(end for _, end in steps)
+    first, last = marks[0], max(ends)
     return first - call.began_ns, last - first, call.ended_ns - last
 
 

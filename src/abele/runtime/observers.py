@@ -55,6 +55,8 @@ class Observer:
     def on_micro_step(self, step: MicroStep, begin: Any, end: Any) -> None:
         """A micro-step has run; on a GPU, it has been handed to the device.
 
+        Calls are faster where no observer overrides this or ``on_update``.
+
         In a pipeline micro-steps overlap, and those of one update are told after all have run.
 
         Args:
@@ -112,3 +114,11 @@ def of_new(session: Session) -> tuple[Observer, ...]:
     """The observers that somebody wants a new session to have."""
     made = [make(session) for make in _makers]
     return tuple(each for each in made if each is not None)
+
+
+def watches_micro_steps(observer: Observer) -> bool:
+    """Whether an observer has to be told of micro-steps or updates."""
+    kind = type(observer)
+    return (
+        kind.on_micro_step is not Observer.on_micro_step or kind.on_update is not Observer.on_update
+    )

@@ -19,7 +19,7 @@ from abele.runtime.anchors import Anchor, AnchorStore
 from abele.runtime.clock import CallRecord
 from abele.runtime.device_state import DeviceState
 from abele.runtime.micro_steps import Alone, Plan, Returned, Step, Update, sequential
-from abele.runtime.observers import Observer, of_new
+from abele.runtime.observers import Observer, of_new, watches_micro_steps
 from abele.runtime.take_over import TakeOver
 from abele.step import batching
 from abele.step.config import OutputMode, StepConfig
@@ -87,7 +87,9 @@ class Session(DeviceState):
         self._shared_and_written = _shared_and_written(plan.model, config)
         self._first_replicas = set(config.input_groups.firsts())
         self._anchors = self._anchor_store(anchors, plan.model)
-        self._observers = (*observers, *of_new(self))
+        self._observers: tuple[Observer, ...] = ()
+        self._watching: tuple[Observer, ...] = ()  # those that are told of micro-steps
+        self._observe((*observers, *of_new(self)))
         self._alone: Alone | None = None
         self.prepare()
         self.marks: list[Any] = []
@@ -110,7 +112,7 @@ class Session(DeviceState):
 
     def add_observer(self, observer: Observer) -> None:
         """Tells an observer of this session's calls from the next one on."""
-        self._observers = (*self._observers, observer)
+        self._observe((*self._observers, observer))
 
     def remove_observer(self, observer: Observer) -> None:
         """Tells an observer nothing more, from the next call on; it may ask for that itself.
@@ -120,7 +122,11 @@ class Session(DeviceState):
         """
         if not any(each is observer for each in self._observers):
             raise ValueError(f"{observer!r} does not observe this session.")
-        self._observers = tuple(each for each in self._observers if each is not observer)
+        self._observe([each for each in self._observers if each is not observer])
+
+    def _observe(self, observers: Sequence[Observer]) -> None:
+        self._observers = tuple(observers)
+        self._watching = tuple(each for each in observers if watches_micro_steps(each))
 
     @property
     def last_call(self) -> CallRecord | None:
@@ -206,7 +212,11 @@ class Session(DeviceState):
             if self.exchange is not None:
                 self.exchange.begin()
             try:
-                outputs = self._micro_steps(batch, observers)
+                alone = None if self._watching else self._alone
+                if alone is not None:
+                    outputs = alone(batch, marks)
+                else:
+                    outputs = self._micro_steps(batch, self._watching)
             except BaseException as error:
                 self._give_up(error)
                 raise

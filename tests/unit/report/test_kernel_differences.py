@@ -91,7 +91,23 @@ def test_the_largest_part_of_the_step_comes_first(run):
     timed = dataclasses.replace(program.timing, kernels=(a, slower, *others))
     second = dataclasses.replace(second, programs=(dataclasses.replace(program, timing=timed),))
     names = [each.what.split()[0] for each in compared(first, second)]
-    assert names == ["aten.op1", "aten.op0"]
+    assert names == ["all", "aten.op1", "aten.op0"]
+
+
+def test_a_machine_that_was_slower_is_one_difference_and_not_forty(run):
+    first, second = with_kernels(run, 1), with_kernels(run, 2, factor=2.0)
+    (program,) = second.programs
+    slower = tuple(
+        dataclasses.replace(each, quarters=tuple(1.5 * time for time in each.quarters))
+        for each in program.timing.kernels
+    )
+    timed = dataclasses.replace(program.timing, kernels=slower)
+    second = dataclasses.replace(second, programs=(dataclasses.replace(program, timing=timed),))
+    whole, only = compared(first, second)
+    assert whole.what == "all kernels of step"
+    assert whole.change == pytest.approx(0.5, abs=0.1)
+    assert only.what == "aten.op0 of forward in step"
+    assert only.change == pytest.approx(2.0, abs=0.3)
 
 
 def test_another_computer_of_an_operator_is_named(run):
