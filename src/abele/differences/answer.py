@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from abele.differences.spread import Spread
 from abele.program import is_getitem, node_argument
 from abele.program.printing import node_phase, type_text
 from abele.report.facts import line_of
@@ -23,11 +24,13 @@ class Result:
         name: of its slot, with its role.
         errors: of both ways against float64, norms relative to float64's.
         parted: they differ by more than rounding.
+        only_rounding: even float32's result is nothing but rounding, so its error means nothing.
     """
 
     name: str
     errors: tuple[float, float]
     parted: bool
+    only_rounding: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,6 +112,16 @@ class Answer:
         from abele.differences.text import text
 
         return text(self)
+
+
+def result(name: str, spread: Spread, tolerance: float) -> Result:
+    """A result as it is shown."""
+    return Result(
+        name=name,
+        errors=(spread.relative(spread.first), spread.relative(spread.second)),
+        parted=spread.parted(tolerance),
+        only_rounding=spread.only_rounding,
+    )
 
 
 def operation(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from abele import passes
-from abele.differences.answer import Blamed, Result, operation
+from abele.differences.answer import Blamed, Result, operation, result
 from abele.differences.interpret import all_values, measured
 from abele.differences.lockstep import results_of
 from abele.differences.prefix import operations, prefix
@@ -80,7 +80,7 @@ class _Beside:
             for name, node in wanted.items()
             if node.name in truth and name in compiled
         }
-        results = tuple(_result(name, each, self._tolerance) for name, each in spreads.items())
+        results = tuple(result(name, each, self._tolerance) for name, each in spreads.items())
         blamed = None
         if any(each.parted for each in results):
             blamed = self._of_passes(versions, truth) or self._of_code(versions[-1], lowering)
@@ -243,8 +243,3 @@ class _Beside:
 
 def _named(role: Role, name: str) -> str:
     return f"{role.value.replace('_', ' ')} {name!r}"
-
-
-def _result(name: str, each: Spread, tolerance: float) -> Result:
-    errors = each.relative(each.first), each.relative(each.second)
-    return Result(name=name, errors=errors, parted=each.parted(tolerance))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from abele.differences import text
 from abele.differences.answer import Answer, Blamed, Result, Worst
 from abele.differences.compiled import Beside, Say, beside
 from abele.differences.lockstep import Lockstep
@@ -38,7 +39,7 @@ def _interpreted(subject: Subject, settings: tuple[Setting, Setting]) -> Answer:
         results=both.results(),
         blamed=both.blamed(f"type {say_of.name}"),
         worst=tuple(both.worst),
-        notes=_notes(both.rounded),
+        notes=tuple(_notes(both)),
     )
 
 
@@ -58,7 +59,7 @@ def _compiled(subject: Subject, settings: tuple[Setting, Setting], say: Say) -> 
             both = Lockstep(subject.program, subject, (PLAIN, each))
             parts.append((both.results(), both.blamed(f"type {each.name}")))
             worst = tuple(both.worst) if each.dtype is not None else worst
-            notes += _notes(both.rounded)
+            notes += _notes(both)
     (first, blamed_first), (second, blamed_second) = parts
     blamed = _turned(blamed_first) if blamed_first is not None else blamed_second
     return Answer(
@@ -78,6 +79,7 @@ def _joined(first: tuple[Result, ...], second: tuple[Result, ...]) -> tuple[Resu
             name=each.name,
             errors=(each.errors[1], others[each.name].errors[1]),
             parted=each.parted or others[each.name].parted,
+            only_rounding=each.only_rounding,
         )
         for each in first
         if each.name in others
@@ -91,7 +93,12 @@ def _turned(blamed: Blamed) -> Blamed:
     return dataclasses.replace(blamed, operation=operation)
 
 
-def _notes(rounded: list[str]) -> tuple[str, ...]:
-    if not rounded:
-        return ()
-    return (f"computed in float32 and rounded, for want of kernels: {', '.join(rounded)}",)
+def _notes(both: Lockstep) -> list[str]:
+    notes = [
+        f"{name} is first not finite at {text.place(made)}"
+        for name, made in both.not_finite.items()
+    ]
+    if both.rounded:
+        operators = ", ".join(both.rounded)
+        notes.append(f"computed in float32 and rounded, for want of kernels: {operators}")
+    return notes

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from abele.differences import interpret
-from abele.differences.answer import Blamed, Result, Worst, operation
+from abele.differences.answer import Blamed, Result, Worst, operation, result
 from abele.differences.interpret import Interpretation, Node
 from abele.differences.settings import PLAIN, TRUTH, Setting
 from abele.differences.spread import Spread, error, spread
@@ -35,6 +35,7 @@ class Lockstep:
         spreads: of results and written state, by node.
         worst: operations by themselves, the largest errors first.
         rounded: operators computed in other types than a setting's.
+        not_finite: the first operation that is not finite where float64's is, by setting.
     """
 
     def __init__(self, program: Program, subject: Subject, settings: tuple[Setting, Setting]):
@@ -46,6 +47,7 @@ class Lockstep:
         self.first_spread: Spread | None = None
         self.first_alone: tuple[float, float] | None = None
         self._of_rounded_operands = 0.0
+        self.not_finite: dict[str, Worst] = {}
         self.spreads: dict[Node, Spread] = {}
         self.worst: list[Worst] = []
         outside = torch.get_rng_state()
@@ -108,6 +110,7 @@ class Lockstep:
         values = [run.values[node] for run in self._runs]
         if not all(isinstance(each, torch.Tensor) for each in values):
             return
+        self._note_not_finite(node, values[0], values[1:3])
         if not keep and self.first is not None:
             return
         measured = spread(*values)
@@ -116,6 +119,15 @@ class Lockstep:
         if self.first is None and measured.parted(self.tolerance):
             self.first, self.first_spread, self.first_alone = node, measured, alone
             self._of_rounded_operands = self._conditioning(node)
+
+    def _note_not_finite(
+        self, node: Node, truth: torch.Tensor, values: Sequence[torch.Tensor]
+    ) -> None:
+        """Note the first operation of a setting that overflows, or divides by what underflowed."""
+        for setting, value in zip(self._settings, values, strict=True):
+            known = setting.name in self.not_finite or bool(value.isfinite().all())
+            if not known and bool(truth.isfinite().all()):
+                self.not_finite[setting.name] = operation(node, (0.0, 0.0))
 
     def _conditioning(self, node: Node) -> float:
         """The error of a result in float64 whose operands were rounded to the coarser type."""
@@ -131,15 +143,11 @@ class Lockstep:
 
     def results(self) -> tuple[Result, ...]:
         """Results and written state."""
+        named = results_of(self._program).items()
         return tuple(
-            Result(
-                name=name,
-                errors=(each.relative(each.first), each.relative(each.second)),
-                parted=each.parted(self.tolerance),
-            )
-            for name, node in results_of(self._program).items()
-            for each in (self.spreads.get(node),)
-            if each is not None
+            result(name, self.spreads[node], self.tolerance)
+            for name, node in named
+            if node in self.spreads
         )
 
     def blamed(self, by: str) -> Blamed | None:

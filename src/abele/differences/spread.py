@@ -43,8 +43,12 @@ class Spread:
         """
         if math.isinf(self.apart):
             return True
-        nothing_else = self.seen > _NOTHING_ELSE * self.scale
-        return not nothing_else and self.apart > tolerance * self.scale + _MARGIN * self.seen
+        return not self.only_rounding and self.apart > tolerance * self.scale + _MARGIN * self.seen
+
+    @property
+    def only_rounding(self) -> bool:
+        """Whether even float32's result is nothing but rounding."""
+        return self.seen > _NOTHING_ELSE * self.scale
 
     def relative(self, norm: float) -> float:
         """A norm relative to the scale."""
@@ -71,7 +75,7 @@ def spread(
     finite = wanted.isfinite() & one.isfinite() & two.isfinite()
     alike = bool((one.isfinite() == two.isfinite()).all())
     return Spread(
-        scale=_norm(wanted[finite]),
+        scale=_norm(wanted[wanted.isfinite()]),
         first=_error(wanted, one),
         second=_error(wanted, two),
         apart=_norm((one - two)[finite]) if alike else math.inf,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from abele.differences.answer import Answer, Blamed, Worst
+from abele.differences.answer import Answer, Result, Worst
 
 _RESULTS = 12
 
@@ -25,11 +25,13 @@ def _sentence(answer: Answer) -> str:
         return f"{first} and {second} are equal but for rounding."
     if answer.blamed is None:
         return f"{first} and {second} part."
-    return "\n".join([f"{first} and {second} part at {_place(answer.blamed)}", _facts(answer)])
+    return "\n".join(
+        [f"{first} and {second} part at {place(answer.blamed.operation)}", _facts(answer)]
+    )
 
 
-def _place(blamed: Blamed) -> str:
-    made = blamed.operation
+def place(made: Worst) -> str:
+    """An operation in words: operator, type, phase, module and line."""
     where = [made.phase and f"in {made.phase}", made.module and f"module {made.module}", made.line]
     return ", ".join([f"{made.operator} ({made.node}) {made.type}", *filter(None, where)])
 
@@ -49,13 +51,23 @@ def _facts(answer: Answer) -> str:
 def results(answer: Answer) -> str:
     """A row per result; the worst ones where there are many."""
     rows: list[tuple[str, ...]] = [("result", *answer.names, "")]
-    ranked = sorted(answer.results, key=lambda each: (not each.parted, -max(each.errors)))
+    ranked = sorted(answer.results, key=_rank)
     for each in ranked[:_RESULTS]:
-        rows.append((each.name, *map(_error, each.errors), "parts" if each.parted else ""))
+        rows.append((each.name, *map(_error, each.errors), _remark(each)))
     lines = _aligned(rows)
     if len(ranked) > _RESULTS:
         lines.append(f"... and {len(ranked) - _RESULTS} with smaller errors")
     return "\n".join(lines)
+
+
+def _rank(each: Result) -> tuple[bool, bool, float]:
+    return not each.parted, each.only_rounding, -max(each.errors)
+
+
+def _remark(each: Result) -> str:
+    if each.parted:
+        return "parts"
+    return "only rounding" if each.only_rounding else ""
 
 
 def worst(answer: Answer) -> str:

@@ -178,6 +178,7 @@ def test_half_is_found_where_it_overflows():
     assert made.by == "type half"
     assert "not finite" in made.why
     assert "half not finite" in str(answer)
+    assert "half is first not finite at aten.pow.Tensor_Scalar (pow_1)" in answer.notes[0]
 
 
 class Cancelling(torch.nn.Module):
