@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from abele.runtime.device_registry import Attachment
 from gctools._devices import list_devices
 from gctools._processes import list_holds
 from gctools.system import System
+from helpers.warm_python import python
 
 SOURCE = Path(__file__).parents[2] / "src"
 CPU = torch.device("cpu")
@@ -180,7 +180,7 @@ def test_it_costs_little(folder):
 
 
 CHILD = """
-import os, sys, time, torch
+import os, sys, torch
 from abele.runtime.device_registry import Attachment
 class Owner: pass
 owner = Owner()
@@ -189,7 +189,7 @@ child = os.fork()
 if child == 0:
     sys.exit()  # a fork that exits must not take its parent's file along
 os.waitpid(child, 0)
-print("ready", flush=True)
+print(os.getpid(), flush=True)
 sys.stdin.readline()
 """
 
@@ -198,7 +198,7 @@ def test_killed_processes_leave_nothing_and_ended_ones_clear_up(folder):
     env = {**os.environ, "PYTHONPATH": str(SOURCE)}
     children = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", CHILD],
+            [python(), "-W", "ignore", "-c", CHILD],
             env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -207,15 +207,15 @@ def test_killed_processes_leave_nothing_and_ended_ones_clear_up(folder):
         for _ in range(2)
     ]
     try:
-        assert [child.stdout.readline() for child in children] == ["ready\n"] * 2
-        assert {hold.pid for hold in holds()} == {child.pid for child in children}
-        children[0].send_signal(signal.SIGKILL)
+        pids = [int(child.stdout.readline()) for child in children]
+        assert {hold.pid for hold in holds()} == set(pids)
+        os.kill(pids[0], signal.SIGKILL)
         children[0].wait(60)
         assert len(list(folder.iterdir())) == 2
-        assert [hold.pid for hold in holds()] == [children[1].pid]
+        assert [hold.pid for hold in holds()] == [pids[1]]
         (path,) = folder.iterdir()
         record = json.loads(path.read_text())
-        assert record["pid"] == children[1].pid
+        assert record["pid"] == pids[1]
         children[1].communicate("\n", timeout=60)
         assert list(folder.iterdir()) == []
     finally:
