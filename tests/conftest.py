@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import os
 import random
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import numpy
@@ -36,6 +37,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--real", action="store_true", help="also run what starts daemons of ssh and Slurm"
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collects no garbage among the tests, now and later: they are a million objects that stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
