@@ -2,10 +2,11 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from helpers.warm_python import python
 
 ROOT = Path(__file__).parents[2]
 PYTHON = r"""#!/bin/sh
@@ -61,7 +62,7 @@ def test_it_needs_a_folder(folder):
 
 def test_a_torch_without_cuda_is_named(folder):
     seems_to_have_a_gpu(folder)
-    done = run(folder, folder / "out", python=sys.executable)
+    done = run(folder, folder / "out", python=python())
     assert done.returncode == 3
     assert "target cuda cannot run with" in done.stderr
     assert "this torch is built without CUDA" in done.stderr

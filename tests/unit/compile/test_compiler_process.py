@@ -24,6 +24,7 @@ from abele.targets.reference import Interpreter, Reference
 from helpers.models import MODELS
 from helpers.processes import alive, eventually
 from helpers.runs import captured, rule_for
+from helpers.warm_python import python
 
 SOURCE = Path(__file__).parents[3] / "src"
 COPIES = ["cp"]  # stands for a compiler: the code is the text
@@ -204,7 +205,7 @@ def test_a_compiler_ends_with_the_process_that_wants_its_code(tmp_path):
     """)
     places = [str(Path(__file__).parent), str(Path(__file__).parents[2]), str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-c", program, *places]
+    command = [python(), "-c", program, *places]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
         assert parent.stdout is not None
         process, child = map(int, parent.stdout.readline().split())

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import textwrap
 from pathlib import Path
@@ -23,6 +22,7 @@ from abele.program import users_operator
 from helpers.models import MODELS
 from helpers.processes import alive, eventually
 from helpers.runs import captured, rule_for
+from helpers.warm_python import python
 
 SOURCE = Path(__file__).parents[3] / "src"
 REFERENCE = get_target("reference")
@@ -225,7 +225,7 @@ def test_a_process_ends_with_the_one_that_started_it(tmp_path):
         time.sleep(120)
     """)
     places = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
-    command = [sys.executable, "-c", program, *places]
+    command = [python(), "-c", program, *places]
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
         assert parent.stdout is not None

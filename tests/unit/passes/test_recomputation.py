@@ -21,6 +21,7 @@ from conftest import usable
 from helpers import deep_training
 from helpers.deep_training import BLOCKS, LAYERS, DeepNetwork, batch
 from helpers.runs import assert_same_bits, captured, rule_for, run, started
+from helpers.warm_python import python
 
 aten = torch.ops.aten
 
@@ -191,13 +192,8 @@ def test_fewer_bytes_live_at_once():
 
 def grown(target, rows, *arguments):
     program = Path(deep_training.__file__)
-    # Blocks that go back to the system when they are freed: else the peak is the allocator's.
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "MALLOC_MMAP_THRESHOLD_": "65536",
-        "MALLOC_TRIM_THRESHOLD_": "65536",
-    }
-    command = [sys.executable, "-W", "ignore", str(program), "--target", target, "--rows", rows]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [python(), "-W", "ignore", str(program), "--target", target, "--rows", rows]
     done = subprocess.run(
         [*command, *arguments], env=environment, capture_output=True, text=True, check=False
     )

@@ -5,13 +5,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 
 from abele.report import journal
 from abele.report.journal import JournalWriter, read_journal
+from helpers.warm_python import python
 
 
 def written(folder, calls=3, **more):
@@ -133,7 +133,7 @@ def test_a_killed_process_leaves_all_calls_of_more_than_a_second_ago(tmp_path):
         "for i in range(300): writer.call(i / 1e4, (0, 0, 1e-4, 0), None)\n"
         "time.sleep(1); print('now', flush=True); time.sleep(60)\n"
     )
-    command = [sys.executable, "-c", program, str(tmp_path)]
+    command = [python(), "-c", program, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "now\n"
         process.send_signal(signal.SIGKILL)
