@@ -132,6 +132,19 @@ ABELE_API int abele_max_pool(const AbelePool* pool, const float* x, float* y, ui
 ABELE_API int abele_max_pool_backward(const AbelePool* pool, const float* grad_y,
                                       const uint8_t* places, float* grad_x, int threads);
 
+// -- bilinear doubling of channels-last images -------------------------------------------------
+
+// Of the smaller images. Corners are not aligned: a line of pixels a, b, c becomes a, (3a + b) / 4,
+// (a + 3b) / 4, (3b + c) / 4, (b + 3c) / 4, c.
+typedef struct AbeleUpsample {
+  int64_t images, channels, height, width;
+} AbeleUpsample;
+
+// Any number of threads gives the same bits.
+ABELE_API int abele_upsample(const AbeleUpsample* upsample, const float* x, float* y, int threads);
+ABELE_API int abele_upsample_backward(const AbeleUpsample* upsample, const float* grad_y,
+                                      float* grad_x, int threads);
+
 // -- batch normalisation of channels-last images with its activation ---------------------------
 
 typedef struct AbeleNorm {

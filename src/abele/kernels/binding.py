@@ -57,6 +57,12 @@ class Pool(ctypes.Structure):
     _fields_ = _integers("images", "channels", "height", "width", "channels_last")
 
 
+class Upsample(ctypes.Structure):
+    """``AbeleUpsample``: the smaller images."""
+
+    _fields_ = _integers("images", "channels", "height", "width")
+
+
 class Norm(ctypes.Structure):
     """``AbeleNorm``: rows are images times pixels."""
 
@@ -91,6 +97,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "AbeleConv": Conv,
     "AbelePatches": Patches,
     "AbelePool": Pool,
+    "AbeleUpsample": Upsample,
     "AbeleNorm": Norm,
     "AbeleProduct": Product,
     "AbeleAdam": Adam,
@@ -121,6 +128,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "abele_channel_sums": (*[ctypes.c_int64] * 3, *[ctypes.c_void_p] * 2, ctypes.c_int),
     "abele_max_pool": _takes(Pool, 4),
     "abele_max_pool_backward": _takes(Pool, 3),
+    "abele_upsample": _takes(Upsample, 2),
+    "abele_upsample_backward": _takes(Upsample, 2),
     "abele_norm_statistics": _takes(Norm, 9),
     "abele_norm_apply": _takes(Norm, 5),
     "abele_norm_backward": _takes(Norm, 8),

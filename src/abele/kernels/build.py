@@ -31,7 +31,7 @@ KERNELS = (
     *("conv_planes.cpp", "conv_channels_last.cpp", "conv_winograd.cpp"),
     "conv_patches.cpp",
     *("conv_pixels.cpp", "product.cpp", "conv.cpp"),
-    *("max_pool.cpp", "norm_activation.cpp", "adam.cpp", "calls.cpp"),
+    *("max_pool.cpp", "norm_activation.cpp", "upsample.cpp", "adam.cpp", "calls.cpp"),
 )
 #: What Inductor's code calls; only this knows torch, so it is in the archive alone.
 SHIMS = ("shims.cpp",)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from abele.kernels.binding import Conv, Pool, threads_for
+from abele.kernels.binding import Conv, Pool, Upsample, threads_for
 
 PLANES, CHANNELS_LAST = torch.contiguous_format, torch.channels_last
 # Samples that lie side by side in the widest register: places are noted for all of them.
@@ -220,6 +220,37 @@ def max_pool_backward(
     pointers = (pointer(each, layout) for each in (grad, places, grad_x))
     threads = threads or threads_for(library, grad_x.numel())
     library.abele_max_pool_backward(_pool(shape, layout), *pointers, threads)
+    return grad_x
+
+
+def upsample(library: ctypes.CDLL, x: torch.Tensor, threads: int | None = None) -> torch.Tensor:
+    """Return images of twice the height and width, bilinear, corners not aligned.
+
+    Args:
+        library: the kernels.
+        x: float32 ``[N, C, H, W]``, channels last; so is the result.
+        threads: how many work; default: as many as it is worth.
+
+    Raises:
+        ValueError: ``x`` does not lie as it has to.
+    """
+    images, channels, height, width = x.shape
+    y = torch.empty((images, channels, 2 * height, 2 * width), memory_format=CHANNELS_LAST)
+    pointers = (pointer(each, CHANNELS_LAST) for each in (x, y))
+    threads = threads or threads_for(library, y.numel())
+    library.abele_upsample(Upsample(*x.shape), *pointers, threads)
+    return y
+
+
+def upsample_backward(
+    library: ctypes.CDLL, grad: torch.Tensor, threads: int | None = None
+) -> torch.Tensor:
+    """Return the gradient of what ``upsample`` was given. Takes and raises what that does."""
+    images, channels, height, width = grad.shape
+    grad_x = torch.empty((images, channels, height // 2, width // 2), memory_format=CHANNELS_LAST)
+    pointers = (pointer(each, CHANNELS_LAST) for each in (grad, grad_x))
+    threads = threads or threads_for(library, grad.numel())
+    library.abele_upsample_backward(Upsample(*grad_x.shape), *pointers, threads)
     return grad_x
 
 

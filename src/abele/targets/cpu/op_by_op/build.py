@@ -21,6 +21,7 @@ from abele.targets.cpu.op_by_op import calls, memory
 from abele.targets.cpu.op_by_op.convolutions import own_convolution
 from abele.targets.cpu.op_by_op.lifetimes import Lifetimes
 from abele.targets.cpu.op_by_op.pools import own_pool
+from abele.targets.cpu.op_by_op.upsampling import own_upsampling
 
 aten = torch.ops.aten
 
@@ -69,7 +70,11 @@ def _replaced(program: Program, library: ctypes.CDLL) -> torch.fx.GraphModule:
     graph.graph.set_codegen(CodeGen())
     lifetimes = Lifetimes(graph.graph)
     for node in list(graph.graph.nodes):
-        kernel = own_convolution(node, library) or own_pool(node, library)
+        kernel = (
+            own_convolution(node, library)
+            or own_pool(node, library)
+            or own_upsampling(node, library)
+        )
         if kernel is not None:
             node.target = kernel
         elif node.target in OURS:
