@@ -27,6 +27,9 @@ SIZES = [
     (16, 100, 972),
     (30, 9, 257),
     (112, 21, 64),
+    # Small factors are read where they lie.
+    (64, 48, 33),
+    (9, 128, 128),
 ]
 
 

@@ -5,6 +5,7 @@
 // them in order. Threads share c, never a sum, and the inner dimension is cut at places that depend
 // on its size alone: any number of threads gives the same bits.
 #include "few_rows.h"
+#include "small_product.h"
 
 namespace abele {
 namespace {
@@ -194,6 +195,30 @@ bool has_few_rows(const AbeleProduct& p) {
          p.a_column == 1 && p.b_row == 1 && !p.b_packed;
 }
 
+bool has_small_factors(const AbeleProduct& p) {
+  return is_small(p.rows, p.columns, p.inner) && p.b_column == 1 && !p.b_packed;
+}
+
+// How a thread computes its share, and the room that it needs.
+struct Way {
+  bool small, few;
+  Index room;
+  void operator()(const Share& share, float* work) const {
+    if (small)
+      multiply_small(share.a, share.b, share.rows, share.columns, share.inner, share.c,
+                     share.c_row, share.added);
+    else if (few)
+      multiply_few_rows(share, work);
+    else
+      multiply(share, work);
+  }
+};
+Way way_of(const AbeleProduct& p) {
+  if (has_small_factors(p)) return {true, false, 0};
+  const bool few = has_few_rows(p);
+  return {false, few, few ? ceil_div(p.rows, LANES) * LANES * p.inner : WORK};
+}
+
 Share whole(const AbeleProduct& p, const float* a, const float* b, float* c) {
   const Matrix plain{p.b_packed ? nullptr : b, p.b_row, p.b_column};
   return {p.rows,
@@ -213,7 +238,7 @@ Share whole(const AbeleProduct& p, const float* a, const float* b, float* c) {
 // a thread multiplies and packs, an element packed like PACKING multiply-adds.
 Index column_parts(const AbeleProduct& p, int threads) {
   constexpr Index PACKING = 8;
-  if (has_few_rows(p)) return threads;
+  if (!has_small_factors(p) && has_few_rows(p)) return threads;
   const Index high = ceil_div(p.rows, PRODUCT_ROWS), wide = ceil_div(p.columns, PRODUCT_COLUMNS);
   Index best = 1, least = -1;
   for (Index parts = 1; parts <= threads; ++parts) {
@@ -264,12 +289,8 @@ int abele_product(const AbeleProduct* product, const float* a, const float* b, f
                   int threads) {
   return guarded([&](Scratch& memory) {
     const AbeleProduct& p = *product;
-    const bool few = has_few_rows(p);
-    const Index room = few ? ceil_div(p.rows, LANES) * LANES * p.inner : WORK;
-    float* work = memory.take<float>(room * threads);
-    const auto compute = [&](const Share& share, float* mine) {
-      few ? multiply_few_rows(share, mine) : multiply(share, mine);
-    };
+    const Way compute = way_of(p);
+    float* work = memory.take<float>(compute.room * threads);
     const auto nth = [&](Index i) {
       return whole(p, a + i * p.a_next, b + i * p.b_next, c + i * p.c_next);
     };
@@ -284,7 +305,7 @@ int abele_product(const AbeleProduct* product, const float* a, const float* b, f
       const Part some = alone ? part(p.count, threads, thread) : Part{0, p.count};
       for (Index i = some.begin; i < some.begin + some.size; ++i)
         compute(alone ? nth(i) : share_of(p, nth(i), threads, across, thread),
-                work + thread * room);
+                work + thread * compute.room);
     }
   });
 }
