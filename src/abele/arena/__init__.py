@@ -1,9 +1,11 @@
 """Memory of programs that torch's operators run: planned places in one piece of memory.
 
-``places.placed`` plans where every tensor of a program lies; ``Arena`` has torch take them there.
+``inner.with_inner`` knows what operators make inside, ``places.placed`` plans where every tensor of
+a program lies, and ``Arena`` has torch take them there.
 """
 
+from abele.arena.inner import is_known, with_inner
 from abele.arena.places import LEAST, placed
 from abele.arena.running import Arena, available, made
 
-__all__ = ["LEAST", "Arena", "available", "made", "placed"]
+__all__ = ["LEAST", "Arena", "available", "is_known", "made", "placed", "with_inner"]

@@ -26,6 +26,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kOff = 4;  // tensors
+constexpr size_t kSmall = size_t{1} << 20;  // up to here unplanned tensors take no gap
 constexpr size_t kHugePages = size_t{32} << 20;  // from here on large pages are asked for
 
 struct Slab {
@@ -159,9 +160,10 @@ void* take(Run& run, size_t bytes) {
   const std::lock_guard<std::mutex> lock(state().mutex);
   const Place* place = due(run, bytes);
   if (place != nullptr && place->offset < 0) return nullptr;
-  int64_t offset = place == nullptr ? -1 : place->offset;
-  const bool planned = offset >= 0 && is_free(*run.slab, offset, size);
-  if (!planned) offset = gap(*run.slab, size);
+  const bool planned = place != nullptr && is_free(*run.slab, place->offset, size);
+  int64_t offset = planned ? place->offset : -1;
+  // Small ones would only be in the way of those that are planned.
+  if (!planned && (place != nullptr || bytes > kSmall)) offset = gap(*run.slab, size);
   ++state().counts[planned ? 0 : offset >= 0 ? 1 : 2];
   if (offset < 0) return nullptr;
   run.slab->live.emplace(offset, offset + size);

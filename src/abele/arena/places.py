@@ -45,22 +45,31 @@ def offsets(pieces: Sequence[Piece]) -> tuple[list[int], int]:
     """
     order = sorted(range(len(pieces)), key=lambda i: (-pieces[i].size, pieces[i].first, i))
     result = [0] * len(pieces)
-    taken: list[tuple[int, int, int, int]] = []  # offset, end, first, last; sorted
+    taken: list[_Taken] = []  # sorted
     total = 0
     for index in order:
         piece = pieces[index]
         size = -(-piece.size // ALIGNMENT) * ALIGNMENT
         offset = _gap(taken, piece, size)
         result[index] = offset
-        bisect.insort(taken, (offset, offset + size, piece.first, piece.last))
+        bisect.insort(taken, (offset, offset + size, *_times(piece)))
         total = max(total, offset + size)
     return result, total
 
 
-def _gap(taken: list[tuple[int, int, int, int]], piece: Piece, size: int) -> int:
+# Offset, its end, and the first and the last moment of use, each with its step.
+_Taken = tuple[int, int, tuple[int, int], tuple[int, int]]
+
+
+def _times(piece: Piece) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (piece.first, piece.begin), (piece.last, piece.end)
+
+
+def _gap(taken: list[_Taken], piece: Piece, size: int) -> int:
     best, smallest, end = -1, 0, 0
+    begins, ends = _times(piece)
     for begin, other_end, first, last in taken:
-        if first > piece.last or last < piece.first:
+        if first > ends or last < begins:
             continue
         room = begin - end
         if room >= size and (best < 0 or room < smallest):

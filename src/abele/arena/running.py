@@ -100,7 +100,7 @@ class Arena:
         places, total = offsets(inside)
         at = dict(zip(map(id, inside), places, strict=True))
         large = [each for each in use.pieces if each.size >= LEAST and each.result >= 0]
-        large.sort(key=lambda each: (each.first, each.result))
+        large.sort(key=lambda each: (each.first, each.begin, each.result))
         array = ctypes.c_int64 * len(large)
         sizes = array(*(each.size for each in large))
         plan = library.abele_arena_plan(

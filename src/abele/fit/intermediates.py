@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from abele import arena
 from abele.fit.estimate import Interval, Part, Tensor
 from abele.fit.workspaces import SETTLED, Allocation, workspace
 from abele.program import Program, marks_of
@@ -51,7 +52,7 @@ def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
         use: as its lowering plans it.
         allocation: how much of that becomes memory of the process.
     """
-    inside = [_workspace(node) for node in use.nodes]
+    inside = [_workspace(node, known=use.shared) for node in use.nodes]
     busy = [alive + spaces.expected for alive, spaces in zip(use.alive(), inside, strict=True)]
     step = max(range(len(busy)), key=busy.__getitem__)
     if use.shared:
@@ -90,12 +91,16 @@ def _above(needed: list[int], inside: list[Interval], counted: int) -> Interval:
     return Interval(0, expected, high)
 
 
-def _workspace(node: torch.fx.Node | None) -> Interval:
-    return Interval.exact(0) if node is None else workspace(node)
+def _workspace(node: torch.fx.Node | None, *, known: bool) -> Interval:
+    if node is None:
+        return Interval.exact(0)
+    return workspace(node, known=known and arena.is_known(node))
 
 
 def _role(use: MemoryUse, piece: Piece) -> str:
     """What a piece of memory is for: who makes it, and who reads it last."""
+    if piece.inner:
+        return WORKSPACE
     made = None if piece.node is None else node_phase(piece.node)
     last = use.nodes[piece.last]
     read = None if last is None else node_phase(last)

@@ -1,8 +1,8 @@
 """What runs inside an operator and takes memory that no graph shows: a stated band.
 
-Libraries bring tensors into an order of their own, pack matrices and keep sums per thread. How much
-that takes is theirs to decide, so it is a band: nothing at least, a share of what the operator
-reads and makes at most.
+Libraries pack matrices and keep sums per thread. How much that takes is theirs to decide, so it is
+a band: nothing at least, a share of what the operator reads and makes at most. What operators make
+inside as tensors is known better where ``arena.inner`` says it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from abele.fit.estimate import Interval
 aten = torch.ops.aten
 
 #: Shares of the bytes that an operator reads and makes: expected, and at most.
+_KNOWN = (0.0, 0.1)
 _CONVOLUTIONS = (0.5, 2.0)
 _PRODUCTS = (0.0, 0.5)
 _OTHERS = (0.0, 0.25)
@@ -56,15 +57,16 @@ SETTLED = Allocation(1.0, 1.3)
 WHOLE = Allocation(1.0, 1.0)
 
 
-def workspace(node: torch.fx.Node) -> Interval:
+def workspace(node: torch.fx.Node, *, known: bool) -> Interval:
     """Bytes that an operator may need inside.
 
     Args:
         node: its value, and those of its arguments, are in ``meta["val"]``.
+        known: the tensors that it makes inside are counted elsewhere.
     """
     if node.op != "call_function":
         return Interval.exact(0)
-    expected, most = _SHARES.get(node.target, _OTHERS)
+    expected, most = _KNOWN if known else _SHARES.get(node.target, _OTHERS)
     size = sum(_bytes(each.meta.get("val")) for each in (node, *node.all_input_nodes))
     return Interval(0, expected * size, most * size)
 

@@ -14,6 +14,9 @@ import torch
 from abele.program.aliasing import Liveness
 from abele.program.core import Program, subgraphs
 
+#: Later than every moment within a step.
+AFTER = 2**30
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Piece:
@@ -25,6 +28,9 @@ class Piece:
         first: the first step that uses it.
         last: the last one.
         size: bytes.
+        begin: the moment within the first step at which it is made, 0 for the beginning.
+        end: the last moment within the last step at which it is there.
+        inner: the operation makes it for itself and frees it again.
     """
 
     node: torch.fx.Node | None
@@ -32,6 +38,13 @@ class Piece:
     first: int
     last: int
     size: int
+    begin: int = 0
+    end: int = AFTER
+    inner: bool = False
+
+    def is_there(self, step: int, moment: int = 0) -> bool:
+        """Whether it is in use at a moment of a step."""
+        return (self.first, self.begin) <= (step, moment) <= (self.last, self.end)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,13 +81,39 @@ class MemoryUse:
             change[each.first] += each.size
             change[each.last + 1] -= each.size
         alive = 0
-        return [alive := alive + each for each in change[:-1]]
+        sums = [alive := alive + each for each in change[:-1]]
+        for step, parts in _with_moments(pieces).items():
+            sums[step] -= sum(each.size for each in parts) - _most(parts, step)[0]
+        return sums
 
     def at(self, step: int) -> list[Piece]:
-        """What is in use at a step, the largest first."""
-        pieces = (*self.pieces, *self.inside)
-        alive = [each for each in pieces if each.first <= step <= each.last]
+        """What is in use at the moment of a step at which most is, the largest first."""
+        pieces = [p for p in (*self.pieces, *self.inside) if p.first <= step <= p.last]
+        _, moment = _most(pieces, step)
+        alive = [each for each in pieces if each.is_there(step, moment)]
         return sorted(alive, key=lambda each: (-each.size, each.first, each.result))
+
+
+def _with_moments(pieces: tuple[Piece, ...]) -> dict[int, list[Piece]]:
+    """By step, what is not there for all of it."""
+    steps: dict[int, list[Piece]] = {}
+    for each in pieces:
+        if each.begin:
+            steps.setdefault(each.first, []).append(each)
+        elif each.end < AFTER:
+            steps.setdefault(each.last, []).append(each)
+    return steps
+
+
+def _most(pieces: list[Piece], step: int) -> tuple[int, int]:
+    """The most bytes that are in use at one moment of a step, and that moment."""
+    moments = {0, *(each.begin for each in pieces if each.first == step)}
+    sizes = {
+        moment: sum(each.size for each in pieces if each.is_there(step, moment))
+        for moment in sorted(moments)
+    }
+    moment = max(sizes, key=lambda each: sizes[each])
+    return sizes[moment], moment
 
 
 def of_graph(

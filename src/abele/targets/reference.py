@@ -48,11 +48,12 @@ class Interpreter(Lowering):
 
     def memory(self, program: Program) -> MemoryUse:
         """Every result until its last use; at planned places where that can be done."""
-        return arena.placed(of_graph(program)) if arena.available() else of_graph(program)
+        use = arena.with_inner(of_graph(program))
+        return arena.placed(use) if arena.available() else use
 
 
 def _run(program: Program, function: Callable[[list[torch.Tensor]], Any]) -> Run:
-    places = arena.Arena(of_graph(program))
+    places = arena.Arena(arena.with_inner(of_graph(program)))
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         with torch.no_grad(), places.used():

@@ -87,6 +87,15 @@ def prefers_channels_last(node: _Node) -> bool:
     return pixels > weight.meta["val"].numel()  # type: ignore[union-attr]
 
 
+def _convolves_images(node: _Node) -> bool:
+    return node.target in _CONVOLUTIONS and _is_image(node.args[1])
+
+
+def is_laid_channels_last(node: _Node) -> bool:
+    """Return whether a node is a convolution that this pass gives images with channels last."""
+    return _convolves_images(node) and prefers_channels_last(node)
+
+
 class _Layouts:
     """Which nodes are known to be channels last; the others are in the default order."""
 
@@ -97,7 +106,7 @@ class _Layouts:
 
     def visit(self, node: _Node) -> None:
         """Convert what a node reads and note how its results lie."""
-        if node.target in _CONVOLUTIONS and _is_image(node.args[1]):
+        if _convolves_images(node):
             self._lay(node, prefers_channels_last(node))
             self._keep_weights(node)
         elif node.target in _NORMS:

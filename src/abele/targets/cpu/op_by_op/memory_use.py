@@ -6,7 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
+from abele import arena
+from abele.kernels.ways import way_of_node
 from abele.ops import adam, norm_activation
+from abele.ops.memory_layout import in_layout
+from abele.passes.of_lowerings.channels_last import is_laid_channels_last
 from abele.program import Program, is_getitem, node_argument
 from abele.program.aliasing import Liveness, aliases_of_calls
 from abele.program.memory import MemoryUse, Piece
@@ -20,11 +24,14 @@ def memory_use(program: Program) -> MemoryUse:
     """What every step needs, in the terms of ``build.with_kernels``."""
     graph = program.graph.graph
     liveness = Liveness(graph, _Memories(graph).of)
-    return MemoryUse(
+    ours = {node for node in graph.nodes if way_of_node(node) is not None}
+    use = MemoryUse(
         basis="every result is kept until its last use, but for those written over an argument",
         nodes=tuple(graph.nodes),
         pieces=tuple(_pieces(liveness)),
     )
+    last = {node for node in graph.nodes if is_laid_channels_last(node)}
+    return arena.with_inner(use, ours, last)
 
 
 def _pieces(liveness: Liveness) -> Iterator[Piece]:
@@ -49,6 +56,10 @@ class _Memories:
 
     def __init__(self, graph: torch.fx.Graph):
         self._aliases = aliases_of_calls(graph)
+        for node in graph.nodes:
+            # One that changes nothing is not in a program.
+            if node.target is in_layout and _has_two_layouts(node.meta["val"]):
+                self._aliases.declare(node, node)
         self._taken: dict[_Node, _Node] = {}
         lifetimes = Lifetimes(graph)
         for node in graph.nodes:
@@ -84,6 +95,10 @@ class _Memories:
     def _update(self, node: _Node, lifetimes: Lifetimes) -> None:
         for copy in copies_back(node, lifetimes) or ():
             self._taken[node_argument(copy, 1)] = node_argument(copy, 0)
+
+
+def _has_two_layouts(image: torch.Tensor) -> bool:
+    return image.shape[1] > 1 and image.shape[2] * image.shape[3] > 1
 
 
 def _result(node: _Node, index: int) -> _Node | None:
