@@ -1,30 +1,44 @@
-"""The memory of one model in one setting, estimated and then measured; a child of ``fit.py``.
+"""The memory and the time of one model in one setting, estimated and then measured.
 
 Measured is what the process takes of the machine while steps run, less what it takes without the
 model: memory that no file backs, after three steps and after everything free has been given back,
-minus the tensors that exist at that moment.
+minus the tensors that exist at that moment. Time is that of the processor: others work here too.
+
+Before the first step the kernel limits the process to what the estimate calls enough at most
+(RLIMIT_DATA, with the address space that is not memory beside it): whoever asks for more is
+refused.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
-import json
+import itertools
 import re
+import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F  # noqa: N812 - torch's own convention
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT), str(ROOT / "examples")]
 
-from benchmarks.models import dense, encoder, gpt, pictures, recurrent, residual, unet  # noqa: E402
+from benchmarks.models import (  # noqa: E402
+    cosmic,
+    dense,
+    encoder,
+    gpt,
+    pictures,
+    recurrent,
+    residual,
+    unet,
+)
 
 import poptorch  # noqa: E402 - after the path above, so that a checkout needs no installation
 from abele import fit  # noqa: E402
@@ -33,53 +47,112 @@ from abele.compile import build  # noqa: E402
 from abele.program import Program  # noqa: E402
 from abele.targets import get_target  # noqa: E402
 from abele.targets.base import Target  # noqa: E402
+from abele.targets.cpu.emitted.lowering import Emitted  # noqa: E402
 from abele.targets.cpu.op_by_op.lowering import OpByOp  # noqa: E402
+from cosmictagger.config.network import named  # noqa: E402
+from cosmictagger.measures.losses import Loss  # noqa: E402
+from cosmictagger.models import LossInForward  # noqa: E402
+from cosmictagger.models import build as build_network  # noqa: E402
+from garment_model import ClassificationModel  # noqa: E402
 
-Made = tuple[nn.Module, Callable[[int], tuple[torch.Tensor, ...]]]
+Batch = tuple[torch.Tensor, ...]
+Made = tuple[nn.Module, Callable[[int], Batch]]
 WAYS = ("interpreted", "op by op", "compiled")
 _WARM, _STEPS = 2, 3
-_TIMED_S, _MOST_STEPS = 1.5, 30
 
 
-def _garments() -> Made:
-    from garment_model import ClassificationModel
+class AutoEncoder(nn.Module):
+    """Three strided convolutions, and three transposed ones back to the image."""
 
-    return ClassificationModel().train(), pictures.batch
+    def __init__(self):
+        super().__init__()
+        sizes = (3, 16, 32, 64)
+        down = [nn.Conv2d(a, b, 3, 2, 1) for a, b in itertools.pairwise(sizes)]
+        back = [nn.ConvTranspose2d(b, a, 2, 2) for a, b in itertools.pairwise(sizes)]
+        self.layers = nn.ModuleList([*down, *back[::-1]])
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Images [B, 3, H, W] -> loss."""
+        x = images
+        for layer in self.layers[:-1]:
+            x = F.relu(layer(x))
+        return F.mse_loss(self.layers[-1](x), images)
 
 
-def _a21() -> Made:
-    from benchmarks.models import cosmic
+class Separable(nn.Module):
+    """Convolutions of each channel alone, then across channels (arXiv 1704.04861)."""
 
-    return cosmic.a21(poptorch_loss), cosmic.batch
+    def __init__(self):
+        super().__init__()
+        layers: list[nn.Module] = [nn.Conv2d(3, 32, 3, 2, 1)]
+        for a, b, stride in ((32, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2)):
+            layers += [nn.Conv2d(a, a, 3, stride, 1, groups=a, bias=False), nn.BatchNorm2d(a)]
+            layers += [nn.ReLU(), nn.Conv2d(a, b, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU()]
+        self.layers, self.head = nn.Sequential(*layers), nn.Linear(256, 10)
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Images [B, 3, H, W], labels [B] -> loss."""
+        return F.cross_entropy(self.head(self.layers(images).mean((2, 3))), labels)
 
 
-def poptorch_loss(loss: torch.Tensor) -> torch.Tensor:
-    """Marks the loss of a network that has several of its kind."""
-    return poptorch.identity_loss(loss, reduction="none")
+class Gated(nn.Module):
+    """One GRU and a linear layer on every state."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru, self.head = nn.GRU(32, 96, batch_first=True), nn.Linear(96, 10)
+
+    def forward(self, sequences: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Sequences [B, steps, 32], labels [B] -> loss."""
+        return F.cross_entropy(self.head(self.gru(sequences)[0]).mean(1), labels)
 
 
-def _large_pictures(size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(size, 3, 96, 96), torch.randint(0, 10, (size,))
+def _tagger() -> Made:
+    network = build_network(named("uresnet", **cosmic.SMALL), cosmic.SMALL_SIZE)
+    mark = lambda loss: poptorch.identity_loss(loss, reduction="none")  # noqa: E731
+    module = LossInForward(network, Loss("focal"), mark)
+    return module, lambda size: cosmic.batch(size, cosmic.SMALL_SIZE)
+
+
+def _classes(*shape: int) -> Callable[[int], Batch]:
+    return lambda size: (torch.randn(size, *shape), torch.randint(0, 10, (size,)))
 
 
 #: By name: the network with what makes its batches, and the rows of a micro-batch.
 MODELS: dict[str, tuple[Callable[[], Made], int]] = {
-    "introduction": (_garments, 2048),
-    "resnet18-32": (lambda: (residual.ResNet18(), residual.batch), 64),
-    "resnet18-96": (lambda: (residual.ResNet18(), _large_pictures), 12),
-    "encoder-128": (lambda: (encoder.Transformer(128), encoder.batch), 48),
-    "encoder-256": (lambda: (encoder.Transformer(256), encoder.batch), 16),
-    "encoder-512": (lambda: (encoder.Transformer(512), encoder.batch), 6),
-    "gpt": (lambda: (gpt.GPT(), gpt.batch), 96),
-    "lstm": (lambda: (recurrent.Recurrent(), recurrent.batch), 256),
-    "unet-16": (lambda: (unet.UNet(16), unet.batch), 3),
-    "unet-32": (lambda: (unet.UNet(32), unet.batch), 2),
-    "mlp": (lambda: (dense.Dense(), dense.batch), 8192),
-    "a21": (_a21, 1),
+    "introduction": (lambda: (ClassificationModel(), pictures.batch), 1024),
+    "mlp": (lambda: (dense.Dense(), dense.batch), 2048),
+    "lstm": (lambda: (recurrent.Recurrent(), recurrent.batch), 128),
+    "gru": (lambda: (Gated(), _classes(48, 32)), 256),
+    "gpt": (lambda: (gpt.GPT(), gpt.batch), 24),
+    "encoder-128": (lambda: (encoder.Transformer(128), encoder.batch), 8),
+    "encoder-256": (lambda: (encoder.Transformer(256), encoder.batch), 4),
+    "autoencoder": (lambda: (AutoEncoder(), lambda n: (torch.randn(n, 3, 64, 64),)), 64),
+    "separable": (lambda: (Separable(), _classes(3, 64, 64)), 24),
+    "tagger": (_tagger, 2),
+    "unet": (lambda: (unet.UNet(16), unet.batch), 1),
+    "resnet18": (lambda: (residual.ResNet18(), residual.batch), 12),
+}
+
+#: By name: rows for one row, optimizer or none, batches in a call, and whether in half.
+SETTINGS: dict[str, tuple[float, str, int, bool]] = {
+    "sgd": (1, "sgd", 1, False),
+    "adam, two batches": (1, "adam", 2, False),
+    "rmsprop, twice the rows": (2, "rmsprop", 1, False),
+    "half": (0.5, "sgd", 1, True),
+    "inference": (2, "", 1, False),
+    "inference, two batches": (1, "", 2, False),
 }
 
 
-class _Forced(OpByOp):
+class _OpByOp(OpByOp):
+    def why(self, program: Program) -> str | None:
+        """Take every program."""
+        del program
+        return "the benchmark asks for it"
+
+
+class _Emitted(Emitted):
     def why(self, program: Program) -> str | None:
         """Take every program."""
         del program
@@ -91,66 +164,83 @@ def target_of(way: str) -> Target:
     if way == "interpreted":
         return get_target("reference")
     target = get_target("cpu")
-    if way == "op by op":
-        target.lowerings = (_Forced(),)
+    target.lowerings = (_OpByOp() if way == "op by op" else _Emitted(),)
     return target
 
 
-def main() -> int:
-    """Print one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("model", choices=MODELS)
-    parser.add_argument("way", choices=WAYS)
-    parser.add_argument("optimizer", choices=("sgd", "adam"), help="adam accumulates two batches")
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    print(json.dumps(measured(options.model, options.way, options.optimizer)))
-    return 0
+def measured(name: str, way: str, setting: str, *, limited: bool) -> dict[str, Any]:
+    """The estimate and the measurement of one model.
 
-
-def measured(name: str, way: str, optimizer: str) -> dict[str, Any]:
-    """The estimate and the measurement of one model."""
+    Args:
+        name: of ``MODELS``.
+        way: of ``WAYS``.
+        setting: of ``SETTINGS``.
+        limited: the kernel refuses what is above the estimate.
+    """
     target = target_of(way)
     setattr(build, "choose_target", lambda: (target, True))  # noqa: B010 - a front-end asks it
     torch.manual_seed(0)
-    make, rows = MODELS[name]
-    module, batch = make()
-    settings = poptorch.Options().startMode("wait").showCompilationProgressBar(False)
-    count = 2 if optimizer == "adam" else 1
-    settings.Training.gradientAccumulation(count)
-    rule = _optimizer(module, optimizer)
-    model = poptorch.trainingModel(module, settings, rule)
-    inputs = batch(rows * count)
-    started = time.perf_counter()
+    model, inputs = _wrapped(name, setting)
+    started = time.process_time()
     answer = model.fit(*inputs, limit="1TiB").answer
-    fit_s = time.perf_counter() - started
+    fit_s = time.process_time() - started
+    if limited and way != "compiled":  # the compiler is a process that would be limited too
+        _limit(round(answer.size.high))
     model.compile(*inputs)
+    if limited and way == "compiled":
+        _limit(round(answer.size.high))
     for _ in range(_WARM):
         model(*inputs)
     share = _without_tensors()
-    step_s = _step_s(lambda: model(*inputs))
     before = running.counts()
     peak = _peak(lambda: [model(*inputs) for _ in range(_STEPS)])
+    counts = [b - a for a, b in zip(before, running.counts(), strict=True)]
     return {
         "model": name,
         "way": way,
-        "optimizer": optimizer,
-        "lowerings": dict(answer.estimate.lowerings),
-        "at places, in gaps, elsewhere": [
-            then - earlier for earlier, then in zip(before, running.counts(), strict=True)
-        ],
-        "fit_s": round(fit_s, 2),
+        "setting": setting,
         "measured": peak - share,
-        "estimate": answer.estimate.data()["bytes"],
-        "parts": {
-            part.role: [part.size.low, part.size.expected, part.size.high]
-            for part in answer.estimate.peak.parts
-        },
-        "steady": _steady(answer.estimate),
+        "estimate": _steady(answer.estimate),
         "share": share,
-        "step_s": step_s,
+        "at places, in gaps, elsewhere": counts,
+        "limited": limited,
+        "limit": round(answer.size.high) if limited else None,
+        "step_s": _step_s(lambda: model(*inputs)),
+        "seconds": answer.estimate.data()["seconds"],
+        "fit_s": round(fit_s, 2),
     }
+
+
+def _wrapped(name: str, setting: str) -> tuple[Any, Sequence[torch.Tensor]]:
+    """A wrapped model and the arguments of a call."""
+    factor, optimizer, count, half = SETTINGS[setting]
+    make, rows = MODELS[name]
+    module, batch = make()
+    settings = poptorch.Options().startMode("wait").showCompilationProgressBar(False)
+    inputs = batch(max(1, round(rows * factor)) * count)
+    if half:
+        module.half()
+        inputs = tuple(each.half() if each.is_floating_point() else each for each in inputs)
+    if not optimizer:
+        settings.deviceIterations(count)
+        return poptorch.inferenceModel(module.eval(), settings), inputs
+    settings.Training.gradientAccumulation(count)
+    rule = _optimizer(module.train(), optimizer)
+    return poptorch.trainingModel(module, settings, rule), inputs
+
+
+def _optimizer(module: nn.Module, name: str) -> torch.optim.Optimizer:
+    if name == "sgd":
+        return poptorch.optim.SGD(module.parameters(), lr=1e-4, momentum=0.9)
+    make = poptorch.optim.Adam if name == "adam" else poptorch.optim.RMSprop
+    return make(module.parameters(), lr=1e-4)
+
+
+def _limit(size: int) -> None:
+    """The process gets no more memory than this from now on."""
+    beside = _status("VmData") - _status("RssAnon")
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (size + beside, most))
 
 
 def _steady(estimate: fit.Estimate) -> dict[str, float]:
@@ -163,19 +253,13 @@ def _steady(estimate: fit.Estimate) -> dict[str, float]:
     }
 
 
-def _optimizer(module: nn.Module, name: str) -> torch.optim.Optimizer:
-    if name == "sgd":
-        return poptorch.optim.SGD(module.parameters(), lr=1e-4, momentum=0.9)
-    return poptorch.optim.Adam(module.parameters(), lr=1e-4)
-
-
 def _step_s(step: Callable[[], Any]) -> float:
-    """Seconds of the fastest step: others have work on this machine too."""
+    """Seconds of the processor for the fastest step."""
     times: list[float] = []
-    while len(times) < _STEPS or (sum(times) < _TIMED_S and len(times) < _MOST_STEPS):
-        started = time.perf_counter()
+    while len(times) < _STEPS:
+        started = time.process_time()
         step()
-        times.append(time.perf_counter() - started)
+        times.append(time.process_time() - started)
     return min(times)
 
 
@@ -206,7 +290,3 @@ def _status(name: str) -> int:
     match = re.search(rf"^{name}:\s*(\d+) kB", text, re.MULTILINE)
     assert match is not None, f"/proc/self/status has no {name}"
     return int(match[1]) * 1024
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -28,13 +28,13 @@ class _Calls:
     Attributes:
         temporary: bytes of each tensor that it frees again, and between which moments.
         results: the moment at which it makes each of its results.
-        sizes: bytes of the memory of a result that is larger than the result.
+        asked: bytes that it asks for where a result needs less.
     """
 
     def __init__(self) -> None:
         self.temporary: dict[int, list[int]] = {}  # by the moment: bytes, last moment
         self.results: dict[int, int] = {}
-        self.sizes: dict[int, int] = {}
+        self.asked: dict[int, int] = {}
         self._moment = 0
 
     def make(self, size: int) -> int:
@@ -68,19 +68,19 @@ def with_inner(
     """
     pieces: list[Piece] = []
     moments: dict[tuple[torch.fx.Node | None, int], int] = {}
-    sizes: dict[tuple[torch.fx.Node | None, int], int] = {}
+    asked: dict[tuple[torch.fx.Node | None, int], int] = {}
     for step, node in enumerate(use.nodes):
         calls = None if node is None or node in others else _calls(node, node in channels_last)
         if calls is None:
             continue
         moments |= {(node, index): moment for index, moment in calls.results.items()}
-        sizes |= {(node, index): size for index, size in calls.sizes.items()}
+        asked |= {(node, index): size for index, size in calls.asked.items()}
         pieces += _temporary(calls, node, step)
     made = [
         dataclasses.replace(
             each,
             begin=moments.get((each.node, each.result), each.begin),
-            size=sizes.get((each.node, each.result), each.size),
+            asked=asked.get((each.node, each.result), each.asked),
         )
         for each in use.pieces
     ]
@@ -319,13 +319,13 @@ def _attention_backward(node: torch.fx.Node, channels_last: bool) -> _Calls:
 
 
 def _reduced_loss(node: torch.fx.Node, channels_last: bool) -> _Calls | None:
-    """The sum or mean lies in the memory of the losses of all elements."""
+    """Memory for the losses of all elements, twice; the sum or mean lies in one of them."""
     del channels_last
     calls, size = _Calls(), _value(node, 0).nbytes
     if node.meta["val"].dim():
         return None
     calls.result(0)
-    calls.sizes[0] = size
+    calls.asked[0] = size
     calls.free(calls.make(size))
     return calls
 

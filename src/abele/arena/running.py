@@ -21,7 +21,7 @@ import torch
 
 from abele.arena.places import LEAST, is_inside, offsets
 from abele.kernels import build
-from abele.program.memory import MemoryUse
+from abele.program.memory import MemoryUse, Piece
 from abele.storage import temporary
 
 _SOURCE = Path(__file__).with_name("arena.cpp")
@@ -99,10 +99,10 @@ class Arena:
             return
         places, total = offsets(inside)
         at = dict(zip(map(id, inside), places, strict=True))
-        large = [each for each in use.pieces if each.size >= LEAST and each.result >= 0]
+        large = [each for each in use.pieces if _asked(each) >= LEAST and each.result >= 0]
         large.sort(key=lambda each: (each.first, each.begin, each.result))
         array = ctypes.c_int64 * len(large)
-        sizes = array(*(each.size for each in large))
+        sizes = array(*map(_asked, large))
         plan = library.abele_arena_plan(
             len(large), sizes, array(*(at.get(id(each), -1) for each in large)), LEAST, total
         )
@@ -122,6 +122,10 @@ class Arena:
         finally:
             if run is not None:
                 self._end(run)
+
+
+def _asked(piece: Piece) -> int:
+    return max(piece.size, piece.asked)
 
 
 def counts() -> tuple[int, int, int]:

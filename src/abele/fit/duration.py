@@ -13,6 +13,7 @@ import torch
 from abele.fit.estimate import Interval
 from abele.machine_limits import MachineLimits
 from abele.program import Program, is_getitem
+from abele.program.memory import MemoryUse
 from abele.report.operators import moved_bytes, operations
 from abele.step import batching
 from abele.step.config import StepConfig
@@ -22,16 +23,23 @@ _COMPUTING = (0.7, 0.2)
 _MOVING = (0.8, 0.25)
 
 
-def of_program(program: Program, limits: MachineLimits, *, compiled: bool) -> Interval:
+def of_program(
+    program: Program, limits: MachineLimits, use: MemoryUse, *, compiled: bool
+) -> Interval:
     """Seconds of one run of a program.
 
     Args:
         program: after the passes of its lowering.
         limits: of the machine.
+        use: the memory of the program; what operators make inside is written and read once.
         compiled: it is not called operator by operator from Python.
     """
+    inner: dict[torch.fx.Node | None, int] = {}
+    for each in (*use.pieces, *use.inside):
+        if each.inner:
+            inner[each.node] = inner.get(each.node, 0) + 2 * each.size
     work = [
-        (operations(node), moved_bytes(node))
+        (operations(node), moved_bytes(node) + inner.get(node, 0))
         for node in program.graph.graph.nodes
         if node.op == "call_function" and not is_getitem(node)
     ]

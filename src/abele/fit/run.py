@@ -58,12 +58,16 @@ def estimate(
     alone = _kept(each for each in _needs(ways) if not each.shared)
     moments = [_start(always, Interval(alone, alone, kept))]
     moments += [
-        _of_program(name, way.need, always, kept) for name, each in ways.items() for way in each
+        _of_program(name, way.need, always, _beside(way.need, name, ways))
+        for name, each in ways.items()
+        for way in each
     ]
     if calls.tiered and any(way.compiles for each in ways.values() for way in each):
         interpreted = _ways(programs, config, get_target(_INTERPRETING))
         for name, (first,) in interpreted.items():
-            moments.append(_of_program(f"{name}, interpreted", first.need, always, 0))
+            moments.append(
+                _of_program(f"{name}, interpreted", first.need, always, Interval.exact(0))
+            )
             moments += [_take_over(name, first.need, always, kept, w.need) for w in ways[name]]
     return Estimate(
         target=target.name,
@@ -109,7 +113,7 @@ def _ways(programs: Sequence[Program], config: StepConfig, target: Target) -> di
                 basis=use.basis,
                 lowering=f"{chosen.name} ({chosen.reason})",
                 compiles=lowering.compiles,
-                seconds=duration.of_program(program, limits, compiled=lowering.compiles),
+                seconds=duration.of_program(program, limits, use, compiled=lowering.compiles),
             )
             result.setdefault(name, []).append(way)
     return result
@@ -120,6 +124,17 @@ def _needs(ways: dict[str, list[_Way]]) -> list[Need]:
     return [
         max((way.need for way in each), key=lambda need: need.reserved) for each in ways.values()
     ]
+
+
+def _beside(need: Need, name: str, ways: dict[str, list[_Way]]) -> Interval:
+    """Bytes that programs keep beside what one of them needs, which runs in one of its ways.
+
+    At most those of all ways are there: ways are measured beside each other.
+    """
+    others = {other: each for other, each in ways.items() if other != name}
+    least = [min((w.need for w in each), key=lambda n: n.reserved) for each in others.values()]
+    kept = (_kept([need, *least]), _kept([need, *_needs(others)]), _kept([need, *_needs(ways)]))
+    return Interval(*(size - need.reserved for size in kept))
 
 
 def _kept(needs: Iterable[Need]) -> int:
@@ -210,8 +225,9 @@ def _reserved(size: int) -> list[Part]:
     return [Part(role=_KEPT, size=Interval.exact(size), always=True)] if size else []
 
 
-def _of_program(name: str, need: Need, always: tuple[Part, ...], kept: int) -> Moment:
-    parts = (*always, *need.parts, *_reserved(max(0, kept - need.reserved)))
+def _of_program(name: str, need: Need, always: tuple[Part, ...], beside: Interval) -> Moment:
+    reserved = [Part(role=_KEPT, size=beside, always=True)] if beside.high else []
+    parts = (*always, *need.parts, *reserved)
     return Moment(name=name, operation=need.operation, parts=parts, tensors=need.tensors)
 
 

@@ -31,6 +31,7 @@ class Piece:
         begin: the moment within the first step at which it is made, 0 for the beginning.
         end: the last moment within the last step at which it is there.
         inner: the operation makes it for itself and frees it again.
+        asked: bytes that the operation asks for, if that is more; it does not touch the rest.
     """
 
     node: torch.fx.Node | None
@@ -41,6 +42,7 @@ class Piece:
     begin: int = 0
     end: int = AFTER
     inner: bool = False
+    asked: int = 0
 
     def is_there(self, step: int, moment: int = 0) -> bool:
         """Whether it is in use at a moment of a step."""
