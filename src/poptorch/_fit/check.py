@@ -88,5 +88,6 @@ def compare(estimated: Estimate, limit: Limit, trial: Trial, target: Target) -> 
     """Compare an estimate with a limit, with the process beside it where they share a memory."""
     beside = ()
     if limit.of_process and target.device().type == "cpu":
-        beside = (process.beside(trial.module_bytes + trial.batch_bytes),)
+        operations = sum(len(each.graph.graph.nodes) for each in trial.captured.programs)
+        beside = (process.beside(trial.module_bytes + trial.batch_bytes, operations),)
     return fit.decide(estimated, limit, beside)

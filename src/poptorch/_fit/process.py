@@ -6,20 +6,28 @@ from abele.fit import Interval, Part
 
 # Python's own memory, threads and libraries may grow by this while programs run.
 _GROWTH = (0.0, 0.05, 0.15)
+# Likewise for each operation: what Python knows of it, and code that libraries write for it.
+_OF_OPERATION = (0, 6 * 2**10, 24 * 2**10)
 
 
-def beside(counted: int) -> Part:
+def beside(counted: int, operations: int) -> Part:
     """Memory of this process that is in use now, but for tensors that an estimate counts.
 
     Args:
         counted: bytes of these tensors.
+        operations: of the programs, which are to be prepared yet.
     """
     size = max(0, _private() - counted)
-    return Part(role="Python, torch and what else this process holds", size=_grown(size))
+    return Part(
+        role="Python, torch and what else this process holds", size=_grown(size, operations)
+    )
 
 
-def _grown(size: int) -> Interval:
-    low, expected, high = (size * (1 + share) for share in _GROWTH)
+def _grown(size: int, operations: int) -> Interval:
+    low, expected, high = (
+        size * (1 + share) + each * operations
+        for share, each in zip(_GROWTH, _OF_OPERATION, strict=True)
+    )
     return Interval(low, expected, high)
 
 
