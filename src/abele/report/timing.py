@@ -93,7 +93,7 @@ def _timed(
     try:
         with_clocks = lowering.clocked(program)
         if with_clocks is None:
-            return f"the code of lowering {lowering.name!r} has no place for clocks"
+            return lowering.why_unclocked
         plain = executable.compiled[program.name].run
         made = _both(program, plain, with_clocks, arguments, known, budget_s)
         return dataclasses.replace(made, made_up=state is None)

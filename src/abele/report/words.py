@@ -21,9 +21,7 @@ def seconds(value: float) -> str:
         return f"{value / 3600:.1f} h"
     if value >= 120:
         return f"{value / 60:.1f} min"
-    if value >= 1:
-        return f"{value:.2f} s"
-    for unit, scale in (("ms", 1e-3), ("µs", 1e-6)):
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if value >= scale:
             return f"{_three_digits(value / scale)} {unit}"
     return f"{value * 1e9:.0f} ns"

@@ -78,12 +78,14 @@ class Lowering(abc.ABC):
             meanwhile if the caller allows that.
         manner: how programs run that are lowered this way, said of them.
         certain: what ``why`` takes runs best this way. Otherwise it is measured beside others.
+        why_unclocked: why ``clocked`` makes nothing, where it does not.
     """
 
     name: str
     compiles: bool = False
     manner: str = COMPILED
     certain: bool = True
+    why_unclocked: str = "its code has no place for clocks"
     passes: tuple[Pass, ...] = ()
 
     @abc.abstractmethod

@@ -113,7 +113,17 @@ def test_a_lowering_without_clocks_is_named(monkeypatch):
     lowering = session.executable.lowering("step")
     monkeypatch.setattr(type(lowering), "clocked", lambda self, program: None)
     (program,) = timing.timed(run, session.executable, session).programs
-    assert "the code of lowering 'interpreter' has no place for clocks" in program.untimed
+    assert program.untimed == "its code has no place for clocks"
+
+
+def test_the_page_says_why_inductors_code_is_not_timed(monkeypatch):
+    session, run = running("interpreter", monkeypatch)
+    inductor = get_target("cpu").lowering("inductor")
+    monkeypatch.setattr(type(session.executable), "lowering", lambda self, name: inductor)
+    timed = timing.timed(run, session.executable, session)
+    assert "fuses operators to functions that do not say which these were" in page(
+        timed, journal_of()
+    )
 
 
 def test_a_failure_is_no_end_of_the_run(monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abele.report import record, words
 from abele.report.kernel_times import Limits, Timing
 from abele.report.page import charts
-from abele.report.page.markup import Content, Html, folded, long_table, section, table, tag
+from abele.report.page.markup import Content, Html, folded, long_table, path_of, section, table, tag
 from abele.report.shares import by_operator
 
 _MOST, _MOST_KERNELS = 20, 60
@@ -92,7 +92,7 @@ def _longest(timing: Timing, whole: float) -> Html:
             words.share(each.seconds, whole),
             tag("code", each.what),
             tag("code", _joined([name for name, _ in each.operators]), class_="value"),
-            each.module.replace("/", "."),
+            path_of(each.module),
             each.line,
             f"{words.large(each.operations / each.seconds)}FLOP/s" if each.operations else "",
             f"{each.bytes / each.seconds / 1e9:.1f} GB/s" if each.bytes else "",

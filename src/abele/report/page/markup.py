@@ -9,6 +9,9 @@ from typing import TypeAlias
 _EMPTY = frozenset({"meta", "path", "rect", "line", "circle", "br"})
 
 
+_LONG = 90  # characters
+
+
 class Html(str):
     """Text that is markup already."""
 
@@ -102,8 +105,18 @@ def long_table(
 
 
 def facts(rows: Sequence[tuple[str, Content]]) -> Html:
-    """Return names with their values."""
-    return tag("dl", [tag("div", tag("dt", name), tag("dd", value)) for name, value in rows])
+    """Return names with their values; those that are long come last, on lines of their own."""
+    entries: list[tuple[bool, Html]] = []
+    for name, value in rows:
+        wide = isinstance(value, str) and len(value) > _LONG
+        parts = tag("dt", name), tag("dd", value)
+        entries.append((wide, tag("div", *parts, class_="wide" if wide else None)))
+    return tag("dl", [entry for _, entry in sorted(entries, key=lambda each: each[0])])
+
+
+def path_of(module: str) -> Html:
+    """Return the path of a module, which may break behind its dots."""
+    return tag("span", module.replace("/", ".\u200b"), class_="value")
 
 
 def folded(title: Content, *content: Content, open_: bool = False) -> Html:

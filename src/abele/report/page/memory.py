@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abele.report import record, words
 from abele.report.page import charts
-from abele.report.page.markup import Content, Html, section, table, tag
+from abele.report.page.markup import Content, Html, path_of, section, table, tag
 
 # Classes of the kinds of state, from the bottom of the picture.
 _BANDS = {
@@ -86,7 +86,7 @@ def _largest(use: record.Memory) -> Html:
             charts.part(each.bytes / top, "move"),
             tag("code", each.operator or "?"),
             tag("code", each.type),
-            each.module.replace("/", "."),
+            path_of(each.module),
             each.line,
             f"{each.first + 1} to {each.last + 1}",
         ]

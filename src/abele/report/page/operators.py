@@ -65,7 +65,8 @@ def _who(choices: list[record.Choice]) -> str:
         counts[each.by] += each.count
     if len(counts) == 1:
         return next(iter(counts))
-    return ", ".join(f"{by} x {count:,}" for by, count in counts.most_common())
+    # What belongs together stays on one line.
+    return ", ".join(f"{by}\u00a0x\u00a0{count:,}" for by, count in counts.most_common())
 
 
 @dataclasses.dataclass

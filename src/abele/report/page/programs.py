@@ -55,7 +55,7 @@ def _listed(group: list[Choice]) -> str:
     """Operators with their phases: how often each, where that is more than once."""
     counts: dict[str, list[str]] = {}
     for each in group:
-        often = f"{each.phase} x {each.count:,}" if each.count > 1 else each.phase
+        often = f"{each.phase}\u00a0x\u00a0{each.count:,}" if each.count > 1 else each.phase
         counts.setdefault(each.operator, []).append(often)
     return ", ".join(f"{name} ({', '.join(phases)})" for name, phases in counts.items())
 

@@ -36,6 +36,7 @@ a { color: var(--c1); }
 .trouble pre { margin: .3rem 0 0; }
 dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: .1rem 1.5rem;
   margin: .5rem 0; }
+dl > .wide { grid-column: 1 / -1; }
 dl > div { padding: .35rem 0; border-bottom: 1px solid var(--line); }
 dt { color: var(--soft); font-size: .85rem; } dd { margin: 0; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; margin: .5rem 0; }
@@ -46,7 +47,7 @@ th { font-weight: 600; color: var(--soft); font-size: .85rem; white-space: nowra
 .number { text-align: right; white-space: nowrap; }
 code, pre { font: .88em/1.45 ui-monospace, "DejaVu Sans Mono", monospace; }
 code { overflow-wrap: anywhere; } td code { white-space: nowrap; }
-.why { min-width: 16rem; max-width: 44rem; } .list { min-width: 16rem; }
+.why { min-width: 16rem; max-width: 44rem; } .list { min-width: 22rem; }
 .why, .list { overflow-wrap: anywhere; }
 td code.value { white-space: normal; }
 .value { overflow-wrap: anywhere; } td:has(> .value) { min-width: 9rem; }
@@ -79,7 +80,7 @@ path.range { fill: var(--c1); fill-opacity: .22; }
 .bar { display: block; height: .7rem; min-width: 1px; width: var(--length); background: var(--c1);
   border-radius: 2px; margin-top: .3rem; }
 .bar.move { background: var(--move); }
-td:has(> .bar) { width: 9rem; min-width: 6rem; }
+td:has(> .bar) { width: 7rem; min-width: 6rem; }
 details { margin: .3rem 0; }
 summary { cursor: pointer; overflow-wrap: anywhere; }
 details details { margin-left: 1.1rem; }

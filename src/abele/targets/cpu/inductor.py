@@ -28,6 +28,11 @@ class Inductor(Lowering):
     name = "inductor"
     compiles = True
     certain = False
+    why_unclocked = (
+        "torch's compiler fuses operators to functions that do not say which these were, and would "
+        "need minutes to compile them with clocks; under ABELE_LOWERING=emitted or op_by_op "
+        "operators are timed"
+    )
     passes = (explicit_alpha, few_channel_convolutions.few_channel_convolutions, unpadded_max_pools)
 
     def why(self, program: Program) -> str | None:

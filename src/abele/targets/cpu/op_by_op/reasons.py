@@ -7,16 +7,19 @@ import torch
 from abele.kernels.convolution import convolution_of
 from abele.kernels.ways import way_of, why
 from abele.ops import adam
+from abele.ops.memory_layout import in_layout
 from abele.program import Program, is_view
 from abele.targets.cpu.op_by_op import build, pools
 from abele.targets.cpu.op_by_op.convolutions import name_of
 from abele.targets.cpu.op_by_op.lifetimes import Lifetimes
-from abele.targets.kernel_choice import VIEW, KernelChoice, operators_of
+from abele.targets.kernel_choice import NOBODY, VIEW, KernelChoice, operators_of
 
 _NORM = "our kernel: a normalisation with its activation"
 _ADAM = "our kernel: all tensors in one call, each read and written once"
 _POOL = "our kernel: windows of 2 x 2 side by side, in channels last"
 _POOL_BACKWARD = "our kernel, where the pool was ours; else torch's call"
+_LAYOUT = "brings an image into the layout of our kernels, where it is not in it already"
+_SPARED = KernelChoice(NOBODY, "the update writes over its arguments, so there is nothing to copy")
 _OVER = "torch's call, written over an argument that nobody needs any more"
 _TORCH = "torch's call: there is no kernel of ours for it"
 
@@ -28,7 +31,11 @@ def kernel_choices(program: Program) -> dict[torch.fx.Node, KernelChoice]:
         program: after the passes of the lowering.
     """
     lifetimes = Lifetimes(program.graph.graph)
-    return {node: _choice(node, lifetimes) for node in operators_of(program)}
+    choices = {node: _choice(node, lifetimes) for node in operators_of(program)}
+    for node in choices:
+        if node.target is adam.update:
+            choices |= dict.fromkeys(build.copies_back(node, lifetimes) or (), _SPARED)
+    return choices
 
 
 def _choice(node: torch.fx.Node, lifetimes: Lifetimes) -> KernelChoice:
@@ -46,6 +53,8 @@ def _choice(node: torch.fx.Node, lifetimes: Lifetimes) -> KernelChoice:
         return KernelChoice(make.__name__, _NORM)
     if node.target is adam.update:
         return KernelChoice("adam", _ADAM)
+    if node.target is in_layout:
+        return KernelChoice("in_layout", _LAYOUT)
     if is_view(node):
         return VIEW
     over = build.overwritten(node, lifetimes) is not None
