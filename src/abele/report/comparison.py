@@ -111,7 +111,8 @@ def page(first: Files, second: Files) -> str:
     differing = differences(first, second)
     timed = steady(first[1]) is not None and steady(second[1]) is not None
     head = html(
-        tag("h1", f"{first[0].name} and {second[0].name}"), _verdict(differing, timed=timed)
+        tag("h1", f"{first[0].name} and {second[0].name}"),
+        _verdict(differing, timed=timed, same=_same(first[0], second[0], differing)),
     )
     parts: list[Content] = [
         _one("First", first),
@@ -122,7 +123,13 @@ def page(first: Files, second: Files) -> str:
     return document("Comparison of two runs", html(head, parts))
 
 
-def _verdict(differing: list[Difference], *, timed: bool) -> Html:
+def _same(first: Run, second: Run, differing: list[Difference]) -> bool:
+    """Whether the same code ran for both, so that only times can differ."""
+    keys = {each.build.executable for each in (first, second) if each.build is not None}
+    return len(keys) == 1 and all(each.kind in ("time", "kernel time") for each in differing)
+
+
+def _verdict(differing: list[Difference], *, timed: bool, same: bool) -> Html:
     longer = next(
         (each for each in differing if each.kind == "time" and each.change is not None), None
     )
@@ -130,11 +137,17 @@ def _verdict(differing: list[Difference], *, timed: bool) -> Html:
         return tag("p", "No difference was found.", class_="lead")
     said = f"{words.count(len(differing), 'difference')}. "
     if longer is None or longer.change is None:
-        same = "Times are the same within their spread." if timed else ""
-        return tag("p", said, same, class_="lead")
+        alike = "Times of calls are the same within their spread." if timed else ""
+        return tag("p", said, alike, class_="lead")
     kind = "worse" if longer.change > 0 else "better"
     way = "longer" if longer.change > 0 else "shorter"
     text = f"{longer.what}: {longer.first} and {longer.second}, {abs(longer.change):.0%} {way}."
+    if same:
+        said = (
+            "No difference between the programs: the same executable ran. Its times differ, so "
+            "the machine was slower for one of them, or the loop around the calls was. "
+        )
+        return tag("p", said, text[0].upper() + text[1:], class_="lead")
     return tag("p", said, tag("b", text, class_=kind), class_="lead")
 
 

@@ -40,6 +40,15 @@ def test_a_run_that_takes_longer_or_shorter_is_seen(factor, change, run):
     assert only.change == pytest.approx(change, abs=0.05)
 
 
+def test_times_of_the_same_executable_are_laid_on_the_machine(run):
+    first, slower = (run, timed(1)), (run, timed(2, middle=0.03))
+    assert "the same executable ran. Its times differ, so the machine was" in page(first, slower)
+    build = dataclasses.replace(run.build, executable="another")
+    other = dataclasses.replace(run, build=build), slower[1]
+    assert "the same executable ran" not in page(first, other)
+    assert '<b class="worse">' in page(first, other)
+
+
 def test_waiting_for_data_is_seen(run):
     (only,) = differences((run, timed(1)), (run, timed(2, waited=0.05)))
     assert only.what.startswith("before a call")
