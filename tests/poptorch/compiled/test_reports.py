@@ -131,7 +131,8 @@ def test_parts_can_be_chosen(asked, written, tmp_path):
     opts._Popart.setEngineOptions({"autoReport.directory": str(tmp_path), **asked})
     model = scorer()
     poptorch.trainingModel(model, opts, sgd(model))(*rows(4))
-    always = {"run.json", "journal.jsonl", "report.html", "trace.json", "speedscope.json"}
+    always = {"run.json", "journal.jsonl", "executable"}
+    always |= {"report.html", "trace.json", "speedscope.json"}
     assert {path.name for path in (tmp_path / "training").iterdir()} == written | always
 
 
