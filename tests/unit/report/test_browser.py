@@ -5,6 +5,7 @@ apt-get install chromium-headless-shell.)
 """
 
 import os
+import re
 import shutil
 import subprocess
 
@@ -49,3 +50,38 @@ def test_a_page_is_drawn_in_its_colours_and_fits(browser, dark, width, tmp_path)
     assert drawn.crop((width - 5, 0, width, 700)).getcolors() == [(5 * 700, paper)]
     colours = [drawn.crop((0, y, width, y + 1)).getcolors(width) for y in range(700)]
     assert sum(len(each) > 1 for each in colours) > 200
+
+
+CLICKS = """
+<script>
+const said = [];
+for (const link of document.querySelectorAll("nav a")) {
+  link.click();
+  const target = document.getElementById(location.hash.slice(1));
+  if (!target || link.hash !== location.hash) said.push("leads nowhere: " + link.textContent);
+}
+const all = [...document.querySelectorAll("summary")];
+for (const summary of all) {
+  const folded = summary.parentElement;
+  const open = folded.open;
+  summary.click();
+  if (folded.open === open) said.push("does not open: " + summary.textContent);
+}
+const wide = document.documentElement.scrollWidth - window.innerWidth;
+if (wide > 0) said.push("too wide by " + wide);
+document.body.textContent = "clicked " + all.length + ": " + (said.join("; ") || "all well");
+</script>
+"""
+
+
+@pytest.mark.parametrize("width", [500, 1200], ids=["narrow", "wide"])
+def test_everything_that_can_be_clicked_opens_and_nothing_is_too_wide_then(
+    browser, width, tmp_path
+):
+    text = page(run_of("introduction"), journal_of(("stage", "capture"), ("end", "finished")))
+    (tmp_path / "page.html").write_text(text.replace("</body>", f"{CLICKS}</body>"))
+    flags = [*FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
+    command = [browser, *flags, f"--window-size={width},700", f"file://{tmp_path / 'page.html'}"]
+    done = subprocess.run(command, check=True, capture_output=True, timeout=120, text=True)
+    (clicked,) = re.findall(r"clicked (\d+): all well", done.stdout)
+    assert int(clicked) == text.count("<summary>") > 5
