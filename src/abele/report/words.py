@@ -24,7 +24,7 @@ def seconds(value: float) -> str:
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if value >= scale:
             return f"{_three_digits(value / scale)} {unit}"
-    return f"{value * 1e9:.0f} ns"
+    return f"{value * 1e9:.0f} ns" if value else "0 s"
 
 
 def _three_digits(value: float) -> str:

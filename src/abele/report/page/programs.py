@@ -24,7 +24,7 @@ def lowerings(run: Run) -> Html:
 
 def _why(program: Program) -> list[Content]:
     """Why it got its lowering, and why not those that would have come first."""
-    declined = [f"{name} does not: {reason}." for name, reason in program.declined.items()]
+    declined = [f"By rule not {name}: {reason}." for name, reason in program.declined.items()]
     return [tag("div", each, class_="why") for each in (f"{program.reason}.", *declined)]
 
 
