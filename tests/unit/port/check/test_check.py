@@ -7,6 +7,7 @@ import pytest
 
 from abele.errors import CheckError
 from abele.port.check import check
+from abele.port.check.command import checked
 from helpers.warm_python import python
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -229,3 +230,19 @@ def test_files_and_numbers_are_checked_first(pair):
         check(pair.folder / "original.py", pair.folder / "nothing.py")
     with pytest.raises(CheckError, match="0 steps leave nothing to compare"):
         check(pair.folder / "original.py", pair.folder / "port.py", 0)
+
+
+def test_a_command_prints_the_table_and_exits_with_the_verdict(pair, capsys):
+    pair.edit("port", ("lr=0.1", "lr=0.2"))
+    files = pair.folder / "original.py", pair.folder / "port.py"
+    assert checked(*files, 2, [], timeout_s=120, python=python()) == 1
+    said = capsys.readouterr().out
+    assert said.splitlines()[0].split() == ["step", "original", "port", "loss", "batch", "tensors"]
+    assert "first in parameter 'hidden.weight' after step 1" in said
+    assert "original: " in said
+    assert "points.py:15: `self.hidden = torch.nn.Linear(8, 16)`" in said
+
+
+def test_a_command_that_cannot_compare_exits_with_2(pair, capsys):
+    assert checked(pair.folder / "original.py", pair.folder / "none.py", 2, []) == 2
+    assert capsys.readouterr().err.startswith("abele port: There is no file")
