@@ -10,12 +10,15 @@ from typing import NamedTuple
 
 from abele.port.context import Context
 from abele.port.rules import (
+    amp,
     blocked,
+    checkpoints,
     clipping,
     devices,
     evaluation,
     loaders,
     optimizers,
+    rates,
     schedulers,
     training,
 )
@@ -42,8 +45,11 @@ RULES: Sequence[Rule] = (
     Rule("Optimizers", optimizers.CODES, optimizers.apply),
     Rule("Limits of gradients", clipping.CODES, clipping.apply),
     Rule("Training steps", training.CODES, training.apply),
+    Rule("Mixed precision", amp.CODES, amp.apply),
     Rule("Evaluation", evaluation.CODES, evaluation.apply),
     Rule("Schedulers", schedulers.CODES, schedulers.apply),
+    Rule("Learning rates", rates.CODES, rates.apply),
+    Rule("Checkpoints", checkpoints.CODES, checkpoints.apply),
 )
 
 #: What each code stands for.

@@ -31,7 +31,7 @@ def apply(context: Context) -> None:
                     if optimizer in context.training
                 }
                 for optimizer in by_model.values():
-                    _tell(context, source, call, optimizer)
+                    tell(context, source, call, optimizer)
 
 
 def _optimizers(context: Context, scheduler: Thing) -> set[Thing]:
@@ -47,12 +47,23 @@ def _optimizers(context: Context, scheduler: Thing) -> set[Thing]:
     return context.things.of(scheduler.source, arguments[0], Kind.OPTIMIZER)
 
 
-def _tell(context: Context, source: Source, call: cst.Call, optimizer: Thing) -> None:
+def tell(
+    context: Context, source: Source, node: cst.CSTNode, optimizer: Thing, code: str = "ABP411"
+) -> None:
+    """Give an optimizer to its training model, after the statement of a node.
+
+    Args:
+        context: the program.
+        source: the file.
+        node: that changes the optimizer.
+        optimizer: that is changed.
+        code: of what is said.
+    """
     try:
-        model = context.routes.name(context.training[optimizer], source, call)
-        name = context.routes.name_of(optimizer, source, call)
+        model = context.routes.name(context.training[optimizer], source, node)
+        name = context.routes.name_of(optimizer, source, node)
     except NoRouteError as error:
-        context.say(source, call, "ABP419", Verdict.BLOCKED, f"{_REASON}, but {error}")
+        context.say(source, node, "ABP419", Verdict.BLOCKED, f"{_REASON}, but {error}")
         return
-    context.edits(source).after(statement_of(source, call), f"{model}.setOptimizer({name})")
-    context.say(source, call, "ABP411", Verdict.MODIFIED, _REASON)
+    context.edits(source).after(statement_of(source, node), f"{model}.setOptimizer({name})")
+    context.say(source, node, code, Verdict.MODIFIED, _REASON)

@@ -29,8 +29,6 @@ CODES = {
     ),
     "ABP304": "A function takes a wrapped model as one more argument, and its callers give it.",
     "ABP403": "An update written by hand becomes poptorch.optim.SGD with the same rate.",
-    "ABP412": "The training model is given the optimizer again after its rate has changed.",
-    "ABP422": "A program computes gradients in float32 and scales none of them.",
     "ABP398": "The training model cannot be passed to where the step is.",
     "ABP399": "The training step has no counterpart as one program.",
 }

@@ -1,0 +1,142 @@
+"""Checkpoints: weights come back to the host by themselves, and go to the device when told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.port.analysis.batches import argument
+from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.parts import block_of, calls_of, statement_of
+from abele.port.context import Context
+from abele.port.finding import Verdict
+from abele.port.routes import NoRouteError
+from abele.port.source import Source
+
+CODES = {
+    "ABP701": "Weights come back from the device by themselves when they are read.",
+    "ABP702": (
+        "The state of an optimizer of poptorch.optim comes back by itself; that of one of torch "
+        "stays on the device."
+    ),
+    "ABP703": "A whole model is pickled. Its state_dict() is what a checkpoint should have.",
+    "ABP704": "Nothing but tensors and numbers is read from a checkpoint, unless it asks for more.",
+    "ABP705": "The state of a scaler has no use any longer.",
+    "ABP706": "Weights that are loaded are sent to the device.",
+}
+
+_WHOLE = (
+    "this pickles the class of the model by its name and place in the files; save "
+    "model.state_dict(), or training_model.save(), which keeps the program, too"
+)
+_OF_TORCH = (
+    "the state of an optimizer of torch is on the device until the training model is destroyed; "
+    "save training_model.state_dict() or use popdist.checkpoint.Checkpointer"
+)
+
+
+def apply(context: Context) -> None:
+    """Look at what is saved and loaded."""
+    trained = {thing for step in context.steps for thing in step.models}
+    for source in context.project.sources:
+        for call in m.findall(source.module, m.Call()):
+            assert isinstance(call, cst.Call)
+            name = source.imported(call.func)
+            if name == "torch.save" and call.args:
+                _saved(context, source, call)
+            elif name == "torch.load":
+                _loaded(context, source, call)
+        for call in calls_of(source.module, "state_dict"):
+            _state(context, source, call)
+        for call in calls_of(source.module, "load_state_dict"):
+            assert isinstance(call.func, cst.Attribute)
+            for thing in context.things.of(source, call.func.value, Kind.MODEL) & trained:
+                _to_device(context, source, call, thing)
+
+
+def _saved(context: Context, source: Source, call: cst.Call) -> None:
+    if context.things.of(source, call.args[0].value, Kind.MODEL):
+        context.say(source, call, "ABP703", Verdict.MANUAL, _WHOLE)
+
+
+def _loaded(context: Context, source: Source, call: cst.Call) -> None:
+    """Nothing but tensors is read, unless the program asks for more."""
+    only = argument(call, "weights_only")
+    if only is not None and m.matches(only, m.Name("False")):
+        context.say(source, call, "ABP703", Verdict.MANUAL, _WHOLE)
+    if only is not None:
+        return
+    tight = cst.SimpleWhitespace("")
+    safe = cst.Arg(
+        cst.Name("True"), keyword=cst.Name("weights_only"), equal=cst.AssignEqual(tight, tight)
+    )
+    context.edits(source).change(call, lambda node: node.with_changes(args=[*node.args, safe]))
+    reason = "a checkpoint is tensors and numbers; weights_only=True runs no code of the file"
+    context.say(source, call, "ABP704", Verdict.MODIFIED, reason)
+
+
+def _state(context: Context, source: Source, call: cst.Call) -> None:
+    """Weights, and state of optimizers, that are read."""
+    assert isinstance(call.func, cst.Attribute)
+    for thing in context.things.of(source, call.func.value):
+        if thing.kind is Kind.MODEL:
+            reason = "weights come back from the device by themselves when they are read"
+            context.say(source, call, "ABP701", Verdict.MATCH, reason)
+        elif thing in context.training and thing.name.startswith("torch.optim."):
+            if _becomes_poptorchs(thing):
+                reason = "the state of poptorch's optimizers comes back by itself when it is read"
+                context.say(source, call, "ABP702", Verdict.MATCH, reason)
+            else:
+                context.say(source, call, "ABP702", Verdict.MANUAL, _OF_TORCH)
+        elif thing.kind is Kind.SCALER:
+            reason = "the scaler has no use any longer; its state is that of a new one"
+            context.say(source, call, "ABP705", Verdict.MATCH, reason)
+
+
+def _becomes_poptorchs(optimizer: Thing) -> bool:
+    return optimizer.name.rpartition(".")[2] in ("SGD", "Adam", "AdamW", "RMSprop")
+
+
+def _to_device(context: Context, source: Source, call: cst.Call, thing: Thing) -> None:
+    """Weights that are loaded after the training model may be on the device are sent there."""
+    statement = statement_of(source, call)
+    for optimizer in _optimizers(context, thing):
+        model = context.training[optimizer]
+        if optimizer.source is source and optimizer.made in _after(source, statement):
+            continue  # it is made later, and takes the weights along
+        try:
+            name = context.routes.name(model, source, call)
+        except NoRouteError as error:
+            reason = f"call copyWeightsToDevice() of the training model after it; {error}"
+            context.say(source, call, "ABP706", Verdict.MANUAL, reason)
+            continue
+        context.edits(source).after(
+            statement, f"if {name}.isCompiled():\n    {name}.copyWeightsToDevice()"
+        )
+        reason = "weights that are loaded are sent to the device, if there is a program on it"
+        context.say(source, call, "ABP706", Verdict.MODIFIED, reason)
+
+
+def _after(source: Source, statement: cst.CSTNode) -> set[cst.CSTNode]:
+    """The expressions that are evaluated after a statement, in its block or one around it."""
+    later: set[cst.CSTNode] = set()
+    for each in (statement, *source.above(statement)):
+        if isinstance(each, cst.FunctionDef):
+            break
+        if isinstance(each, cst.SimpleStatementLine | cst.If | cst.With | cst.Try):
+            block = block_of(source, each)
+            index = block.index(each) if each in block else len(block)
+            for other in block[index + 1 :]:
+                later.update(m.findall(other, m.Call()))
+    return later
+
+
+def _optimizers(context: Context, model: Thing) -> Iterator[Thing]:
+    seen: set[object] = set()
+    for step in context.steps:
+        wrapped = context.training.get(step.optimizer)
+        if model in step.models and wrapped is not None and wrapped not in seen:
+            seen.add(wrapped)
+            yield step.optimizer

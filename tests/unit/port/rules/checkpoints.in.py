@@ -1,0 +1,15 @@
+"""A checkpoint that somebody has to look at: a whole model."""
+
+import torch
+
+model = torch.nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(20):
+    x = torch.randn(8, 4)
+    optimizer.zero_grad()
+    loss = torch.nn.functional.mse_loss(model(x), torch.ones(8, 3))
+    loss.backward()
+    optimizer.step()
+    print(loss.item())
+torch.save(model, "model.pt")  # ABP703 manual
+again = torch.load("model.pt", weights_only=False)  # ABP703 manual
