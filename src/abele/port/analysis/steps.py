@@ -102,7 +102,7 @@ class _Reader:
         index = self._block.index(self._backward)
         gradients = read_update(self._source, self._things, self._block, self._call, index)
         loss, differentiated = self._loss()
-        zero = tuple(self._zero(gradients.optimizers))
+        zero = tuple(self._zero(gradients))
         named = () if differentiated is None else (_assignment(loss, differentiated),)
         forward = (*self._forward(index, loss, differentiated), *named)
         self._helpers.functions.clear()
@@ -174,14 +174,18 @@ class _Reader:
                     node, "gradients stay in the program; opts.anchorTensor returns them"
                 )
 
-    def _zero(self, optimizers: Sequence[Thing]) -> Iterator[Statement]:
+    def _zero(self, gradients: Update) -> Iterator[Statement]:
         """Statements of the block that forget gradients."""
         for statement in self._block:
+            if gradients.every is not None and statement is gradients.statement:
+                continue
             for call in calls_of(statement, "zero_grad"):
+                if gradients.every is not None:
+                    raise StepError(call, "gradients are forgotten before they are used")
                 assert isinstance(call.func, cst.Attribute)
                 things = self._things.of(self._source, call.func.value)
                 models = any(each.kind is Kind.MODEL for each in things)
-                if not things & set(optimizers) and not models:
+                if not things & set(gradients.optimizers) and not models:
                     raise StepError(call, "gradients of another optimizer are forgotten here")
                 if not m.matches(statement, m.SimpleStatementLine(body=[m.Expr(m.Call())])):
                     raise StepError(call, "when gradients are forgotten depends on a condition")

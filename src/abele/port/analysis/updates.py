@@ -44,6 +44,7 @@ class Update:
         by_hand: the update, where no optimizer makes it.
         clip: call that limits the norm of gradients; None if there is none.
         every: how many backwards there are for an update; None if there is one.
+        counter: what counts them, from 0.
         removed: other statements that the program does without.
     """
 
@@ -52,6 +53,7 @@ class Update:
     by_hand: ByHand | None = None
     clip: cst.Call | None = None
     every: cst.BaseExpression | None = None
+    counter: cst.Name | None = None
     removed: tuple[Removed, ...] = ()
 
 
@@ -87,6 +89,7 @@ class _Reader:
         self._source, self._things, self._backward = source, things, backward
         self._block, self._index = block, index
         self._every: cst.BaseExpression | None = None
+        self._counter: cst.Name | None = None
 
     def update(self) -> Update:
         steps = list(self._steps())
@@ -115,6 +118,7 @@ class _Reader:
             optimizers=tuple(ordered),
             clip=clips[0] if clips else None,
             every=self._every,
+            counter=self._counter,
             removed=tuple(removed),
         )
 
@@ -202,11 +206,38 @@ class _Reader:
         if call.args and not of_scaler:
             raise StepError(call, "a step with a closure evaluates the model several times")
         if not is_call(statement):
-            raise StepError(call, "the update depends on a condition")
+            self._every, self._counter = self._read_every(call, statement)
         if any(each.name.endswith(".LBFGS") for each in made):
             raise StepError(call, "LBFGS evaluates the model several times in one update")
         if len(made) > 1 and len({self._variable(each) for each in made}) > 1:
             raise StepError(call, "which optimizer this is depends on the call")
+
+    def _read_every(
+        self, call: cst.Call, statement: Statement
+    ) -> tuple[cst.BaseExpression, cst.Name]:
+        """After how many backwards a conditional update is made, and what counts them.
+
+        Raises:
+            StepError: its condition is not one of ``(i + 1) % k == 0``.
+        """
+        counted = m.BinaryOperation(
+            left=m.SaveMatchedNode(m.Name(), "counter"), operator=m.Add(), right=m.Integer("1")
+        )
+        left = m.BinaryOperation(
+            left=counted, operator=m.Modulo(), right=m.SaveMatchedNode(m.DoNotCare(), "every")
+        )
+        test = m.Comparison(left=left, comparisons=[m.ComparisonTarget(m.Equal(), m.Integer("0"))])
+        nodes = m.extract(statement, m.If(test=test, orelse=None))
+        calls = isinstance(statement, cst.If) and all(
+            is_call(each) and (calls_of(each, "step") or calls_of(each, "zero_grad"))
+            for each in _inner(statement)
+        )
+        if nodes is None or not calls:
+            raise StepError(call, "the update depends on a condition other than (i + 1) % k == 0")
+        every, counter = nodes["every"], nodes["counter"]
+        assert isinstance(every, cst.BaseExpression)
+        assert isinstance(counter, cst.Name)
+        return every, counter
 
     def _variable(self, thing: Thing) -> object:
         """The variable that a thing is assigned to."""
@@ -274,3 +305,13 @@ class _Reader:
                 "the norm of the gradients stays in the program: limit it with max_grad_norm of "
                 "the optimizer, and read it with opts.anchorTensor",
             )
+
+
+def _inner(statement: cst.If) -> list[Statement]:
+    """The statements under a condition."""
+    body = statement.body.body
+    return [
+        each
+        for each in body
+        if isinstance(each, cst.SimpleStatementLine | cst.BaseCompoundStatement)
+    ]

@@ -9,6 +9,7 @@ from abele.port.analysis import batches
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.context import Context
 from abele.port.finding import Verdict
+from abele.port.rules import accumulation
 
 CODES = {
     "ABP201": (
@@ -48,7 +49,7 @@ def apply(context: Context) -> None:
 
 def _replace(context: Context, thing: Thing, call: cst.Call, training: bool) -> None:
     edits = context.edits(thing.source)
-    options = context.options(thing.source)
+    options = accumulation.options(context, thing) or context.options(thing.source)
     edits.replace(call.func, "poptorch.DataLoader")
 
     def change(node: cst.Call) -> cst.Call:

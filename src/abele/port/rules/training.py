@@ -13,7 +13,7 @@ from abele.port.context import Context
 from abele.port.edits import parsed
 from abele.port.finding import Verdict
 from abele.port.routes import NoRouteError, Wrapped
-from abele.port.rules import hand_written, places
+from abele.port.rules import accumulation, hand_written, places
 from abele.port.rules.wrapper import Wrapper, wrapper_of
 from abele.port.source import Source
 
@@ -29,6 +29,10 @@ CODES = {
     ),
     "ABP304": "A function takes a wrapped model as one more argument, and its callers give it.",
     "ABP403": "An update written by hand becomes poptorch.optim.SGD with the same rate.",
+    "ABP311": (
+        "Gradients of several batches are added up by one call, which makes one update and "
+        "returns the loss of each batch."
+    ),
     "ABP398": "The training model cannot be passed to where the step is.",
     "ABP399": "The training step has no counterpart as one program.",
 }
@@ -51,10 +55,14 @@ def apply(context: Context) -> None:
 def _rewrite(context: Context, step: Step) -> None:
     if any(each in context.training for each in step.gradients.optimizers):
         raise StepError(step.backward, "its optimizer updates in another step, too")
+    step, divided = accumulation.undivided(step)
     wrapper = wrapper_of(context, step)
     model = _wrap(context, step, wrapper)
     name = context.routes.name(model, step.source, step.backward)
-    _call(context, step, name)
+    if step.gradients.every is None:
+        _call(context, step, name)
+    else:
+        accumulation.call(context, step, name, divided)
     for removed in step.gradients.removed:
         context.edits(step.source).remove(removed.statement)
         context.say(step.source, removed.statement, removed.code, Verdict.MODIFIED, removed.reason)
@@ -80,7 +88,7 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     number = f"_{count + 1}" if count else ""
     name = prefix + context.name(source, f"training_model{number}")
     cls = context.name(step.source, f"ModelWithLoss{number}")
-    options = context.options(source)
+    options = accumulation.options_of(context, step) or context.options(source)
     made, optimizer, rate = hand_written.optimizer(context, step, home)
     given = ", ".join(
         places.value(context, step.source, part.value, home) for part in wrapper.parts

@@ -1,0 +1,207 @@
+"""Gradients that are added up over several batches: the program does it, in one call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.port.analysis import batches
+from abele.port.analysis.flow import reads, writes
+from abele.port.analysis.kinds import Thing
+from abele.port.analysis.parts import Statement, StepError
+from abele.port.analysis.scopes import names_in
+from abele.port.analysis.steps import Step
+from abele.port.context import Context
+from abele.port.edits import parsed
+from abele.port.finding import Verdict
+
+_REASON = (
+    "one call takes as many batches as are added up, makes one update, and returns the loss of "
+    "each; batches that are left over at the end of an epoch are left out"
+)
+_HOW = (
+    "; by hand: opts.Training.gradientAccumulation(k), opts.outputMode(poptorch.OutputMode.All), "
+    "a poptorch.DataLoader with these options, which gives k batches at once, and a loop without "
+    "a condition"
+)
+
+
+def options(context: Context, loader: Thing) -> str:
+    """The options of a loader whose batches are added up; ``""`` if they are not."""
+    for step in context.steps:
+        if step.gradients.every is not None and loader is _loader(context, step):
+            return options_of(context, step)
+    return ""
+
+
+def options_of(context: Context, step: Step) -> str:
+    """The options of a step that adds up gradients; ``""`` if it does not."""
+    every = step.gradients.every
+    loader = None if every is None else _loader(context, step)
+    if every is None or loader is None:
+        return ""
+    number = _number(context, step)
+    if number is None:
+        return ""
+    source, kind = loader.source, (number, _is_divided(context, step))
+    kinds = [
+        (_number(context, each), _is_divided(context, each))
+        for each in context.steps
+        if each.gradients.every is not None
+    ]
+    count = list(dict.fromkeys(kinds)).index(kind)
+    name = context.name(source, f"training_opts_{count + 1}" if count else "training_opts")
+    edits = context.edits(source)
+    edits.need("import poptorch")
+    edits.define_once(f"{name} = poptorch.Options()")
+    edits.define_once(f"{name}.Training.gradientAccumulation({number})")
+    edits.define_once(f"{name}.outputMode(poptorch.OutputMode.All)")
+    if not _is_divided(context, step):
+        edits.define_once(
+            f"{name}.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)"
+        )
+    return name
+
+
+def _number(context: Context, step: Step) -> str | None:
+    """How many batches are added up, as text that can stand at the top of the file."""
+    every = step.gradients.every
+    if isinstance(every, cst.Integer):
+        return every.value
+    if not isinstance(every, cst.Name):
+        return None
+    owner = context.things.named(step.source, every, every.value)
+    values = [
+        node.value
+        for node in m.findall(step.source.module, m.Assign())
+        if isinstance(node, cst.Assign) and every.value in names_in(node.targets[0].target)
+    ]
+    constant = len(values) == 1 and isinstance(values[0], cst.Integer)
+    bound = owner is step.source.module or every.value in writes(getattr(owner, "body", owner))
+    return step.source.code(values[0]) if constant and bound else None
+
+
+def _loader(context: Context, step: Step) -> Thing | None:
+    """The loader that the loop of a step goes through with ``enumerate``."""
+    loop = step.loop
+    if not isinstance(loop, cst.For):
+        return None
+    shape = m.For(
+        target=m.Tuple(elements=[m.Element(m.Name()), m.Element()]),
+        iter=m.Call(func=m.Name("enumerate"), args=[m.Arg()]),
+    )
+    if not m.matches(loop, shape) or step.source.parent(step.source.parent(step.backward)) is None:
+        return None
+    return batches.loader_of(context.things, step.source, loop)
+
+
+def _is_divided(context: Context, step: Step) -> bool:
+    """Whether the program itself divides the losses that are added up."""
+    (original,) = (each for each in context.steps if each.backward is step.backward)
+    return bool(undivided(original)[1])
+
+
+def undivided(step: Step) -> tuple[Step, str]:
+    """A step whose loss is not divided by how many are added up: the program takes the mean.
+
+    Returns:
+        The step, and the statement that divides what the program returns: ``"pass"`` if what is
+        shown is not divided, and ``""`` if nothing is.
+    """
+    every = step.gradients.every
+    if every is None:
+        return step, ""
+    last = step.forward[-1]
+    number = step.source.code(every)
+    small = last.body[0] if isinstance(last, cst.SimpleStatementLine) else None
+    in_place = isinstance(small, cst.AugAssign) and isinstance(small.operator, cst.DivideAssign)
+    if in_place and step.source.code(small.value) == number:
+        return _shorter(step, step.loss), f"{step.loss} /= {number}"
+    if not isinstance(small, cst.Assign) or not _divides(step, small.value, number):
+        return step, ""
+    left = cst.ensure_type(small.value, cst.BinaryOperation).left
+    if isinstance(left, cst.Name):
+        named = last not in step.block
+        shown = "pass" if named else f"{step.loss} = {step.loss} / {number}"
+        return _shorter(step, left.value), shown
+    whole = cst.SimpleStatementLine([cst.Assign(small.targets, left)])
+    step = dataclasses.replace(step, forward=(*step.forward[:-1], whole))
+    return step, f"{step.loss} = {step.loss} / {number}"
+
+
+def _divides(step: Step, value: cst.BaseExpression, number: str) -> bool:
+    division = m.BinaryOperation(operator=m.Divide())
+    return m.matches(value, division) and (
+        step.source.code(cst.ensure_type(value, cst.BinaryOperation).right) == number
+    )
+
+
+def _shorter(step: Step, loss: str) -> Step:
+    """A step without its last statement."""
+    outputs = tuple(name for name in step.outputs if name != loss)
+    return dataclasses.replace(step, forward=step.forward[:-1], loss=loss, outputs=outputs)
+
+
+def call(context: Context, step: Step, name: str, divided: str) -> None:
+    """Put one call, and a loop over the losses of its batches, in the place of a step.
+
+    Raises:
+        StepError: the loop does something with a batch that it does not do with several at once.
+    """
+    gradients = step.gradients
+    counter, every = gradients.counter, gradients.every
+    assert counter is not None
+    assert every is not None
+    edits = context.edits(step.source)
+    if not options_of(context, step):
+        raise StepError(
+            every,
+            "this loop does not go through enumerate(loader), or how many batches are added up "
+            "is no constant" + _HOW,
+        )
+    gone = {*step.forward, *step.zero, step.place, step.backward, step.update}
+    gone |= {each.statement for each in gradients.removed}
+    rest = [each for each in step.block if each not in gone and _stays(edits.applied(each))]
+    _check(step, rest)
+    losses = context.name(step.source, "losses")
+    lines = [f"{losses} = {name}({', '.join(step.inputs)})"]
+    shown = [] if divided in ("", "pass") else parsed(divided)
+    head = f"for {step.loss} in {losses}:"
+    if any(counter.value in reads(each) for each in rest):
+        code = step.source.code(every)
+        head = f"for {counter.value}, {step.loss} in enumerate({losses}, {counter.value} * {code}):"
+    (made,) = parsed(lines[0])
+    (loop,) = parsed(f"{head}\n    pass")
+    body = [*shown, *(edits.applied(each) for each in rest)]
+    inner: Any = loop
+    inner = inner.with_changes(body=inner.body.with_changes(body=body))
+    for statement in step.block:
+        if statement is not step.place:
+            edits.remove(statement)
+    new = [made, inner] if rest else [made]
+    edits.change(step.place, lambda _: cst.FlattenSentinel(new))
+    context.say(step.source, step.backward, "ABP311", Verdict.MODIFIED, _REASON)
+
+
+def _stays(node: Any) -> bool:
+    return isinstance(node, cst.CSTNode)
+
+
+def _check(step: Step, rest: Sequence[Statement]) -> None:
+    """The statements beside the step may use nothing of a batch but its loss."""
+    assert isinstance(step.loop, cst.For)
+    if step.outputs:
+        names = ", ".join(step.outputs)
+        raise StepError(step.place, f"{names} would be of several batches at once" + _HOW)
+    target = cst.ensure_type(step.loop.target, cst.Tuple)
+    of_batch = {*names_in(target.elements[1].value)}
+    of_batch |= {name for each in step.forward for name in writes(each)} - {step.loss}
+    first = step.block.index(next(each for each in step.forward if each in step.block))
+    for each in rest:
+        early = step.block.index(each) < first
+        if of_batch & {*reads(each), *writes(each)} or early:
+            raise StepError(each, "this would see several batches at once" + _HOW)
