@@ -94,7 +94,7 @@ def _loader(context: Context, step: Step) -> Thing | None:
         target=m.Tuple(elements=[m.Element(m.Name()), m.Element()]),
         iter=m.Call(func=m.Name("enumerate"), args=[m.Arg()]),
     )
-    if not m.matches(loop, shape) or step.source.parent(step.source.parent(step.backward)) is None:
+    if not m.matches(loop, shape):
         return None
     return batches.loader_of(context.things, step.source, loop)
 
@@ -118,8 +118,11 @@ def undivided(step: Step) -> tuple[Step, str]:
     last = step.forward[-1]
     number = step.source.code(every)
     small = last.body[0] if isinstance(last, cst.SimpleStatementLine) else None
-    in_place = isinstance(small, cst.AugAssign) and isinstance(small.operator, cst.DivideAssign)
-    if in_place and step.source.code(small.value) == number:
+    if (
+        isinstance(small, cst.AugAssign)
+        and isinstance(small.operator, cst.DivideAssign)
+        and step.source.code(small.value) == number
+    ):
         return _shorter(step, step.loss), f"{step.loss} /= {number}"
     if not isinstance(small, cst.Assign) or not _divides(step, small.value, number):
         return step, ""
