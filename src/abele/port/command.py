@@ -30,7 +30,8 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "port",
         help="port a plain PyTorch program",
-        usage="abele port [-h] (-o OUT [--check STEPS] | --scan) [--verbose] SCRIPT [-- ARG ...]",
+        usage="abele port [-h] (-o OUT [--check STEPS] | --scan) [--to TARGET] [--verbose] SCRIPT "
+        "[-- ARG ...]",
         description="Ports SCRIPT, with what it imports from its folder, or all files of a folder, "
         "to PopTorch. New files are written to OUT; the program itself is not touched. Exits with "
         "0 if the port is whole, 1 if --check finds a difference, 3 if lines are left to do by "
@@ -45,6 +46,12 @@ def add_parser(commands: Any) -> None:
         type=_steps,
         metavar="STEPS",
         help="then run SCRIPT and its port with ARG ... and compare so many updates, bit for bit",
+    )
+    parser.add_argument(
+        "--to",
+        choices=("poptorch", "popdist"),
+        default="poptorch",
+        help="popdist: also run in several instances, started by poprun",
     )
     parser.add_argument(
         "--verbose", action="store_true", help="name every line, also unchanged ones"
@@ -62,7 +69,7 @@ def command(parsed: argparse.Namespace) -> int:
         PortError: files cannot be read or written.
     """
     _require_sense(parsed)
-    result = port(files.read(parsed.script))
+    result = port(files.read(parsed.script), popdist=parsed.to == "popdist")
     blocked = result.verdict is Verdict.BLOCKED
     if not parsed.scan and not blocked:
         files.write(result, parsed.script, parsed.output)

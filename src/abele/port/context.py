@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import libcst as cst
+from libcst import matchers as m
 
 from abele.port.analysis.kinds import Thing
 from abele.port.analysis.steps import Step, StepError, training_steps
@@ -24,14 +25,18 @@ class Context:
         refused: where it trains in a way that cannot be ported.
         findings: what was said of its lines.
         routes: pass wrapped models on.
+        distributed: whether it runs in several instances, with popdist.
+        sampled: loaders of which each process had its share by a sampler.
         training: the training model that each optimizer has been given to.
     """
 
-    def __init__(self, project: Project):
+    def __init__(self, project: Project, popdist: bool = False):
         """Look at a program.
 
         Args:
             project: its files.
+            popdist: whether it is to run in several instances; one that has several processes does
+                so anyway.
         """
         self.project = project
         self.things = Things(project)
@@ -42,6 +47,8 @@ class Context:
         self._edits = {source: Edits(source) for source in project.sources}
         self.routes = Routes(self)
         self.training: dict[Thing, Wrapped] = {}
+        self.sampled: set[Thing] = set()
+        self.distributed = popdist or any(map(_has_processes, project.sources))
         self._names: dict[Source, dict[str, str]] = {}
 
     def edits(self, source: Source) -> Edits:
@@ -87,8 +94,32 @@ class Context:
         name = self.name(source, "opts")
         edits = self.edits(source)
         edits.need("import poptorch")
-        edits.define_once(f"{name} = poptorch.Options()")
+        if self.distributed:
+            edits.need("import popdist")
+            edits.need("import popdist.poptorch")
+            connect = "" if any(map(_has_processes, self.project.sources)) else _CONNECT
+            edits.define_once(_INSTANCES.format(name=name, connect=connect))
+        else:
+            edits.define_once(f"{name} = poptorch.Options()")
         return name
+
+
+#: Instances shuffle alike only with a common seed.
+_INSTANCES = """if popdist.isPopdistEnvSet():
+{connect}    {name} = popdist.poptorch.Options()
+    {name}.randomSeed(42)
+else:
+    {name} = poptorch.Options()"""
+_CONNECT = "    popdist.init()\n"
+
+
+def _has_processes(source: Source) -> bool:
+    """Whether a file has several processes train together."""
+    names = ("init_process_group", "DistributedDataParallel")
+    return any(
+        isinstance(call, cst.Call) and source.imported(call.func).rpartition(".")[2] in names
+        for call in m.findall(source.module, m.Call())
+    )
 
 
 def _used(source: Source) -> set[str]:

@@ -30,9 +30,14 @@ class Port:
         return worst(list(self.findings))
 
 
-def port(project: Project) -> Port:
-    """Port a program; nothing is written."""
-    context = Context(project)
+def port(project: Project, popdist: bool = False) -> Port:
+    """Port a program; nothing is written.
+
+    Args:
+        project: the program.
+        popdist: whether it is to run in several instances.
+    """
+    context = Context(project, popdist)
     for rule in RULES:
         rule.apply(context)
     order = {source.name: index for index, source in enumerate(project.sources)}

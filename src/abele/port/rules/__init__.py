@@ -15,6 +15,7 @@ from abele.port.rules import (
     checkpoints,
     clipping,
     devices,
+    distributed,
     evaluation,
     loaders,
     optimizers,
@@ -41,6 +42,7 @@ class Rule(NamedTuple):
 RULES: Sequence[Rule] = (
     Rule("What cannot be ported", blocked.CODES, blocked.apply),
     Rule("Devices", devices.CODES, devices.apply),
+    Rule("Several processes", distributed.CODES, distributed.apply),
     Rule("Data loaders", loaders.CODES, loaders.apply),
     Rule("Optimizers", optimizers.CODES, optimizers.apply),
     Rule("Limits of gradients", clipping.CODES, clipping.apply),

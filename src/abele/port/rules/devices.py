@@ -70,7 +70,7 @@ def _is_device(context: Context, source: Source, argument: cst.Arg) -> bool:
         return True
     last = value.attr if isinstance(value, cst.Attribute) else value
     name = last.value if isinstance(last, cst.Name) else ""
-    return "device" in name.lower() or name in ("local_rank", "rank", "gpu")
+    return "device" in name.lower() or name in ("local_rank", "rank", "gpu", "gpu_id")
 
 
 def _take_out(context: Context, source: Source, call: cst.Call) -> None:

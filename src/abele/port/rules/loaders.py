@@ -41,7 +41,7 @@ def apply(context: Context) -> None:
     }
     for thing in context.things.all(Kind.LOADER):
         if thing.name.startswith("torch.") and isinstance(thing.made, cst.Call):
-            if thing in trained or not batches.may_be_short(thing):
+            if thing in trained | context.sampled or not batches.may_be_short(thing):
                 _replace(context, thing, thing.made, training=thing in trained)
             else:
                 context.say(thing.source, thing.made, "ABP202", Verdict.MATCH, _SHORT)

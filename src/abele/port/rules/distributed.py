@@ -1,0 +1,246 @@
+"""Several processes: poprun starts them, and popdist has them train together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.port.analysis.batches import argument
+from abele.port.analysis.kinds import Kind
+from abele.port.analysis.parts import is_call, statement_of
+from abele.port.context import Context
+from abele.port.finding import Verdict
+from abele.port.source import Source
+
+CODES = {
+    "ABP801": "popdist.init() takes the place of a process group: poprun starts the instances.",
+    "ABP802": "What is known of a process is asked of popdist; its end needs no word.",
+    "ABP803": "A program updates the weights of all instances together, without a wrapper.",
+    "ABP804": "poptorch.DataLoader gives each instance its share; a sampler is left out.",
+    "ABP805": "poprun starts the processes that the program started by itself.",
+    "ABP806": "One instance writes the log.",
+    "ABP807": "A file that every instance writes has the instance in its name.",
+}
+
+_INIT = "torch.distributed.init_process_group"
+_WRAPPERS = frozenset(
+    (
+        "torch.nn.DataParallel",
+        "torch.nn.parallel.DataParallel",
+        "torch.nn.parallel.DistributedDataParallel",
+    )
+)
+_SAMPLERS = frozenset(
+    (
+        "torch.utils.data.DistributedSampler",
+        "torch.utils.data.distributed.DistributedSampler",
+    )
+)
+#: What is known of a process, and popdist's name for it.
+_NUMBERS = {
+    "torch.distributed.get_rank": "popdist.getInstanceIndex()",
+    "torch.distributed.get_world_size": "popdist.getNumInstances()",
+    "torch.distributed.is_initialized": "popdist.isPopdistEnvSet()",
+    "RANK": "popdist.getInstanceIndex()",
+    "LOCAL_RANK": "popdist.getLocalInstanceIndex()",
+    "WORLD_SIZE": "popdist.getNumInstances()",
+}
+_UNNEEDED = frozenset(
+    (
+        "torch.distributed.destroy_process_group",
+        "torch.cuda.set_device",
+        "torch.distributed.barrier",
+    )
+)
+_ALONE = frozenset(("print", "logging.info", "logging.warning"))
+
+
+def apply(context: Context) -> None:
+    """Have popdist do what torch.distributed did."""
+    for source in context.project.sources:
+        for call in m.findall(source.module, m.Call()):
+            assert isinstance(call, cst.Call)
+            name = source.imported(call.func)
+            if name in _WRAPPERS and call.args:
+                reason = "a program updates the weights of all instances and replicas together"
+                first = call.args[0].value
+                _change(context, source, call, "ABP803", reason, lambda n: n.args[0].value)
+                _without_module(context, source, first)
+            elif context.distributed:
+                _of_process(context, source, call, name)
+        if context.distributed:
+            _environment(context, source)
+            _log_and_save(context, source)
+
+
+def _change(
+    context: Context, source: Source, node: cst.CSTNode, code: str, reason: str, change: Any
+) -> None:
+    context.edits(source).change(node, change)
+    context.say(source, node, code, Verdict.MODIFIED, reason)
+
+
+def _of_process(context: Context, source: Source, call: cst.Call, name: str) -> None:
+    """Calls about processes."""
+    edits = context.edits(source)
+    statement = statement_of(source, call)
+    if name == _INIT and is_call(statement):
+        edits.need("import popdist")
+        text = "if popdist.isPopdistEnvSet():\n    popdist.init()"
+        new = cst.parse_module(text).body[0]
+        reason = "poprun starts the instances, and this connects them; alone there is one"
+        _change(context, source, statement, "ABP801", reason, lambda _: new)
+    elif name in _NUMBERS:
+        edits.need("import popdist")
+        edits.replace(call, _NUMBERS[name])
+        reason = "popdist knows the instances, also where there is only one"
+        context.say(source, call, "ABP802", Verdict.MODIFIED, reason)
+    elif name in _UNNEEDED and is_call(statement):
+        edits.remove(statement)
+        context.say(source, call, "ABP802", Verdict.MODIFIED, "instances end by themselves")
+    elif name == "torch.multiprocessing.spawn":
+        _spawned(context, source, call)
+    elif name in _SAMPLERS:
+        _sampler(context, source, call)
+
+
+def _spawned(context: Context, source: Source, call: cst.Call) -> None:
+    """A function that was started in several processes is called: poprun starts them."""
+    function = argument(call, "fn", 0)
+    given = argument(call, "args", 1)
+    if function is None or not (given is None or isinstance(given, cst.Tuple)):
+        reason = "poprun starts the processes; call the function, with its instance's number"
+        context.say(source, call, "ABP805", Verdict.MANUAL, reason)
+        return
+    rest = [] if given is None else [source.code(each.value) for each in given.elements]
+    code = ", ".join(["popdist.getLocalInstanceIndex()", *rest])
+    context.edits(source).need("import popdist")
+    context.edits(source).replace(call, f"{source.code(function)}({code})")
+    reason = "poprun starts the processes: poprun --num-instances N python ..."
+    context.say(source, call, "ABP805", Verdict.MODIFIED, reason)
+
+
+def _sampler(context: Context, source: Source, call: cst.Call) -> None:
+    """Samplers that give each process its share: poptorch.DataLoader does that."""
+    shuffle = argument(call, "shuffle")
+    shuffled = shuffle is None or not m.matches(shuffle, m.Name("False"))
+    reason = "poptorch.DataLoader gives each instance its share"
+    statement = source.enclosing(call, cst.SimpleStatementLine)
+    name = ""
+    if statement is not None and m.matches(statement, m.SimpleStatementLine(body=[m.Assign()])):
+        assign = cst.ensure_type(statement.body[0], cst.Assign)
+        if assign.value is call:
+            name = source.code(assign.targets[0].target)
+    sampled = False
+    for loader in context.things.all(Kind.LOADER):
+        if isinstance(loader.made, cst.Call):
+            given = argument(loader.made, "sampler")
+            if given is call or (given is not None and name and source.code(given) == name):
+                context.edits(loader.source).change(loader.made, _unsampled(shuffled))
+                context.sampled.add(loader)
+                sampled = True
+    if not sampled:
+        context.say(source, call, "ABP804", Verdict.MANUAL, f"leave it out: {reason}")
+        return
+    context.say(source, call, "ABP804", Verdict.MODIFIED, reason)
+    if name and statement is not None:
+        context.edits(source).remove(statement)
+    for other in m.findall(source.module, m.Call(func=m.Attribute(attr=m.Name("set_epoch")))):
+        if isinstance(other, cst.Call) and is_call(statement_of(source, other)):
+            context.edits(source).remove(statement_of(source, other))
+            context.say(source, other, "ABP804", Verdict.MODIFIED, reason)
+
+
+def _unsampled(shuffled: bool) -> Callable[[cst.Call], cst.Call]:
+    """A change of a loader that takes its sampler out and has it shuffle, or not."""
+    tight = cst.SimpleWhitespace("")
+
+    def change(node: cst.Call) -> cst.Call:
+        names = ("sampler", "shuffle")
+        kept = [
+            each for each in node.args if each.keyword is None or each.keyword.value not in names
+        ]
+        equal = cst.AssignEqual(tight, tight)
+        shuffle = cst.Arg(cst.Name(str(shuffled)), keyword=cst.Name("shuffle"), equal=equal)
+        kept[-1] = kept[-1].with_changes(
+            comma=cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+        )
+        return node.with_changes(args=[*kept, shuffle])
+
+    return change
+
+
+def _without_module(context: Context, source: Source, model: cst.BaseExpression) -> None:
+    """The wrapped model is the model itself."""
+    del model
+    for node in m.findall(source.module, m.Attribute(attr=m.Name("module"))):
+        assert isinstance(node, cst.Attribute)
+        if context.things.of(source, node.value, Kind.MODEL):
+            context.edits(source).change(
+                node, lambda each: each.value if isinstance(each, cst.Attribute) else each
+            )
+
+
+def _environment(context: Context, source: Source) -> None:
+    """What processes read of their environment."""
+    index = m.SubscriptElement(m.Index(m.SaveMatchedNode(m.SimpleString(), "name")))
+    read = m.Call(func=m.Name("int"), args=[m.Arg(m.Subscript(value=m.DoNotCare(), slice=[index]))])
+    for node in m.findall(source.module, read):
+        name = str(cst.ensure_type(m.extract(node, read)["name"], cst.SimpleString).evaluated_value)  # type: ignore[index]
+        if name in _NUMBERS:
+            context.edits(source).need("import popdist")
+            context.edits(source).replace(node, _NUMBERS[name])
+            reason = "popdist knows the instances, also where there is only one"
+            context.say(source, node, "ABP802", Verdict.MODIFIED, reason)
+
+
+def _log_and_save(context: Context, source: Source) -> None:
+    """One instance prints; files of several instances have different names."""
+    for statement in _unguarded(source):
+        call = cst.ensure_type(statement.body[0], cst.Expr).value
+        assert isinstance(call, cst.Call)
+        name = source.imported(call.func) or source.code(call.func)
+        if name in _ALONE:
+            context.edits(source).need("import popdist")
+            context.edits(source).change(statement, _in_one_instance)
+            reason = "one instance prints, not each"
+            context.say(source, statement, "ABP806", Verdict.MODIFIED, reason)
+        elif name == "torch.save":
+            _own_file(context, source, call)
+
+
+def _own_file(context: Context, source: Source, call: cst.Call) -> None:
+    path = argument(call, "f", 1)
+    reason = "each instance writes a file of its own: its number is in the name"
+    stem, dot, ending = "", "", ""
+    if isinstance(path, cst.SimpleString):
+        stem, dot, ending = str(path.evaluated_value).rpartition(".")
+    if path is None or not dot or "{" in stem:
+        context.say(source, call, "ABP807", Verdict.MANUAL, f"put into the name that {reason}")
+        return
+    context.edits(source).need("import popdist")
+    context.edits(source).replace(path, f'f"{stem}-{{popdist.getInstanceIndex()}}.{ending}"')
+    context.say(source, call, "ABP807", Verdict.MODIFIED, reason)
+
+
+def _unguarded(source: Source) -> Iterator[cst.SimpleStatementLine]:
+    """Statements of one call that every process executes: no condition names a process."""
+    pattern = m.SimpleStatementLine(body=[m.Expr(m.Call())])
+    ranks = m.Name("rank") | m.Name("local_rank") | m.Name("gpu_id") | m.Name("getInstanceIndex")
+    for node in m.findall(source.module, pattern):
+        conditions = [each.test for each in source.above(node) if isinstance(each, cst.If)]
+        if isinstance(node, cst.SimpleStatementLine) and not any(
+            m.findall(each, ranks | m.Name("get_rank")) for each in conditions
+        ):
+            yield node
+
+
+def _in_one_instance(node: Any) -> Any:
+    """A statement that only the first instance executes."""
+    text = "if popdist.getInstanceIndex() == 0:\n    pass"
+    made: Any = cst.parse_module(text).body[0]
+    body = made.body.with_changes(body=[node.with_changes(leading_lines=[])])
+    return made.with_changes(body=body, leading_lines=node.leading_lines)
