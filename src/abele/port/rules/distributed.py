@@ -67,7 +67,7 @@ def apply(context: Context) -> None:
             if name in _WRAPPERS and call.args:
                 reason = "a program updates the weights of all instances and replicas together"
                 first = call.args[0].value
-                _change(context, source, call, "ABP803", reason, lambda n: n.args[0].value)
+                _change(context, source, call, "ABP803", reason, _first)
                 _without_module(context, source, first)
             elif context.distributed:
                 _of_process(context, source, call, name)
@@ -83,6 +83,11 @@ def _change(
     context.say(source, node, code, Verdict.MODIFIED, reason)
 
 
+def _first(call: cst.Call) -> cst.BaseExpression:
+    """The first argument of a call."""
+    return call.args[0].value
+
+
 def _of_process(context: Context, source: Source, call: cst.Call, name: str) -> None:
     """Calls about processes."""
     edits = context.edits(source)
@@ -92,7 +97,8 @@ def _of_process(context: Context, source: Source, call: cst.Call, name: str) -> 
         text = "if popdist.isPopdistEnvSet():\n    popdist.init()"
         new = cst.parse_module(text).body[0]
         reason = "poprun starts the instances, and this connects them; alone there is one"
-        _change(context, source, statement, "ABP801", reason, lambda _: new)
+        edits.change(statement, lambda _: new)
+        context.say(source, statement, "ABP801", Verdict.MODIFIED, reason)
     elif name in _NUMBERS:
         edits.need("import popdist")
         edits.replace(call, _NUMBERS[name])

@@ -34,5 +34,5 @@ def main(file):
 
 
 if __name__ == "__main__":
-    with tempfile.NamedTemporaryFile() as file:
-        main(f"file://{file.name}")
+    with tempfile.TemporaryDirectory() as folder:
+        main(f"file://{folder}/store")
