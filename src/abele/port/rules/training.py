@@ -55,6 +55,7 @@ def apply(context: Context) -> None:
 def _rewrite(context: Context, step: Step) -> None:
     if any(each in context.training for each in step.gradients.optimizers):
         raise StepError(step.backward, "its optimizer updates in another step, too")
+    _say_carried(context, step)
     step, divided = accumulation.undivided(step)
     wrapper = wrapper_of(context, step)
     model = _wrap(context, step, wrapper)
@@ -77,6 +78,17 @@ def _rewrite(context: Context, step: Step) -> None:
             Verdict.MODIFIED,
             "the call of the model does this, too",
         )
+
+
+def _say_carried(context: Context, step: Step) -> None:
+    """What goes from one step to the next is an argument and a result of the program."""
+    for statement in step.forward:
+        carried = [name for name in writes(statement) if name in step.inputs]
+        if carried and statement in step.block:
+            reason = (
+                f"{', '.join(carried)} goes in and comes back at each call: its shape must stay"
+            )
+            context.say(step.source, statement, "ABP312", Verdict.MANUAL, reason)
 
 
 def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
