@@ -40,6 +40,15 @@ Every public name of PopTorch 3.4 exists, with its parameters and defaults
 (`tests/poptorch/test_interface.py`). *no effect* means accepted, checked, and without influence on
 results. A note says where behaviour differs."""
 
+OPTIMIZERS_HEAD = """
+## Optimizers of torch.optim
+
+*honoured* are those that PopTorch 3.4 takes beside its own, *beyond the original* those that only
+this one does: a learning rate may change at any time, so schedulers work; weight decay and epsilon
+may if they were not at their defaults; state is torch's own, on the host before and after. Target
+`reference` gives plain PyTorch's bits with each. `foreach`, `fused` and `capturable` change
+nothing, `amsgrad` and `differentiable` are refused."""
+
 # Accepted and checked; placement, memory and naming change no result here.
 NO_EFFECT = {
     "set_available_memory",
@@ -90,6 +99,14 @@ def _line(row) -> str:
         _test_of(row.name if row.setter in ("set", "") else row.setter),
     )
     return "| " + " | ".join(cells) + " |"
+
+
+# By update rule, what a user may not expect.
+OPTIMIZERS = {
+    "sgd": "dampening acts on the first step too",
+    "asgd": "the mean of the weights, `ax`, comes to the host when the wrapper ends",
+    "rprop": "as in torch, a learning rate that changes after the first step has no effect",
+}
 
 
 @functools.cache
@@ -149,6 +166,21 @@ def _differs(item: object) -> str:
     return " ".join(match[1].split()) if match else ""
 
 
+def _optimizers() -> Iterator[str]:
+    from abele.step.optimizer_classes import KINDS, REFUSED
+
+    yield OPTIMIZERS_HEAD
+    yield "\n| class | status | note |"
+    yield "|---|---|---|"
+    for kind in KINDS:
+        original = hasattr(importlib.import_module("poptorch.optim"), kind.base.__name__)
+        status = "honoured" if original else "beyond the original"
+        yield f"| `torch.optim.{kind.base.__name__}` | {status} | {OPTIMIZERS.get(kind.rule, '')} |"
+    for kind, reason in REFUSED.items():
+        yield f"| `torch.optim.{kind.__name__}` | rejected | {reason} |"
+    yield "| others | rejected | no rule computes what they do |"
+
+
 def page() -> str:
     """Return the text of the page."""
     from poptorch.options import _table
@@ -162,6 +194,7 @@ def page() -> str:
         parts.append("|---|---|---|---|---|---|---|")
         parts.extend(_line(row) for row in rows)
     parts.extend(_functions())
+    parts.extend(_optimizers())
     parts.append(_environment())
     return "\n".join(parts) + "\n"
 

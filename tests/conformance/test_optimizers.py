@@ -5,12 +5,13 @@ import functools
 import pytest
 import torch
 
+from abele.step.optimizer_classes import PAIRS
 from abele.step.update_rules import Group, UpdateRule
 from helpers.models import MODELS
 from helpers.runs import DEFAULTS, assert_same_bits, rule_for, run, run_eagerly, started
 
 DENSE = MODELS["dense"]
-STEPS = 6
+STEPS = 8  # RAdam rectifies from the sixth
 ALIKE = {
     "sgd": ("sgd", {"momentum": 0.0}, torch.optim.SGD),
     "sgd with momentum": ("sgd", {}, torch.optim.SGD),
@@ -24,16 +25,80 @@ ALIKE = {
     "adam with other betas": ("adam", {"beta1": 0.5, "beta2": 0.75}, torch.optim.Adam),
     "adam with weight decay": ("adam", {"weight_decay": 0.1}, torch.optim.Adam),
     "adamw": ("adam", {"weight_decay": 0.1, "decoupled": True}, torch.optim.AdamW),
+    "adadelta": ("adadelta", {}, torch.optim.Adadelta),
+    "adadelta with all": (
+        "adadelta",
+        {"lr": 0.5, "rho": 0.7, "eps": 1e-3, "weight_decay": 0.1, "maximize": True},
+        torch.optim.Adadelta,
+    ),
+    "adagrad": ("adagrad", {}, torch.optim.Adagrad),
+    "adagrad with all": (
+        "adagrad",
+        {
+            "lr_decay": 0.1,
+            "eps": 1e-3,
+            "weight_decay": 0.1,
+            "initial_accumulator_value": 0.3,
+            "maximize": True,
+        },
+        torch.optim.Adagrad,
+    ),
+    "adamax": ("adamax", {}, torch.optim.Adamax),
+    "adamax with all": (
+        "adamax",
+        {"beta1": 0.5, "beta2": 0.75, "eps": 1e-3, "weight_decay": 0.1, "maximize": True},
+        torch.optim.Adamax,
+    ),
+    "nadam": ("nadam", {}, torch.optim.NAdam),
+    "nadam with all": (
+        "nadam",
+        {"beta1": 0.5, "beta2": 0.75, "eps": 1e-3, "weight_decay": 0.1, "momentum_decay": 0.2},
+        torch.optim.NAdam,
+    ),
+    "nadam, decoupled": (
+        "nadam",
+        {"weight_decay": 0.1, "decoupled": True, "maximize": True},
+        torch.optim.NAdam,
+    ),
+    "radam": ("radam", {}, torch.optim.RAdam),
+    "radam with all": (
+        "radam",
+        {"beta1": 0.5, "beta2": 0.9, "eps": 1e-3, "weight_decay": 0.1, "maximize": True},
+        torch.optim.RAdam,
+    ),
+    "radam, decoupled": ("radam", {"weight_decay": 0.1, "decoupled": True}, torch.optim.RAdam),
+    "radam that never rectifies": ("radam", {"beta2": 0.5}, torch.optim.RAdam),
+    "asgd": ("asgd", {}, torch.optim.ASGD),
+    "asgd with all": (
+        "asgd",
+        {"lambd": 0.1, "alpha": 0.5, "t0": 3.0, "weight_decay": 0.1, "maximize": True},
+        torch.optim.ASGD,
+    ),
+    "rprop": ("rprop", {}, torch.optim.Rprop),
+    "rprop with all": (
+        "rprop",
+        {
+            "etaminus": 0.3,
+            "etaplus": 1.7,
+            "step_size_min": 0.006,
+            "step_size_max": 0.02,
+            "maximize": True,
+        },
+        torch.optim.Rprop,
+    ),
 }
 
 
-def for_torch(values):
+def for_torch(optimizer, values):
     """Hyper-parameters under the names torch.optim has for them."""
     renamed = dict(values)
-    renamed.pop("decoupled", None)
+    decoupled = renamed.pop("decoupled", False)
     renamed.pop("tf_variant", None)
-    if "beta1" in renamed:
-        renamed["betas"] = (renamed.pop("beta1"), renamed.pop("beta2"))
+    for name, parts in PAIRS.items():
+        if parts[0] in renamed:
+            renamed[name] = tuple(renamed.pop(part) for part in parts)
+    if decoupled and optimizer is not torch.optim.AdamW:
+        renamed["decoupled_weight_decay"] = True
     return renamed
 
 
@@ -52,7 +117,7 @@ def trained_eagerly(optimizer_of, **parameters):
 @pytest.mark.parametrize(("kind", "values", "optimizer"), ALIKE.values(), ids=ALIKE)
 def test_a_rule_is_torch_optim_bit_by_bit(kind, values, optimizer):
     found = trained(lambda module: rule_for(module, kind, **values))
-    settings = for_torch(DEFAULTS[kind] | values)
+    settings = for_torch(optimizer, DEFAULTS[kind] | values)
     assert_same_bits(found, trained_eagerly(lambda params: optimizer(params, **settings)))
 
 

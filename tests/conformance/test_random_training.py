@@ -53,6 +53,32 @@ ARGUMENTS = {
         "weight_decay": (0.0, 0.05),
         "maximize": (False, True),
     },
+    "Adadelta": {
+        "rho": (0.9, 0.5),
+        "eps": (1e-6, 1e-3),
+        "weight_decay": (0.0, 0.05),
+        "maximize": (False, True),
+    },
+    "Adagrad": {
+        "lr_decay": (0.0, 0.1),
+        "eps": (1e-10, 1e-3),
+        "weight_decay": (0.0, 0.05),
+        "maximize": (False, True),
+    },
+    "Adamax": {"betas": ((0.9, 0.999), (0.5, 0.9)), "weight_decay": (0.0, 0.05)},
+    "NAdam": {
+        "betas": ((0.9, 0.999), (0.5, 0.9)),
+        "momentum_decay": (4e-3, 0.1),
+        "weight_decay": (0.0, 0.05),
+        "decoupled_weight_decay": (False, True),
+    },
+    "RAdam": {
+        "betas": ((0.9, 0.999), (0.5, 0.9)),
+        "weight_decay": (0.0, 0.05),
+        "decoupled_weight_decay": (False, True),
+    },
+    "ASGD": {"lambd": (1e-4, 0.1), "t0": (1e6, 2.0), "weight_decay": (0.0, 0.05)},
+    "Rprop": {"etas": ((0.5, 1.2), (0.3, 1.9)), "step_sizes": ((1e-6, 50), (1e-3, 0.1))},
 }
 HOOKS = {
     "none": None,
@@ -115,7 +141,7 @@ def flat(result) -> list[torch.Tensor]:
 
 def optimizer_of(choose: random.Random, model: Net):
     name = choose.choice(sorted(ARGUMENTS))
-    package = choose.choice([torch.optim, optim])
+    package = choose.choice([p for p in (torch.optim, optim) if hasattr(p, name)])
     kind = getattr(package, name)
     accepted = kind.__init__.__code__.co_varnames
     table = {key: values for key, values in ARGUMENTS[name].items() if key in accepted}

@@ -62,6 +62,8 @@ CASES = {
     "variable": (lambda: Dense(*SMALL), 37, ("sgd", {"variable": ["lr"]}), None, 2),
     "rmsprop": (lambda: Dense(*SMALL), 37, ("rmsprop", {}), None, 2),
     "adam": (lambda: Dense(*SMALL), 37, ("adam", {}), None, 2),
+    "adadelta": (lambda: Dense(*SMALL), 37, ("adadelta", {}), None, 2),
+    "adagrad": (lambda: Dense(*SMALL), 37, ("adagrad", {}), None, 2),
     "adamw": (
         lambda: Dense(*SMALL),
         37,

@@ -271,7 +271,7 @@ CENTERED = [({"params": [torch.nn.Parameter(X)], "centered": flag}) for flag in 
 SAMPLER = [[0, 1]]
 DATA = [
     ("unsupported optimizer", AssertionError, "Unsupported optimizer type",
-     lambda: m.converted(torch.optim.Adagrad)),
+     lambda: m.converted(torch.optim.LBFGS)),
     ("amsgrad of torch", ValueError, "non-amsgrad",
      lambda: m.converted(lambda p: torch.optim.Adam(p, amsgrad=True))),
     ("amsgrad of poptorch", ValueError, "non-amsgrad",

@@ -148,7 +148,8 @@ def test_optimizers():
         with pytest.raises(UsageError, match=text):
             compiled(model, named(rows(0)), make(model))
 
-    fails(lambda m: torch.optim.Adagrad(m.parameters()), "Adagrad cannot be compiled. Use SGD")
+    fails(lambda m: torch.optim.Adafactor(m.parameters()), "Adafactor cannot be compiled. Use SGD")
+    fails(lambda m: torch.optim.LBFGS(m.parameters()), "LBFGS cannot be compiled: its step calls")
     fails(lambda m: torch.optim.Adam(m.parameters(), amsgrad=True), "amsgrad=True cannot be")
     fails(lambda m: SGD(m.parameters(), momentum=0.9, dampening=0.1), "dampening=0.1 cannot be")
     fails(lambda m: "sgd", "Expected optimizers of samba.optim or torch.optim, found str")

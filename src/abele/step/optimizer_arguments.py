@@ -41,7 +41,7 @@ _KERNELS = Argument(
     "It chooses the kernels of torch's own loop; a target chooses those of a program.",
 )
 
-#: By the name of the argument, of SGD, Adam, AdamW and RMSprop of ``torch.optim``.
+#: By the name of the argument, of the classes in ``optimizer_classes.KINDS``.
 ARGUMENTS: Mapping[str, Argument] = {
     "params": _HONOURED,
     "lr": _HONOURED,
@@ -55,6 +55,14 @@ ARGUMENTS: Mapping[str, Argument] = {
     "alpha": _HONOURED,
     "centered": _HONOURED,
     "decoupled_weight_decay": _HONOURED,
+    "rho": _HONOURED,
+    "lr_decay": _HONOURED,
+    "initial_accumulator_value": _HONOURED,
+    "momentum_decay": _HONOURED,
+    "lambd": _HONOURED,
+    "t0": _HONOURED,
+    "etas": _HONOURED,
+    "step_sizes": _HONOURED,
     "foreach": _KERNELS,
     "fused": _KERNELS,
     "capturable": Argument(
@@ -65,7 +73,7 @@ ARGUMENTS: Mapping[str, Argument] = {
 }
 
 # Switches of an update by the rule that has them.
-_SWITCHES = {"sgd": ("nesterov",), "rmsprop": ("centered",), "adam": (), "lamb": ()}
+_SWITCHES = {"sgd": ("nesterov",), "rmsprop": ("centered",)}
 
 
 def refused(group: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -84,8 +92,8 @@ def switches(optimizer: Any, rule: str, group: Mapping[str, Any]) -> dict[str, b
         rule: a key of ``update_rules.RULES``.
         group: a dictionary of ``param_groups``.
     """
-    values = {name: bool(group.get(name)) for name in (*_SWITCHES[rule], "maximize")}
-    if rule == "adam":
+    values = {name: bool(group.get(name)) for name in (*_SWITCHES.get(rule, ()), "maximize")}
+    if rule in ("adam", "nadam", "radam"):
         default = isinstance(optimizer, torch.optim.AdamW)
         values["decoupled"] = bool(group.get("decoupled_weight_decay", default))
     return values

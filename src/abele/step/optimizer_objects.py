@@ -7,16 +7,15 @@ from typing import Any
 
 import torch
 
+from abele.step.further_rules import SCALARS
 from abele.step.update_rules import RULES, Group, UpdateRule
 
-_MOMENTS = frozenset({"step", "exp_avg", "exp_avg_sq"})
-# All entries that torch may keep for one parameter. Entries that the settings do not use, such as
-# the buffer of a momentum that has become zero, may exist and are not read, in torch as here.
-_KEYS = {
-    "sgd": frozenset({"momentum_buffer"}),
-    "rmsprop": frozenset({"step", "square_avg", "momentum_buffer", "grad_avg"}),
-    "adam": _MOMENTS | {"max_exp_avg_sq"},
-    "lamb": _MOMENTS,
+# Entries that torch may keep for a parameter and the settings do not use, such as the buffer of a
+# momentum that has become zero. They are not read, in torch as here.
+_UNUSED = {
+    "sgd": {"momentum_buffer"},
+    "rmsprop": {"step", "momentum_buffer", "grad_avg"},
+    "adam": {"max_exp_avg_sq"},
 }
 # torch starts these anew where they are missing.
 _MAY_BE_MISSING = frozenset({"momentum_buffer"})
@@ -37,6 +36,30 @@ def host_state(
         for key, value in state.items()
         if value is not None
     }
+
+
+def has_stepped(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer has state of steps on the host, or that was loaded."""
+    states = [state for state in optimizer.state.values() if state]
+    # Adagrad has its sums from the constructor on.
+    made = isinstance(optimizer, torch.optim.Adagrad) and not any(s["step"] for s in states)
+    return bool(states) and not made
+
+
+def initial_values(rule: UpdateRule, slots: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return what state begins with.
+
+    Args:
+        rule: whose state it is.
+        slots: tensors of the same shapes and element types, by slot.
+    """
+    begin = {
+        f"{name}.{key}": value.item()
+        for group in rule.groups
+        for key, value in _initial(rule, group).items()
+        for name in group.params
+    }
+    return {slot: torch.full_like(value, begin[slot]) for slot, value in slots.items()}
 
 
 def to_host(
@@ -62,7 +85,7 @@ def to_host(
                 # torch requires a count here but does not use it; programs have none.
                 optimizer.state[param].setdefault("step", torch.zeros(()))
             for key, value in by_parameter.get(name, {}).items():
-                dtype = torch.float32 if key == "step" else param.dtype
+                dtype = torch.float32 if key in SCALARS else param.dtype
                 optimizer.state[param][key] = value.detach().to("cpu", dtype, copy=True)
 
 
@@ -79,12 +102,14 @@ def problem(
     groups = {name: group for group in rule.groups for name in group.params}
     for name, param, state in _states([optimizer], names):
         keys = {key for key, value in state.items() if value is not None}
-        shapes = {key: list(torch.as_tensor(state[key]).shape) for key in keys & _KEYS[rule.kind]}
+        required = set(_initial(rule, groups[name]))
+        known = required | _UNUSED.get(rule.kind, set())
+        shapes = {key: list(torch.as_tensor(state[key]).shape) for key in keys & known}
         param_shape = list(param.shape)
-        unlike = sorted(k for k, s in shapes.items() if s != ([] if k == "step" else param_shape))
-        if unknown := sorted(keys - _KEYS[rule.kind]):
+        unlike = sorted(k for k, s in shapes.items() if s != ([] if k in SCALARS else param_shape))
+        if unknown := sorted(keys - known):
             return f"{name} has {', '.join(unknown)}, which this optimizer does not use"
-        if missing := sorted(_required_keys(rule, groups[name]) - keys - _MAY_BE_MISSING):
+        if missing := sorted(required - keys - _MAY_BE_MISSING):
             return f"{name} lacks {', '.join(missing)}"
         if unlike:
             return (
@@ -93,8 +118,9 @@ def problem(
     return None
 
 
-def _required_keys(rule: UpdateRule, group: Group) -> set[str]:
-    return set(RULES[rule.kind].initial(torch.zeros(()), group.values))
+def _initial(rule: UpdateRule, group: Group) -> dict[str, torch.Tensor]:
+    """The state of a parameter with one element: every rule begins with one number in a tensor."""
+    return RULES[rule.kind].initial(torch.zeros(()), group.values)
 
 
 def _parameters(

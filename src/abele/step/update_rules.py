@@ -16,12 +16,23 @@ from typing import Any
 
 import torch
 
+from abele.step.arithmetic import (
+    Number,
+    Rule,
+    State,
+    axpy,
+    decayed,
+    lerp,
+    mean_of_squares,
+    moments,
+    moments_initial,
+    one_minus,
+    sqrt,
+)
+from abele.step.further_rules import FURTHER_RULES, SCALARS
 from abele.step.loss_scaling import AutomaticScaling
 from abele.step.repeats import Repeats
 from abele.step.rounding import Write, write_nearest
-
-Number = float | torch.Tensor
-State = Mapping[str, torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,36 +103,9 @@ class UpdateRule:
         return state
 
 
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """``initial`` makes the state of one parameter, ``update`` applies one gradient in place."""
-
-    initial: Callable[[torch.Tensor, Mapping[str, float]], dict[str, torch.Tensor]]
-    update: Callable[[torch.Tensor, torch.Tensor, State, Mapping[str, Number]], None]
-
-
-def _axpy(y: torch.Tensor, x: torch.Tensor, a: Number, sign: int = 1) -> torch.Tensor:
-    """``y + sign*a*x`` rounded once, like ``torch.add(y, x, alpha=...)``, for both kinds of a."""
-    if isinstance(a, torch.Tensor):
-        return torch.addcmul(y, x, a.to(y.dtype), value=sign)
-    return torch.add(y, x, alpha=sign * a)
-
-
 def _norm(value: torch.Tensor) -> torch.Tensor:
     linalg: Any = torch.linalg
     return linalg.vector_norm(value)
-
-
-def _is_zero(value: Number) -> bool:
-    return not isinstance(value, torch.Tensor) and value == 0
-
-
-def _one_minus(value: Number) -> Number:
-    return 1 - value
-
-
-def _sqrt(value: Number) -> Number:
-    return value.sqrt() if isinstance(value, torch.Tensor) else math.sqrt(value)
 
 
 def _sgd_initial(param: torch.Tensor, values: Mapping[str, float]) -> dict[str, torch.Tensor]:
@@ -133,13 +117,12 @@ def _sgd(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str, 
 
     Differs from torch in one way: dampening acts on the first step too.
     """
-    if not _is_zero(h["weight_decay"]):
-        grad = _axpy(grad, param, h["weight_decay"])
+    grad = decayed(param, grad, h)
     if "momentum_buffer" in state:
         velocity = state["momentum_buffer"]
-        velocity.copy_(_axpy(velocity * h["momentum"], grad, _one_minus(h["dampening"])))
-        grad = _axpy(grad, velocity, h["momentum"]) if h["nesterov"] else velocity
-    param.copy_(_axpy(param, grad, h["lr"], sign=-1))
+        velocity.copy_(axpy(velocity * h["momentum"], grad, one_minus(h["dampening"])))
+        grad = axpy(grad, velocity, h["momentum"]) if h["nesterov"] else velocity
+    param.copy_(axpy(param, grad, h["lr"], sign=-1))
 
 
 def _rmsprop_initial(param: torch.Tensor, values: Mapping[str, float]) -> dict[str, torch.Tensor]:
@@ -154,44 +137,21 @@ def _rmsprop_initial(param: torch.Tensor, values: Mapping[str, float]) -> dict[s
 
 def _rmsprop(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str, Number]):
     """RMSprop (Hinton, lecture 6e); ``tf_variant`` puts eps inside the root."""
-    if not _is_zero(h["weight_decay"]):
-        grad = _axpy(grad, param, h["weight_decay"])
+    grad = decayed(param, grad, h)
     square = state["square_avg"]
-    square.copy_((square * h["alpha"]).addcmul(grad * _one_minus(h["alpha"]), grad))
+    square.copy_(mean_of_squares(square, grad, h["alpha"]))
     variance = square
     if "grad_avg" in state:
         mean = state["grad_avg"]
-        mean.copy_(_lerp(mean, grad, _one_minus(h["alpha"])))
+        mean.copy_(lerp(mean, grad, one_minus(h["alpha"])))
         variance = square.addcmul(mean, mean, value=-1)
     root = (variance + h["eps"]).sqrt() if h["tf_variant"] else variance.sqrt() + h["eps"]
     if "momentum_buffer" in state:
         velocity = state["momentum_buffer"]
         velocity.copy_((velocity * h["momentum"]).addcdiv(grad, root))
-        param.copy_(_axpy(param, velocity, h["lr"], sign=-1))
+        param.copy_(axpy(param, velocity, h["lr"], sign=-1))
     else:
         param.copy_(param - (grad * h["lr"]) / root)
-
-
-def _lerp(start: torch.Tensor, end: torch.Tensor, weight: Number) -> torch.Tensor:
-    if isinstance(weight, torch.Tensor):
-        weight = weight.to(start.dtype)
-    return torch.lerp(start, end, weight)
-
-
-def _adam_initial(param: torch.Tensor, values: Mapping[str, float]) -> dict[str, torch.Tensor]:
-    return {
-        # One count per parameter, float64: a program cannot read it, so it has to be a tensor.
-        "step": torch.zeros((), dtype=torch.float64, device=param.device),
-        "exp_avg": torch.zeros_like(param),
-        "exp_avg_sq": torch.zeros_like(param),
-    }
-
-
-def _moments(grad: torch.Tensor, state: State, h: Mapping[str, Number]) -> None:
-    first, second = state["exp_avg"], state["exp_avg_sq"]
-    first.copy_(_lerp(first, grad, _one_minus(h["beta1"])))
-    second.copy_((second * h["beta2"]).addcmul(grad * _one_minus(h["beta2"]), grad))
-    state["step"].copy_(state["step"] + 1)
 
 
 def _adam(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str, Number]) -> None:
@@ -199,31 +159,26 @@ def _adam(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str,
 
     Without ``bias_correction`` in ``h`` the moments are corrected.
     """
-    if not _is_zero(h["weight_decay"]):
-        if h["decoupled"]:
-            param.copy_(param * (1 - h["lr"] * h["weight_decay"]))
-        else:
-            grad = _axpy(grad, param, h["weight_decay"])
-    _moments(grad, state, h)
+    grad = decayed(param, grad, h)
+    step = moments(grad, state, h)
     first, second = state["exp_avg"], state["exp_avg_sq"]
     if not h.get("bias_correction", True):
         param.copy_(param - (first * h["lr"]) / (second.sqrt() + h["eps"]))
         return
-    step = state["step"]
     correction1 = 1 - h["beta1"] ** step
     correction2 = 1 - h["beta2"] ** step
-    denominator = second.sqrt() / _sqrt(correction2) + h["eps"]
+    denominator = second.sqrt() / sqrt(correction2) + h["eps"]
     param.copy_(param - (first * (h["lr"] / correction1)) / denominator)
 
 
 def _lamb(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str, Number]) -> None:
     """LAMB (arXiv 1904.00962), one trust ratio per parameter tensor."""
-    _moments(grad, state, h)
+    step = moments(grad, state, h)
     first, second = state["exp_avg"], state["exp_avg_sq"]
     if h["bias_correction"]:
-        first = first / (1 - h["beta1"] ** state["step"])
-        second = second / (1 - h["beta2"] ** state["step"])
-    update = _axpy(first / (second.sqrt() + h["eps"]), param, h["weight_decay"])
+        first = first / (1 - h["beta1"] ** step)
+        second = second / (1 - h["beta2"] ** step)
+    update = axpy(first / (second.sqrt() + h["eps"]), param, h["weight_decay"])
     largest = h["max_weight_norm"]
     if isinstance(largest, torch.Tensor):
         largest = largest.to(param.dtype)
@@ -240,8 +195,9 @@ def _lamb(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str,
 RULES: dict[str, Rule] = {
     "sgd": Rule(_sgd_initial, _sgd),
     "rmsprop": Rule(_rmsprop_initial, _rmsprop),
-    "adam": Rule(_adam_initial, _adam),
-    "lamb": Rule(_adam_initial, _lamb),
+    "adam": Rule(moments_initial, _adam),
+    "lamb": Rule(moments_initial, _lamb),
+    **FURTHER_RULES,
 }
 
 
@@ -299,7 +255,7 @@ def _update(
 ) -> None:
     """Apply ``update`` in float32 at least; half tensors are rounded once, at the end."""
     wide = {name: _widened(value) for name, value in state.items()}
-    wide |= {name: _row(value) for name, value in wide.items() if name != "step"}
+    wide |= {name: _row(value) for name, value in wide.items() if name not in SCALARS}
     wide_param = _row(_widened(param))
     grad = _widened(grad)
     update(wide_param, -grad if numbers.get("maximize") else grad, wide, numbers)

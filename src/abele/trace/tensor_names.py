@@ -64,6 +64,12 @@ _STATE = {
     "exp_avg_sq": "Accl2",
     "square_avg": "Accl1",
     "grad_avg": "Accl2",
+    "acc_delta": "Accl2",
+    "sum": "Accl1",
+    "exp_inf": "Accl2",
+    "ax": "Accl1",
+    "prev": "Accl1",
+    "step_size": "Accl2",
     "step": "Step",
 }
 

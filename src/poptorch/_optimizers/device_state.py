@@ -19,6 +19,7 @@ import torch
 
 from abele.runtime.session import Session
 from abele.step import optimizer_objects
+from abele.step.further_rules import SCALARS
 from abele.step.update_rules import Group, UpdateRule
 from abele.trace.tensor_names import state_name
 from poptorch._error import error
@@ -101,7 +102,7 @@ class DeviceState:
             if isinstance(optimizer, HostState):
                 self._take(optimizer)
         self._rule, self.reread = rule, False
-        self.pending = self.pending or (another and bool(self._host_state()))
+        self.pending = self.pending or (another and self._has_stepped())
 
     def _follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Notice from now on that a state dictionary is loaded into it."""
@@ -157,6 +158,11 @@ class DeviceState:
             return {}
         return optimizer_objects.host_state([self._torchs], self._names)
 
+    def _has_stepped(self) -> bool:
+        optimizer = self._torchs
+        stepped = optimizer is not None and optimizer_objects.has_stepped(optimizer)
+        return stepped and bool(self._host_state())
+
     def _bring_home(self, optimizer: torch.optim.Optimizer, session: Session) -> None:
         state = session.read_optimizer_state()
         single = {
@@ -210,9 +216,12 @@ class DeviceState:
         slots = session.read_optimizer_state()
         matching = {name: value for name, value in state.items() if name in slots}
         for name, value in matching.items():
-            _check_shape(name, value, slots[name])
-        if self._loaded:  # what a loaded dictionary lacks begins again, as in torch
-            matching = {name: torch.zeros_like(value) for name, value in slots.items()} | matching
+            if name.rpartition(".")[2] in SCALARS:  # one for every group of replicas
+                matching[name] = value.expand(slots[name].shape)
+            else:
+                _check_shape(name, value, slots[name])
+        if self._loaded and self._rule:  # what a loaded dictionary lacks begins again, as in torch
+            matching = optimizer_objects.initial_values(self._rule, slots) | matching
         session.write_optimizer_state(matching)
 
     def _write_dictionary(self, session: Session, state: Mapping[str, torch.Tensor]) -> None:

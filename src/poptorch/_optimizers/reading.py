@@ -5,12 +5,13 @@ Only attributes are read; ``step`` and ``zero_grad`` are never called.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from abele.step import optimizer_arguments, update_rules
+from abele.step import optimizer_arguments, optimizer_classes, update_rules
+from abele.step.optimizer_classes import KINDS, PAIRS, Kind
 from abele.step.update_rules import RULES, Group, UpdateRule
 from poptorch._error import error
 from poptorch._logging import logger
@@ -18,38 +19,30 @@ from poptorch._optimizers.lamb import LAMB
 from poptorch.enums import MeanReductionStrategy
 from poptorch.options import Options
 
-
-@dataclass(frozen=True)
-class _Kind:
-    """How a class of torch, from which that of poptorch.optim derives, maps to a rule."""
-
-    base: type
-    rule: str
-    names: tuple[str, ...]
-
-
-_ADAM = ("lr", "betas", "eps", "weight_decay")
-_KINDS = (
-    _Kind(torch.optim.SGD, "sgd", ("lr", "momentum", "dampening", "weight_decay")),
-    # AdamW before Adam: torch derives one from the other.
-    _Kind(torch.optim.AdamW, "adam", _ADAM),
-    _Kind(torch.optim.Adam, "adam", _ADAM),
-    _Kind(torch.optim.RMSprop, "rmsprop", ("lr", "alpha", "eps", "weight_decay", "momentum")),
-    _Kind(LAMB, "lamb", (*_ADAM, "max_weight_norm")),
-)
+_KINDS = (*KINDS, Kind(LAMB, "lamb", ("lr", "betas", "eps", "weight_decay", "max_weight_norm")))
 # Where classes live whose step is that of their rule; other classes have code of their own.
 _LIBRARIES = ("torch.optim.", "poptorch.")
 
 # torch.optim objects: lr may always change, these only if they are not at the neutral value.
-_NEUTRAL = {"weight_decay": 0.0, "momentum": 0.0, "dampening": 0.0, "eps": 1e-8}
-_ALWAYS_CONSTANT = ("betas", "alpha")
+_NEUTRAL = {
+    "weight_decay": 0.0,
+    "momentum": 0.0,
+    "dampening": 0.0,
+    "eps": 1e-8,
+    "loss_scaling": 1.0,
+}
+_NEUTRAL_OF: tuple[tuple[type, str, float], ...] = (
+    (torch.optim.AdamW, "weight_decay", 0.01),
+    (torch.optim.Adadelta, "eps", 1e-6),
+    (torch.optim.Adagrad, "eps", 1e-10),
+)
 
 
 def to_update_rule(optimizer: Any, names: Mapping[int, str], *, warn: bool = False) -> UpdateRule:
     """Reduce an optimizer to what a program needs of it.
 
     Args:
-        optimizer: one of torch's or this package's SGD, Adam, AdamW, RMSprop, LAMB.
+        optimizer: of a class in ``optimizer_classes.KINDS``, or one of this package's.
         names: names of the model's parameters by ``id``.
         warn: log what in the optimizer is unlikely to do what its author expects.
 
@@ -82,17 +75,19 @@ def to_update_rule(optimizer: Any, names: Mapping[int, str], *, warn: bool = Fal
     )
 
 
-def _kind_of(optimizer: Any) -> _Kind:
+def _kind_of(optimizer: Any) -> Kind:
     for kind in _KINDS:
         if isinstance(optimizer, kind.base):
             return kind
+    reason = optimizer_classes.why_not(optimizer)
+    because = f": {reason}" if reason else ""
     raise AssertionError(
-        f"Unsupported optimizer type {type(optimizer).__name__}. Use SGD, Adam, AdamW, RMSprop or "
-        "LAMB of poptorch.optim, or the first four of torch.optim."
+        f"Unsupported optimizer type {type(optimizer).__name__}{because}. Use SGD, Adam, AdamW, "
+        f"RMSprop or LAMB of poptorch.optim, or {optimizer_classes.names()} of torch.optim."
     )
 
 
-def _warn(optimizer: Any, kind: _Kind, groups: tuple[Group, ...]) -> None:
+def _warn(optimizer: Any, kind: Kind, groups: tuple[Group, ...]) -> None:
     name = type(optimizer).__name__
     if not type(optimizer).__module__.startswith(_LIBRARIES):
         logger.warning(
@@ -113,13 +108,13 @@ def _warn(optimizer: Any, kind: _Kind, groups: tuple[Group, ...]) -> None:
 
 
 def _group(
-    optimizer: Any, kind: _Kind, index: int, group: dict[str, Any], names: Mapping[int, str]
+    optimizer: Any, kind: Kind, index: int, group: dict[str, Any], names: Mapping[int, str]
 ) -> Group:
     _refuse_arguments(index, group)
     values: dict[str, float] = {}
     variable = set()
     combined = getattr(optimizer, "use_combined_accum", False)
-    for name in (*kind.names, *(["velocity_scaling"] if combined else [])):
+    for name in (*kind.numbers, *(["velocity_scaling"] if combined else [])):
         if name not in group:
             raise AssertionError(f"Mandatory attribute {name} not found in group {index}.")
         numbers = _numbers(name, group[name])
@@ -160,11 +155,11 @@ def _switches(optimizer: Any, rule: str, group: dict[str, Any]) -> dict[str, boo
 
 
 def _numbers(name: str, value: Any) -> dict[str, float]:
-    if name != "betas":
+    if name not in PAIRS:
         return {name: _number(name, value)}
     if not isinstance(value, tuple | list) or len(value) != 2:
-        raise AssertionError(f"Expected a pair of numbers for attribute betas, found {value!r}.")
-    return {"beta1": _number("betas", value[0]), "beta2": _number("betas", value[1])}
+        raise AssertionError(f"Expected a pair of numbers for attribute {name}, found {value!r}.")
+    return {part: _number(name, each) for part, each in zip(PAIRS[name], value, strict=True)}
 
 
 def _number(name: str, value: Any) -> float:
@@ -181,10 +176,11 @@ def _is_variable(optimizer: Any, name: str, value: Any) -> bool:
         return not attributes.isConstant(name)
     if name == "lr":
         return True
-    if name in _ALWAYS_CONSTANT:
-        return False
-    neutral = 0.01 if name == "weight_decay" and isinstance(optimizer, torch.optim.AdamW) else None
-    return value != (_NEUTRAL.get(name, 1.0) if neutral is None else neutral)
+    special = (
+        value for kind, of, value in _NEUTRAL_OF if of == name and isinstance(optimizer, kind)
+    )
+    neutral = next(special, _NEUTRAL.get(name, value))
+    return value != neutral
 
 
 _AGAIN = (

@@ -24,7 +24,8 @@ def trainingModel(
     Args:
         model: computes its loss inside ``forward``; wrapped in place.
         options: frozen here and copied; default ``Options()``.
-        optimizer: default ``poptorch.optim.SGD(model.parameters(), lr=0.01)``.
+        optimizer: of ``poptorch.optim``, or of ``torch.optim`` where its class has a rule; default
+            ``poptorch.optim.SGD(model.parameters(), lr=0.01)``.
 
     Returns:
         A callable with the arguments and results of the model.

@@ -15,7 +15,15 @@ KINDS = {
     "AdamW": {"lr": 0.1},
     "RMSprop": {"lr": 0.01, "momentum": 0.9, "centered": True},
     "LAMB": {"lr": 0.1},
+    "Adadelta": {"lr": 0.5},
+    "Adagrad": {"lr_decay": 0.1, "initial_accumulator_value": 0.2},
+    "Adamax": {"lr": 0.1},
+    "NAdam": {"lr": 0.1, "momentum_decay": 0.1},
+    "RAdam": {"lr": 0.1},
+    "ASGD": {"t0": 4.0, "lambd": 0.1},
+    "Rprop": {},
 }
+FURTHER = ("Adadelta", "Adagrad", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop")
 ALL = [
     (package, name) for package in (torch.optim, optim) for name in KINDS if hasattr(package, name)
 ]
@@ -120,7 +128,7 @@ def test_setting_the_same_optimizer_again_leaves_the_devices_state():
 
 
 @pytest.mark.parametrize("end", ["destroy", "del"])
-@pytest.mark.parametrize("name", ["SGD", "Adam", "RMSprop"])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "RMSprop", *FURTHER])
 def test_what_the_device_did_comes_back_when_the_wrapper_ends(name, end):
     (model, optimizer), (plain, theirs) = pair(
         lambda p: getattr(torch.optim, name)(p, **KINDS[name])
@@ -132,6 +140,56 @@ def test_what_the_device_did_comes_back_when_the_wrapper_ends(name, end):
     del wrapped
     weights(model)  # fetches them
     assert_goes_on(model, optimizer, plain, theirs)
+
+
+@pytest.mark.parametrize("name", ["Adam", *FURTHER])
+def test_what_comes_back_is_torchs_state(name):
+    (model, optimizer), (plain, theirs) = (
+        stepped(lambda p: getattr(torch.optim, name)(p, **KINDS[name]), steps=0) for _ in range(2)
+    )
+    wrapped = trainer(model, optimizer)
+    train(wrapped, range(8))
+    wrapped.destroy()
+    plain_steps(plain, theirs, batches(range(8)))
+    found, expected = (each.state_dict()["state"] for each in (optimizer, theirs))
+    assert found.keys() == expected.keys()
+    for number, state in expected.items():
+        assert found[number].keys() == state.keys()
+        for key, value in state.items():
+            torch.testing.assert_close(found[number][key], value, rtol=0, atol=0)
+
+
+def test_another_adagrad_goes_on_with_the_sums_of_the_first():
+    model, plain = scorer(), scorer()
+    make = torch.optim.Adagrad
+    wrapped, theirs = (
+        trainer(model, make(model.parameters(), lr=0.1)),
+        make(plain.parameters(), 0.1),
+    )
+    for lr, seed in ((0.1, 1), (0.05, 2)):
+        wrapped.setOptimizer(make(model.parameters(), lr=lr))
+        train(wrapped, (seed,))
+        theirs.param_groups[0]["lr"] = lr
+        plain_steps(plain, theirs, batches((seed,)))
+    assert_equal(model, plain)
+
+
+@pytest.mark.parametrize("name", ["Adagrad", "NAdam", "Rprop"])
+def test_a_state_begins_again_as_it_began(name):
+    """Not from zero: these begin with a sum, a product and a step width."""
+    model = scorer()
+    optimizer = getattr(torch.optim, name)(model.parameters(), **KINDS[name])
+    fresh = {"state": {}, "param_groups": copy.deepcopy(optimizer.state_dict()["param_groups"])}
+    wrapped = trainer(model, optimizer)
+    train(wrapped, (1, 2))
+    plain = scorer()
+    plain.load_state_dict(model.state_dict())
+    optimizer.load_state_dict(fresh)
+    train(wrapped, (3, 4))
+    plain_steps(
+        plain, getattr(torch.optim, name)(plain.parameters(), **KINDS[name]), batches((3, 4))
+    )
+    assert_equal(model, plain)
 
 
 def assert_goes_on(model, optimizer, plain, theirs):

@@ -21,7 +21,26 @@ def _changed(optimizer, **values):
             ValueError,
             "Only non-amsgrad",
         ),
-        (lambda p: torch.optim.Adagrad(p), AssertionError, "Unsupported optimizer type Adagrad"),
+        (
+            lambda p: torch.optim.Adafactor(p),
+            AssertionError,
+            r"type Adafactor\. Use SGD, .* of poptorch.optim, or SGD, .* or Rprop of torch.optim",
+        ),
+        (
+            lambda p: torch.optim.LBFGS(p),
+            AssertionError,
+            "Unsupported optimizer type LBFGS: its step calls a closure",
+        ),
+        (
+            lambda p: torch.optim.SparseAdam(list(p)),
+            AssertionError,
+            "Unsupported optimizer type SparseAdam: .* the gradients of a program are dense",
+        ),
+        (
+            lambda p: _changed(torch.optim.Rprop(p), step_sizes=1.0),
+            AssertionError,
+            "Expected a pair of numbers for attribute step_sizes",
+        ),
         (
             lambda p: torch.optim.RMSprop(
                 [{"params": [next(p)], "centered": True}, {"params": [next(p)]}]

@@ -8,10 +8,11 @@ from helpers.wrapping import trainer
 from poptorch import optim
 
 SHAPES = [(), (1,), (0,), (2, 0), (2, 1, 3), (2, 1, 1, 2), (1, 2, 2, 1, 2)]
+FURTHER = ("Adadelta", "Adagrad", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop")
 KINDS = [
     (package, name)
     for package in (torch.optim, optim)
-    for name in ("SGD", "Adam", "AdamW", "RMSprop", "LAMB")
+    for name in ("SGD", "Adam", "AdamW", "RMSprop", "LAMB", *FURTHER)
     if hasattr(package, name)
 ]
 STEPS = 2
@@ -37,7 +38,7 @@ def batch(step):
 
 def settings(package, name):
     """Values that are changed from their defaults, so that all of them are variable."""
-    made = {"lr": 0.1, "weight_decay": 0.05}
+    made = {"lr": 0.1} if name == "Rprop" else {"lr": 0.1, "weight_decay": 0.05}
     if name in ("SGD", "RMSprop"):
         made["momentum"] = 0.9
     if name in ("Adam", "AdamW", "LAMB") and package is optim:

@@ -11,7 +11,9 @@ from poptorch import optim
 SCHEDULERS = {
     "step": lambda o: lr_scheduler.StepLR(o, 2, gamma=0.5),
     "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (step + 1)),
-    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.2, total_steps=8),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(
+        o, max_lr=0.2, total_steps=8, cycle_momentum=bool({"momentum", "betas"} & set(o.defaults))
+    ),
     "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, factor=0.5, patience=0),
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=6),
     "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=2),
@@ -38,6 +40,18 @@ OPTIMIZERS = {
     "rmsprop": (
         lambda p: optim.RMSprop(p, lr=0.1, momentum=0.9),
         lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.9),
+    ),
+    "torch adadelta": (
+        lambda p: torch.optim.Adadelta(p, lr=0.1),
+        lambda p: torch.optim.Adadelta(p, lr=0.1),
+    ),
+    "torch adagrad": (
+        lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.1),
+        lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.1),
+    ),
+    "torch asgd": (
+        lambda p: torch.optim.ASGD(p, lr=0.1, lambd=0.1),
+        lambda p: torch.optim.ASGD(p, lr=0.1, lambd=0.1),
     ),
 }
 

@@ -51,6 +51,10 @@ OPTIMIZERS = {
     "lamb": lambda p: poptorch.optim.LAMB(p, lr=0.05, weight_decay=0.01),
     "clipped": lambda p: poptorch.optim.SGD(p, lr=0.5, max_grad_norm=0.05),
     "rmsprop": lambda p: poptorch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
+    "adadelta": lambda p: torch.optim.Adadelta(p, lr=0.5),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.5),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=0.1, lambd=0.1, t0=1.0),
 }
 
 
@@ -82,7 +86,17 @@ def written_out(model, groups, optimizer_of, batches, accumulation):
 @grouped
 @pytest.mark.parametrize(
     ("optimizer", "accumulation"),
-    [("sgd", 1), ("adam", 2), ("lamb", 1), ("clipped", 2), ("rmsprop", 1)],
+    [
+        ("sgd", 1),
+        ("adam", 2),
+        ("lamb", 1),
+        ("clipped", 2),
+        ("rmsprop", 1),
+        ("adadelta", 1),
+        ("adagrad", 2),
+        ("nadam", 1),
+        ("asgd", 2),
+    ],
 )
 def test_gradients_are_reduced_within_a_group(asked, optimizer, accumulation):
     groups = GROUPS[asked]

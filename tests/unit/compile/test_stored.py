@@ -17,6 +17,7 @@ from abele.compile.portable_executable import (
 )
 from abele.errors import CompilerError, CorruptExecutable, SerializationError
 from abele.runtime import state
+from abele.step.update_rules import RULES
 from abele.storage.container import Container, write
 from helpers.fakes import Failing, Keeping
 from helpers.models import MODELS
@@ -143,7 +144,7 @@ def test_a_program_that_was_exchanged_is_corrupt(tmp_path):
         restored(path, Keeping())
 
 
-@pytest.mark.parametrize("kind", ["sgd", "rmsprop", "adam", "lamb"])
+@pytest.mark.parametrize("kind", RULES)
 def test_a_rule_survives(kind):
     settings = {"loss_scaling": 8.0, "state_dtypes": {"exp_avg": torch.float16}}
     rule = rule_for(MODELS["dense"].fresh(), kind, variable=("lr",), settings=settings)

@@ -24,6 +24,15 @@ VARIANTS = [
     ("adam", {"weight_decay": 0.1, "decoupled": True}),
     ("lamb", {}),
     ("lamb", {"bias_correction": False, "max_weight_norm": 0.5}),
+    ("adadelta", {"weight_decay": 0.1}),
+    ("adagrad", {"weight_decay": 0.1, "lr_decay": 0.1, "initial_accumulator_value": 0.2}),
+    ("adamax", {"weight_decay": 0.1}),
+    ("nadam", {"weight_decay": 0.1}),
+    ("nadam", {"weight_decay": 0.1, "decoupled": True}),
+    ("radam", {"weight_decay": 0.1, "beta2": 0.9}),
+    ("radam", {"beta2": 0.5}),
+    ("asgd", {"weight_decay": 0.1, "lambd": 0.1, "t0": 2.0}),
+    ("rprop", {"step_size_max": 0.02}),
 ]
 IDS = [f"{kind} {' '.join(values)}".strip() for kind, values in VARIANTS]
 
@@ -47,7 +56,7 @@ def test_constants_and_slots_give_the_same_bits(kind, values):
     assert_same_bits(trained(kind, values, variable), trained(kind, values))
 
 
-@pytest.mark.parametrize("kind", ["sgd", "rmsprop", "adam"])
+@pytest.mark.parametrize("kind", sorted(RULES.keys() - {"lamb", "rprop"}))
 def test_a_decay_of_zero_in_a_slot_changes_no_value(kind):
     assert_same_bits(trained(kind, {}, ["weight_decay"]), trained(kind, {}))
 
@@ -85,6 +94,13 @@ def test_constants_have_no_slots():
         ),
         ("adam", {}, ["step", "exp_avg", "exp_avg_sq"]),
         ("lamb", {}, ["step", "exp_avg", "exp_avg_sq"]),
+        ("adadelta", {}, ["step", "square_avg", "acc_delta"]),
+        ("adagrad", {}, ["step", "sum"]),
+        ("adamax", {}, ["step", "exp_avg", "exp_inf"]),
+        ("nadam", {}, ["step", "exp_avg", "exp_avg_sq", "mu_product"]),
+        ("radam", {}, ["step", "exp_avg", "exp_avg_sq"]),
+        ("asgd", {}, ["step", "eta", "mu", "ax"]),
+        ("rprop", {}, ["step", "prev", "step_size"]),
     ],
 )
 def test_the_state_of_a_parameter(kind, values, names):

@@ -80,6 +80,12 @@ def test_a_parameter_called_like_an_input_keeps_its_name():
         ("sgd", {}, {"Accl1"}),
         ("adam", {}, {"Accl1", "Accl2", "Step"}),
         ("rmsprop", {"momentum": 0.9, "centered": True}, {"Accl1", "Accl2", "Accl3"}),
+        ("adadelta", {}, {"Accl1", "Accl2", "Step"}),
+        ("adagrad", {}, {"Accl1", "Step"}),
+        ("adamax", {}, {"Accl1", "Accl2", "Step"}),
+        ("nadam", {}, {"Accl1", "Accl2", "Step", "mu_product"}),
+        ("asgd", {}, {"Accl1", "Step", "eta", "mu"}),
+        ("rprop", {}, {"Accl1", "Accl2", "Step"}),
     ],
 )
 def test_optimizer_state_has_the_names_that_programs_know(kind, settings, expected):

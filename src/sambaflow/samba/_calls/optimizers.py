@@ -9,19 +9,12 @@ from typing import Any
 import torch
 
 from abele.capture import gradient_hooks
-from abele.step import optimizer_arguments
+from abele.step import optimizer_arguments, optimizer_classes
+from abele.step.optimizer_classes import KINDS, PAIRS, Kind
 from abele.step.update_rules import Group, UpdateRule
 from sambaflow.errors import UsageError
 from sambaflow.samba._calls.arguments import check
 
-_KINDS: tuple[tuple[type, str, dict[str, float]], ...] = (
-    (torch.optim.SGD, "sgd", {"dampening": 0.0}),
-    # AdamW before Adam: torch derives one from the other.
-    (torch.optim.AdamW, "adam", {}),
-    (torch.optim.Adam, "adam", {}),
-    (torch.optim.RMSprop, "rmsprop", {"tf_variant": False}),
-)
-_NUMBERS = ("lr", "momentum", "weight_decay", "eps", "alpha")
 # What may change at each run.
 RUNTIME = ("lr", "momentum", "weight_decay")
 
@@ -57,17 +50,15 @@ def to_rule(
     hooks = filter(None, map(gradient_hooks.refused_around_step, optimizers))
     for refused in hooks:
         raise UsageError(refused)
-    kinds = {_kind(each)[0]: _kind(each) for each in optimizers}
+    kinds = {_kind(each).rule: _kind(each) for each in optimizers}
     norms = {getattr(each, "max_grad_norm", None) for each in optimizers}
     if len(kinds) > 1 or len(norms) > 1:
         raise UsageError(
             f"Several optimizers have to be of one class and one max_grad_norm, found "
             f"{', '.join(type(o).__name__ for o in optimizers)} with {norms}. Use parameter groups."
         )
-    ((kind, constants),) = kinds.values()
-    groups = [
-        _group(o, group, kind, constants, names) for o in optimizers for group in o.param_groups
-    ]
+    (kind,) = kinds.values()
+    groups = [_group(o, group, kind, names) for o in optimizers for group in o.param_groups]
     param_names = [name for group in groups for name in group.params]
     twice = sorted({name for name in param_names if param_names.count(name) > 1})
     if twice:
@@ -76,26 +67,24 @@ def to_rule(
         )
     norm = norms.pop()
     return UpdateRule(
-        kind=kind, groups=tuple(groups), max_grad_norm=math.inf if norm is None else norm
+        kind=kind.rule, groups=tuple(groups), max_grad_norm=math.inf if norm is None else norm
     )
 
 
-def _kind(optimizer: torch.optim.Optimizer) -> tuple[str, dict[str, float]]:
-    for known, kind, constants in _KINDS:
-        if isinstance(optimizer, known):
-            return kind, constants
+def _kind(optimizer: torch.optim.Optimizer) -> Kind:
+    for kind in KINDS:
+        if isinstance(optimizer, kind.base):
+            return kind
+    reason = optimizer_classes.why_not(optimizer)
+    because = f": {reason}" if reason else ""
     raise UsageError(
-        f"Optimizer {type(optimizer).__name__} cannot be compiled. Use SGD, Adam or AdamW of "
-        "samba.optim, or torch's classes of these names and RMSprop."
+        f"Optimizer {type(optimizer).__name__} cannot be compiled{because}. Use SGD, Adam or AdamW "
+        f"of samba.optim, or torch's {optimizer_classes.names()}."
     )
 
 
 def _group(
-    optimizer: torch.optim.Optimizer,
-    group: Mapping[str, Any],
-    kind: str,
-    constants: Mapping[str, float],
-    names: Mapping[int, str],
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], kind: Kind, names: Mapping[int, str]
 ) -> Group:
     refused = optimizer_arguments.refused(group)
     if group.get("dampening"):
@@ -103,11 +92,13 @@ def _group(
     if refused is not None:
         option, reason = refused
         raise UsageError(f"{option}={group[option]!r} cannot be compiled. {reason} Leave it unset.")
-    values: dict[str, float] = dict(constants)
-    values |= {name: float(group[name]) for name in _NUMBERS if name in group}
-    if "betas" in group:
-        values["beta1"], values["beta2"] = map(float, group["betas"])
-    values |= optimizer_arguments.switches(optimizer, kind, group)
+    values: dict[str, float] = {"tf_variant": False} if kind.rule == "rmsprop" else {}
+    for name in kind.numbers:
+        if name in PAIRS:
+            values |= zip(PAIRS[name], map(float, group[name]), strict=True)
+        else:
+            values[name] = float(group[name])
+    values |= optimizer_arguments.switches(optimizer, kind.rule, group)
     variable = {name for name in RUNTIME if name in values}
     if values.get("momentum") == 0:
         # Without momentum there is no buffer, and a buffer cannot appear later.
