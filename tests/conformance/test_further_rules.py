@@ -1,4 +1,4 @@
-"""Update rules that only ``torch.optim`` has: emitted, on rows of gradients, and in half."""
+"""Update rules that only ``torch.optim`` has: emitted, and where exceptions are trapped."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from abele import Role, StepConfig
 from abele.step.further_rules import FURTHER_RULES
 from helpers.emitted_programs import Case, outcomes
 from helpers.models import MODELS
-from helpers.runs import DEFAULTS, captured, rule_for
+from helpers.runs import DEFAULTS, assert_same_bits, captured, rule_for, run, started
 
 DENSE = MODELS["dense"]
 OTHERS = {"weight_decay": 0.1, "lr_decay": 0.1, "decoupled": True, "t0": 3.0, "maximize": True}
@@ -59,3 +59,16 @@ def test_emitted_updates_are_close_to_the_interpreted(emitted):
 
 def test_no_update_leaves_an_operator_to_torch(emitted):
     assert [each.name for each in emitted if each.declined or each.foreign()] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"), [*((kind, {}) for kind in FURTHER_RULES), ("radam", {"beta2": 0.5})]
+)
+def test_what_a_rule_does_not_choose_is_no_exception(kind, values):
+    def trained(**settings):
+        module = DENSE.fresh()
+        rule = rule_for(module, kind, **values)
+        session, _ = started(module, DENSE.batch(), rule, StepConfig(**settings))
+        return run(session, DENSE.batches(8))
+
+    assert_same_bits(trained(trap_exceptions=True), trained())

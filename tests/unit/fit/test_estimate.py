@@ -43,11 +43,12 @@ def weights(module):
     return sum(each.nbytes for each in module.parameters())
 
 
-def test_what_lives_all_the_time_is_what_the_session_has():
-    module, programs, config = made("adam")
+@pytest.mark.parametrize("kind", ["adam", "adadelta", "adagrad", "asgd"])
+def test_what_lives_all_the_time_is_what_the_session_has(kind):
+    module, programs, config = made(kind)
     sizes = parts(moment(estimated(programs, config), "step"))
     assert sizes["parameters"].high == sizes["parameters"].low == weights(module)
-    state = rule_for(module, "adam").initial_state(dict(module.named_parameters()))
+    state = rule_for(module, kind).initial_state(dict(module.named_parameters()))
     tensors = [value for values in state.values() for value in values.values()]
     assert sizes["optimizer state"].expected == sum(each.nbytes for each in tensors)
     assert sizes["the module's own weights and buffers"].expected == 1000
