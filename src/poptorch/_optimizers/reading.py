@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from abele.step import optimizer_arguments, optimizer_classes, update_rules
+from abele.step.further_rules import FURTHER_RULES
 from abele.step.optimizer_classes import KINDS, PAIRS, Kind
 from abele.step.update_rules import RULES, Group, UpdateRule
 from poptorch._error import error
@@ -204,9 +205,10 @@ def replacement(old: UpdateRule, new: UpdateRule) -> UpdateRule:
     changed = _difference(old, new)
     if changed is not None:
         difference, is_number = changed
+        can_be_variable = is_number and new.kind not in FURTHER_RULES
         raise error(
             "The optimizer is not a valid replacement, because it changes what was compiled in: "
-            f"{difference}. {_AGAIN}{_VARIABLE if is_number else ''}"
+            f"{difference}. {_AGAIN}{_VARIABLE if can_be_variable else ''}"
         )
     return new
 
