@@ -1,7 +1,7 @@
 """Writes docs/port.md: one port from start to end, and what each code of its findings stands for.
 
-In: examples/pytorch_gpu.py and the rules of `abele port`. Out: the page. `--check` writes nothing and
-fails where the page is not what the rules do.
+In: examples/pytorch_gpu.py and the rules of `abele port`. Out: the page. `--check` writes nothing,
+and fails where the page is not what the rules do.
 """
 
 import argparse
@@ -30,6 +30,7 @@ and runs both programs beside each other to show that they compute the same.
 abele port train.py --scan                              # what would happen: a verdict, nothing is written
 abele port train.py -o ported                           # the port, its diff, its record and a page
 abele port train.py -o ported --check 20 -- --epochs 1  # and 20 updates of both compared, bit for bit
+abele port train.py -o ported --ladder --limit mk2      # or step by step: it runs, trains the same, evaluates, fits
 python ported/train.py --epochs 1
 ```
 
@@ -81,6 +82,15 @@ nothing is left to do, 1 where `--check` finds a difference or a file cannot be 
 |---|---|
 """
 _TAIL = """
+## The ladder
+
+`--ladder` takes the steps of a port in the order in which people take them, and stops at the first that fails with what mends it: the program
+trains on this processor; its lines are ported; the training model computes the same, five updates bit for bit; evaluation has an inference
+model; it fits into `--limit` (see [fit.md](fit.md): where it does not, the answer names the cheapest changes, smaller micro-batches,
+recomputation, half precision and stages of a pipeline among them).
+
+`--to popdist` also has the program run in several instances, which poprun starts: see [distributed.md](distributed.md).
+
 ## What it relies on
 
 - Models, optimizers, loaders, losses and schedulers are followed from where they are made: through assignments, arguments and results of
@@ -88,6 +98,8 @@ _TAIL = """
   model or optimizer is not known is blocked and its line named.
 - A program has one shape. A training loader of the port leaves out a last, shorter batch of an epoch; an evaluation computes it with the
   plain model, so that no row is missing in an average.
+- An update written by hand, `p.data.add_(-lr * p.grad)`, becomes `poptorch.optim.SGD`, which rounds once where the original rounds twice:
+  weights may differ in the last bit, and `--check` says so.
 - Comments right above a line that is removed go with it; all others, and the formatting, stay.
 - `--check` runs the program. Side effects at its import, files it writes and data it downloads happen. [What is compared](port_check.md),
   and what differs without a mistake.

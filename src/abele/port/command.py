@@ -7,13 +7,12 @@ import collections
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from abele.errors import PortError
 from abele.port import files
-from abele.port.check import check
+from abele.port.check.command import checked
 from abele.port.engine import Port, port
 from abele.port.finding import Finding, Verdict
+from abele.port.ladder import climb
 
 #: Exit status for the worst verdict of a program.
 STATUS = {Verdict.MATCH: 0, Verdict.MODIFIED: 0, Verdict.MANUAL: 3, Verdict.BLOCKED: 4}
@@ -30,8 +29,8 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "port",
         help="port a plain PyTorch program",
-        usage="abele port [-h] (-o OUT [--check STEPS] | --scan) [--to TARGET] [--verbose] SCRIPT "
-        "[-- ARG ...]",
+        usage="abele port [-h] (-o OUT [--check STEPS | --ladder] | --scan) [--to TARGET] "
+        "[--verbose] SCRIPT [-- ARG ...]",
         description="Ports SCRIPT, with what it imports from its folder, or all files of a folder, "
         "to PopTorch. New files are written to OUT; the program itself is not touched. Exits with "
         "0 if the port is whole, 1 if --check finds a difference, 3 if lines are left to do by "
@@ -41,11 +40,24 @@ def add_parser(commands: Any) -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("-o", "--output", type=Path, metavar="OUT", help="folder for the port")
     where.add_argument("--scan", action="store_true", help="only say what would happen")
-    parser.add_argument(
+    then = parser.add_mutually_exclusive_group()
+    then.add_argument(
         "--check",
         type=_steps,
         metavar="STEPS",
         help="then run SCRIPT and its port with ARG ... and compare so many updates, bit for bit",
+    )
+    then.add_argument(
+        "--ladder",
+        action="store_true",
+        help="then take the steps of a port one after the other: SCRIPT runs, its lines are "
+        "ported, it trains and evaluates the same, it fits; stop at the first that fails",
+    )
+    parser.add_argument(
+        "--limit",
+        default="cpu",
+        metavar="LIMIT",
+        help="memory that --ladder asks for: cpu, mk2 or a size such as 8GiB (default: cpu)",
     )
     parser.add_argument(
         "--to",
@@ -78,6 +90,8 @@ def command(parsed: argparse.Namespace) -> int:
         print(f"written: {parsed.output}; what changed and why: {parsed.output / files.PAGE}")
     if parsed.check and not blocked:
         return _check(parsed) or STATUS[result.verdict]
+    if parsed.ladder:
+        return _climb(parsed, result)
     return STATUS[result.verdict]
 
 
@@ -88,28 +102,30 @@ def _steps(text: str) -> int:
 
 
 def _require_sense(parsed: argparse.Namespace) -> None:
-    if parsed.rest and not parsed.check:
+    runs = "--check" if parsed.check else "--ladder" if parsed.ladder else ""
+    if parsed.rest and not runs:
         given = " ".join(parsed.rest)
-        raise PortError(f"arguments after -- are for --check, which is not asked for: {given}")
-    if parsed.check and parsed.scan:
-        raise PortError("--scan writes no port that --check could run; give -o OUT")
-    if parsed.check and parsed.script.is_dir():
-        raise PortError(f"--check runs a script; {parsed.script} is a folder")
+        raise PortError(f"arguments after -- are for --check or --ladder, and neither is: {given}")
+    if runs and parsed.scan:
+        raise PortError(f"--scan writes no port that {runs} could run; give -o OUT")
+    if runs and parsed.script.is_dir():
+        raise PortError(f"{runs} runs a script; {parsed.script} is a folder")
 
 
 def _check(parsed: argparse.Namespace) -> int:
     """Run the original and the port, and say where they differ; 0 if nowhere."""
     port_of = parsed.output / parsed.script.name
-    with tqdm(total=parsed.check, desc="comparing updates", leave=False, disable=None) as bar:
-        comparison = check(
-            parsed.script, port_of, parsed.check, parsed.rest, progress=lambda step: _to(bar, step)
-        )
-    print(comparison)
-    return comparison.status
+    return checked(parsed.script, port_of, parsed.check, parsed.rest)
 
 
-def _to(bar: tqdm[Any], step: int) -> None:
-    bar.update(step - bar.n)
+def _climb(parsed: argparse.Namespace, result: Port) -> int:
+    """Take the steps of a port; 0 if none fails."""
+    port_of = parsed.output / parsed.script.name
+    passed = True
+    for rung in climb(result, parsed.script, port_of, parsed.rest, parsed.limit):
+        print(rung, flush=True)
+        passed = rung.passed
+    return 0 if passed else 1
 
 
 def summary(result: Port, verbose: bool = False) -> str:

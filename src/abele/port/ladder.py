@@ -1,0 +1,134 @@
+"""The steps of a port in the order in which people take them, up to the first that fails.
+
+They are those of the guide that the project started from: it runs on a processor, its model trains
+and evaluates as a program, and it fits; where it does not, numbers of half precision, recomputation
+and pipelines are among the changes that the answer names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from abele.errors import CheckError
+from abele.port.check import check
+from abele.port.check.process import Script
+from abele.port.check.told import Told
+from abele.port.engine import Port
+from abele.port.finding import Verdict
+
+_STEPS = 5
+_TIMEOUT_S = 600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Rung:
+    """One step.
+
+    Attributes:
+        title: what was tried.
+        passed: whether it holds.
+        says: what was seen, and where it does not hold, what mends it.
+    """
+
+    title: str
+    passed: bool
+    says: str
+
+    def __str__(self) -> str:
+        """Return the step with what was seen below it."""
+        first, *rest = self.says.splitlines() or [""]
+        mark = "passed" if self.passed else "FAILED"
+        return "\n".join([f"{mark}  {self.title}: {first}", *(f"        {line}" for line in rest)])
+
+
+def climb(
+    result: Port,
+    original: Path,
+    port: Path,
+    arguments: Sequence[str],
+    limit: str,
+    python: str = sys.executable,
+) -> Iterator[Rung]:
+    """Take one step after the other, and stop after the first that fails.
+
+    Args:
+        result: of porting ``original``.
+        original: the script.
+        port: what was written.
+        arguments: of both.
+        limit: a memory, as ``abele fit`` takes it.
+        python: the command that runs Python.
+    """
+    steps = (
+        lambda: _runs(original, arguments, python),
+        lambda: _is_ported(result),
+        lambda: _trains(original, port, arguments, python),
+        lambda: _evaluates(result),
+        lambda: _fits(port, arguments, limit, python),
+    )
+    for step in steps:
+        rung = step()
+        yield rung
+        if not rung.passed:
+            return
+
+
+def _runs(original: Path, arguments: Sequence[str], python: str) -> Rung:
+    title = "the program trains on this processor"
+    deadline = time.monotonic() + _TIMEOUT_S
+    script = Script(
+        original, arguments, port=False, steps=1, seed=0, deadline=deadline, python=python
+    )
+    with closing(script):
+        told = Told(script)
+        try:
+            if told.reach(0):
+                told.go_on()
+                if told.reach(1):
+                    told.go_on()
+                told.finish(1)
+        except CheckError as error:
+            return Rung(title, False, str(error))
+    if 1 not in told.updates:
+        return Rung(
+            title, False, "it ends without an update; give it arguments with which it trains"
+        )
+    return Rung(title, True, f"its first loss is {told.updates[1].losses[-1]:.6g}")
+
+
+def _is_ported(result: Port) -> Rung:
+    title = "its lines are ported"
+    left = [each for each in result.findings if each.verdict in (Verdict.MANUAL, Verdict.BLOCKED)]
+    if left:
+        return Rung(title, False, "\n".join(f"{each}\n    {each.text}" for each in left))
+    return Rung(title, True, f"{len(result.findings)} lines were looked at, none is left to do")
+
+
+def _trains(original: Path, port: Path, arguments: Sequence[str], python: str) -> Rung:
+    title = "the training model computes the same"
+    try:
+        comparison = check(original, port, _STEPS, arguments, timeout_s=_TIMEOUT_S, python=python)
+    except CheckError as error:
+        return Rung(title, False, str(error))
+    if comparison.status:
+        return Rung(title, False, str(comparison))
+    return Rung(title, True, f"losses and weights of {len(comparison.steps)} updates are equal")
+
+
+def _evaluates(result: Port) -> Rung:
+    calls = sum(each.code == "ABP502" for each in result.findings)
+    says = f"{calls} calls run one" if calls else "the program only trains"
+    return Rung("evaluation has an inference model", True, says)
+
+
+def _fits(port: Path, arguments: Sequence[str], limit: str, python: str) -> Rung:
+    command = [python, "-m", "abele", "fit", str(port), "--limit", limit, "--", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    says = done.stdout.strip() or done.stderr.strip()
+    return Rung(f"it fits into {limit}", done.returncode == 0, says)
