@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
@@ -44,12 +45,13 @@ def statement_of(source: Source, node: cst.CSTNode) -> Statement:
 def block_of(source: Source, statement: Statement) -> Sequence[Statement]:
     """The statements among which one is.
 
-    Those under ``with torch.autocast(...)`` are among the statements around it: it goes away.
+    Those under ``with torch.autocast(...)``, which goes away, and under one that only takes times
+    are among the statements around it.
     """
     parent = source.parent(statement)
     while isinstance(parent, cst.IndentedBlock):
         outer = source.parent(parent)
-        if not (isinstance(outer, cst.With) and is_autocast(source, outer)):
+        if not (isinstance(outer, cst.With) and _is_transparent(source, outer)):
             break
         parent = source.parent(outer)
     assert isinstance(parent, cst.IndentedBlock | cst.Module)
@@ -63,12 +65,23 @@ def _statements(
     for each in block.body:
         if (
             isinstance(each, cst.With)
-            and is_autocast(source, each)
+            and _is_transparent(source, each)
             and isinstance(each.body, cst.IndentedBlock)
         ):
             yield from _statements(source, each.body)
         elif isinstance(each, cst.SimpleStatementLine | cst.BaseCompoundStatement):
             yield each
+
+
+def _is_transparent(source: Source, statement: cst.With) -> bool:
+    """Whether what is under a ``with`` statement computes what it computes without it."""
+    return is_autocast(source, statement) or all(
+        isinstance(each.item, cst.Call) and bool(_TIMES.search(source.code(each.item.func)))
+        for each in statement.items
+    )
+
+
+_TIMES = re.compile(r"(?i)(timing|timer|stopwatch|record_function)")
 
 
 def is_autocast(source: Source, statement: cst.With) -> bool:
