@@ -244,7 +244,7 @@ def _backward(node: torch.fx.Node, channels_last: bool) -> _Calls | None:
     if c.as_they_lie or not torch.backends.mkldnn.is_available():
         return None
     if x.dtype is torch.float16:
-        if int(node.args[-2]) == 1:  # else group by group, with little for each
+        if int(cast("int", node.args[-2])) == 1:  # else group by group, with little for each
             _backward_by_columns(c, calls, wanted)
     elif c.channels_last:
         _backward_in_place(c, calls, wanted)

@@ -40,6 +40,21 @@ def add_parser(commands: Any) -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("-o", "--output", type=Path, metavar="OUT", help="folder for the port")
     where.add_argument("--scan", action="store_true", help="only say what would happen")
+    _add_runs(parser)
+    parser.add_argument(
+        "--to",
+        choices=("poptorch", "popdist"),
+        default="poptorch",
+        help="popdist: also run in several instances, started by poprun",
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", help="name every line, also unchanged ones"
+    )
+    parser.set_defaults(command=command, name="port")
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    """Add what runs the program and its port."""
     then = parser.add_mutually_exclusive_group()
     then.add_argument(
         "--check",
@@ -59,16 +74,6 @@ def add_parser(commands: Any) -> None:
         metavar="LIMIT",
         help="memory that --ladder asks for: cpu, mk2 or a size such as 8GiB (default: cpu)",
     )
-    parser.add_argument(
-        "--to",
-        choices=("poptorch", "popdist"),
-        default="poptorch",
-        help="popdist: also run in several instances, started by poprun",
-    )
-    parser.add_argument(
-        "--verbose", action="store_true", help="name every line, also unchanged ones"
-    )
-    parser.set_defaults(command=command, name="port")
 
 
 def command(parsed: argparse.Namespace) -> int:
