@@ -85,8 +85,9 @@ class Context:
     def _free(self, source: Source, wanted: str) -> str:
         used = _used(source)
         name, number = wanted, 2
+        separator = "" if wanted[0].isupper() else "_"
         while name in used:
-            name, number = f"{wanted}_{number}", number + 1
+            name, number = f"{wanted}{separator}{number}", number + 1
         return name
 
     def options(self, source: Source) -> str:

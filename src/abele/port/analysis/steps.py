@@ -99,6 +99,8 @@ class _Reader:
         """Read it."""
         if self._call.args:
             raise StepError(self._call, "backward with arguments has no counterpart in a program")
+        if len(getattr(self._backward, "body", ())) > 1:
+            raise StepError(self._call, "several statements are on this line; give each its own")
         index = self._block.index(self._backward)
         gradients = read_update(self._source, self._things, self._block, self._call, index)
         loss, differentiated = self._loss()
@@ -207,8 +209,17 @@ class _Reader:
                 needed -= written
             needed |= set(reads(statement))
         if not chosen and differentiated is None:
-            raise StepError(self._call, f"{loss!r} is not computed from a model in the same block")
+            raise StepError(self._call, self._why_no_forward(loss))
         return tuple(reversed(chosen))
+
+    def _why_no_forward(self, loss: str) -> str:
+        around = self._source.enclosing(self._call, cst.If, cst.For, cst.While, cst.FunctionDef)
+        if isinstance(around, cst.If):
+            return (
+                "a condition decides whether this step trains or evaluates; write a loop for each, "
+                "since they are two programs"
+            )
+        return f"{loss!r} is not computed from a model in the same block"
 
     def _following(self, end: int) -> set[Statement]:
         """Statements that call a model or use what it computed."""

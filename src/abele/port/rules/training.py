@@ -33,6 +33,7 @@ CODES = {
         "Gradients of several batches are added up by one call, which makes one update and "
         "returns the loss of each batch."
     ),
+    "ABP312": "A state goes from batch to batch; as an argument and result, its shape must stay.",
     "ABP398": "The training model cannot be passed to where the step is.",
     "ABP399": "The training step has no counterpart as one program.",
 }
@@ -97,8 +98,8 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     source, kept = home.source, home.variable
     prefix = "self." if kept.name.startswith("self.") else ""
     count = len(set(context.training.values()))
-    number = f"_{count + 1}" if count else ""
-    name = prefix + context.name(source, f"training_model{number}")
+    number = str(count + 1) if count else ""
+    name = prefix + context.name(source, f"training_model{number and '_'}{number}")
     cls = context.name(step.source, f"ModelWithLoss{number}")
     options = accumulation.options_of(context, step) or context.options(source)
     made, optimizer, rate = hand_written.optimizer(context, step, home)

@@ -23,7 +23,7 @@ class ModelWithLoss(torch.nn.Module):
         return loss
 
 
-class ModelWithLoss_2(torch.nn.Module):
+class ModelWithLoss2(torch.nn.Module):
     """Computes the loss together with the model: a program contains both."""
 
     def __init__(self, second):
@@ -63,7 +63,7 @@ train()
 second = nn.Linear(4, 3)
 second_optimizer = poptorch.optim.Adam(second.parameters(), lr=0.01)
 training_model_2 = poptorch.trainingModel(
-    ModelWithLoss_2(second), options=training_opts, optimizer=second_optimizer
+    ModelWithLoss2(second), options=training_opts, optimizer=second_optimizer
 )
 second_loader = poptorch.DataLoader(training_opts, data, batch_size=4)
 for step, (x, y) in enumerate(second_loader):

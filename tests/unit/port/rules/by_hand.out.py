@@ -20,7 +20,7 @@ class ModelWithLoss(torch.nn.Module):
         return loss
 
 
-class ModelWithLoss_2(torch.nn.Module):
+class ModelWithLoss2(torch.nn.Module):
     """Computes the loss together with the model: a program contains both."""
 
     def __init__(self, second):
@@ -59,7 +59,7 @@ second = nn.Linear(4, 3)
 rate = 0.1
 optimizer_2 = poptorch.optim.SGD(second.parameters(), lr=rate)
 training_model_2 = poptorch.trainingModel(
-    ModelWithLoss_2(second), options=opts, optimizer=optimizer_2
+    ModelWithLoss2(second), options=opts, optimizer=optimizer_2
 )
 for x, y in loader:
     loss = training_model_2(x, y)

@@ -23,7 +23,7 @@ class ModelWithLoss(torch.nn.Module):
         return out, loss
 
 
-class ModelWithLoss_2(torch.nn.Module):
+class ModelWithLoss2(torch.nn.Module):
     """Computes the loss together with the model: a program contains both."""
 
     def __init__(self, model, parts):
@@ -37,7 +37,7 @@ class ModelWithLoss_2(torch.nn.Module):
         return loss, poptorch.identity_loss(total_loss, reduction="none")
 
 
-class ModelWithLoss_3(torch.nn.Module):
+class ModelWithLoss3(torch.nn.Module):
     """Computes the loss together with the model: a program contains both."""
 
     def __init__(self, model):
@@ -50,7 +50,7 @@ class ModelWithLoss_3(torch.nn.Module):
         return loss, poptorch.identity_loss(total_loss, reduction="none")
 
 
-class ModelWithLoss_4(torch.nn.Module):
+class ModelWithLoss4(torch.nn.Module):
     """Computes the loss together with the model: a program contains both."""
 
     def __init__(self, model):
@@ -62,7 +62,7 @@ class ModelWithLoss_4(torch.nn.Module):
         return poptorch.identity_loss(loss, reduction="none")
 
 
-class ModelWithLoss_5(torch.nn.Module):
+class ModelWithLoss5(torch.nn.Module):
     """Computes the loss together with the model: a program contains both."""
 
     def __init__(self, model):
@@ -129,7 +129,7 @@ def main():
     second_optimizer = poptorch.optim.Adam(second.parameters())
     parts = 4
     training_model_2 = poptorch.trainingModel(
-        ModelWithLoss_2(second, parts), options=opts, optimizer=second_optimizer
+        ModelWithLoss2(second, parts), options=opts, optimizer=second_optimizer
     )
     by_share(second, second_optimizer, parts, training_model_2=training_model_2)
 
@@ -138,19 +138,19 @@ main()
 third = nn.Linear(4, 3)
 third_optimizer = poptorch.optim.AdamW(third.parameters(), lr=0.01)
 training_model_3 = poptorch.trainingModel(
-    ModelWithLoss_3(third), options=opts, optimizer=third_optimizer
+    ModelWithLoss3(third), options=opts, optimizer=third_optimizer
 )
 by_rows(third, third_optimizer)
 fourth = nn.Linear(4, 3)
 fourth_optimizer = poptorch.optim.RMSprop(fourth.parameters())
 training_model_4 = poptorch.trainingModel(
-    ModelWithLoss_4(fourth), options=opts, optimizer=fourth_optimizer
+    ModelWithLoss4(fourth), options=opts, optimizer=fourth_optimizer
 )
 by_function(fourth, fourth_optimizer)
 fifth = nn.Linear(4, 3)
 last_optimizer = poptorch.optim.SGD(fifth.parameters(), lr=0.1)
 training_model_5 = poptorch.trainingModel(
-    ModelWithLoss_5(fifth), options=opts, optimizer=last_optimizer
+    ModelWithLoss5(fifth), options=opts, optimizer=last_optimizer
 )
 for epoch in range(2):
     for x, y in loader:

@@ -57,6 +57,8 @@ def _in_slices(made: Pointwise, readers: Sequence[Operation], new: New) -> list[
     whole = made.result
     if whole.buffer.kind is not Kind.ARENA or not (whole.whole and whole.contiguous):
         return [made]
+    if not whole.size:  # steps between rows of nothing are 0
+        return [made]
     if not all(isinstance(each, Pointwise) for each in readers) or not _is_broadcast(made):
         return [made]
     read = (p for each in readers for p in each.reads if p.buffer is whole.buffer)
