@@ -222,7 +222,7 @@ def test_a_script_that_hangs_is_an_error(pair):
         "original", ("model = Net()", "import time; print('waits', flush=True); time.sleep(60)")
     )
     with pytest.raises(CheckError, match=r"(?s)not come to its next training step in time.*waits"):
-        check(pair.folder / "original.py", pair.folder / "port.py", timeout_s=4, python=python())
+        check(pair.folder / "original.py", pair.folder / "port.py", timeout_s=8, python=python())
 
 
 def test_files_and_numbers_are_checked_first(pair):
