@@ -14,7 +14,7 @@ sys.path[:0] = [str(ROOT / "src")]
 from abele.port import files  # noqa: E402 - after the path
 from abele.port.command import summary  # noqa: E402
 from abele.port.engine import port  # noqa: E402
-from abele.port.rules import RULES  # noqa: E402
+from abele.port.rules import CODES  # noqa: E402
 
 SCRIPT, PAGE = "examples/pytorch_gpu.py", "docs/port.md"
 
@@ -109,9 +109,7 @@ recomputation, half precision and stages of a pipeline among them).
 def page() -> str:
     """Return the text of the page."""
     result = port(files.read(ROOT / SCRIPT))
-    rows = "".join(
-        f"| `{code}` | {text} |\n" for rule in RULES for code, text in sorted(rule.codes.items())
-    )
+    rows = "".join(f"| `{code}` | {text} |\n" for code, text in sorted(CODES.items()))
     diff = files.difference(result).rstrip("\n")
     lines = "\n".join(line.rstrip() for line in diff.splitlines())
     return f"{_HEAD}{summary(result)}\n{_CHECKED}{lines}\n{_RULES}{rows}{_TAIL}"
