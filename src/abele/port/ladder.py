@@ -122,8 +122,8 @@ def _trains(original: Path, port: Path, arguments: Sequence[str], python: str) -
 
 
 def _evaluates(result: Port) -> Rung:
-    calls = sum(each.code == "ABP502" for each in result.findings)
-    says = f"{calls} calls run one" if calls else "the program only trains"
+    places = [f"{each.path}:{each.line}" for each in result.findings if each.code == "ABP502"]
+    says = f"it runs at {', '.join(places)}" if places else "the program only trains"
     return Rung("evaluation has an inference model", True, says)
 
 
