@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
 import libcst as cst
@@ -40,12 +40,6 @@ class Edits:
         self._lines: dict[str, None] = {}
         self._definitions: list[_Statement] = []
 
-    def __bool__(self) -> bool:
-        """Whether anything changes."""
-        return bool(
-            self._changes or self._around or self._imports or self._lines or self._definitions
-        )
-
     def change(self, node: cst.CSTNode, change: Change) -> None:
         """Change a node; several changes of one are made in turn."""
         self._changes.setdefault(node, []).append(change)
@@ -53,6 +47,13 @@ class Edits:
     def replace(self, node: cst.CSTNode, text: str) -> None:
         """Put an expression, given as text, in the place of a node."""
         self.change(node, lambda _: cst.parse_expression(text))
+
+    def take_out(self, node: cst.CSTNode, change: Change) -> None:
+        """Change an expression to a part of it; a statement that then does nothing goes."""
+        self.change(node, change)
+        statement = self._source.enclosing(node, cst.SimpleStatementLine)
+        if statement is not None:
+            self.change(statement, _without_identity)
 
     def remove(self, statement: cst.CSTNode) -> None:
         """Take a statement out, with the comments right above it."""
@@ -87,6 +88,59 @@ class Edits:
         module = self.applied(self._source.module)
         lines = parsed("\n".join(self._lines), blank=1)
         return with_header(module, self._imports, [*lines, *self._definitions]).code
+
+
+def _without_identity(node: Any) -> Any:
+    """What is left of a statement without its moves is none if it assigns names to themselves."""
+    if not isinstance(node, cst.SimpleStatementLine) or len(node.body) != 1:
+        return node
+    (small,) = node.body
+    if isinstance(small, cst.Expr) and isinstance(small.value, cst.Name | cst.Attribute):
+        return cst.RemoveFromParent()
+    if isinstance(small, cst.Assign) and len(small.targets) == 1:
+        target = small.targets[0].target
+        if _plain(target) and _codes(target) == _codes(small.value):
+            return cst.RemoveFromParent()
+    return node
+
+
+def _plain(node: cst.BaseExpression) -> bool:
+    elements = node.elements if isinstance(node, cst.Tuple) else ()
+    return isinstance(node, cst.Name) or (
+        bool(elements) and all(isinstance(each.value, cst.Name) for each in elements)
+    )
+
+
+def _codes(node: cst.BaseExpression) -> list[str]:
+    """The text of an expression, of each element of a tuple."""
+    parts = [each.value for each in node.elements] if isinstance(node, cst.Tuple) else [node]
+    return [cst.Module([]).code_for_node(part) for part in parts]
+
+
+def renamed(node: cst.CSTNode, names: Mapping[str, str]) -> cst.CSTNode:
+    """A piece of a program with other expressions in the place of some names.
+
+    Args:
+        node: the piece.
+        names: text of an expression for each name.
+    """
+    return cast("cst.CSTNode", node.visit(_Renamer(names)))
+
+
+class _Renamer(cst.CSTTransformer):
+    def __init__(self, names: Mapping[str, str]):
+        super().__init__()
+        self._names = names
+
+    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> Any:
+        name = self._names.get(original_node.value, original_node.value)
+        return updated_node if name == original_node.value else cst.parse_expression(name)
+
+    def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> Any:
+        return updated_node.with_changes(attr=original_node.attr)
+
+    def leave_Arg(self, original_node: cst.Arg, updated_node: cst.Arg) -> Any:
+        return updated_node.with_changes(keyword=original_node.keyword)
 
 
 def parsed(text: str, blank: int = 0) -> list[_Statement]:

@@ -41,8 +41,11 @@ def read(path: Path) -> Project:
 
 def _python_files(folder: Path) -> Iterator[Path]:
     for each in folder.rglob("*.py"):
-        parts = each.relative_to(folder).parts
-        if not any(part in _NO_SOURCES or part.startswith(".") for part in parts):
+        below = each.relative_to(folder)
+        if any(part in _NO_SOURCES or part.startswith(".") for part in below.parts):
+            continue
+        folders = [folder / above for above in below.parents if above.name]
+        if not any((above / RECORD).exists() for above in folders):  # else of an earlier port
             yield each
 
 

@@ -89,6 +89,16 @@ def test_a_script_brings_the_files_that_it_imports(tmp_path, capsys):
     assert status == 0  # an earlier port is replaced
 
 
+def test_a_folder_is_ported_without_an_earlier_port_in_it(tmp_path, capsys):
+    (tmp_path / "run.py").write_text("x = 1\nx = x\nx\n")
+    for _ in range(2):
+        status, out, _ = ported(capsys, tmp_path, "-o", tmp_path / "ported")
+        assert status == 0
+        assert "1 file, 0 changed" in out  # also statements that do nothing stay
+    _, out, _ = ported(capsys, tmp_path / "ported", "--scan")
+    assert "1 file, 0 changed" in out
+
+
 BAD = {
     "print 'hello'\n": r"run.py:1:1: this is Python 2",
     "def f(:\n": r"run.py:1:1: this is no Python that can be read: def f\(:",
@@ -119,6 +129,7 @@ def test_what_is_no_program_gets_a_sentence_and_nothing_is_written(text, tmp_pat
         (["run.py", "-o", "full"], "full has other files; give a folder that is empty"),
         (["run.py", "--scan", "--check", "3"], "--scan writes no port that --check could run"),
         (["run.py", "-o", "new", "--", "-x"], "arguments after -- are for --check"),
+        (["run.py", "-o", "new", "--limit", "8GiB"], "--limit is for --ladder, which is not"),
     ],
 )
 def test_wrong_input_teaches(arguments, sentence, tmp_path, capsys, monkeypatch):

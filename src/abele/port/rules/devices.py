@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import libcst as cst
 from libcst import matchers as m
@@ -43,7 +42,6 @@ def apply(context: Context) -> None:
             elif source.imported(node.func).startswith("torch."):
                 _without_device(context, source, node)
         for statement in m.findall(source.module, m.SimpleStatementLine()):
-            context.edits(source).change(statement, _without_identity)
             _say_choice(context, source, statement)
 
 
@@ -86,9 +84,9 @@ def _take_out(context: Context, source: Source, call: cst.Call) -> None:
         if not rest:
             assert isinstance(node.func, cst.Attribute)
             return node.func.value
-        return node.with_changes(args=_listed(rest))
+        return node.with_changes(args=_listed(_same(node, call, rest)))
 
-    context.edits(source).change(call, change)
+    context.edits(source).take_out(call, change)
 
 
 def _listed(arguments: Sequence[cst.Arg]) -> list[cst.Arg]:
@@ -131,33 +129,6 @@ def _same(node: cst.Call, call: cst.Call, kept: Sequence[cst.Arg]) -> list[cst.A
     return [
         new for new, old in zip(node.args, call.args, strict=True) if any(old is k for k in kept)
     ]
-
-
-def _without_identity(node: Any) -> Any:
-    """A statement that assigns names to themselves, or has only a name, is none."""
-    if not isinstance(node, cst.SimpleStatementLine) or len(node.body) != 1:
-        return node
-    (small,) = node.body
-    if isinstance(small, cst.Expr) and isinstance(small.value, cst.Name | cst.Attribute):
-        return cst.RemoveFromParent()
-    if isinstance(small, cst.Assign) and len(small.targets) == 1:
-        target = small.targets[0].target
-        if _plain(target) and _codes(target) == _codes(small.value):
-            return cst.RemoveFromParent()
-    return node
-
-
-def _plain(node: cst.BaseExpression) -> bool:
-    elements = node.elements if isinstance(node, cst.Tuple) else ()
-    return isinstance(node, cst.Name) or (
-        bool(elements) and all(isinstance(each.value, cst.Name) for each in elements)
-    )
-
-
-def _codes(node: cst.BaseExpression) -> list[str]:
-    """The text of an expression, of each element of a tuple."""
-    parts = [each.value for each in node.elements] if isinstance(node, cst.Tuple) else [node]
-    return [cst.Module([]).code_for_node(part) for part in parts]
 
 
 def _say_choice(context: Context, source: Source, statement: cst.CSTNode) -> None:

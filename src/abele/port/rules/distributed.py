@@ -67,20 +67,14 @@ def apply(context: Context) -> None:
             if name in _WRAPPERS and call.args:
                 reason = "a program updates the weights of all instances and replicas together"
                 first = call.args[0].value
-                _change(context, source, call, "ABP803", reason, _first)
+                context.edits(source).take_out(call, _first)
+                context.say(source, call, "ABP803", Verdict.MODIFIED, reason)
                 _without_module(context, source, first)
             elif context.distributed:
                 _of_process(context, source, call, name)
         if context.distributed:
             _environment(context, source)
             _log_and_save(context, source)
-
-
-def _change(
-    context: Context, source: Source, node: cst.CSTNode, code: str, reason: str, change: Any
-) -> None:
-    context.edits(source).change(node, change)
-    context.say(source, node, code, Verdict.MODIFIED, reason)
 
 
 def _first(call: cst.Call) -> cst.BaseExpression:

@@ -15,6 +15,7 @@ from abele.port.analysis.parts import Statement, StepError, block_of
 from abele.port.analysis.steps import Step
 from abele.port.analysis.things import Home, NoHomeError
 from abele.port.context import Context
+from abele.port.edits import renamed
 from abele.port.source import Source
 
 
@@ -89,26 +90,7 @@ def value(context: Context, at: Source, node: cst.BaseExpression, home: Home) ->
         for each in m.findall(node, m.Name())
         if isinstance(each, cst.Name) and each.value in known
     }
-    replaced: Any = node.visit(_Renamed(names))
-    return at.code(replaced)
-
-
-class _Renamed(cst.CSTTransformer):
-    """Names that are called otherwise elsewhere."""
-
-    def __init__(self, names: dict[str, str]):
-        super().__init__()
-        self._names = names
-
-    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> Any:
-        name = self._names.get(original_node.value, original_node.value)
-        return updated_node if name == original_node.value else cst.parse_expression(name)
-
-    def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> Any:
-        return updated_node.with_changes(attr=original_node.attr)
-
-    def leave_Arg(self, original_node: cst.Arg, updated_node: cst.Arg) -> Any:
-        return updated_node.with_changes(keyword=original_node.keyword)
+    return at.code(renamed(node, names))
 
 
 def _of_variable(context: Context, at: Source, node: cst.BaseExpression, home: Home) -> str:

@@ -14,6 +14,7 @@ from libcst import matchers as m
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.steps import Statement, Step, StepError
 from abele.port.context import Context
+from abele.port.edits import renamed
 
 #: Losses of torch that a training model finds by itself.
 _FUNCTIONS = frozenset(
@@ -160,31 +161,10 @@ def _attribute(node: cst.BaseExpression) -> str:
 def _line(context: Context, step: Step, statement: Statement, parts: Sequence[Part]) -> str:
     """A statement of the step as the wrapper has it."""
     node: Any = context.edits(step.source).applied(statement)
-    node = node.visit(_OfSelf({part.name for part in parts if isinstance(part.value, cst.Name)}))
+    names = [part.name for part in parts if isinstance(part.value, cst.Name)]
+    node = renamed(node, {name: f"self.{name}" for name in names})
     node = node.with_changes(leading_lines=[])
     return cst.Module([node]).code
-
-
-class _OfSelf(cst.CSTTransformer):
-    """Names become attributes of the wrapper."""
-
-    def __init__(self, names: set[str]):
-        super().__init__()
-        self._names = names
-
-    def visit_Attribute_attr(self, node: cst.Attribute) -> None:
-        del node
-
-    def leave_Name(self, original_node: cst.Name, updated_node: cst.Name) -> Any:
-        if original_node.value not in self._names:
-            return updated_node
-        return cst.Attribute(cst.Name("self"), updated_node)
-
-    def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> Any:
-        return updated_node.with_changes(attr=original_node.attr)
-
-    def leave_Arg(self, original_node: cst.Arg, updated_node: cst.Arg) -> Any:
-        return updated_node.with_changes(keyword=original_node.keyword)
 
 
 def _is_of_torch(context: Context, step: Step) -> bool:
