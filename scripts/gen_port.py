@@ -30,7 +30,7 @@ and runs both programs beside each other to show that they compute the same.
 abele port train.py --scan                              # what would happen: a verdict, nothing is written
 abele port train.py -o ported                           # the port, its diff, its record and a page
 abele port train.py -o ported --check 20 -- --epochs 1  # and 20 updates of both compared, bit for bit
-abele port train.py -o ported --ladder --limit mk2      # or step by step: it runs, trains the same, evaluates, fits
+abele port train.py -o ported --ladder --limit mk2      # or step by step: it runs, trains the same, fits
 python ported/train.py --epochs 1
 ```
 
@@ -76,7 +76,8 @@ The hand-written port of the same program is [`pytorch_ipu.py`](../examples/pyto
 
 Every line that is changed, and every line that is suspicious and is not, has a code and a verdict: **match** (it stays and means the same),
 **modified**, **manual** (somebody has to look at it), **blocked** (it cannot be ported; nothing is written). The exit status is 0 where
-nothing is left to do, 1 where `--check` finds a difference or a file cannot be read, 3 for manual lines, 4 for blocked ones.
+nothing is left to do, 1 where `--check` finds a difference, a step of `--ladder` fails or a file cannot be read, 2 where `--check` cannot
+compare, 3 for manual lines, 4 for blocked ones.
 
 | code | stands for |
 |---|---|
@@ -85,8 +86,7 @@ _TAIL = """
 ## The ladder
 
 `--ladder` takes the steps of a port in the order in which people take them, and stops at the first that fails with what mends it: the program
-trains on this processor; its lines are ported; the training model computes the same, five updates bit for bit; evaluation has an inference
-model; it fits into `--limit` (see [fit.md](fit.md): where it does not, the answer names the cheapest changes, smaller micro-batches,
+trains on this processor; its lines are ported; the training model computes the same, five updates bit for bit; it fits into `--limit` (see [fit.md](fit.md): where it does not, the answer names the cheapest changes, smaller micro-batches,
 recomputation, half precision and stages of a pipeline among them).
 
 `--to popdist` also has the program run in several instances, which poprun starts: see [distributed.md](distributed.md).

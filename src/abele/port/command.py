@@ -33,8 +33,8 @@ def add_parser(commands: Any) -> None:
         "[--verbose] SCRIPT [-- ARG ...]",
         description="Ports SCRIPT, with what it imports from its folder, or all files of a folder, "
         "to PopTorch. New files are written to OUT; the program itself is not touched. Exits with "
-        "0 if the port is whole, 1 if --check finds a difference, 3 if lines are left to do by "
-        "hand, 4 if it cannot be ported.",
+        "0 if the port is whole, 1 if --check finds a difference or a step of --ladder fails, 2 if "
+        "--check cannot compare, 3 if lines are left to do by hand, 4 if it cannot be ported.",
     )
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python program, or a folder")
     where = parser.add_mutually_exclusive_group(required=True)
@@ -66,11 +66,10 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
         "--ladder",
         action="store_true",
         help="then take the steps of a port one after the other: SCRIPT runs, its lines are "
-        "ported, it trains and evaluates the same, it fits; stop at the first that fails",
+        "ported, it trains the same, it fits; stop at the first that fails",
     )
     parser.add_argument(
         "--limit",
-        default="cpu",
         metavar="LIMIT",
         help="memory that --ladder asks for: cpu, mk2 or a size such as 8GiB (default: cpu)",
     )
@@ -111,6 +110,8 @@ def _require_sense(parsed: argparse.Namespace) -> None:
     if parsed.rest and not runs:
         given = " ".join(parsed.rest)
         raise PortError(f"arguments after -- are for --check or --ladder, and neither is: {given}")
+    if parsed.limit and not parsed.ladder:
+        raise PortError("--limit is for --ladder, which is not asked for")
     if runs and parsed.scan:
         raise PortError(f"--scan writes no port that {runs} could run; give -o OUT")
     if runs and parsed.script.is_dir():
@@ -127,7 +128,7 @@ def _climb(parsed: argparse.Namespace, result: Port) -> int:
     """Take the steps of a port; 0 if none fails."""
     port_of = parsed.output / parsed.script.name
     passed = True
-    for rung in climb(result, parsed.script, port_of, parsed.rest, parsed.limit):
+    for rung in climb(result, parsed.script, port_of, parsed.rest, parsed.limit or "cpu"):
         print(rung, flush=True)
         passed = rung.passed
     return 0 if passed else 1
@@ -145,7 +146,8 @@ def summary(result: Port, verbose: bool = False) -> str:
     counts = collections.Counter(each.verdict for each in result.findings)
     counted = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict)
     changed = sum(text != result.after[name] for name, text in result.before.items())
-    lines.append(f"{len(result.before)} files, {changed} changed; lines: {counted}")
+    count = "1 file" if len(result.before) == 1 else f"{len(result.before)} files"
+    lines.append(f"{count}, {changed} changed; lines: {counted}")
     lines.append(_SAYS[result.verdict])
     return "\n".join(lines)
 

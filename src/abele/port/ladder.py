@@ -1,8 +1,8 @@
 """The steps of a port in the order in which people take them, up to the first that fails.
 
-They are those of the guide that the project started from: it runs on a processor, its model trains
-and evaluates as a program, and it fits; where it does not, numbers of half precision, recomputation
-and pipelines are among the changes that the answer names.
+They are those of the guide that the project started from: it runs on a processor, its lines are
+ported, its model trains as a program, and it fits; where it does not, numbers of half precision,
+recomputation and pipelines are among the changes that the answer names.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ def climb(
         lambda: _runs(original, arguments, python),
         lambda: _is_ported(result),
         lambda: _trains(original, port, arguments, python),
-        lambda: _evaluates(result),
         lambda: _fits(port, arguments, limit, python),
     )
     for step in steps:
@@ -107,7 +106,10 @@ def _is_ported(result: Port) -> Rung:
     left = [each for each in result.findings if each.verdict in (Verdict.MANUAL, Verdict.BLOCKED)]
     if left:
         return Rung(title, False, "\n".join(f"{each}\n    {each.text}" for each in left))
-    return Rung(title, True, f"{len(result.findings)} lines were looked at, none is left to do")
+    places = [f"{each.path}:{each.line}" for each in result.findings if each.code == "ABP502"]
+    evaluates = f"; inference models run at {', '.join(places)}" if places else ""
+    looked = f"{len(result.findings)} lines were looked at, none is left to do"
+    return Rung(title, True, looked + evaluates)
 
 
 def _trains(original: Path, port: Path, arguments: Sequence[str], python: str) -> Rung:
@@ -119,12 +121,6 @@ def _trains(original: Path, port: Path, arguments: Sequence[str], python: str) -
     if comparison.status:
         return Rung(title, False, str(comparison))
     return Rung(title, True, f"losses and weights of {len(comparison.steps)} updates are equal")
-
-
-def _evaluates(result: Port) -> Rung:
-    places = [f"{each.path}:{each.line}" for each in result.findings if each.code == "ABP502"]
-    says = f"it runs at {', '.join(places)}" if places else "the program only trains"
-    return Rung("evaluation has an inference model", True, says)
 
 
 def _fits(port: Path, arguments: Sequence[str], limit: str, python: str) -> Rung:
