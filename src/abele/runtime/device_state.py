@@ -24,7 +24,7 @@ class DeviceState:
         params: initial parameters by name; copied. Those of ``config.replica_groups`` have a
             leading dimension for groups, also their state.
         buffers: initial buffers by name; copied once per replica.
-        optimizer_state: initial state by slot name.
+        optimizer_state: initial state by slot name; taken over where it is on the device already.
         hyper: initial values of variable hyper-parameters by slot name.
         collective: the processes that share each update, ``config.processes`` of them. Weights and
             optimizer state become those of process 0 where they differ, with a warning.
@@ -62,7 +62,8 @@ class DeviceState:
         used = self._slots(programs, Role.OPTIMIZER_STATE)
         state = replica_groups.split_state(optimizer_state, self._groups)
         # Parameters that are frozen have no state in the program, so none is kept.
-        self.optimizer_state = self._copied({n: value for n, value in state.items() if n in used})
+        # A copy would take the memory of all state once more.
+        self.optimizer_state = self._moved({n: value for n, value in state.items() if n in used})
         self.hyper = {
             name: torch.tensor(value, dtype=torch.float64, device=device)
             for name, value in hyper.items()
@@ -168,9 +169,14 @@ class DeviceState:
         self._streams = [state.clone() for state in states]
 
     def _copied(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return self._moved(values, copy=True)
+
+    def _moved(
+        self, values: Mapping[str, torch.Tensor], *, copy: bool = False
+    ) -> dict[str, torch.Tensor]:
         # contiguous: compiled programs are made for the default layout of each slot.
         return {
-            name: value.detach().to(self.device, copy=True).contiguous()
+            name: value.detach().to(self.device, copy=copy).contiguous()
             for name, value in values.items()
         }
 

@@ -37,7 +37,7 @@ class Session(DeviceState):
         params: initial parameters by name; copied to the device. Those of
             ``config.replica_groups`` have a leading dimension for groups, also their state.
         buffers: initial buffers by name; copied once per replica.
-        optimizer_state: initial state by slot name.
+        optimizer_state: initial state by slot name; taken over where it is on the device already.
         hyper: initial values of variable hyper-parameters by slot name.
         anchors: tensors to keep; the programs were captured with their names.
         collective: the processes that share each update, ``config.processes`` of them. Weights and

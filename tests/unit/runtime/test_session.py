@@ -6,6 +6,7 @@ from torch import nn
 
 from abele import get_target
 from abele.errors import BatchError
+from abele.runtime.session import Session
 from abele.step.config import OutputMode, StepConfig
 from helpers.models import MODELS
 from helpers.runs import assert_same_bits, captured, rule_for, run, started
@@ -156,6 +157,22 @@ def test_written_optimizer_state_continues_a_run():
     second.write_optimizer_state(first.optimizer_state)
     for name, value in run(second, DENSE.batches(4)[2:]).params.items():
         torch.testing.assert_close(value, expected.params[name], rtol=0, atol=0)
+
+
+def test_optimizer_state_is_not_kept_twice():
+    module, first = dense_session()
+    rule, params = rule_for(module), dict(module.named_parameters())
+    given = {
+        f"{name}.{key}": value
+        for name, values in rule.initial_state(params).items()
+        for key, value in values.items()
+    }
+    session = Session(first.executable, first.config, params, {}, given, rule.hyper())
+    assert given
+    for name, value in given.items():
+        assert session.optimizer_state[name].data_ptr() == value.data_ptr()
+    for name, value in params.items():
+        assert session.params[name].data_ptr() != value.data_ptr()
 
 
 # -- hyper-parameters ----------------------------------------------------------------------
