@@ -207,18 +207,10 @@ def _results(model: Program, config: StepConfig) -> int:
 
 
 def _start(always: tuple[Part, ...], kept: Interval) -> Moment:
-    """The session copies what it is given: optimizer state is there twice.
-
-    What programs share is in use before only where they were measured.
-    """
-    state = [part for part in always if part.role == "optimizer state"]
+    """What programs share is in use before only where they were measured."""
     reserved = [Part(role=_KEPT, size=kept, always=True)] if kept.high else []
-    parts = [*always, *(_given(part) for part in state), *reserved]
-    return Moment(name="start", operation="the session takes its state", parts=tuple(parts))
-
-
-def _given(part: Part) -> Part:
-    return Part(role=f"{part.role} as it was given", size=part.size)
+    parts = (*always, *reserved)
+    return Moment(name="start", operation="the session takes its state", parts=parts)
 
 
 def _reserved(size: int) -> list[Part]:
