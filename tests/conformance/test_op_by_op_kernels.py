@@ -132,8 +132,7 @@ def test_adam_is_the_rule(own, decay):
 
     columns = [make() for _ in range(4)]
     steps = [torch.tensor(float(k), dtype=torch.float64) for k in (0, 3, 100)]
-    rate = torch.tensor(1e-3, dtype=torch.float64)
-    settings = (rate, 0.9, 0.999, 1e-8, decay)
+    settings = torch.tensor([1e-3, 0.9, 0.999, 1e-8, decay], dtype=torch.float64).unbind()
     expected = adam.update(*columns, steps, *settings)
     found = calls.adam(own, overwrite=False)(*columns, steps, *settings)
     for value, wanted in zip(found, expected, strict=True):

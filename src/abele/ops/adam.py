@@ -1,5 +1,6 @@
 """Adam's update of many parameters at once, as ``update_rules`` writes it for one.
 
+Hyper-parameters are 0-d float64 tensors; ``decay`` is that of decoupled weight decay, or zero.
 Importing this module registers the operator.
 """
 
@@ -14,7 +15,7 @@ _NAME = "abele::adam"
 torch.library.define(
     _NAME,
     "(Tensor[] params, Tensor[] grads, Tensor[] first, Tensor[] second, Tensor[] steps,"
-    " Tensor rate, float beta1, float beta2, float eps, float decay) -> Tensor[]",
+    " Tensor rate, Tensor beta1, Tensor beta2, Tensor eps, Tensor decay) -> Tensor[]",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -27,13 +28,14 @@ def _adam(
     second: list[torch.Tensor],
     steps: list[torch.Tensor],
     rate: torch.Tensor,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    decay: float,
+    beta1: torch.Tensor,
+    beta2: torch.Tensor,
+    eps: torch.Tensor,
+    decay: torch.Tensor,
 ) -> list[torch.Tensor]:
     """Return the new parameters, first moments, second moments and steps, one after another."""
-    first = [torch.lerp(old, grad, 1 - beta1) for old, grad in zip(first, grads, strict=True)]
+    weight = (1 - beta1).float()
+    first = [torch.lerp(old, grad, weight) for old, grad in zip(first, grads, strict=True)]
     second = [
         (old * beta2).addcmul(grad * (1 - beta2), grad)
         for old, grad in zip(second, grads, strict=True)
@@ -42,7 +44,7 @@ def _adam(
     updated: list[torch.Tensor] = []
     for param, m, v, step in zip(params, first, second, steps, strict=True):
         denominator = v.sqrt() / (1 - beta2**step).sqrt() + eps
-        left = param * (1 - rate * decay) if decay else param
+        left = param * (1 - rate * decay)
         updated.append(left - (m * (rate / (1 - beta1**step))) / denominator)
     return [*updated, *first, *second, *steps]
 
@@ -55,10 +57,10 @@ def _shapes(
     second: list[torch.Tensor],
     steps: list[torch.Tensor],
     rate: torch.Tensor,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    decay: float,
+    beta1: torch.Tensor,
+    beta2: torch.Tensor,
+    eps: torch.Tensor,
+    decay: torch.Tensor,
 ) -> list[torch.Tensor]:
     return [torch.empty_like(each) for each in (*params, *first, *second, *steps)]
 

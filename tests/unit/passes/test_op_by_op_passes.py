@@ -71,9 +71,16 @@ def test_a_lowered_step_trains_alike(slope, those):
 
 
 def test_fused_adam_computes_the_rule():
-    for settings in ({}, {"weight_decay": 0.1, "decoupled": True}):
+    decay = {"weight_decay": 0.1, "decoupled": True}
+    every = ("lr", "beta1", "beta2", "eps")
+    for settings, variable in (
+        ({}, ("lr",)),
+        (decay, ("lr",)),
+        ({}, every),
+        (decay, (*every, "weight_decay")),
+    ):
         model, batches = planes(), events(3)
-        rule = rule_for(model, "adam", variable=("lr",), **settings)
+        rule = rule_for(model, "adam", variable=variable, **settings)
         plain = run(started(model, batches[0], rule)[0], batches)
         session, _ = started(model, batches[0], rule, target=lowered_by(fused_adam))
         assert targets(session.executable.programs[0]).count(adam.update) == 1
@@ -81,14 +88,14 @@ def test_fused_adam_computes_the_rule():
 
 
 def test_an_adam_that_is_another_one_stays():
-    for settings in ({"weight_decay": 0.1}, {}):
-        variable = ("lr", "beta1") if not settings else ("lr",)
+    for settings in ({"weight_decay": 0.1}, {"bias_correction": 0.0}):
+        variable = ("lr",)
         model = planes()
         rule = rule_for(model, "adam", variable=variable, **settings)
         before = passes.run(captured(model, events(1)[0], rule=rule).programs[0])
         after = fused_adam(before).verify()
-        # Coupled decay only changes the gradient; a beta that may change is another computation.
-        assert (adam.update in targets(after)) is bool(settings)
+        # Coupled decay only changes the gradient; without corrections it is another computation.
+        assert (adam.update in targets(after)) is ("weight_decay" in settings)
 
 
 def test_every_norm_is_joined_with_its_activation_both_ways():

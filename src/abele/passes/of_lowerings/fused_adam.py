@@ -4,7 +4,8 @@
 ->  [p1, ..., m1, ..., v1, ..., s1, ...] = adam([p, ...], [g, ...], [m, ...], [v, ...], [s, ...])
 
 Seventeen small operations per parameter read and write its memory a dozen times; the joined one
-once. ``update_rules.py`` defines the computation.
+once. ``update_rules.py`` defines the computation. Each hyper-parameter is a constant or, where it
+may change between calls, a slot.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ aten = torch.ops.aten
 _Node = torch.fx.Node
 _FLOAT = torch.float32
 
+# A hyper-parameter: a constant, or the node of one that may change.
+_Number = float | torch.fx.Node
+
 
 class _Mismatch(Exception):
     """A node does not match Adam's update at this place."""
@@ -32,10 +36,13 @@ class _Mismatch(Exception):
 @dataclasses.dataclass(frozen=True)
 class _Rule:
     rate: _Node
-    beta1: float
-    beta2: float
-    eps: float
-    decay: float
+    beta1: _Number
+    beta2: _Number
+    eps: _Number
+    decay: _Number
+
+    def numbers(self) -> tuple[_Number, ...]:
+        return self.rate, self.beta1, self.beta2, self.eps, self.decay
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,25 +100,42 @@ def _match(param: _Node, new: _Node) -> _Update:
     beta2, same_step = _correction(correction)
     if step is not same_step:
         raise _Mismatch
-    old_first, grad, _ = _take(first, aten.lerp.Scalar, ..., ..., 1 - beta1)
+    lerp = aten.lerp.Tensor if isinstance(beta1, _Node) else aten.lerp.Scalar
+    old_first, grad, weight = _take(first, lerp)
     scaled, part, _ = _take(second, aten.addcmul.default, ..., ..., grad)
     old_second, _ = _take(scaled, aten.mul.Tensor, ..., beta2)
-    _take(part, aten.mul.Tensor, grad, 1 - beta2)
+    _, rest = _take(part, aten.mul.Tensor, grad, ...)
+    _check_rest(weight, beta1)
+    _check_rest(rest, beta2)
     old_step, _ = _take(step, aten.add.Tensor, ..., 1)
     rule = _Rule(rate, beta1, beta2, eps, _decay(left, param, rate))
     inputs = (param, grad, old_first, old_second, old_step)
-    _check_types(inputs, rate)
+    _check_types(inputs, *(each for each in rule.numbers() if isinstance(each, _Node)))
     return _Update(rule, inputs, (new, first, second, step))
 
 
-def _correction(node: Any) -> tuple[float, _Node]:
+def _correction(node: Any) -> tuple[_Number, _Node]:
     """``1 - beta ** step`` -> beta and step."""
     power, _ = _take(node, aten.rsub.Scalar, ..., 1)
-    beta, step = _take(power, aten.pow.Scalar)
+    varies = isinstance(power, _Node) and power.target is aten.pow.Tensor_Tensor
+    beta, step = _take(power, aten.pow.Tensor_Tensor if varies else aten.pow.Scalar)
     return beta, step
 
 
-def _decay(left: Any, param: _Node, rate: _Node) -> float:
+def _check_rest(value: Any, beta: _Number) -> None:
+    """``value`` must be ``1 - beta``, perhaps in the type of the tensors."""
+    if not isinstance(beta, _Node):
+        if value != 1 - beta:
+            raise _Mismatch
+        return
+    if isinstance(value, _Node) and value.target is aten._to_copy.default:
+        if dict(value.kwargs) != {"dtype": _FLOAT}:
+            raise _Mismatch
+        (value,) = value.args
+    _take(value, aten.rsub.Scalar, beta, 1)
+
+
+def _decay(left: Any, param: _Node, rate: _Node) -> _Number:
     """Decoupled weight decay: ``param * (1 - rate * decay)``."""
     if left is param:
         return 0.0
@@ -121,12 +145,12 @@ def _decay(left: Any, param: _Node, rate: _Node) -> float:
     return decay
 
 
-def _check_types(inputs: tuple[Any, ...], rate: Any) -> None:
-    if not all(isinstance(node, _Node) for node in (*inputs, rate)):
+def _check_types(inputs: tuple[Any, ...], *slots: _Node) -> None:
+    if not all(isinstance(node, _Node) for node in inputs):
         raise _Mismatch
     *tensors, step = (node.meta["val"] for node in inputs)
     shapes = {tuple(value.shape) for value in tensors}
-    numbers = (step, rate.meta["val"])
+    numbers = (step, *(slot.meta["val"] for slot in slots))
     if len(shapes) > 1 or any(value.dtype is not _FLOAT for value in tensors):
         raise _Mismatch
     if any(value.dtype is not torch.float64 or value.dim() for value in numbers):
@@ -136,8 +160,8 @@ def _check_types(inputs: tuple[Any, ...], rate: Any) -> None:
 def _join(rule: _Rule, updates: list[_Update], before: _Node) -> None:
     graph, count = before.graph, len(updates)
     columns = [list(column) for column in zip(*(each.inputs for each in updates), strict=True)]
-    numbers = (rule.rate, rule.beta1, rule.beta2, rule.eps, rule.decay)
     with graph.inserting_before(before):
+        numbers = [_slot(each, rule.rate, updates[0].results[0]) for each in rule.numbers()]
         joined = graph.call_function(adam.update, (*columns, *numbers))
         values = [each.results[kind].meta["val"] for kind in range(4) for each in updates]
         joined.meta = {**updates[0].results[0].meta, "val": values}
@@ -149,3 +173,13 @@ def _join(rule: _Rule, updates: list[_Update], before: _Node) -> None:
                 each.results[kind].replace_all_uses_with(
                     new, lambda user: user.target is aten.copy_.default
                 )
+
+
+def _slot(number: _Number, like: _Node, origin: _Node) -> _Node:
+    """A number as a node of the shape and type of ``like``, made where ``origin`` was."""
+    if isinstance(number, _Node):
+        return number
+    kwargs: Any = {"dtype": torch.float64}
+    constant = like.graph.call_function(aten.full.default, ([], number), kwargs)
+    constant.meta = {**origin.meta, "val": like.meta["val"]}
+    return constant

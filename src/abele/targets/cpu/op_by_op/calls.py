@@ -106,10 +106,7 @@ def adam(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
         second: list[torch.Tensor],
         steps: list[torch.Tensor],
         rate: torch.Tensor,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        decay: float,
+        *numbers: torch.Tensor,
     ) -> list[torch.Tensor]:
         if not overwrite:
             params, first, second, steps = (
@@ -121,7 +118,7 @@ def adam(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
             *((row[0].numel(), *(each.data_ptr() for each in row)) for row in columns)
         )
         threads = threads_for(library, sum(each.numel() for each in params))
-        settings = Adam(beta1, beta2, eps, decay)
+        settings = Adam(*(each.item() for each in numbers))
         library.abele_adam(settings, tensors, len(params), rate.item(), threads)
         return [*params, *first, *second, *steps]
 
