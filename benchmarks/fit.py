@@ -1,10 +1,11 @@
 """How far estimates of memory and time are from what processes take: 12 models, 6 settings, 3 ways.
 
-python benchmarks/fit.py                                 all of them, an hour
-python benchmarks/fit.py --models mlp gpt --ways interpreted --record
-python benchmarks/fit.py --kept FILE                     goes on where FILE ends
+python benchmarks/fit.py --record                        216 cells; renews docs/fit.md
+python benchmarks/fit.py --models mlp gpt --ways interpreted
+python benchmarks/fit.py --cell mlp interpreted sgd      one, in this process
 
 Each cell is a process of its own, forked from one that has loaded torch; see ``fit_measure.py``.
+``--pieces FOLDER`` keeps a file for each, and what is there is not run again.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import argparse
 import itertools
 import json
 import multiprocessing
-import statistics
 import sys
+import tempfile
+import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import fit_measure
+import fit_page
 import harness
 import torch
 
@@ -27,48 +31,67 @@ from abele import arena
 from abele.targets.cpu.compiler import compiler
 
 ROOT = Path(__file__).resolve().parent.parent
-_TIMEOUT_S = 600
+_TIMEOUT_S = 240
+Cell = tuple[str, str, str]  # setting, model, way
 
 
 def main() -> int:
-    """Measure and print; with --record also keeps the result."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--models", nargs="+", choices=fit_measure.MODELS, metavar="MODEL")
-    parser.add_argument("--settings", nargs="+", choices=fit_measure.SETTINGS, metavar="SETTING")
-    parser.add_argument("--ways", nargs="+", choices=fit_measure.WAYS, default=fit_measure.WAYS)
-    parser.add_argument(
-        "--kept", type=Path, help="cells, a line each; those in it are not repeated"
-    )
-    parser.add_argument("--record", action="store_true", help="keep the result under records/")
-    options = parser.parse_args()
+    """Measure and print; with --record also keep the result and renew the page."""
+    options = _arguments()
     torch.set_num_threads(1)
     arena.made(compiler() or "g++")
-    cells = _kept(options.kept)
+    if options.cell:
+        model, way, setting = options.cell
+        print(json.dumps(cell(model, way, setting)))
+        return 0
     asked = itertools.product(
-        options.ways,
         options.settings or fit_measure.SETTINGS,
         options.models or fit_measure.MODELS,
+        options.ways or fit_measure.WAYS,
     )
-    for way, setting, model in asked:
-        if any((c["way"], c["setting"], c["model"]) == (way, setting, model) for c in cells):
-            continue
-        facts = cell(model, way, setting)
-        cells.append(facts)
-        print(f"{way:11s} {setting:24s} {model:13s} {_line(facts)}", flush=True)
-        if options.kept is not None:
-            with options.kept.open("a") as file:
-                file.write(json.dumps(facts) + "\n")
-    result = {"environment": harness.environment(), "errors": errors(cells), "cells": cells}
-    print(json.dumps(result["errors"], indent=1))
+    with tempfile.TemporaryDirectory() as folder:
+        cells = run(list(asked), options.pieces or Path(folder))
+    result = {
+        "environment": harness.environment(),
+        "errors": fit_page.errors(cells),
+        "cells": cells,
+    }
+    print("\n".join(fit_page.lines(result)))
     if options.record:
-        print(f"record: {harness.write_record('fit', result).relative_to(ROOT)}")
+        path = harness.write_record("fit", result)
+        fit_page.renew(result, path.name)
+        print(f"record: {path.relative_to(ROOT)}")
     return 0
 
 
-def _kept(path: Path | None) -> list[dict[str, Any]]:
-    if path is None or not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--models", nargs="+", choices=fit_measure.MODELS, metavar="MODEL")
+    parser.add_argument("--settings", nargs="+", choices=fit_measure.SETTINGS, metavar="SETTING")
+    parser.add_argument("--ways", nargs="+", choices=fit_measure.WAYS, metavar="WAY")
+    parser.add_argument("--pieces", type=Path, help="a folder in which cells are kept")
+    parser.add_argument("--record", action="store_true", help="keep the result under records/")
+    parser.add_argument("--cell", nargs=3, metavar=("MODEL", "WAY", "SETTING"), help="this alone")
+    return parser.parse_args()
+
+
+def run(asked: Sequence[Cell], folder: Path) -> list[dict[str, Any]]:
+    """The cells that are asked for, each measured unless its file is in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {each: folder / f"{'--'.join(each)}.json".replace(" ", "-") for each in asked}
+    missing = [each for each, path in paths.items() if not path.exists()]
+    began = time.monotonic()
+    for number, asked_for in enumerate(missing, 1):
+        setting, model, way = asked_for
+        facts, path = cell(model, way, setting), paths[asked_for]
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(facts))
+        part.rename(path)
+        left = (time.monotonic() - began) / number * (len(missing) - number) / 60
+        done = len(paths) - len(missing) + number
+        said = f"{way:11s} {setting:23s} {model:12s} {fit_page.line(facts)}"
+        print(f"{done} of {len(paths)}, {left:.0f} min left: {said}", file=sys.stderr, flush=True)
+    return [json.loads(path.read_text()) for path in paths.values()]
 
 
 def cell(model: str, way: str, setting: str) -> dict[str, Any]:
@@ -101,61 +124,6 @@ def _child(pipe: Connection, model: str, way: str, setting: str, limited: bool) 
     except Exception as error:  # noqa: BLE001 - whatever torch makes of memory that it does not get
         facts = {"refused": f"{type(error).__name__}: {error}"[:300]}
     pipe.send(facts)
-
-
-def _line(facts: dict[str, Any]) -> str:
-    refused = f" refused: {facts['refused'][:60]}" if "refused" in facts else ""
-    if "measured" not in facts:
-        return refused
-    estimate, mib = facts["estimate"], 2**20
-    return (
-        f"{facts['measured'] / mib:6.1f} MiB, {estimate['expected'] / mib:6.1f} expected "
-        f"({_error(facts):+.1%}, {estimate['low'] / mib:.0f} to {estimate['high'] / mib:.0f}); "
-        f"step {facts['step_s'] * 1000:.0f} ms, {facts['seconds']['expected'] * 1000:.0f} expected"
-        f"{refused}"
-    )
-
-
-def _error(facts: dict[str, Any]) -> float:
-    return facts["estimate"]["expected"] / facts["measured"] - 1
-
-
-def errors(cells: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """By way: relative errors of what was expected, and how good its intervals are."""
-    result: dict[str, dict[str, float]] = {}
-    for way in dict.fromkeys(each["way"] for each in cells):
-        those = [each for each in cells if each["way"] == way]
-        limited = [each for each in those if each.get("limited")]
-        those = [each for each in those if "measured" in each]
-        if not those:
-            continue
-        far = [abs(_error(each)) for each in those]
-        result[way] = {
-            "cells": len(those),
-            "median": round(statistics.median(far), 4),
-            "worst": round(max(far), 4),
-            "inside": round(statistics.mean(map(_inside, those)), 3),
-            "width": round(max(map(_width, those)), 3),
-            "limited": len(limited),
-            "refused": sum("refused" in each for each in limited),
-            "time, median": round(statistics.median(map(_time_error, those)), 3),
-        }
-    return result
-
-
-def _inside(facts: dict[str, Any]) -> bool:
-    # A process's memory is known to a page or so for each tensor.
-    off = 0.005 * facts["measured"]
-    return facts["estimate"]["low"] - off <= facts["measured"] <= facts["estimate"]["high"] + off
-
-
-def _width(facts: dict[str, Any]) -> float:
-    estimate = facts["estimate"]
-    return (estimate["high"] - estimate["low"]) / facts["measured"]
-
-
-def _time_error(facts: dict[str, Any]) -> float:
-    return abs(facts["seconds"]["expected"] / facts["step_s"] - 1)
 
 
 if __name__ == "__main__":

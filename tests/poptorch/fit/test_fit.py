@@ -2,9 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -130,18 +127,3 @@ def test_a_program_without_a_model_is_explained(tmp_path, capsys, text, message)
         path.write_text(text)
     assert command_line.main(["fit", str(path), "--limit", "1GiB"]) == 1
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("way", ["interpreted", "op by op"])
-def test_the_memory_of_the_process_lies_in_the_interval(way):
-    benchmark = Path(__file__).parents[3] / "benchmarks" / "fit_measure.py"
-    done = subprocess.run(
-        [sys.executable, str(benchmark), "unet-16", way, "sgd"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
-    facts = json.loads(done.stdout.splitlines()[-1])
-    assert facts["steady"]["low"] <= facts["measured"] <= facts["steady"]["high"]

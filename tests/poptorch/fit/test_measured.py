@@ -12,16 +12,35 @@ from abele.targets.cpu.compiler import compiler
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux says how much")
-@pytest.mark.skipif(compiler() is None, reason="plans need a C++ compiler")
-def test_memory_is_estimated_within_five_percent_and_what_fits_is_not_refused(tmp_path):
-    kept = tmp_path / "cells"
-    asked = ["--models", "introduction", "lstm", "--settings", "sgd", "--ways", "interpreted"]
+pytestmark = [
+    pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux says so"),
+    pytest.mark.skipif(compiler() is None, reason="plans need a C++ compiler"),
+]
+
+
+def measured(folder, *asked):
+    """The cells that are asked for, as ``benchmarks/fit.py`` keeps them."""
     command = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks" / "fit.py"), *asked]
-    subprocess.run([*command, "--kept", str(kept)], check=True, capture_output=True)
-    cells = [json.loads(line) for line in kept.read_text().splitlines()]
+    subprocess.run([*command, "--pieces", str(folder)], check=True, capture_output=True)
+    return [json.loads(path.read_text()) for path in sorted(folder.iterdir())]
+
+
+def test_memory_is_estimated_within_five_percent_and_what_fits_is_not_refused(tmp_path):
+    asked = ["--models", "introduction", "lstm", "--settings", "sgd", "--ways", "interpreted"]
+    cells = measured(tmp_path, *asked)
     assert [each["model"] for each in cells] == ["introduction", "lstm"]
     for each in cells:
         assert "refused" not in each
         assert each["limited"]
         assert each["estimate"]["expected"] == pytest.approx(each["measured"], rel=0.05)
+
+
+@pytest.mark.long
+def test_every_way_takes_what_its_interval_says(tmp_path):
+    cells = measured(tmp_path, "--models", "unet", "--settings", "sgd")
+    assert {each["way"] for each in cells} == {"interpreted", "op by op", "compiled"}
+    for each in cells:
+        assert "refused" not in each
+        off = 0.005 * each["measured"]
+        low, high = each["estimate"]["low"] - off, each["estimate"]["high"] + off
+        assert low <= each["measured"] <= high
