@@ -6,6 +6,7 @@ import dataclasses
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,6 +26,8 @@ LARGEST = 20
 POINTS = 600
 TEXT_BYTES = 400_000
 TASKS = 2_000
+#: What memory is for that is not always there.
+KINDS = ("activations for backward", "gradients", "new values", "while operators run")
 
 
 def process(began_ns: int) -> record.Process:
@@ -126,6 +129,7 @@ def _program(
         changes=tuple(changes[stamp] for stamp in program.history if stamp in changes),
         declined=dict(made.declined.get(program.name, {})),
         choices=operators.choices(lowering.kernel_choices(program)),
+        passages=operators.passages(program),
     )
 
 
@@ -159,18 +163,39 @@ def memory(use: MemoryUse) -> record.Memory:
     peak = max(needed)
     # Where memory is reserved, steps need about the same: the one that uses most of it says most.
     step = max(range(len(alive)), key=lambda index: (alive[index], needed[index]))
-    pieces = use.at(step)
+    pieces, points = use.at(step), fullest(alive)
     return record.Memory(
         basis=use.basis,
         steps=len(use.nodes),
         reserved=use.reserved,
         peak=peak,
         peak_step=step,
-        curve=tuple((at, alive[at], _described(use.nodes[at])) for at in fullest(alive)),
+        curve=tuple((at, alive[at], _described(use.nodes[at])) for at in points),
+        kinds=_kinds(use, points),
         phases=_phases(use.nodes),
         largest=tuple(_tensor(each) for each in pieces[:LARGEST]),
         others=sum(each.size for each in pieces[LARGEST:]),
     )
+
+
+def _kinds(use: MemoryUse, points: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """What the bytes at some steps are for; those of a step add up to all that is in use there."""
+    begins = _phases(use.nodes)
+    sums = [Counter[str]() for _ in points]
+    for counted, step in zip(sums, points, strict=True):
+        for piece in use.at(step):
+            counted[_kind(piece, begins)] += piece.size
+    return {kind: tuple(each[kind] for each in sums) for kind in KINDS}
+
+
+def _kind(piece: Piece, begins: Mapping[str, int]) -> str:
+    """What a piece is for, by who makes it and how long it stays."""
+    phase = None if piece.node is None or piece.inner else node_phase(piece.node)
+    if phase == "forward" and piece.last >= begins.get("backward", piece.last + 1):
+        return KINDS[0]
+    if phase == "backward" and piece.last >= begins.get("update", piece.last + 1):
+        return KINDS[1]
+    return KINDS[2] if phase == "update" else KINDS[3]
 
 
 def fullest(alive: Sequence[int]) -> list[int]:
@@ -181,10 +206,12 @@ def fullest(alive: Sequence[int]) -> list[int]:
 
 
 def _described(node: torch.fx.Node | None) -> str:
-    """What runs at a step: operator, module, and the user's line."""
+    """What runs at a step: operator and the tensor that it makes, module, and the user's line."""
     if node is None or node.op != "call_function":
         return ""
-    parts = (operator_of(node), operators.module_of(node), line_of(node))
+    value = node.meta.get("val")
+    made = type_text(value) if isinstance(value, torch.Tensor) else ""
+    parts = (operator_of(node), made, operators.module_of(node), line_of(node))
     return " · ".join(part for part in parts if part)
 
 

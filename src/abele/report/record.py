@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from abele.errors import ReportError
+from abele.report.flow import Passage
 from abele.report.kernel_times import Limits, Timing
 from abele.storage.atomic import write_text
 
@@ -165,6 +166,7 @@ class Memory:
         peak_step: the first step with that many.
         curve: step, bytes of values alive there, and what runs, in order of steps; where there
             are many steps, the fullest of each group.
+        kinds: of the bytes of each entry of ``curve``, how many are of which kind.
         phases: first step of each phase.
         largest: at the peak, the largest first.
         others: bytes of the pieces at the peak that are not in ``largest``.
@@ -179,6 +181,9 @@ class Memory:
     phases: dict[str, int]
     largest: tuple[Tensor, ...]
     others: int
+    kinds: dict[str, tuple[int, ...]] = dataclasses.field(
+        default_factory=dict[str, tuple[int, ...]]
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,12 +195,14 @@ class Change:
         removed: how many lines it took away.
         added: how many lines it added.
         text: these lines, ``-`` or ``+`` before each; cut off where they are many.
+        after: the lines of all operations after it; empty where it changed none.
     """
 
     by: str
     removed: int
     added: int
     text: str
+    after: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -252,6 +259,7 @@ class Program:
         untimed: why they were not, if somebody asked for that.
         declined: why other lowerings do not take it that would come first, by their names.
         choices: who computes its operators, and why; the most frequent first.
+        passages: what its forward does, module by module.
     """
 
     name: str
@@ -267,6 +275,7 @@ class Program:
     untimed: str = ""
     declined: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     choices: tuple[Choice, ...] = ()
+    passages: tuple[Passage, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -307,6 +316,8 @@ class Run:
         advice: how a program changes what insights are about, by topic; see ``insights``.
         limits: of the machine, if kernels were timed.
         pipeline: the latest passage through it; None without stages.
+        host_steps: training steps that went round the programs, on the host.
+        host_said: where these were.
     """
 
     schema: int = SCHEMA
@@ -325,6 +336,8 @@ class Run:
     advice: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     limits: Limits | None = None
     pipeline: Pipeline | None = None
+    host_steps: int = 0
+    host_said: str = ""
 
     def write(self, folder: Path) -> None:
         """Write ``run.json`` at once or not at all.

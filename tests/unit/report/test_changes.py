@@ -3,9 +3,10 @@
 import torch
 
 from abele import passes
+from abele.program.printing import node_lines
 from abele.report import facts
 from abele.report.changes import LONGEST, Changes
-from abele.report.page import page
+from abele.report.page import page, programs
 from abele.targets import get_target
 from helpers.reported import journal_of, recorded
 from helpers.runs import captured, started
@@ -29,10 +30,15 @@ def test_a_pass_says_what_it_took_away():
     with passes.watched(changes):
         done = passes.run(program)
     passes.run(program)  # nobody watches
-    assert set(changes.of_stamps) == set(done.history[len(program.history) :])
+    assert set(changes.of_stamps) == set(done.history)
     by = {each.by: each for each in changes.of_stamps.values()}
     assert "- exp_1 = aten.exp.default" in by["common_subexpressions"].text
     assert by["common_subexpressions"].removed > by["common_subexpressions"].added
+    before = by.pop("capture")
+    assert before.after.splitlines() == node_lines(program)
+    last = [each.after for each in by.values() if each.after][-1]
+    assert last.splitlines() == node_lines(done)
+    assert all(bool(each.after) == bool(each.removed + each.added) for each in by.values())
     removed = sum(each.removed - each.added for each in by.values())
     assert removed == len(program.graph.graph.nodes) - len(done.graph.graph.nodes)
 
@@ -45,6 +51,22 @@ def test_the_page_shows_what_passes_did():
     text = page(run, journal_of())
     assert "common_subexpressions: " in text
     assert "- exp_1 = aten.exp.default" in text
+    assert "The program after common_subexpressions" in text
+    # Named by the graph only there: the last text counts its values.
+    assert text.count("exp = aten.exp.default") == sum(
+        "exp = aten.exp.default" in each.after for each in changes.of_stamps.values()
+    )
+
+
+def test_texts_that_would_make_the_page_too_large_are_left_out(monkeypatch):
+    monkeypatch.setattr(programs, "TEXTS", 0)
+    module, changes = Twice(), Changes()
+    with passes.watched(changes):
+        session, record = started(module, [torch.ones(2, 4)], target=get_target("reference"))
+    run = recorded(session, record, facts.programs(session.executable, record, changes.of_stamps))
+    text = page(run, journal_of())
+    assert "The program after it is in run.json." in text
+    assert "The program after common_subexpressions" not in text
 
 
 def test_a_long_change_is_cut_off(monkeypatch):

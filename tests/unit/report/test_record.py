@@ -56,6 +56,10 @@ def test_facts_of_a_program_are_those_of_its_graph():
     memory = program.memory
     fullest = max(size for _, size, _ in memory.curve)
     assert sum(each.bytes for each in memory.largest) + memory.others == fullest
+    assert [size for _, size, _ in memory.curve] == [
+        sum(sizes) for sizes in zip(*memory.kinds.values(), strict=True)
+    ]
+    assert all(any(sizes) for sizes in memory.kinds.values())
     # At planned places, which a machine has that has compiled before, there are gaps.
     assert (fullest <= memory.peak) if memory.reserved else (fullest == memory.peak)
     lines = {each.line for each in program.memory.largest if each.phase == "forward"}

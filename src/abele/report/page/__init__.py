@@ -16,7 +16,8 @@ from abele.report.page.instances import instances, troubled
 from abele.report.page.kernels import kernels
 from abele.report.page.markup import Html, html, tag
 from abele.report.page.memory import memory
-from abele.report.page.operators import modules, operators
+from abele.report.page.modules import modules
+from abele.report.page.operators import operators
 from abele.report.page.pipeline import pipeline
 from abele.report.page.style import STYLE
 from abele.report.record import Run

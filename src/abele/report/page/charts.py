@@ -44,12 +44,18 @@ def legend(entries: Sequence[tuple[str, str]]) -> Html:
     return tag("ul", items, class_="legend")
 
 
-def stacked(bands: Sequence[tuple[str, str, float]], points: Sequence[Point], top: float) -> Html:
-    """Return levels that never change, and a curve of steps on top of them.
+def stacked(
+    bands: Sequence[tuple[str, str, float]],
+    points: Sequence[Point],
+    kinds: Sequence[tuple[str, Sequence[float]]],
+    top: float,
+) -> Html:
+    """Return levels that never change, and curves of steps on top of them.
 
     Args:
         bands: class, words and height of each level, from the bottom.
-        points: x from 0 to ``WIDTH``, and the curve's height there.
+        points: x from 0 to ``WIDTH``, the height of all curves there, and words.
+        kinds: class of each curve, from the bottom, and its own height at each point.
         top: what ``HEIGHT`` stands for.
     """
     scale = HEIGHT / top if top else 0.0
@@ -60,20 +66,37 @@ def stacked(bands: Sequence[tuple[str, str, float]], points: Sequence[Point], to
         box = {"x": "0", "y": _n(y), "width": _n(WIDTH), "height": _n(height * scale)}
         shapes.append(tag("rect", tag("title", words), class_=name, **box))
         level += height
-    shapes += _curve(points, level, scale)
-    return tag("g", shapes)
-
-
-def _curve(points: Sequence[Point], level: float, scale: float) -> list[Html]:
     if not points:
-        return []
-    base = HEIGHT - level * scale
+        return tag("g", shapes)
     ends = [*(x for x, _, _ in points[1:]), WIDTH]
-    path = [f"M{_n(points[0][0])},{_n(base)}"]
-    for (_, value, _), end in zip(points, ends, strict=True):
-        path.append(f"V{_n(base - value * scale)}H{_n(end)}")
-    path.append(f"V{_n(base)}Z")
-    hover = [
+    below = [level] * len(points)
+    for name, heights in kinds:
+        above = [a + b for a, b in zip(below, heights, strict=True)]
+        path = _band(points, ends, below, above, scale)
+        shapes.append(tag("path", d=path, class_=name))
+        below = above
+    return tag("g", shapes, _hover(points, ends))
+
+
+def _band(
+    points: Sequence[Point],
+    ends: Sequence[float],
+    below: Sequence[float],
+    above: Sequence[float],
+    scale: float,
+) -> str:
+    """The outline of what lies between two curves: along the upper one, and back."""
+    path = [f"M{_n(points[0][0])},{_n(HEIGHT - below[0] * scale)}"]
+    for end, height in zip(ends, above, strict=True):
+        path.append(f"V{_n(HEIGHT - height * scale)}H{_n(end)}")
+    for (begin, _, _), height in zip(reversed(points), reversed(below), strict=True):
+        path.append(f"V{_n(HEIGHT - height * scale)}H{_n(begin)}")
+    return "".join([*path, "Z"])
+
+
+def _hover(points: Sequence[Point], ends: Sequence[float]) -> list[Html]:
+    """Boxes that say what is there, at the pointer."""
+    return [
         tag(
             "rect",
             tag("title", words),
@@ -85,7 +108,6 @@ def _curve(points: Sequence[Point], level: float, scale: float) -> list[Html]:
         )
         for (x, _, words), end in zip(points, ends, strict=True)
     ]
-    return [tag("path", d="".join(path), class_="moving"), *hover]
 
 
 def line(points: Sequence[tuple[float, float]], name: str = "line") -> Html:

@@ -15,6 +15,13 @@ _BANDS = {
     "input": "c6",
 }
 _OTHER = "c5"
+# And of the kinds of what is not always there.
+_KINDS = {
+    "activations for backward": "m1",
+    "gradients": "m2",
+    "new values": "m3",
+    "while operators run": "m4",
+}
 
 
 def memory(run: record.Run) -> Html:
@@ -24,7 +31,7 @@ def memory(run: record.Run) -> Html:
         parts += [tag("h3", tag("code", program.name)), *_of_program(program)]
     note = (
         "Bytes of tensors. Below, what is there all the time; above, what the program makes and "
-        "frees, at each of its steps."
+        "frees, at each of its steps: the pointer shows which operation, tensor, module and line."
     )
     return section("Memory over the program", tag("p", note, class_="soft"), parts, name="memory")
 
@@ -59,22 +66,37 @@ def _name(role: str) -> str:
 
 def _picture(use: record.Memory, bands: list[tuple[str, str, float]], level: float) -> Html:
     steps = max(1, use.steps)
+    kinds = {name: sizes for name, sizes in use.kinds.items() if any(sizes)}
+    if not kinds:  # of an older file
+        kinds = {"not always there": tuple(size for _, size, _ in use.curve)}
     points = [
-        (at / steps * charts.WIDTH, float(size), f"step {at + 1}: {words.size(size)} · {what}")
-        for at, size, what in use.curve
+        (at / steps * charts.WIDTH, float(size), _at(at, size, what, kinds, index))
+        for index, (at, size, what) in enumerate(use.curve)
     ]
     highest = max((size for _, size, _ in use.curve), default=0)
     top = level + max(highest, 1)
     begins = ", ".join(f"{phase} from step {at + 1}" for phase, at in use.phases.items())
+    stacks = [(_KINDS.get(name, "m1"), sizes) for name, sizes in kinds.items()]
     picture = charts.frame(
-        charts.stacked(bands, points, top),
+        charts.stacked(bands, points, stacks, top),
         top=words.size(top),
         left=begins or "first step",
         right=f"step {use.steps}",
         title=f"Bytes in use at each step; at most {words.size(top)}",
     )
     entries = [(name, said) for name, said, _ in bands]
-    return tag("div", picture, charts.legend([*entries, ("moving", "not always there")]))
+    entries += [
+        (_KINDS.get(name, "m1"), f"{name}: up to {words.size(max(sizes))}")
+        for name, sizes in kinds.items()
+    ]
+    return tag("div", picture, charts.legend(entries))
+
+
+def _at(at: int, size: int, what: str, kinds: dict[str, tuple[int, ...]], index: int) -> str:
+    """What is said of a step: how much there is of what, and what runs."""
+    parts = [f"{words.size(sizes[index])} {name}" for name, sizes in kinds.items() if sizes[index]]
+    several = f" ({', '.join(parts)})" if len(parts) > 1 else ""
+    return f"step {at + 1}: {words.size(size)}{several}" + (f" · {what}" if what else "")
 
 
 def _largest(use: record.Memory) -> Html:

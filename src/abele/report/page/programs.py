@@ -8,6 +8,8 @@ from abele.report.record import Change, Choice, Program, Run
 
 #: The page shows so much of each program's text; ``run.json`` has more.
 TEXT = 120_000
+#: And so much of what was there after passes, of all programs together.
+TEXTS = 2_500_000
 _MOST = 30
 
 
@@ -70,8 +72,9 @@ def _own(program: Program) -> str:
 
 
 def passes(run: Run) -> Html:
-    """The stamps of each program, and its text after the last pass."""
+    """The stamps of each program, and its text after each pass that changed it."""
     parts: list[Content] = []
+    left = TEXTS
     for program in run.programs:
         rows: list[list[Content]] = [
             [tag("code", stamp.by), words.seconds(stamp.seconds), f"{stamp.nodes:,}"]
@@ -80,21 +83,32 @@ def passes(run: Run) -> Html:
         parts += [
             tag("h3", tag("code", program.name)),
             table(("pass", "took", "nodes after it"), rows, numbers=(1, 2)),
-            [_change(each) for each in program.changes],
-            folded("The program after all passes", tag("pre", _cut(program.text))),
         ]
+        for each in program.changes:
+            parts.append(_change(each, shows=len(each.after) <= left))
+            left -= len(each.after)
+        parts.append(folded("The program after all passes", tag("pre", _cut(program.text))))
     return section("Programs", parts, name="programs")
 
 
-def _change(change: Change) -> Html | None:
-    """What a pass took away and added; nothing for one that changed nothing."""
+def _change(change: Change, *, shows: bool) -> Html | None:
+    """What a pass took away and added, and what was there then; nothing if it changed nothing."""
     if not change.removed + change.added:
         return None
-    said = (
-        f"{change.by}: {words.count(change.removed, 'line')} removed, "
-        f"{words.count(change.added, 'line')} added"
-    )
-    return folded(said, tag("pre", change.text))
+    said = f"{change.by}: {words.count(change.added, 'line')}"
+    changed = None
+    if change.text:
+        removed = words.count(change.removed, "line")
+        said = f"{change.by}: {removed} removed, {change.added} added"
+        changed = tag("pre", change.text)
+    if not change.after:  # of an older file
+        return folded(said, changed)
+    after: Content = tag("p", "The program after it is in run.json.", class_="soft")
+    if shows:
+        after = tag("pre", change.after)
+        if changed is not None:
+            after = folded(f"The program after {change.by}", after)
+    return folded(said, changed, after)
 
 
 def _cut(text: str) -> str:

@@ -6,12 +6,14 @@ STYLE = """
   --paper: #ffffff; --ink: #1c2126; --soft: #56616b; --line: #dfe4e8; --card: #f5f7f8;
   --good: #00704f; --bad: #a83a00; --c1: #0072b2; --c2: #8a6bbd; --c3: #009e73; --c4: #b8860b;
   --c5: #6b7780; --c6: #d55e00; --move: #56a5d8; --wait: #c9ced3;
+  --m1: #7fbce4; --m2: #d99ac0; --m3: #e3c277; --m4: #b9c2c9;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --paper: #14181c; --ink: #e6eaed; --soft: #a3aeb8; --line: #2f373e; --card: #1c2227;
     --good: #4cc9a0; --bad: #ff9d5c; --c1: #3a8fc7; --c2: #9a80d0; --c3: #2cb58d; --c4: #c9a13b;
     --c5: #7d8993; --c6: #e8803a; --move: #67b3e3; --wait: #454e56;
+    --m1: #5d9cc7; --m2: #b5739b; --m3: #b8964a; --m4: #66717a;
   }
 }
 * { box-sizing: border-box; }
@@ -71,12 +73,22 @@ svg { display: block; width: 100%; background: var(--card); border-radius: 4px; 
 .c1 { fill: var(--c1); background: var(--c1); } .c2 { fill: var(--c2); background: var(--c2); }
 .c3 { fill: var(--c3); background: var(--c3); } .c4 { fill: var(--c4); background: var(--c4); }
 .c5 { fill: var(--c5); background: var(--c5); } .c6 { fill: var(--c6); background: var(--c6); }
-.moving { fill: var(--move); background: var(--move); }
+.m1 { fill: var(--m1); background: var(--m1); } .m2 { fill: var(--m2); background: var(--m2); }
+.m3 { fill: var(--m3); background: var(--m3); } .m4 { fill: var(--m4); background: var(--m4); }
 .wait { fill: var(--wait); background: var(--wait); }
 .hover { fill: transparent; } .hover:hover { fill: var(--ink); fill-opacity: .12; }
 rect:not(.hover):hover { opacity: .8; }
 path.line { fill: none; stroke: var(--c1); stroke-width: 2; vector-effect: non-scaling-stroke; }
 path.range { fill: var(--c1); fill-opacity: .22; }
+svg.graph { width: auto; max-width: none; background: none; }
+svg.graph rect { fill: var(--card); stroke: var(--line); }
+svg.graph rect.box { stroke: var(--c1); } svg.graph rect.edge-of { fill: none; stroke: none; }
+svg.graph rect.loose { stroke-dasharray: 3 3; }
+svg.graph a:hover rect { fill: var(--line); }
+svg.graph text { font-size: 13px; text-anchor: middle; fill: var(--ink); }
+svg.graph text.soft { font-size: 11.5px; fill: var(--soft); }
+svg.graph path { fill: none; stroke: var(--soft); stroke-width: 1.4; }
+svg.graph path:hover { stroke: var(--c6); stroke-width: 3; }
 .bar { display: block; height: .7rem; min-width: 1px; width: var(--length); background: var(--c1);
   border-radius: 2px; margin-top: .3rem; }
 .bar.move { background: var(--move); }
