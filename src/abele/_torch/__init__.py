@@ -51,6 +51,7 @@ from torch.fx.experimental.proxy_tensor import (  # noqa: E402
 from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 
 from abele._torch.interception import Interception  # noqa: E402
+from abele._torch.onednn import with_outer_onednn, without_onednn  # noqa: E402
 
 __all__ = [
     "DataDependentOutputException",
@@ -80,6 +81,8 @@ __all__ = [
     "traced_nodes",
     "track_tensor_tree",
     "unchecked_distributions",
+    "with_outer_onednn",
+    "without_onednn",
 ]
 
 #: Held while anything is traced or compiled: the tracer and the settings below are global.
@@ -479,18 +482,3 @@ def preload() -> None:
     """
     if multiprocessing.parent_process() is None:
         importlib.import_module("torch._dynamo")
-
-
-@contextlib.contextmanager
-def without_onednn() -> Generator[None]:
-    """While open, torch does not choose operators that exist for oneDNN alone.
-
-    The public ``torch.backends.mkldnn.flags`` also touches settings for Intel GPUs and warns where
-    there are none.
-    """
-    enabled = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(enabled)

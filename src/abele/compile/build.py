@@ -30,7 +30,7 @@ from abele.passes.trap_exceptions import trap_exceptions
 from abele.program import Program
 from abele.step.config import StepConfig
 from abele.targets import ENVIRONMENT, Target, get_target, requested
-from abele.targets.candidates import candidates
+from abele.targets.candidates import candidates, considered
 from abele.warn import warn_user
 
 # What takes the place of a target that cannot compile.
@@ -258,7 +258,7 @@ def _lower(
         # Traps come before lowering: the user's operations are watched, not what replaces them.
         program = passes.run(program, traps)
         ways = candidates(target, program, measured=measured)
-        declined = target.declined(program, before=ways[0][0])
+        declined = target.declined(considered(target, program), before=ways[0][0])
         if len(ways) == 1:
             program = passes.run_only(program, ways[0][0].passes)
     chosen = [ChosenLowering(name=each.name, reason=reason) for each, reason in ways]

@@ -31,6 +31,7 @@ from abele.program import Program, users_operator
 from abele.step.config import StepConfig
 from abele.targets import Target, get_target
 from abele.targets.base import COMPILED
+from abele.targets.candidates import considered
 
 #: Interprets: needs no compiler and gives the bits of plain PyTorch.
 INTERPRETING = "reference"
@@ -125,7 +126,8 @@ class Lowered:
             ]
             for program in self.programs
         }
-        seconds = estimates.expected_s(self.programs, lowerings, self.parts["target"])
+        programs = [considered(self.target, program) for program in self.programs]
+        seconds = estimates.expected_s(programs, lowerings, self.parts["target"])
         return None if seconds is None else seconds + self.target.unprepared_s()
 
 

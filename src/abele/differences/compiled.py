@@ -23,7 +23,7 @@ from abele.differences.subject import Subject
 from abele.errors import DifferenceError
 from abele.program import Program, Role
 from abele.targets import Lowering, Target
-from abele.targets.candidates import candidates
+from abele.targets.candidates import candidates, considered
 
 Say = Callable[[str], None]
 Values = Mapping[str, torch.Tensor]
@@ -97,7 +97,7 @@ class _Beside:
             lowering, why = candidates(self._target, program, measured=False)[0]
         else:
             lowering, why = self._setting.lowering, "it was asked for"
-            problem = lowering.why_not(program)
+            problem = lowering.why_not(considered(self._target, program))
             if problem is not None:
                 raise DifferenceError(
                     f"Lowering {lowering.name!r} cannot run program {program.name!r}: {problem}"

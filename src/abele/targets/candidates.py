@@ -7,13 +7,38 @@ say of themselves, unmeasured), one name, or several with commas between, which 
 from __future__ import annotations
 
 import os
+import weakref
+
+import torch
 
 from abele.errors import TargetError
+from abele.passes.of_lowerings.lstm_steps import lstm_steps
 from abele.program import Program, all_nodes, has_effect, users_operator
 from abele.targets.base import Lowering, Target
 
 ENVIRONMENT = "ABELE_LOWERING"
 RULES = "rules"
+
+# By the graph of the program as it was.
+_considered: weakref.WeakKeyDictionary[torch.fx.GraphModule, Program]
+_considered = weakref.WeakKeyDictionary()
+
+
+def considered(target: Target, program: Program) -> Program:
+    """The program that lowerings are asked about: without layers that those take apart first.
+
+    Args:
+        target: has the lowerings.
+        program: after the common pipeline, not to be edited any more.
+    """
+    if len(target.lowerings) == 1:
+        return program
+    if program.graph not in _considered:
+        apart = lstm_steps(program)
+        if apart is program:
+            return program
+        _considered[program.graph] = apart
+    return _considered[program.graph]
 
 
 def candidates(
@@ -30,7 +55,10 @@ def candidates(
         TargetError: the environment asks for a lowering that does not exist or cannot run it.
     """
     asked = os.environ.get(ENVIRONMENT, "")
-    if len(target.lowerings) == 1 or asked == RULES:
+    if len(target.lowerings) == 1:
+        return [target.choose(program)]
+    program = considered(target, program)
+    if asked == RULES:
         return [target.choose(program)]
     measured = measured and not _does_more_than_compute(program)
     if asked:

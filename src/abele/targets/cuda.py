@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from abele.passes.of_lowerings.explicit_alpha import explicit_alpha
+from abele.passes.of_lowerings.lstm_steps import lstm_steps
 from abele.passes.of_lowerings.on_device import on_device
 from abele.program import Program
 from abele.targets import aoti
@@ -25,7 +26,7 @@ class Inductor(Lowering):
     """AOTInductor's C++ host code around Triton kernels, replayed as one captured graph."""
 
     name = "inductor"
-    passes = (to_gpu, explicit_alpha)
+    passes = (lstm_steps, to_gpu, explicit_alpha)
 
     def why(self, program: Program) -> str | None:
         """Take every program."""

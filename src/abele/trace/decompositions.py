@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from abele import _torch
+from abele.ops import lstm
 from abele.trace import known_shapes
 
 aten = torch.ops.aten
@@ -70,6 +71,8 @@ PORTABLE_OPERATORS: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm.default: _batch_norm,
     getattr(aten.random_, "from"): _random_from,
     aten.binary_cross_entropy_with_logits.default: _cross_entropy_of_logits,
+    aten.mkldnn_rnn_layer.default: lstm.forward_of,
+    aten.mkldnn_rnn_layer_backward.default: lstm.backward_of,
     **known_shapes.OPERATORS,
 }
 

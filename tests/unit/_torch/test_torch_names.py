@@ -301,6 +301,9 @@ def test_onednn_is_left_alone_afterwards():
     before = torch.backends.mkldnn.enabled
     with _torch.without_onednn():
         assert not torch.backends.mkldnn.enabled
+        with _torch.with_outer_onednn():
+            assert torch.backends.mkldnn.enabled == before
+        assert not torch.backends.mkldnn.enabled
     assert torch.backends.mkldnn.enabled == before
 
 

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from abele import _torch
 from abele.capture import losses
 from abele.capture.replacements import cumulative_norm, static_forms
+from abele.containers import is_sequence
 from abele.errors import LossError
 from abele.ops import ctc_loss
 from abele.trace.constants import constant_value
@@ -65,6 +66,18 @@ def _with_form(func: Function, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
+def _has_library_layer(
+    x: torch.Tensor, hx: Any, params: Any = (), *settings: Any, **others: Any
+) -> bool:
+    """Whether an LSTM calls the operator of ``ops.lstm``, if the library is used at all.
+
+    One over packed sequences has their lengths as second argument, and stays in torch's own form.
+    """
+    del settings
+    alike = is_sequence(hx) and all(each.dtype is torch.float32 for each in (x, *hx, *params))
+    return alike and not others and torch.backends.mkldnn.is_available()
+
+
 @functools.cache
 def _is_made_of_others(func: Function) -> bool:
     """Whether a function with ``out=`` calls others that may change the shape of what it gets."""
@@ -94,6 +107,9 @@ class _PortableFunctions(TorchFunctionMode):
             return _with_dense_gradient(func, args, kwargs or {})
         if func is F.batch_norm:
             return cumulative_norm.batch_norm(*args, **(kwargs or {}))
+        if func == torch.lstm and _has_library_layer(*args):
+            with _torch.with_outer_onednn():
+                return func(*args)
         if func in static_forms.FORMS:
             return _with_form(func, *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))

@@ -8,6 +8,7 @@ from abele import _torch, kernels
 from abele.kernels import build
 from abele.passes.of_lowerings import few_channel_convolutions
 from abele.passes.of_lowerings.explicit_alpha import explicit_alpha
+from abele.passes.of_lowerings.lstm_steps import lstm_steps
 from abele.passes.of_lowerings.unpadded_max_pools import unpadded_max_pools
 from abele.program import Program, is_view
 from abele.targets import aoti
@@ -33,7 +34,12 @@ class Inductor(Lowering):
         "need minutes to compile them with clocks; under ABELE_LOWERING=emitted or op_by_op "
         "operators are timed"
     )
-    passes = (explicit_alpha, few_channel_convolutions.few_channel_convolutions, unpadded_max_pools)
+    passes = (
+        lstm_steps,
+        explicit_alpha,
+        few_channel_convolutions.few_channel_convolutions,
+        unpadded_max_pools,
+    )
 
     def why(self, program: Program) -> str | None:
         """Take every program."""

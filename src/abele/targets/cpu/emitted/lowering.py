@@ -8,6 +8,7 @@ import functools
 import torch
 
 from abele.passes.of_lowerings.few_channel_convolutions import few_channel_convolutions
+from abele.passes.of_lowerings.lstm_steps import lstm_steps
 from abele.passes.of_lowerings.summed_products import summed_products
 from abele.program import Program
 from abele.program.memory import MemoryUse, Piece
@@ -34,7 +35,7 @@ class Emitted(Lowering):
     name = "emitted"
     compiles = True
     certain = False
-    passes = (few_channel_convolutions, summed_products)
+    passes = (lstm_steps, few_channel_convolutions, summed_products)
 
     def why(self, program: Program) -> str | None:
         """Take programs of operators that mostly become code."""

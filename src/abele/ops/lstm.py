@@ -1,0 +1,179 @@
+"""One layer of an LSTM in one direction, by the library that plain PyTorch calls for it.
+
+    gates = x[t] @ w_ih' + b_ih + h @ w_hh' + b_hh
+    c = sigmoid(forget) * c + sigmoid(input) * tanh(cell);  h = sigmoid(output) * tanh(c)
+
+Programs have these operators where plain PyTorch calls oneDNN, so what interprets them has its bits
+and its speed. Whoever compiles takes them apart; see ``passes.of_lowerings.lstm_steps``.
+Importing this module registers them.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from abele import _torch
+from abele.ops._register import shapes_of
+
+_FORWARD = "abele::lstm"
+_BACKWARD = "abele::lstm_backward"
+_MODE = 2  # how the library's operator says that it is an LSTM
+_PROBES = 8, 16  # time steps
+
+torch.library.define(
+    _FORWARD,
+    "(Tensor x, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, Tensor h, Tensor c,"
+    " bool reverse, bool has_biases, bool differentiable) -> (Tensor, Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+torch.library.define(
+    _BACKWARD,
+    "(Tensor x, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, Tensor h, Tensor c,"
+    " Tensor states, Tensor last_h, Tensor last_c, Tensor? grad_states, Tensor? grad_h,"
+    " Tensor? grad_c, Tensor kept, bool reverse, bool has_biases)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+@torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
+def _forward(
+    x: torch.Tensor,
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor,
+    b_hh: torch.Tensor,
+    h: torch.Tensor,
+    c: torch.Tensor,
+    reverse: bool,
+    has_biases: bool,
+    differentiable: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Compute all time steps.
+
+    Args:
+        x: ``[steps, batch, features]`` float32.
+        w_ih: ``[4 * units, features]``; gates in torch's order.
+        w_hh: ``[4 * units, units]``.
+        b_ih: ``[4 * units]``; zeros without biases.
+        b_hh: as ``b_ih``.
+        h: ``[batch, units]``, before the first step.
+        c: as ``h``.
+        reverse: from the last step to the first.
+        has_biases: the layer has them.
+        differentiable: keep what backward needs.
+
+    Returns:
+        h of all steps ``[steps, batch, units]``, h and c after the last, and bytes for backward.
+    """
+    sizes: list[int] = []  # of packed sequences
+    shared = x, w_ih, w_hh, b_ih, b_hh, h, c, reverse, sizes, _MODE, h.shape[-1], 1, has_biases
+    # The library's operator asks torch, and not its caller, whether anybody will differentiate.
+    with torch.set_grad_enabled(differentiable):
+        *results, kept = torch.ops.aten.mkldnn_rnn_layer(*shared, False, False, differentiable)
+    return (*results, kept if differentiable else x.new_empty(0, dtype=torch.uint8))
+
+
+@torch.library.impl(_BACKWARD, "CompositeExplicitAutograd")
+def _backward(
+    x: torch.Tensor,
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor,
+    b_hh: torch.Tensor,
+    h: torch.Tensor,
+    c: torch.Tensor,
+    states: torch.Tensor,
+    last_h: torch.Tensor,
+    last_c: torch.Tensor,
+    grad_states: torch.Tensor | None,
+    grad_h: torch.Tensor | None,
+    grad_c: torch.Tensor | None,
+    kept: torch.Tensor,
+    reverse: bool,
+    has_biases: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Compute the gradients of the first seven arguments, which are those of forward."""
+    given = (x, w_ih, w_hh, b_ih, b_hh, h, c, states, last_h, last_c, grad_states, grad_h, grad_c)
+    sizes: list[int] = []
+    how = reverse, _MODE, h.shape[-1], 1, has_biases, True, False, sizes, False
+    results = list(torch.ops.aten.mkldnn_rnn_layer_backward(*given, *how, kept))
+    results[4] = results[4].clone()  # both biases have one gradient, which is one tensor there
+    return tuple(results)
+
+
+forward = torch.ops.abele.lstm.default
+backward = torch.ops.abele.lstm_backward.default
+
+
+@shapes_of(_FORWARD)
+def _forward_shape(
+    x: torch.Tensor,
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor,
+    b_hh: torch.Tensor,
+    h: torch.Tensor,
+    c: torch.Tensor,
+    reverse: bool,
+    has_biases: bool,
+    differentiable: bool,
+) -> tuple[torch.Tensor, ...]:
+    del w_ih, w_hh, b_ih, b_hh, reverse, has_biases
+    steps, batch, features = x.shape
+    kept = _kept_bytes(steps, batch, features, h.shape[-1]) if differentiable else 0
+    states = x.new_empty((steps, *h.shape))
+    return states, h.new_empty(h.shape), c.new_empty(c.shape), x.new_empty(kept, dtype=torch.uint8)
+
+
+@shapes_of(_BACKWARD)
+def _backward_shape(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(each.new_empty(each.shape) for each in args[:7])
+
+
+@functools.cache
+def _kept_bytes(steps: int, batch: int, features: int, units: int) -> int:
+    """Return how many bytes the library keeps for backward; about, where there are many steps.
+
+    Nobody but the library knows, so a few steps of zeros are computed.
+    """
+    few, more = (_probed(min(steps, each), batch, features, units) for each in _PROBES)
+    return more + (more - few) * max(0, steps - _PROBES[1]) // (_PROBES[1] - _PROBES[0])
+
+
+def _probed(steps: int, batch: int, features: int, units: int) -> int:
+    with _torch.outside_the_trace(), _torch.without_torch_function_modes():
+        x, state = torch.zeros(steps, batch, features), torch.zeros(batch, units)
+        weights = torch.zeros(4 * units, features), torch.zeros(4 * units, units)
+        bias = torch.zeros(4 * units)
+        return forward(x, *weights, bias, bias, state, state, False, True, True)[3].numel()
+
+
+def forward_of(
+    x: torch.Tensor,
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor,
+    b_hh: torch.Tensor,
+    h: torch.Tensor,
+    c: torch.Tensor,
+    reverse: bool,
+    batch_sizes: list[int],
+    mode: int,
+    hidden_size: int,
+    num_layers: int,
+    has_biases: bool,
+    *rest: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Call ``forward`` in place of the library's operator, with its arguments."""
+    del batch_sizes, mode, hidden_size, num_layers, rest
+    needed = torch.is_grad_enabled()
+    return forward(x, w_ih, w_hh, b_ih, b_hh, h, c, reverse, has_biases, needed)
+
+
+def backward_of(*args: object) -> tuple[torch.Tensor, ...]:
+    """Call ``backward`` in place of the library's operator, with its arguments."""
+    reverse, has_biases, kept = args[13], args[17], args[22]
+    return backward(*args[:13], kept, reverse, has_biases)

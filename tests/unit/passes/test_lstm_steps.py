@@ -1,0 +1,161 @@
+"""Layers of an LSTM: interpreted as plain PyTorch calls them, compiled as their time steps."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from abele import _torch, passes
+from abele.ops import lstm
+from abele.passes.of_lowerings import lstm_steps as module
+from abele.passes.of_lowerings.lstm_steps import lstm_steps
+from abele.program import all_nodes
+from abele.targets.reference import Interpreter, Reference
+from helpers.runs import (
+    assert_close_by_norm,
+    assert_same_bits,
+    captured,
+    rule_for,
+    run,
+    run_eagerly,
+    started,
+)
+
+STEPS = 5
+
+
+class Lowered(Interpreter):
+    passes = (lstm_steps,)
+
+
+class Apart(Reference):
+    lowerings = (Lowered(),)
+
+
+class Recurrent(nn.Module):
+    """An LSTM with a loss inside."""
+
+    def __init__(self, **settings):
+        super().__init__()
+        self.inner = nn.LSTM(3, 4, **settings)
+
+    def forward(self, sequences, wanted):
+        return nn.functional.mse_loss(self.inner(sequences)[0], wanted)
+
+
+class OfState(Recurrent):
+    """Only what remains after the last step counts."""
+
+    def forward(self, sequences, wanted):
+        _, (h, c) = self.inner(sequences)
+        return nn.functional.mse_loss((h + c)[0], wanted[0])
+
+
+CASES = {
+    "plain": (Recurrent, {}),
+    "batch first": (Recurrent, {"batch_first": True}),
+    "both directions": (Recurrent, {"bidirectional": True}),
+    "two layers": (Recurrent, {"num_layers": 2}),
+    "no biases": (Recurrent, {"bias": False}),
+    "last state": (OfState, {}),
+}
+
+
+def batches(width):
+    generator = torch.Generator().manual_seed(0)
+    shapes = (2, STEPS, 3), (2, STEPS, width)
+    return [tuple(torch.randn(s, generator=generator) for s in shapes) for _ in range(3)]
+
+
+def layers(program):
+    return [n for n in all_nodes(program.graph) if n.target in (lstm.forward, lstm.backward)]
+
+
+def model_of(name):
+    kind, settings = CASES[name]
+    torch.manual_seed(0)
+    return kind(**settings), batches(8 if settings.get("bidirectional") else 4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_train_as_the_layer_does(name):
+    model, data = model_of(name)
+    rule = rule_for(model, "sgd")
+    whole = run(started(model, data[0], rule)[0], data)
+    apart = run(started(model, data[0], rule, target=Apart())[0], data)
+    assert_close_by_norm(apart, whole, 1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_layer_has_the_bits_of_plain_pytorch(name):
+    model, data = model_of(name)
+    plain = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
+    rule = rule_for(model, "sgd")
+    ours = run(started(model, data[0], rule)[0], data)
+    assert_same_bits(ours, run_eagerly(plain, optimizer, data))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_of_the_layer_is_left(name):
+    model, data = model_of(name)
+    (program,) = captured(model, data[0], rule=rule_for(model, "sgd")).programs
+    before = passes.run(program)
+    assert layers(before)
+    after = passes.run_only(before, (lstm_steps,))
+    assert not layers(after)
+    assert layers(before), "the program that was handed in has changed"
+
+
+def test_a_program_without_layers_is_returned_as_it_is():
+    model = nn.Sequential(nn.Linear(3, 4))
+    (program,) = captured(model, [torch.randn(2, 3)]).programs
+    assert lstm_steps(program) is program
+
+
+def test_layers_of_one_shape_are_traced_once():
+    module._traced.cache_clear()
+    model, data = model_of("plain")
+    (program,) = captured(model, data[0], rule=rule_for(model, "sgd")).programs
+    before = passes.run(program)
+    lstm_steps(before)
+    lstm_steps(before)
+    assert module._traced.cache_info().misses == 1
+
+
+class Last(nn.Module):
+    """What an LSTM has after the last step."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.LSTM(3, 4)
+
+    def forward(self, x):
+        return self.inner(x)[0][-1]
+
+
+def test_other_types_stay_in_torchs_own_form():
+    (program,) = captured(Last().double(), [torch.randn(3, 2, 3).double()]).programs
+    assert not layers(program)
+
+
+def test_without_the_library_there_is_no_layer():
+    with _torch.without_onednn():
+        (program,) = captured(Last(), [torch.randn(3, 2, 3)]).programs
+    assert not layers(program)
+    (program,) = captured(Last(), [torch.randn(3, 2, 3)]).programs
+    assert layers(program)
+
+
+@pytest.mark.parametrize("steps", [1, 16, 40])
+def test_it_is_known_what_the_library_keeps(steps):
+    x, state = torch.randn(steps, 4, 3), torch.zeros(4, 8)
+    weights = torch.randn(32, 3), torch.randn(32, 8), torch.zeros(32), torch.zeros(32)
+    kept = lstm.forward(x, *weights, state, state, False, True, True)[3]
+    estimated = lstm._kept_bytes(steps, 4, 3, 8)
+    assert abs(estimated - kept.numel()) <= 0.1 * kept.numel()
+    if steps <= 16:
+        assert estimated == kept.numel()
