@@ -1,40 +1,65 @@
 // Batch normalisation and activation in two passes over memory each way.
 //
 // A row holds the channels of one pixel. Rows are taken in groups of a few dozen floats, a multiple
-// of both the channels and a vector, so that every channel count fills its registers. Sums are kept
-// for parts of fixed size and added in their order: threads do not change the result.
+// of both the channels and a register, so that every channel count fills its registers. Sums are
+// kept for parts of fixed size and added in their order: threads do not change the result.
 #include <omp.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <type_traits>
 
-#include "calls.h"
+#include "channel_vectors.h"
 
 namespace abele {
 namespace {
 
-constexpr Index VECTOR = 16, LEAST_GROUP = 64;
-constexpr Index BLOCK = 64;        // groups whose sums are kept in float
-constexpr Index PART = 16 * BLOCK;  // groups of one part
+constexpr Index LANES = channels_last::WIDEST;
+using Lanes = channels_last::Vec<channels_last::WIDEST>;
+
+constexpr Index FILLED = 16, LEAST_GROUP = 64;
+constexpr Index BLOCK = 64;       // groups whose sums are kept in float
+constexpr Index MOST_PARTS = 64;  // that threads share; more only cost sums
 // y recovers the normalised x to this many times the precision of y.
 constexpr float MOST_LOST = 64.0f, LEAST_WEIGHT = 1e-12f;
 
 struct Layout {
-  Index channels, group, groups, parts, floats;
+  Index channels, group, groups, rest, blocks, parts, blocks_per_part;
   explicit Layout(const AbeleNorm& norm)
-      : channels(norm.channels), group(std::lcm(norm.channels, VECTOR)) {
+      : channels(norm.channels), group(std::lcm(norm.channels, FILLED)) {
     group *= (LEAST_GROUP + group - 1) / group;
-    floats = norm.rows * channels;
-    groups = (floats + group - 1) / group;
-    parts = std::max<Index>(1, (groups + PART - 1) / PART);
+    const Index floats = norm.rows * channels;
+    groups = floats / group, rest = floats % group;
+    blocks = std::max<Index>(1, ceil_div(groups, BLOCK));
+    blocks_per_part = ceil_div(blocks, MOST_PARTS);
+    parts = ceil_div(blocks, blocks_per_part);
   }
-  // Calls body(first float, floats) for each group of a part; the last one may be short.
+  // Calls body(first group, end) for each block of a part.
   template <class Body>
-  void each_group(Index first, Index end, Body body) const {
-    for (Index g = first; g < end; ++g) body(g * group, std::min(group, floats - g * group));
+  void each_block(Index part, Body body) const {
+    const Index end = std::min(blocks, (part + 1) * blocks_per_part);
+    for (Index block = part * blocks_per_part; block < end; ++block)
+      body(block * BLOCK, std::min(groups, (block + 1) * BLOCK));
   }
+  bool has_rest(Index part) const { return rest > 0 && part == parts - 1; }
 };
+
+// Passes are written once for a register and for a single float: at(from) is either.
+template <class T>
+inline T at(const float* from) {
+  if constexpr (std::is_same_v<T, float>)
+    return *from;
+  else
+    return channels_last::load<LANES>(from);
+}
+template <class T>
+inline void put(float* to, T value) {
+  if constexpr (std::is_same_v<T, float>)
+    *to = value;
+  else
+    channels_last::store<LANES>(to, value);
+}
 
 // Values per channel, repeated along a group.
 const float* repeated(const Layout& layout, const float* per_channel, Scratch& scratch) {
@@ -43,74 +68,142 @@ const float* repeated(const Layout& layout, const float* per_channel, Scratch& s
   return values;
 }
 
-// Two sums per channel over all rows; add(first, count, a, b) adds one group to float sums.
-template <class Add>
-const double* two_sums(const Layout& layout, int threads, Scratch& scratch, Add add) {
-  double* sums = scratch.zeros<double>(2 * layout.channels);
-  double* partial = scratch.zeros<double>(layout.parts * 2 * layout.channels);
-  float* groups = scratch.take<float>(threads * 2 * layout.group);
+// make(zero, lane) gives what adds the element at a position to two sums, for a lane of the group;
+// here for N registers of each group of a block.
+template <int N, class Make>
+inline void add_block(const Layout& layout, Index first, Index end, Index lane, double* wide,
+                      Make make) {
+  const auto one = make(Lanes{}, lane), two = make(Lanes{}, lane + (N > 1) * LANES);
+  Lanes a[N] = {}, b[N] = {};
+  for (Index g = first; g < end; ++g) {
+    const Index from = g * layout.group + lane;
+    one(from, a[0], b[0]);
+    if (N > 1) two(from + LANES, a[N - 1], b[N - 1]);
+  }
+  for (int n = 0; n < N; ++n)
+    for (Index v = 0; v < LANES; ++v) {
+      wide[lane + n * LANES + v] += a[n][v];
+      wide[layout.group + lane + n * LANES + v] += b[n][v];
+    }
+}
+
+// Two sums per channel over all rows.
+template <class Make>
+const double* two_sums(const Layout& layout, int threads, Scratch& scratch, Make make) {
+  const Index channels = layout.channels, group = layout.group;
+  double* sums = scratch.zeros<double>(2 * channels);
+  double* partial = scratch.zeros<double>(layout.parts * 2 * channels);
+  double* lanes = scratch.take<double>(threads * 2 * group);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
   for (Index part = 0; part < layout.parts; ++part) {
-    double* mine = partial + part * 2 * layout.channels;
-    float* a = groups + omp_get_thread_num() * 2 * layout.group;
-    float* b = a + layout.group;
-    const Index end = std::min(layout.groups, (part + 1) * PART);
-    for (Index block = part * PART; block < end; block += BLOCK) {
-      std::fill(a, a + 2 * layout.group, 0.0f);
-      layout.each_group(block, std::min(end, block + BLOCK),
-                        [&](Index first, Index count) { add(first, count, a, b); });
-      for (Index i = 0, c = 0; i < layout.group; ++i, c = c + 1 == layout.channels ? 0 : c + 1) {
-        mine[c] += a[i];
-        mine[layout.channels + c] += b[i];
+    double* mine = partial + part * 2 * channels;
+    double* wide = lanes + omp_get_thread_num() * 2 * group;
+    std::fill(wide, wide + 2 * group, 0.0);
+    layout.each_block(part, [&](Index first, Index end) {
+      Index lane = 0;
+      for (; lane + 2 * LANES <= group; lane += 2 * LANES)
+        add_block<2>(layout, first, end, lane, wide, make);
+      if (lane < group) add_block<1>(layout, first, end, lane, wide, make);
+    });
+    if (layout.has_rest(part))
+      for (Index i = 0; i < layout.rest; ++i) {
+        float a = 0.0f, b = 0.0f;
+        make(0.0f, i)(layout.groups * group + i, a, b);
+        wide[i] += a, wide[group + i] += b;
       }
-    }
+    for (Index r = 0; r < group; r += channels)
+      for (Index c = 0; c < channels; ++c) {
+        mine[c] += wide[r + c];
+        mine[channels + c] += wide[group + r + c];
+      }
   }
   for (Index part = 0; part < layout.parts; ++part)
-    for (Index i = 0; i < 2 * layout.channels; ++i)
-      sums[i] += partial[part * 2 * layout.channels + i];
+    for (Index i = 0; i < 2 * channels; ++i) sums[i] += partial[part * 2 * channels + i];
   return sums;
 }
 
-template <class Body>
-void each_part(const Layout& layout, int threads, Body body) {
+// make(zero, lane) gives what is done with the element at a position.
+template <class Make>
+void each_element(const Layout& layout, int threads, Make make) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-  for (Index part = 0; part < layout.parts; ++part)
-    layout.each_group(part * PART, std::min(layout.groups, (part + 1) * PART), body);
+  for (Index part = 0; part < layout.parts; ++part) {
+    layout.each_block(part, [&](Index first, Index end) {
+      Index lane = 0;
+      for (; lane + 2 * LANES <= layout.group; lane += 2 * LANES) {
+        const auto one = make(Lanes{}, lane), two = make(Lanes{}, lane + LANES);
+        for (Index g = first; g < end; ++g) {
+          one(g * layout.group + lane);
+          two(g * layout.group + lane + LANES);
+        }
+      }
+      if (lane < layout.group) {
+        const auto one = make(Lanes{}, lane);
+        for (Index g = first; g < end; ++g) one(g * layout.group + lane);
+      }
+    });
+    if (layout.has_rest(part))
+      for (Index i = 0; i < layout.rest; ++i) make(0.0f, i)(layout.groups * layout.group + i);
+  }
 }
 
+// `added`, unless null, is added before the activation.
 void scale_shift(const Layout& layout, const float* x, const float* centre, const float* scale,
-                 const float* shift, float slope, float* y, int threads, Scratch& scratch) {
-  const float* c = repeated(layout, centre, scratch);
-  const float* a = repeated(layout, scale, scratch);
-  const float* b = repeated(layout, shift, scratch);
-  each_part(layout, threads, [=](Index first, Index count) {
-    const float* from = x + first;
-    float* to = y + first;
-#pragma GCC ivdep
-    for (Index i = 0; i < count; ++i) {
-      const float z = (from[i] - c[i]) * a[i] + b[i];
-      to[i] = z > 0.0f ? z : z * slope;
-    }
+                 const float* shift, const float* added, float slope, float* y, int threads,
+                 Scratch& scratch) {
+  const float* centres = repeated(layout, centre, scratch);
+  const float* scales = repeated(layout, scale, scratch);
+  const float* shifts = repeated(layout, shift, scratch);
+  each_element(layout, threads, [=](auto zero, Index lane) {
+    using T = decltype(zero);
+    const T c = at<T>(centres + lane), a = at<T>(scales + lane), b = at<T>(shifts + lane);
+    return [=](Index i) {
+      T z = (at<T>(x + i) - c) * a + b;
+      if (added != nullptr) z += at<T>(added + i);
+      put<T>(y + i, z > 0.0f ? z : z * slope);
+    };
   });
 }
 
 // What backward needs of one element: its masked gradient and its normalised input.
+template <class T>
 struct Element {
-  float grad, normalised;
+  T grad, normalised;
 };
 
-// Recovers both from y or from x. `kept` and `grad` are of one element; the others of its channel.
-template <bool FROM_Y>
-inline Element recover(float grad, float kept, float add, float multiply, float weight, float bias,
-                       float slope, float inverse_slope) {
-  if (FROM_Y) {
-    const float z = kept * (kept > 0.0f ? 1.0f : inverse_slope);
-    const float normalised = (z - add) * multiply;
-    return {grad * (kept > 0.0f ? 1.0f : slope), normalised};
+// Per channel, what brings both back from `kept`, which is y or x.
+template <class T, bool FROM_Y>
+struct Recover {
+  T add, multiply, weight, bias;
+  float slope, inverse_slope;
+  Element<T> operator()(T grad, T kept) const {
+    if (FROM_Y) {
+      const T z = kept > 0.0f ? kept : kept * inverse_slope;
+      return {kept > 0.0f ? grad : grad * slope, (z - add) * multiply};
+    }
+    const T normalised = (kept - add) * multiply, before = normalised * weight + bias;
+    return {before > 0.0f ? grad : grad * slope, normalised};
   }
-  const float normalised = (kept - add) * multiply;
-  const float before = normalised * weight + bias;
-  return {grad * (before > 0.0f ? 1.0f : slope), normalised};
+};
+
+// The gradients of the parameters, and per element of a group what the gradient of x needs.
+struct Means {
+  const float *scale, *grad, *both;
+};
+Means means_of(const AbeleNorm& norm, const Layout& layout, const double* sums,
+               const float* weight, const float* inverse_std, float* grad_weight,
+               float* grad_bias, Scratch& scratch) {
+  const Index channels = norm.channels;
+  float *scale = scratch.take<float>(channels), *mean_grad = scratch.take<float>(channels);
+  float* mean_both = scratch.take<float>(channels);
+  for (Index c = 0; c < channels; ++c) {
+    grad_bias[c] = static_cast<float>(sums[c]);
+    grad_weight[c] = static_cast<float>(sums[channels + c]);
+    scale[c] = weight[c] * inverse_std[c];
+    mean_grad[c] = static_cast<float>(sums[c] / norm.rows);
+    mean_both[c] = static_cast<float>(sums[channels + c] / norm.rows);
+  }
+  return {repeated(layout, scale, scratch), repeated(layout, mean_grad, scratch),
+          repeated(layout, mean_both, scratch)};
 }
 
 template <bool FROM_Y>
@@ -125,38 +218,32 @@ void backward(const AbeleNorm& norm, const float* grad, const float* kept, const
   const float* p = repeated(layout, FROM_Y ? bias : mean, scratch);
   const float* q = repeated(layout, FROM_Y ? inverse : inverse_std, scratch);
   const float *w = repeated(layout, weight, scratch), *v = repeated(layout, bias, scratch);
-  const float slope = static_cast<float>(norm.slope), inverse_slope = 1.0f / slope;
-  const auto add = [=](Index first, Index count, float* a, float* b) {
-    const float *g = grad + first, *k = kept + first;
-#pragma GCC ivdep
-    for (Index i = 0; i < count; ++i) {
-      const Element e =
-          recover<FROM_Y>(g[i], k[i], p[i], q[i], w[i], v[i], slope, inverse_slope);
-      a[i] += e.grad;
-      b[i] += e.grad * e.normalised;
-    }
+  const float slope = static_cast<float>(norm.slope);
+  const auto recover = [=](auto zero, Index lane) {
+    using T = decltype(zero);
+    return Recover<T, FROM_Y>{at<T>(p + lane), at<T>(q + lane), at<T>(w + lane),
+                              at<T>(v + lane), slope,           1.0f / slope};
   };
-  const double* sums = two_sums(layout, threads, scratch, add);
-  float *scale = scratch.take<float>(channels), *mean_grad = scratch.take<float>(channels);
-  float* mean_both = scratch.take<float>(channels);
-  for (Index c = 0; c < channels; ++c) {
-    grad_bias[c] = static_cast<float>(sums[c]);
-    grad_weight[c] = static_cast<float>(sums[channels + c]);
-    scale[c] = weight[c] * inverse_std[c];
-    mean_grad[c] = static_cast<float>(sums[c] / norm.rows);
-    mean_both[c] = static_cast<float>(sums[channels + c] / norm.rows);
-  }
-  const float* s = repeated(layout, scale, scratch);
-  const float *m = repeated(layout, mean_grad, scratch), *n = repeated(layout, mean_both, scratch);
-  each_part(layout, threads, [=](Index first, Index count) {
-    const float *g = grad + first, *k = kept + first;
-    float* to = grad_x + first;
-#pragma GCC ivdep
-    for (Index i = 0; i < count; ++i) {
-      const Element e =
-          recover<FROM_Y>(g[i], k[i], p[i], q[i], w[i], v[i], slope, inverse_slope);
-      to[i] = s[i] * (e.grad - m[i] - e.normalised * n[i]);
-    }
+  const double* sums = two_sums(layout, threads, scratch, [=](auto zero, Index lane) {
+    using T = decltype(zero);
+    const auto of = recover(zero, lane);
+    return [=](Index i, T& a, T& b) {
+      const Element<T> e = of(at<T>(grad + i), at<T>(kept + i));
+      a += e.grad;
+      b += e.grad * e.normalised;
+    };
+  });
+  const Means means =
+      means_of(norm, layout, sums, weight, inverse_std, grad_weight, grad_bias, scratch);
+  each_element(layout, threads, [=](auto zero, Index lane) {
+    using T = decltype(zero);
+    const auto of = recover(zero, lane);
+    const T s = at<T>(means.scale + lane), m = at<T>(means.grad + lane);
+    const T n = at<T>(means.both + lane);
+    return [=](Index i) {
+      const Element<T> e = of(at<T>(grad + i), at<T>(kept + i));
+      put<T>(grad_x + i, s * (e.grad - m - e.normalised * n));
+    };
   });
 }
 
@@ -177,16 +264,15 @@ void statistics_of(const AbeleNorm& norm, const float* x, bool from_y, const flo
   const Index channels = norm.channels;
   // Sums are of differences to the first pixel: a large mean would swallow the variance.
   const float* shift = repeated(layout, x, scratch);
-  const auto add = [=](Index first, Index count, float* a, float* b) {
-    const float* from = x + first;
-#pragma GCC ivdep
-    for (Index i = 0; i < count; ++i) {
-      const float d = from[i] - shift[i];
-      a[i] += d;
-      b[i] += d * d;
-    }
-  };
-  const double* sums = two_sums(layout, threads, scratch, add);
+  const double* sums = two_sums(layout, threads, scratch, [=](auto zero, Index lane) {
+    using T = decltype(zero);
+    const T first = at<T>(shift + lane);
+    return [=](Index i, T& a, T& b) {
+      const T d = at<T>(x + i) - first;
+      a += d;
+      b += d * d;
+    };
+  });
   const double rows = static_cast<double>(norm.rows), keep = 1.0 - norm.momentum;
   for (Index c = 0; c < channels; ++c) {
     const double offset = sums[c] / rows;
@@ -224,8 +310,8 @@ int abele_norm_apply(const AbeleNorm* norm, const float* x, const float* weight,
     for (Index c = 0; c < norm->channels; ++c)
       scale[c] = weight[c] * statistics[norm->channels + c];
     // The mean is taken away first: a large one would leave few digits of the rest.
-    scale_shift(Layout(*norm), x, statistics, scale, bias, static_cast<float>(norm->slope), y,
-                threads, scratch);
+    scale_shift(Layout(*norm), x, statistics, scale, bias, nullptr,
+                static_cast<float>(norm->slope), y, threads, scratch);
   });
 }
 
@@ -233,8 +319,8 @@ int abele_scale_shift(const AbeleNorm* norm, const float* x, const float* scale,
                       const float* shift, float* y, int threads) {
   return guarded([&](Scratch& scratch) {
     const float* zeros = scratch.zeros<float>(norm->channels);
-    scale_shift(Layout(*norm), x, zeros, scale, shift, static_cast<float>(norm->slope), y, threads,
-                scratch);
+    scale_shift(Layout(*norm), x, zeros, scale, shift, nullptr, static_cast<float>(norm->slope), y,
+                threads, scratch);
   });
 }
 
