@@ -79,6 +79,56 @@ inline void transpose(Quad& a, Quad& b, Quad& c, Quad& d) {
   d = ABELE_SHUFFLE(Places4, ab_high, cd_high, 2, 3, 6, 7);
 }
 
+#if defined(__AVX512F__)
+using Places16 = int32_t __attribute__((vector_size(64)));
+// The places p, q, r, s of each quad, those of the second vector from 16 on; and whole quads.
+#define ABELE_IN_QUADS(a, b, p, q, r, s)                                                         \
+  ABELE_SHUFFLE(Places16, a, b, p, q, r, s, p + 4, q + 4, r + 4, s + 4, p + 8, q + 8, r + 8, s + 8, \
+                p + 12, q + 12, r + 12, s + 12)
+#define ABELE_QUADS(a, b, p, q, r, s)                                                               \
+  ABELE_SHUFFLE(Places16, a, b, 4 * p, 4 * p + 1, 4 * p + 2, 4 * p + 3, 4 * q, 4 * q + 1, 4 * q + 2, \
+                4 * q + 3, 4 * r, 4 * r + 1, 4 * r + 2, 4 * r + 3, 4 * s, 4 * s + 1, 4 * s + 2,   \
+                4 * s + 3)
+
+// Of each quad of four vectors.
+inline void transpose(Vec& a, Vec& b, Vec& c, Vec& d) {
+  const Vec ab_low = ABELE_IN_QUADS(a, b, 0, 16, 1, 17);
+  const Vec ab_high = ABELE_IN_QUADS(a, b, 2, 18, 3, 19);
+  const Vec cd_low = ABELE_IN_QUADS(c, d, 0, 16, 1, 17);
+  const Vec cd_high = ABELE_IN_QUADS(c, d, 2, 18, 3, 19);
+  a = ABELE_IN_QUADS(ab_low, cd_low, 0, 1, 16, 17);
+  b = ABELE_IN_QUADS(ab_low, cd_low, 2, 3, 18, 19);
+  c = ABELE_IN_QUADS(ab_high, cd_high, 0, 1, 16, 17);
+  d = ABELE_IN_QUADS(ab_high, cd_high, 2, 3, 18, 19);
+}
+
+// Of a vector of quads for each of four.
+inline void transpose_quads(Vec& a, Vec& b, Vec& c, Vec& d) {
+  const Vec ab_low = ABELE_QUADS(a, b, 0, 1, 4, 5), ab_high = ABELE_QUADS(a, b, 2, 3, 6, 7);
+  const Vec cd_low = ABELE_QUADS(c, d, 0, 1, 4, 5), cd_high = ABELE_QUADS(c, d, 2, 3, 6, 7);
+  a = ABELE_QUADS(ab_low, cd_low, 0, 2, 4, 6), b = ABELE_QUADS(ab_low, cd_low, 1, 3, 5, 7);
+  c = ABELE_QUADS(ab_high, cd_high, 0, 2, 4, 6), d = ABELE_QUADS(ab_high, cd_high, 1, 3, 5, 7);
+}
+
+// LANES rows become columns; each is read at once, since rows may lie a multiple of 4 KiB apart and
+// then push each other out of the first-level cache.
+inline void turn_lanes(const float* rows, Index step, float* to, Index width) {
+  Vec v[LANES];
+#pragma GCC unroll 16
+  for (Index r = 0; r < LANES; ++r) v[r] = load(rows + r * step);
+#pragma GCC unroll 4
+  for (Index r = 0; r < LANES; r += 4) transpose(v[r], v[r + 1], v[r + 2], v[r + 3]);
+#pragma GCC unroll 4
+  for (Index p = 0; p < 4; ++p) {
+    transpose_quads(v[p], v[p + 4], v[p + 8], v[p + 12]);
+#pragma GCC unroll 4
+    for (Index q = 0; q < 4; ++q) store(to + (4 * q + p) * width, v[p + 4 * q]);
+  }
+}
+#undef ABELE_QUADS
+#undef ABELE_IN_QUADS
+#endif
+
 // sums[i] = the sum of lanes of v[i], as a tree: the rounding must not be the compiler's choice.
 inline void sum_lanes(const Vec* v, Index count, float* sums) {
   for (Index i = 0; i < count; i += 4) {

@@ -12,7 +12,7 @@ namespace {
 
 // Blocks of both operands that the second-level cache holds, beside what is read next.
 constexpr Index BLOCK_ROWS = 10 * PRODUCT_ROWS, BLOCK_COLUMNS = 512, BLOCK_INNER = 256;
-constexpr Index A_WORK = BLOCK_ROWS * BLOCK_INNER + LANES;
+constexpr Index A_WORK = BLOCK_ROWS / PRODUCT_ROWS * PACKED_ROWS * BLOCK_INNER;
 constexpr Index WORK = A_WORK + BLOCK_COLUMNS * BLOCK_INNER;
 // Results that stay in this cache until they are used, which brings others there.
 constexpr Index KEPT = 1 << 16;
@@ -63,7 +63,7 @@ struct Share {
 
 // One tile of c; a and b begin with the block, unless all of b is packed.
 void multiply_tile(const Share& share, Part rows, Index column, const Block& block, const float* a,
-                   const float* b) {
+                   const float* b, Ahead ahead) {
   const Index width = std::min(PRODUCT_COLUMNS, share.columns - column);
   float* c = share.c + rows.begin * share.c_row + column;
   for (int i = 0; i < block.count; ++i) {
@@ -71,39 +71,36 @@ void multiply_tile(const Share& share, Part rows, Index column, const Block& blo
     const bool add = share.added || along.begin > 0;
     if (share.packed != nullptr) b = share.columns_of(along, column);
     if (width == PRODUCT_COLUMNS)
-      TILES[add][rows.size - 1](along.size, a, b, c, share.c_row);
+      TILES[add][rows.size - 1](along.size, a, b, c, share.c_row, ahead);
     else
-      narrow_tile(rows.size, width, along.size, a, b, c, share.c_row, add);
-    a += along.size * rows.size, b += along.size * PRODUCT_COLUMNS;
+      narrow_tile(rows.size, width, along.size, a, b, c, share.c_row, add, ahead);
+    a += along.size * PACKED_ROWS, b += along.size * PRODUCT_COLUMNS;
+    ahead.line += along.size * ahead.step;
   }
 }
 
-// What is packed next. Tiles ask for its lines, some each: packing would have to wait for them, while
-// multiplying leaves the memory idle.
-class Ahead {
+// A matrix that is packed soon, of which tiles ask for a column of lines each.
+class Upcoming {
  public:
-  Ahead() = default;
-  Ahead(Matrix m, Index rows, Index columns)
+  Upcoming() = default;
+  Upcoming(Matrix m, Index rows, Index columns)
       : line_(m.data),
         step_(m.column == 1 ? m.row : m.column),
-        width_(m.column == 1 ? columns : rows),
-        left_(m.column == 1 ? rows : columns) {}
-  Index lines() const { return left_ * ceil_div(width_, LINE); }
-  void fetch(Index count) {
-    for (; count > 0 && left_ > 0; --count) {
-      __builtin_prefetch(line_ + at_, 0, LATER);
-      at_ += LINE;
-      if (at_ >= width_) at_ = 0, line_ += step_, --left_;
-    }
+        left_(m.column == 1 ? columns : rows) {}
+  bool empty() const { return left_ <= 0; }
+  Ahead next() {
+    const Ahead lines{line_, step_};
+    line_ += LINE, left_ -= LINE;
+    return lines;
   }
 
  private:
   const float* line_ = nullptr;
-  Index step_ = 0, width_ = 0, left_ = 0, at_ = 0;
+  Index step_ = 0, left_ = 0;
 };
 
 // The columns of b behind a tile's, if they are packed there.
-Ahead columns_ahead(const Share& share, const Block& block, Index column) {
+Upcoming columns_behind(const Share& share, const Block& block, Index column) {
   const Index next = column + PRODUCT_COLUMNS;
   if (next >= share.columns) return {};
   return {share.b.from(block.begin, next), block.size,
@@ -112,30 +109,29 @@ Ahead columns_ahead(const Share& share, const Block& block, Index column) {
 
 // Some rows, a packed, with columns of b that are packed here if they are not yet.
 void multiply_block(const Share& share, Part high, Part wide, const Block& block, const float* a,
-                    float* b_work, Ahead rows_ahead) {
+                    float* b_work, Upcoming rows_behind) {
   const Index tiles = ceil_div(high.size, PRODUCT_ROWS);
-  const Index each = ceil_div(rows_ahead.lines(), tiles * ceil_div(wide.size, PRODUCT_COLUMNS));
   const bool packs = share.packed == nullptr && high.begin == 0;
   for (Index column = wide.begin; column < wide.begin + wide.size; column += PRODUCT_COLUMNS) {
     float* b = b_work + (column - wide.begin) * block.size;
-    Ahead next;
+    Upcoming columns;
     if (packs) {
       pack_columns<false>(share.b.from(block.begin, column), block.size,
                           std::min(PRODUCT_COLUMNS, share.columns - column), b);
-      next = columns_ahead(share, block, column);
+      columns = columns_behind(share, block, column);
     }
-    const Index some = ceil_div(next.lines(), tiles);
     for (Index i = 0; i < tiles; ++i) {
-      rows_ahead.fetch(each), next.fetch(some);
       const Part rows = tile_rows(high.size, i);
+      Upcoming& upcoming = columns.empty() ? rows_behind : columns;
+      const Ahead ahead = upcoming.empty() ? Ahead{a, 0} : upcoming.next();
       multiply_tile(share, {high.begin + rows.begin, rows.size}, column, block,
-                    a + rows.begin * block.size, b);
+                    a + i * block.size * PACKED_ROWS, b, ahead);
     }
   }
 }
 
 // The rows of a that are packed after block `i` of the rows and columns up to `last`.
-Ahead rows_behind(const Share& share, const Block& block, Index cut, Index i, Index last) {
+Upcoming rows_behind(const Share& share, const Block& block, Index cut, Index i, Index last) {
   const Index blocks = ceil_div(share.rows, BLOCK_ROWS);
   if (i + 1 < blocks) {
     const Part rows = part(share.rows, blocks, i + 1);

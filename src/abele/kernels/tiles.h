@@ -19,13 +19,25 @@ struct Matrix {
   Matrix from(Index i, Index j) const { return {data + i * row + j * column, row, column}; }
 };
 
-// Of a tile: its sums and one row of b fill the registers.
+// For what is read soon, and for the next tile in the second-level cache.
+constexpr int SOON = 3, LATER = 2;
+
+// Of a tile: its sums and one row of b fill the registers. Packed rows of a begin with a line.
 constexpr Index PRODUCT_ROWS = (REGISTERS - 4) / 2, PRODUCT_COLUMNS = 2 * LANES;
+constexpr Index PACKED_ROWS = (PRODUCT_ROWS + LANES - 1) / LANES * LANES;
+
+// What is packed next, where a tile asks for it: packing would have to wait, while multiplying leaves
+// the memory idle. One line for each element along the inner dimension, without a condition: that
+// would cost more than it gains.
+struct Ahead {
+  const float* line;
+  Index step;
+};
 
 // c[rows, vectors] (+)= a[rows, k] b[k, vectors]; a and b are packed.
 template <int rows, int vectors, bool add>
 void tile(Index k, const float* __restrict a, const float* __restrict b, float* __restrict c,
-          Index c_row) {
+          Index c_row, Ahead ahead) {
   Vec sums[rows][vectors] = {};
   // Rows that lie far apart come from memory one by one, unless they are asked for before; where they
   // are only written, too.
@@ -36,6 +48,8 @@ void tile(Index k, const float* __restrict a, const float* __restrict b, float* 
   for (Index p = 0; p < k; ++p) {
     Vec columns[vectors];
     std::memcpy(&columns, b, sizeof columns);
+    __builtin_prefetch(ahead.line, 0, LATER);
+    ahead.line += ahead.step;
 #pragma GCC unroll 16
     for (int i = 0; i < rows; ++i) {
       Vec value = broadcast(a[i]);
@@ -43,7 +57,7 @@ void tile(Index k, const float* __restrict a, const float* __restrict b, float* 
 #pragma GCC unroll 2
       for (int v = 0; v < vectors; ++v) sums[i][v] += value * columns[v];
     }
-    a += rows, b += PRODUCT_COLUMNS;
+    a += PACKED_ROWS, b += PRODUCT_COLUMNS;
   }
 #pragma GCC unroll 16
   for (int i = 0; i < rows; ++i)
@@ -59,7 +73,7 @@ void tile(Index k, const float* __restrict a, const float* __restrict b, float* 
     }
 }
 
-using Tile = void (*)(Index, const float*, const float*, float*, Index);
+using Tile = void (*)(Index, const float*, const float*, float*, Index, Ahead);
 template <int vectors, bool add, int... rows>
 constexpr std::array<Tile, sizeof...(rows)> tiles(std::integer_sequence<int, rows...>) {
   return {&tile<rows + 1, vectors, add>...};
@@ -71,10 +85,10 @@ constexpr std::array<Tile, PRODUCT_ROWS> HALF_TILES = tiles<1, false>(ALL_ROWS);
 
 // A tile of which c has only `width` columns.
 inline void narrow_tile(Index rows, Index width, Index k, const float* a, const float* b, float* c,
-                        Index c_row, bool add) {
+                        Index c_row, bool add, Ahead ahead) {
   float sums[PRODUCT_ROWS * PRODUCT_COLUMNS];
   const auto& tiles = width <= LANES ? HALF_TILES : TILES[0];
-  tiles[rows - 1](k, a, b, sums, PRODUCT_COLUMNS);
+  tiles[rows - 1](k, a, b, sums, PRODUCT_COLUMNS, ahead);
   for (Index i = 0; i < rows; ++i)
     for (Index j = 0; j < width; ++j) {
       const float sum = sums[i * PRODUCT_COLUMNS + j];
@@ -88,9 +102,7 @@ inline Part tile_rows(Index rows, Index i) { return part(rows, ceil_div(rows, PR
 // -- packing ------------------------------------------------------------------------------------
 
 // Of a weight, a piece of a row is read at a time, so the processor does not see what comes next.
-// Where nothing is computed between pieces, packing asks for it: for what is read soon, and for the
-// next tile in the second-level cache.
-constexpr int SOON = 3, LATER = 2;
+// Where nothing is computed between pieces, packing asks for it.
 template <int when>
 inline void fetch_lines(const float* line, Index step) {
   for (Index r = 0; r < 4; ++r) __builtin_prefetch(line + r * step, 0, when);
@@ -100,8 +112,9 @@ inline void fetch_lines(const float* line, Index step) {
 template <bool fetch>
 inline void pack_turned(Index count, Index k, const float* from, Index step, Index width,
                         float* to) {
-  Index i = 0;
-  for (; i + 4 <= count; i += 4) {
+  // The last four may be some of those before, once more.
+  for (Index next = 0; next < count && count >= 4; next += 4) {
+    const Index i = std::min(next, count - 4);
     const float* rows = from + i * step;
     Index p = 0;
     for (; p + 4 <= k; p += 4) {
@@ -119,8 +132,17 @@ inline void pack_turned(Index count, Index k, const float* from, Index step, Ind
     for (; p < k; ++p)
       for (Index r = 0; r < 4; ++r) to[p * width + i + r] = rows[r * step + p];
   }
-  for (; i < count; ++i)
+  for (Index i = 0; i < count && count < 4; ++i)
     for (Index p = 0; p < k; ++p) to[p * width + i] = from[i * step + p];
+}
+
+// The same of LANES rows.
+inline void pack_turned_lanes(Index k, const float* from, Index step, Index width, float* to) {
+  Index p = 0;
+#if defined(__AVX512F__)
+  for (; p + LANES <= k; p += LANES) turn_lanes(from + p, step, to + p * width, width);
+#endif
+  pack_turned<false>(LANES, k - p, from + p, step, width, to + p * width);
 }
 
 // to[p][i] = from[p][i] for i < count, p < k; elements of `from` are neighbours along i.
@@ -135,8 +157,8 @@ inline void pack_straight(Index count, Index k, const float* from, Index step, I
         __builtin_prefetch(row + i, 0, LATER);
       std::memcpy(to + p * width, row, PRODUCT_COLUMNS * sizeof(float));
     }
-  // What a whole vector takes too much belongs to the next row, which overwrites it.
-  if (count == width && count <= LANES && 2 * count >= LANES)
+  // Nobody reads what a whole vector takes too much.
+  if (width == LANES && 2 * count >= LANES)
     for (; p + 1 < k; ++p) std::memcpy(to + p * width, from + p * step, sizeof(Vec));
   for (; p < k; ++p)
     for (Index i = 0; i < count; ++i) to[p * width + i] = from[p * step + i];
@@ -145,15 +167,18 @@ inline void pack_straight(Index count, Index k, const float* from, Index step, I
 // Columns of b for tiles, [inner][PRODUCT_COLUMNS]; those that b does not have are zero.
 template <bool fetch>
 inline void pack_columns(Matrix b, Index inner, Index columns, float* to) {
-  if (b.row == 1)
-    pack_turned<fetch>(columns, inner, b.data, b.column, PRODUCT_COLUMNS, to);
-  else
+  if (b.row != 1)
     pack_straight<fetch>(columns, inner, b.data, b.row, PRODUCT_COLUMNS, to);
+  else if (!fetch && columns == PRODUCT_COLUMNS)
+    for (Index i = 0; i < PRODUCT_COLUMNS; i += LANES)
+      pack_turned_lanes(inner, b.data + i * b.column, b.column, PRODUCT_COLUMNS, to + i);
+  else
+    pack_turned<fetch>(columns, inner, b.data, b.column, PRODUCT_COLUMNS, to);
   for (Index p = 0; columns < PRODUCT_COLUMNS && p < inner; ++p)
     std::fill(to + p * PRODUCT_COLUMNS + columns, to + (p + 1) * PRODUCT_COLUMNS, 0.0f);
 }
 
-// Rows of a, [inner][rows of the tile] for each tile.
+// Rows of a, [inner][PACKED_ROWS] for each tile.
 inline void pack_rows(Matrix a, Index rows, Index inner, float* to) {
   // Of turned rows, a few elements of all tiles at a time: a line of memory belongs to several.
   const Index tiles = ceil_div(rows, PRODUCT_ROWS), some = a.column == 1 ? inner : LINE;
@@ -162,11 +187,13 @@ inline void pack_rows(Matrix a, Index rows, Index inner, float* to) {
       const Part tile = tile_rows(rows, i);
       const Index along = std::min(some, inner - p);
       const float* from = a.data + tile.begin * a.row + p * a.column;
-      float* packed = to + tile.begin * inner + p * tile.size;
-      if (a.column == 1)
-        pack_turned<false>(tile.size, along, from, a.row, tile.size, packed);
+      float* packed = to + (i * inner + p) * PACKED_ROWS;
+      if (a.column != 1)
+        pack_straight<false>(tile.size, along, from, a.column, PACKED_ROWS, packed);
+      else if (PACKED_ROWS == LANES && tile.begin + LANES <= rows)  // with rows of the next tile
+        pack_turned_lanes(along, from, a.row, PACKED_ROWS, packed);
       else
-        pack_straight<false>(tile.size, along, from, a.column, tile.size, packed);
+        pack_turned<false>(tile.size, along, from, a.row, PACKED_ROWS, packed);
     }
 }
 
