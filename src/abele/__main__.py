@@ -25,6 +25,7 @@ from abele.report.instances import runs
 from abele.report.journal import Journal
 from abele.report.measured import measured
 from abele.report.record import Run
+from abele.report.shares import DISTURBED, slower
 from abele.stage import command as stage
 from abele.storage.atomic import write_text
 
@@ -71,8 +72,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command_report(parsed: argparse.Namespace) -> int:
+    output: Path | None = parsed.output
+    if output is not None and output.is_dir():
+        raise ReportError(f"{output} is a folder. Name the page, such as -o {output / PAGE}.")
     try:
-        print(_report(parsed.run, parsed.compare, parsed.output, measure=parsed.measure))
+        print(_report(parsed.run, parsed.compare, output, measure=parsed.measure))
     except OSError as error:
         raise ReportError(str(error)) from error
     return 0
@@ -97,7 +101,12 @@ def _read(path: Path, *, measure: bool) -> tuple[Run, Journal]:
     journal = read_journal(folder)
     if measure:
         over = journal.end is not None  # its process may go on with something else
-        run = measured(folder, run, alive=False if over else runs(run.process))
+        run = measured(
+            folder,
+            run,
+            alive=False if over else runs(run.process),
+            again=slower(run, journal) >= DISTURBED,
+        )
         run.write(folder)
     return run, journal
 

@@ -8,12 +8,13 @@ import os
 from pathlib import Path
 
 from abele.errors import ReportError
-from abele.report import instances, speedscope, trace
+from abele.report import executable_file, instances, speedscope, trace
 from abele.report.instances import runs
 from abele.report.journal import Journal, read_journal
 from abele.report.page import page
 from abele.report.record import Run, read_run
-from abele.storage.atomic import write_text
+from abele.storage.atomic import is_full, write_text
+from abele.storage.turns import turn
 
 PAGE = "report.html"
 TRACE = "trace.json"
@@ -54,15 +55,18 @@ def write_first(folder: Path) -> None:
     first = instances.first_of(folder)
     if first is None:
         return
-    try:
-        run = read_run(first)
-    except ReportError:
-        return
-    write_text(first / PAGE, page_in(first, run, read_journal(first), alive=runs(run.process)))
+    with turn(first):
+        try:
+            run = read_run(first)
+        except ReportError:
+            return
+        write_text(first / PAGE, page_in(first, run, read_journal(first), alive=runs(run.process)))
 
 
 def write(folder: Path, run: Run, journal: Journal, *, alive: bool | None = None) -> None:
     """Write page and timelines, each at once or not at all.
+
+    Where the disk is full, older timelines and the kept programs make room for the page.
 
     Args:
         folder: where they go.
@@ -73,6 +77,23 @@ def write(folder: Path, run: Run, journal: Journal, *, alive: bool | None = None
     Raises:
         OSError: a file cannot be written.
     """
-    write_text(folder / PAGE, page_in(folder, run, journal, alive=alive))
+    # Instances write this page too: whoever is last has read what all others have written.
+    with turn(folder):
+        _write_page(folder, page_in(folder, run, journal, alive=alive))
     write_text(folder / TRACE, json.dumps(trace.of_run(run, journal)))
     write_text(folder / SPEEDSCOPE, json.dumps(speedscope.of_run(run, journal)))
+
+
+def _write_page(folder: Path, text: str) -> None:
+    """Write a page; where the disk is full, other files make room, at last the older page."""
+    room = iter(((TRACE, SPEEDSCOPE, executable_file.FILE), (PAGE,)))
+    while True:
+        try:
+            write_text(folder / PAGE, text)
+            return
+        except OSError as error:
+            names = next(room, None) if is_full(error) else None
+            if names is None:
+                raise
+        for name in names:
+            (folder / name).unlink(missing_ok=True)

@@ -7,13 +7,12 @@ most that can be won.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator
 
 from abele.report import words
 from abele.report.journal import Journal
 from abele.report.record import Program, Run
-from abele.report.shares import Entry, by_operator
+from abele.report.shares import DISTURBED, Entry, by_operator, runs_in_call, slower
 from abele.report.status import Steady, steady
 
 MOST = 7
@@ -65,7 +64,7 @@ def insights(run: Run, journal: Journal) -> list[Insight]:
         *_of_calls(run, later, journal.calls),
         *_of_building(run),
         *_of_exchanges(run, later, journal.calls),
-        *_of_kernels(run, later, journal.calls),
+        *(_of_kernels(run, later, journal.calls) if slower(run, journal) < DISTURBED else ()),
         *_of_memory(run),
     ]
     return sorted(insights, key=lambda each: (-each.seconds, -each.bytes))[:MOST]
@@ -129,14 +128,14 @@ def _of_exchanges(run: Run, later: Steady | None, calls: int) -> Iterator[Insigh
 def _of_kernels(run: Run, later: Steady | None, calls: int) -> Iterator[Insight]:
     """Operators that take much of the time, and much more than the machine needs."""
     timed = [each for each in run.programs if each.timing is not None]
-    whole = sum(_runs(run, each) * each.timing.seconds for each in timed if each.timing)
+    whole = sum(runs_in_call(run, each) * each.timing.seconds for each in timed if each.timing)
     if later is None or not whole:
         return
     slow: list[Insight] = []
     for program in timed:
         assert program.timing is not None
         part = program.timing.attributed + program.timing.unattributed
-        weight = _runs(run, program) * program.timing.seconds / whole
+        weight = runs_in_call(run, program) * program.timing.seconds / whole
         for (phase, name), entry in by_operator(program.timing) if part else ():
             if weight * entry.seconds < _OPERATOR * part or entry.seconds < _FAR * entry.least:
                 continue
@@ -152,14 +151,6 @@ def _of_kernels(run: Run, later: Steady | None, calls: int) -> Iterator[Insight]
                 )
             )
     yield from sorted(slow, key=lambda each: -each.seconds)[:_MOST_OPERATORS]
-
-
-def _runs(run: Run, program: Program) -> int:
-    """How often a call runs a program."""
-    names = ["device_iterations"]
-    if program.name != "apply":
-        names += ["gradient_accumulation", "replicas"]
-    return math.prod(run.configuration.get(name, 1) for name in names)
 
 
 def _where(run: Run, program: Program, phase: str, name: str, entry: Entry) -> str:

@@ -16,8 +16,8 @@ lines.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import errno
 import json
 import math
 import os
@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from abele.storage.atomic import replacing
+from abele.storage.atomic import is_full, replacing
 
 FILE = "journal.jsonl"
 LARGEST = 4 * 2**20
@@ -224,6 +224,7 @@ class JournalWriter:
         self._problem, self._bring, self._lock = problem, bring, threading.RLock()
         self._pid, self._written, self._calls, self._at = os.getpid(), 0, 0, 0.0
         self._open: _Open | None = None
+        self._given_up = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="abele-journal", daemon=True)
         self._thread.start()
@@ -308,8 +309,13 @@ class JournalWriter:
     def _write(self, entry: dict[str, Any]) -> None:
         if self._file < 0:
             return
-        self._at = entry.get("until", entry["at"])
         line = json.dumps(entry).encode() + b"\n"
+        if self._given_up:
+            if entry["e"] in ("error", "end"):  # there may be room for how it ends
+                with contextlib.suppress(OSError):
+                    self._put(line)
+            return
+        self._at = entry.get("until", entry["at"])
         try:
             if self._written + len(line) > LARGEST:
                 self._thin()
@@ -325,16 +331,13 @@ class JournalWriter:
 
     def _give_up(self, error: OSError) -> None:
         """Says in the journal and to the user that it ends here; the run itself goes on."""
-        file, self._file = self._file, -1
-        if self._reserve is not None and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        self._given_up = True
+        if self._reserve is not None and is_full(error):
             self._reserve.unlink(missing_ok=True)
         text = f"the journal ends here: {error.strerror or error}"
         last = {"e": "error", "at": self._at, "what": text, "type": type(error).__name__}
-        try:
-            os.write(file, b"\n" + json.dumps(last | {"where": "the journal"}).encode() + b"\n")
-            os.close(file)
-        except OSError:
-            pass  # it was said to the user, at least
+        with contextlib.suppress(OSError):  # it is said to the user, at least
+            self._put(b"\n" + json.dumps(last | {"where": "the journal"}).encode() + b"\n")
         self._problem(f"{self.path}: {text}. The run goes on; its report lacks what follows.")
 
     def _thin(self) -> None:

@@ -13,20 +13,23 @@ from abele.report.record import Run
 BUDGET_S = 5.0
 
 
-def measured(folder: Path, run: Run, *, alive: bool | None, budget_s: float = BUDGET_S) -> Run:
+def measured(
+    folder: Path, run: Run, *, alive: bool | None, again: bool = False, budget_s: float = BUDGET_S
+) -> Run:
     """Return the record of a run with the times of its kernels.
 
     Args:
         folder: of the run; has its executable.
         run: what it is; one that has the times is returned as it is.
         alive: its process still runs; None if nobody can say.
+        again: times that it has are taken anew.
         budget_s: how long each program is run.
 
     Raises:
         ReportError: the run goes on, ran on another processor, or its executable is gone or cannot
             be used here.
     """
-    if run.programs and all(each.timing is not None for each in run.programs):
+    if run.programs and all(each.timing is not None for each in run.programs) and not again:
         return run
     if alive:
         raise ReportError(

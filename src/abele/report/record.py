@@ -316,7 +316,8 @@ class Run:
         advice: how a program changes what insights are about, by topic; see ``insights``.
         limits: of the machine, if kernels were timed.
         pipeline: the latest passage through it; None without stages.
-        host_steps: training steps that went round the programs, on the host.
+        host_steps: training steps that went round the programs, on the host; None if nobody
+            counted them.
         host_said: where these were.
     """
 
@@ -336,7 +337,7 @@ class Run:
     advice: dict[str, str] = dataclasses.field(default_factory=dict[str, str])
     limits: Limits | None = None
     pipeline: Pipeline | None = None
-    host_steps: int = 0
+    host_steps: int | None = None
     host_said: str = ""
 
     def write(self, folder: Path) -> None:
@@ -368,12 +369,17 @@ def read_run(path: Path) -> Run:
             )
         return cast("Run", _decoded(Run, data))
     except OSError as error:
+        inside = sorted(str(each.parent) for each in path.glob(f"*/{FILE}"))
+        hint = f" There are runs in {', '.join(inside)}." if inside else ""
         raise ReportError(
             f"There is no run in {path}: {error.strerror}. Give the folder of a run "
-            "that was recorded."
+            f"that was recorded.{hint}"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ReportError(f"{file} is no record of a run: {error!r}.") from None
+        raise ReportError(
+            f"{file} is no record of a run, or damaged: {error!r}. Give the folder of a run, or "
+            f"its {FILE}."
+        ) from None
 
 
 def _decoded(kind: Any, value: Any) -> Any:

@@ -26,8 +26,11 @@ Latest = Callable[[Run, bool], Run]
 #: How runs end that went well; their wrappers are still there.
 WELL = ("finished", "ended: the wrapper was destroyed")
 LONGEST = 20_000  # characters of an error's message
-#: The page is written anew after so many calls, for whoever opens it meanwhile.
+#: The page is written anew after so many calls, for whoever opens it meanwhile, and then once in a
+#: while, so that little is missing where the process is killed: after ``AGAIN_S``, or ``TIMES`` as
+#: long as that takes.
 FIRST_CALLS = (1, 16)
+AGAIN_S, TIMES = 60.0, 200
 
 
 class Recorder(Observer):
@@ -52,7 +55,7 @@ class Recorder(Observer):
         self._pending: deque[tuple[CallRecord, float | None]] = deque()
         self._lock, self._pid = threading.RLock(), os.getpid()
         self._journal = JournalWriter(folder, _warn, self._drain)
-        self._ended_ns = self._due_ns = 0
+        self._ended_ns = self._due_ns = self._again_ns = 0
         self._calls = 0
         self._loss: int | None = None
         self._value: float | None = None
@@ -110,9 +113,10 @@ class Recorder(Observer):
             self.failed(f"call {self._calls + 1}", call.error)
         elif call.ended_ns >= self._due_ns:
             self._drain()
-            if self._calls in FIRST_CALLS:
+            if self._calls in FIRST_CALLS or call.ended_ns >= self._again_ns:
                 self._look(over=False)
-                self._write_page()
+                self._write()
+                self._ended_ns = time.perf_counter_ns()  # no call waited for that
 
     def _drain(self) -> None:
         """Gives calls to the journal; may be called by several threads."""
@@ -196,8 +200,8 @@ class Recorder(Observer):
         """
         self.run = run
         self._drain()
-        self._ended_ns = time.perf_counter_ns()
         self._write()
+        self._ended_ns = time.perf_counter_ns()
 
     def _look(self, *, over: bool) -> None:
         try:
@@ -216,11 +220,11 @@ class Recorder(Observer):
         return (time.perf_counter_ns() - self.run.process.clock_ns) / 1e9
 
     def _write(self) -> None:
+        began = time.perf_counter_ns()
         self._trying(lambda: self.run.write(self.folder))
-        self._write_page()
-
-    def _write_page(self) -> None:
         self._trying(lambda: files.write(self.folder, self.run, self.read(), alive=True))
+        took = time.perf_counter_ns() - began
+        self._again_ns = began + took + max(int(AGAIN_S * 1e9), TIMES * took)
 
     def read(self) -> Journal:
         """What is known so far."""

@@ -59,7 +59,9 @@ def status_of(journal: Journal, alive: bool | None) -> Status:
     last = errors[-1] if errors else None
     end = journal.end
     if end is None and alive:
-        return Status(state=State.RUNNING, sentence="It was running when this was written.")
+        when = f"when this was written{_after(journal)}"
+        said = f"It was running {when}; abele report says how it went on."
+        return Status(state=State.RUNNING, sentence=said)
     if end is None:
         return Status(state=State.KILLED, sentence=_killed(journal, alive), error=last)
     if end.what == "finished" or end.what.startswith("ended:"):
@@ -83,15 +85,19 @@ def about(error: Moment) -> str:
 
 
 def _killed(journal: Journal, alive: bool | None) -> str:
-    moments = [each.at for each in journal.moments] + [each.until for each in journal.windows]
-    after = f" {max(moments):.1f} s after it began" if moments else ""
     doing = journal.of_kind("stage")
     during = f" Its last stage was “{doing[-1].what}”." if doing else ""
     sure = "" if alive is False else " (Nobody here can see whether its process still runs.)"
     return (
-        f"Its journal ends{after} without a word, as when a process is killed (SIGKILL, the kernel "
-        f"when memory ran out) or the machine stops.{during}{sure}"
+        f"Its journal ends{_after(journal)}, without a word, as when a process is killed (SIGKILL, "
+        f"the kernel when memory ran out) or the machine stops.{during}{sure}"
     )
+
+
+def _after(journal: Journal) -> str:
+    """When the journal was last written, in words."""
+    moments = [each.at for each in journal.moments] + [each.until for each in journal.windows]
+    return f", {max(moments):.1f} s after it began" if moments else ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Files that appear complete or not at all, also when the power goes."""
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -44,6 +45,11 @@ def write_text(path: Path, text: str) -> None:
     """
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether a file could not be written because there is no room."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def sweep(folder: Path, name: str | None = None) -> None:

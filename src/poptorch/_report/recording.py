@@ -27,7 +27,7 @@ from abele.version import __version__
 from poptorch._compiled.model import CompiledModel
 from poptorch._compiled.wrapped import WrappedModel
 from poptorch._report.pipeline import report_of
-from poptorch._state.module_weights import user_class
+from poptorch._state.module_weights import shared_by, user_class
 from poptorch.options import Options, _table
 from poptorch.options._engine import report_wanted
 
@@ -149,7 +149,7 @@ class Recording:
         made = self._model.compiled
         if made is None or not run.programs:
             return run
-        run = dataclasses.replace(run, **_measured(made))
+        run = dataclasses.replace(run, **_measured(made), **self._on_host())
         wanted = report_wanted(self._model.options, self._model.training)
         if over and wanted is not None and wanted.runs:
             return timing.timed(run, made.session.executable, made.session)
@@ -194,7 +194,16 @@ class Recording:
             state=summary.state_bytes(executable.programs),
             programs=facts.programs(executable, made.record, self._changes.of_stamps),
             **_measured(made),
+            **self._on_host(),
         )
+
+    def _on_host(self) -> dict[str, Any]:
+        """Training steps that the user's module made by itself, if somebody counts them."""
+        watch = shared_by(self._model.user_module).host_training
+        counts = self._model.training and self._model.options._host_training_warning
+        if watch is None or not counts:
+            return {}
+        return {"host_steps": watch.steps, "host_said": watch.sentence() if watch.steps else ""}
 
 
 def _measured(made: CompiledModel) -> dict[str, Any]:

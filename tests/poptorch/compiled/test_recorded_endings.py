@@ -1,4 +1,4 @@
-"""Endings that need more than a program of its own: a compiler that fails, a damaged cache."""
+"""Endings that need more than a program of its own: compilers, caches, memory, a disk, numbers."""
 
 import html
 import os
@@ -124,3 +124,85 @@ def test_a_pipeline_has_its_stages_on_the_page(tmp_path):
     text = words(tmp_path / "net" / "report.html")
     assert "One passage of 4 micro-batches took" in text
     assert "stage 1: backward of micro-batch 3" in text
+
+
+# -- memory, numbers, a disk ---------------------------------------------------------------
+
+
+def test_a_call_that_finds_no_memory_is_on_the_page(tmp_path):
+    class Large(torch.nn.Linear):
+        def forward(self, x):
+            return poptorch.identity_loss(super().forward(x).sum() + x.new_ones(2**50).sum(), "sum")
+
+    wrapped = trainer(Large(2, 2), enableProfiling=str(tmp_path), modelName="net")
+    with pytest.raises(Exception, match=r"allocate|memory"):
+        wrapped(torch.ones(1, 2))
+    text = words(tmp_path / "net" / "report.html")
+    assert "RuntimeError in call 1" in text or "Error in compiling" in text
+    assert "allocate" in text or "memory" in text
+
+
+def test_a_loss_that_becomes_nan_is_in_the_first_sentence(tmp_path):
+    wrapped = trainer(scorer(), enableProfiling=str(tmp_path), modelName="net")
+    for call in range(4):
+        x, y = rows(4)
+        wrapped(x * float("nan") if call > 1 else x, y)
+    wrapped.destroy()
+    text = words(tmp_path / "net" / "report.html")
+    assert "The loss was not finite in 2 calls, first in call 3." in text
+
+
+def test_an_infinity_that_stops_a_call_is_on_the_page(tmp_path):
+    opts = poptorch.Options().showCompilationProgressBar(False)
+    opts.Precision.enableFloatingPointExceptions(True)
+    opts.enableProfiling(str(tmp_path)).modelName("net")
+    model = scorer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = poptorch.trainingModel(model, opts, optimizer)
+    x, y = rows(4)
+    wrapped(x, y)
+    with pytest.raises(poptorch.RecoverableError, match="Floating-point exception"):
+        wrapped(x * float("inf"), y)
+    text = words(tmp_path / "net" / "report.html")
+    assert "in call 2" in text
+    assert "Floating-point exception" in text
+
+
+FULL = (
+    PROGRAM
+    + """
+call = lambda: wrapped(torch.ones(2, 4), torch.ones(2, 3))
+for _ in range(20): call()
+with open(sys.argv[1] + "/rest", "wb", buffering=0) as file:
+    try:
+        while True: file.write(bytes(4096))
+    except OSError:
+        pass
+for _ in range(20): call()
+time.sleep(1)
+"""
+)
+
+
+def test_a_full_disk_is_on_the_page_and_the_run_goes_on(tmp_path):
+    """On a real file system without room; the page takes that of files that can be made again."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(disk)]
+    done = subprocess.run(mount, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no file system of its own can be mounted: {done.stderr.strip()}")
+    try:
+        environment = {**os.environ, "ABELE_TARGET": "reference"}
+        command = [python(), "-c", FULL, str(disk)]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+        text = words(disk / "net" / "report.html")
+        journal = read_journal(disk / "net")
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "No space left on device" in ended.stderr
+    assert 20 <= journal.calls <= 40
+    assert journal.end is not None
+    assert "Training on reference finished" in text
+    assert "the journal ends here: No space left on device" in text

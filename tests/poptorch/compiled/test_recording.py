@@ -17,6 +17,7 @@ from abele.report.comparison import differences
 from helpers.reported import PROGRAM
 from helpers.warm_python import python
 from helpers.wrapping import inference, options, rows, scorer, trainer
+from poptorch._state.module_weights import shared_by
 
 
 def words(path):
@@ -248,3 +249,21 @@ def test_a_killed_program_leaves_files_that_say_so(tmp_path):
     _, journal = recorded(tmp_path, "net")
     assert journal.calls == 5
     assert journal.end is None
+    page = tmp_path / "net" / "report.html"
+    assert "abele report says how it went on" in words(page)
+    assert main(["report", str(tmp_path / "net")]) == 0
+    assert "Training on reference was killed : 5 calls" in words(page)
+
+
+def test_steps_on_the_host_are_in_the_proof(tmp_path):
+    model = scorer()
+    wrapped = trainer(model, enableProfiling=str(tmp_path), modelName="net")
+    wrapped(*rows(4))
+    wrapped.report(tmp_path / "page.html")
+    assert "training steps that went round it 0" in words(tmp_path / "page.html")
+    model(*rows(4))[0].backward()
+    shared_by(model).host_training.steps = 3
+    wrapped.destroy()
+    text = words(tmp_path / "net" / "report.html")
+    assert "training steps that went round it 3" in text
+    assert "3 training steps of Scorer ran on the host, not on target reference" in text

@@ -54,3 +54,29 @@ def test_two_runs_are_compared(folder, capsys):
 def test_what_cannot_be_read_is_said(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 1
     assert "There is no run in" in capsys.readouterr().err
+
+
+def test_a_page_that_would_replace_a_folder_is_refused(folder, tmp_path, capsys):
+    (tmp_path / "pages").mkdir()
+    assert main(["report", str(folder), "-o", str(tmp_path / "pages")]) == 1
+    assert "pages is a folder. Name the page, such as -o" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["other", "run.json"])
+def test_the_other_run_of_a_comparison_is_named_where_it_cannot_be_read(name, folder, capsys):
+    other = folder / "half"
+    other.mkdir()
+    if name == "run.json":
+        (other / name).write_text((folder / name).read_text()[:500])
+    assert main(["report", str(folder), "--compare", str(other)]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("abele report: ")
+    assert str(other) in err
+    assert not (folder / "comparison.html").exists()
+
+
+def test_without_a_run_the_command_says_how_it_is_called(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["report"])
+    assert ended.value.code == 2
+    assert "usage: abele report" in capsys.readouterr().err

@@ -4,12 +4,15 @@ import dataclasses
 import os
 import re
 import subprocess
+import threading
+import time
 
 import pytest
 
 from abele.__main__ import main
-from abele.report import files, instances
+from abele.report import files, instances, read_journal, read_run
 from abele.report.journal import JournalWriter
+from abele.storage.turns import turn
 from helpers.reported import run_before
 
 
@@ -85,6 +88,36 @@ def test_one_that_ends_writes_the_page_of_all_anew(tmp_path):
     (tmp_path / "report.html").unlink()
     files.write_first(tmp_path)  # is no other instance
     assert not (tmp_path / "report.html").exists()
+
+
+def test_two_that_end_at_the_same_moment_are_both_on_the_page(tmp_path, monkeypatch):
+    instance(tmp_path, 0)
+    instance(tmp_path, 1, end="")
+    has_read, writes = threading.Event(), files.write_text
+
+    def slowly(path, text):
+        has_read.set()  # and instance 1 ends now
+        time.sleep(0.2)
+        writes(path, text)
+
+    monkeypatch.setattr(files, "write_text", slowly)
+    first = threading.Thread(
+        target=files.write, args=(tmp_path, read_run(tmp_path), read_journal(tmp_path))
+    )
+    first.start()
+    has_read.wait(10)
+    instance(tmp_path, 1)
+    monkeypatch.setattr(files, "write_text", writes)
+    files.write_first(tmp_path / "instance_1")
+    first.join()
+    assert "was killed" not in words(tmp_path / "report.html")
+
+
+def test_nobody_waits_for_ever_for_a_folder(tmp_path):
+    with turn(tmp_path) as held, turn(tmp_path, waits_s=0.05) as again:
+        assert (held, again) == (True, False)
+    with turn(tmp_path, waits_s=0) as later, turn(tmp_path / "missing") as nowhere:
+        assert (later, nowhere) == (True, False)
 
 
 def test_the_page_of_another_one_leads_to_that_of_all(tmp_path):

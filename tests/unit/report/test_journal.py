@@ -117,12 +117,17 @@ def test_a_full_disk_ends_the_journal_and_it_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "write", no_space)
     writer.call(5.0, (0, 0, 1, 0), None)
     writer.call(6.0, (0, 0, 1, 0), None)
+    writer.add("note", 7.0, "there is no room for that")
+    writer.add("end", 8.0, "finished")
     writer.close()
     assert len(said) == 1
     assert "No space left on device. The run goes on" in said[0]
     found = read_journal(tmp_path)
     assert found.calls == 3
-    assert found.moments[-1].what == "the journal ends here: No space left on device"
+    assert [each.what for each in found.moments[1:]] == [
+        "the journal ends here: No space left on device",
+        "finished",
+    ]
 
 
 def test_a_killed_process_leaves_all_calls_of_more_than_a_second_ago(tmp_path):
@@ -138,3 +143,19 @@ def test_a_killed_process_leaves_all_calls_of_more_than_a_second_ago(tmp_path):
         assert process.stdout.readline() == "now\n"
         process.send_signal(signal.SIGKILL)
     assert read_journal(tmp_path).calls == 300
+
+
+@pytest.mark.long
+def test_the_journal_of_a_week_stays_small_and_is_read_at_any_time(tmp_path):
+    writer = JournalWriter(tmp_path)
+    week, each, largest = 7 * 24 * 3600.0, 5.0, 0  # each call has a line of its own
+    for call in range(int(week / each)):
+        writer.call(call * each, (0.1, 0.01, 4.8, 0.09), 1.0 / (call + 1))
+        if call % 20_000 == 0:
+            largest = max(largest, (tmp_path / journal.FILE).stat().st_size)
+            assert read_journal(tmp_path).calls == call + 1
+    writer.close()
+    assert max(largest, (tmp_path / journal.FILE).stat().st_size) < 50_000_000 / 10
+    read = read_journal(tmp_path)
+    assert read.calls == int(week / each)
+    assert read.windows[-1].until == pytest.approx(week, abs=10)

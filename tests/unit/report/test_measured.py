@@ -51,6 +51,13 @@ def test_a_run_that_has_times_keeps_them(tmp_path):
     assert measured(tmp_path, timed, alive=True) is timed
 
 
+def test_times_are_taken_again_if_that_is_wanted(tmp_path):
+    run, _ = run_in(tmp_path)
+    timed = measured(tmp_path, run, alive=False, budget_s=0)
+    again = measured(tmp_path, timed, alive=False, again=True, budget_s=0)
+    assert again.programs[0].timing.clocked != timed.programs[0].timing.clocked
+
+
 def test_the_number_of_threads_is_that_of_the_run(tmp_path):
     run, _ = run_in(tmp_path)
     threads = torch.get_num_threads()

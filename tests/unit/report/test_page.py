@@ -160,11 +160,22 @@ def test_a_loss_that_is_not_finite_is_in_the_first_sentence(introduction):
         ([("error", "can't allocate memory: you"), ("end", "failed")], None, "Out of memory"),
         ([("end", "interrupted")], None, "was interrupted"),
         ([("end", "ended: the wrapper was destroyed")], None, "because the wrapper was destroyed"),
-        ([], True, "It was running when this was written."),
+        ([], True, "It was running when this was written, 1.9 s after it began; abele report says"),
     ],
 )
 def test_every_ending_is_said(moments, alive, said, introduction):
     assert said in read(introduction, journal_of(*moments), alive=alive)
+
+
+def test_steps_that_went_round_the_programs_are_counted(introduction):
+    proof = "training steps that went round it {}"
+    run = dataclasses.replace(introduction, host_steps=0)
+    assert proof.format(0) in read(run, journal_of(END))
+    said = "3 training steps of Net ran on the host, not on target cpu."
+    words = read(dataclasses.replace(run, host_steps=3, host_said=said), journal_of(END))
+    assert proof.format(3) in words
+    assert words.index(said) < words.index("What ran where")
+    assert "went round it" not in read(introduction, journal_of(END))  # nobody counted
 
 
 def test_the_parts_of_a_call_add_up_to_it():

@@ -7,7 +7,7 @@ import pytest
 
 from abele.errors import ReportError
 from abele.report.record import FILE, SCHEMA, read_run
-from helpers.reported import run_of
+from helpers.reported import run_before, run_of
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path):
@@ -35,7 +35,9 @@ def test_a_later_schema_is_refused(tmp_path):
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "one"}', '{"schema": 1}'])
 def test_what_is_no_record_is_refused(text, tmp_path):
     (tmp_path / FILE).write_text(text)
-    with pytest.raises(ReportError, match=r"run\.json is no record of a run"):
+    with pytest.raises(
+        ReportError, match=r"run\.json is no record of a run, or damaged: .* Give the folder"
+    ):
         read_run(tmp_path)
 
 
@@ -43,6 +45,12 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(
         ReportError, match=r"There is no run in .* Give the folder of a run that was recorded"
     ):
+        read_run(tmp_path)
+
+
+def test_runs_inside_of_a_folder_are_named(tmp_path):
+    run_before().write(tmp_path / "net")
+    with pytest.raises(ReportError, match=r"There are runs in .*net\.$"):
         read_run(tmp_path)
 
 

@@ -1,5 +1,6 @@
 """The recorder: it writes every call, ends once, and leaves a forked child alone."""
 
+import errno
 import os
 import time
 
@@ -8,8 +9,9 @@ import pytest
 from abele.errors import SerializationError
 from abele.report.executable_file import FILE
 from abele.report.journal import SINGLE
-from abele.report.recorder import Recorder, ReportWarning, parts_of
+from abele.report.recorder import FIRST_CALLS, Recorder, ReportWarning, parts_of
 from abele.runtime.clock import CallRecord
+from abele.storage import atomic
 from helpers.models import MODELS
 from helpers.reported import run_before
 from helpers.runs import rule_for, started
@@ -42,8 +44,9 @@ def test_no_call_is_lost_however_many_there_are(recorder):
     found = recorder.read()
     assert found.calls == SINGLE + 500
     assert sum(each.computed for each in found.windows) == pytest.approx((SINGLE + 500) * 800e-9)
+    # But for the calls before which the page was written.
     assert sum(each.waited for each in found.windows[1:]) == pytest.approx(
-        (SINGLE + 499) * 1000e-9, abs=1e-6
+        (SINGLE + 499 - len(FIRST_CALLS)) * 1000e-9, abs=1e-6
     )
 
 
@@ -60,6 +63,38 @@ def test_a_call_that_fails_is_no_call_and_says_which_it_was(recorder):
     assert found.calls == 1
     (error,) = found.of_kind("error")
     assert (error.type, error.where, error.what) == ("ValueError", "call 2", "too wide")
+
+
+def test_the_page_is_written_again_after_a_while_and_no_call_has_waited_for_it(
+    recorder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("abele.report.recorder.AGAIN_S", 0.0)
+    monkeypatch.setattr("abele.report.recorder.TIMES", 0)
+    recorder.looked(recorder.run)  # what is due next is due at once
+    for _ in range(3):
+        now = time.perf_counter_ns()
+        recorder.on_call_end(call(now))
+    assert "3 calls" in (tmp_path / "report.html").read_text()
+    monkeypatch.setattr("abele.report.recorder.AGAIN_S", 3600.0)
+    recorder.looked(recorder.run)
+    recorder.on_call_end(call(time.perf_counter_ns()))
+    assert "4 calls" not in (tmp_path / "report.html").read_text()
+    assert max(each.waited for each in recorder.read().windows[1:]) < 0.01
+
+
+def test_where_the_disk_is_full_the_page_is_worth_more_than_other_files(recorder, tmp_path):
+    written = atomic.write_text
+
+    def full(path, text):
+        if (tmp_path / FILE).exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written(path, text)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("abele.report.files.write_text", full)
+        recorder.failed("call 7", OSError(errno.ENOSPC, "No space left on device"))
+    assert "No space left on device" in (tmp_path / "report.html").read_text()
+    assert not (tmp_path / FILE).exists()
 
 
 def test_it_ends_once(recorder):

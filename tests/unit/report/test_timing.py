@@ -147,7 +147,9 @@ def test_operators_that_are_far_from_the_limit_and_long_are_an_insight(monkeypat
         long, seconds=1.0, least=0.25, operators=(("aten.slow.default", 1.0),), line="net.py:7"
     )
     kernels = (long, *(dataclasses.replace(each, seconds=0.0) for each in others))
-    slow = dataclasses.replace(program.timing, clocked=2.0, clocks=0.0, kernels=kernels)
+    slow = dataclasses.replace(
+        program.timing, seconds=0.02, clocked=2.0, clocks=0.0, kernels=kernels
+    )
     run = dataclasses.replace(run, programs=(dataclasses.replace(program, timing=slow),))
     calls = [window_of(i, (0.0, 0.0, 0.02, 0.0), first=i) for i in range(100)]
     (only,) = insights(run, Journal(windows=tuple(calls)))
@@ -159,6 +161,21 @@ def test_operators_that_are_far_from_the_limit_and_long_are_an_insight(monkeypat
     kernels = (dataclasses.replace(long, least=0.5), *kernels[1:])
     near = dataclasses.replace(program, timing=dataclasses.replace(slow, kernels=kernels))
     assert insights(dataclasses.replace(run, programs=(near,)), Journal(windows=tuple(calls))) == []
+
+
+def test_times_of_a_machine_that_did_something_else_give_no_advice(monkeypatch):
+    session, run = running("interpreter", monkeypatch)
+    run = timing.timed(run, session.executable, session, budget_s=0)
+    (program,) = run.programs
+    kernels = [dataclasses.replace(each, seconds=1.0, least=0.1) for each in program.timing.kernels]
+    calls = journal_of(("end", "finished"))  # of 23 ms
+    for took, says in ((0.02, False), (2.3, True)):
+        times = dataclasses.replace(
+            program.timing, seconds=took, clocked=float(len(kernels)), kernels=tuple(kernels)
+        )
+        timed = dataclasses.replace(run, programs=(dataclasses.replace(program, timing=times),))
+        assert any("time in programs" in each.what for each in insights(timed, calls)) != says
+        assert ("These runs took 100 times as long" in page(timed, calls)) == says
 
 
 def test_the_page_has_operators_by_time_beside_the_limit(monkeypatch):

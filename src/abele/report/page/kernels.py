@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from abele.report import record, words
+from abele.report.journal import Journal
 from abele.report.kernel_times import Limits, Timing
 from abele.report.page import charts
 from abele.report.page.markup import Content, Html, folded, long_table, path_of, section, table, tag
-from abele.report.shares import by_operator
+from abele.report.shares import DISTURBED, by_operator, slower
 
 _MOST, _MOST_KERNELS = 20, 60
 
 
-def kernels(run: record.Run) -> Html | None:
+def kernels(run: record.Run, journal: Journal) -> Html | None:
     """A table of each program's operators by time, and of its longest kernels."""
     parts: list[Content] = []
+    times = slower(run, journal)
+    if times >= DISTURBED:
+        said = (
+            f"These runs took {times:,.0f} times as long as the program's calls did, so the "
+            "machine was busy with something else, and the times say little. abele report RUN "
+            "--measure takes them again."
+        )
+        parts.append(tag("p", tag("b", said, class_="worse")))
     for program in run.programs:
         if program.timing is not None:
             parts += [tag("h3", tag("code", program.name)), *_of_program(program.timing)]

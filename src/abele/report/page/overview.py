@@ -25,7 +25,8 @@ def verdict(run: Run, journal: Journal, status: Status) -> Html:
             "(median)"
         )
     said = html(parts, ". ", status.sentence, " ", _loss(journal), " ", _peak(run))
-    return tag("p", said, class_="lead")
+    round_it = tag("p", tag("b", run.host_said, class_="bad"), class_="lead")
+    return html(tag("p", said, class_="lead"), round_it if run.host_steps else None)
 
 
 def _loss(journal: Journal) -> str:
@@ -85,6 +86,8 @@ def proof(run: Run, journal: Journal) -> Html:
         ]
         if build.fallback:
             rows.append(("fallback", build.fallback))
+    if run.host_steps is not None:
+        rows.append(("training steps that went round it", f"{run.host_steps:,}"))
     rows += [
         ("processor", f"{run.machine.processor}, {words.count(run.machine.cores, 'core')}"),
         ("threads", str(run.machine.threads)),

@@ -1,0 +1,55 @@
+"""Processes that write the same files of a folder one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+WAITS_S = 10.0
+_PAUSE_S = 0.01
+
+
+@contextlib.contextmanager
+def turn(folder: Path, waits_s: float = WAITS_S) -> Generator[bool]:
+    """Hold a folder; others that want it meanwhile wait.
+
+    A process that ends lets go. Where a file system knows no locks, or one that holds it has been
+    stopped, nobody waits for ever.
+
+    Args:
+        folder: which one.
+        waits_s: how long to wait for others, in seconds.
+
+    Yields:
+        Whether it is held.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        yield False
+        return
+    try:
+        yield _held(handle, waits_s)
+    finally:
+        os.close(handle)
+
+
+def _held(handle: int, waits_s: float) -> bool:
+    try:
+        import fcntl
+    except ImportError:  # not on this system
+        return False
+    until = time.monotonic() + waits_s
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(_PAUSE_S)
+        except OSError:
+            return False
