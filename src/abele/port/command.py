@@ -43,7 +43,7 @@ def add_parser(commands: Any) -> None:
     _add_runs(parser)
     parser.add_argument(
         "--to",
-        choices=("poptorch", "popdist"),
+        choices=("poptorch", "popdist", "samba", "torch"),
         default="poptorch",
         help="popdist: also run in several instances, started by poprun",
     )
@@ -85,7 +85,7 @@ def command(parsed: argparse.Namespace) -> int:
         PortError: files cannot be read or written.
     """
     _require_sense(parsed)
-    result = port(files.read(parsed.script), popdist=parsed.to == "popdist")
+    result = port(files.read(parsed.script), popdist=parsed.to == "popdist", to=parsed.to)
     blocked = result.verdict is Verdict.BLOCKED
     if not parsed.scan and not blocked:
         files.write(result, parsed.script, parsed.output)
@@ -121,7 +121,8 @@ def _require_sense(parsed: argparse.Namespace) -> None:
 def _check(parsed: argparse.Namespace) -> int:
     """Run the original and the port, and say where they differ; 0 if nowhere."""
     port_of = parsed.output / parsed.script.name
-    return checked(parsed.script, port_of, parsed.check, parsed.rest)
+    back = parsed.to == "torch"
+    return checked(parsed.script, port_of, parsed.check, parsed.rest, back=back)
 
 
 def _climb(parsed: argparse.Namespace, result: Port) -> int:

@@ -27,6 +27,9 @@ class Context:
         routes: pass wrapped models on.
         distributed: whether it runs in several instances, with popdist.
         sampled: loaders of which each process had its share by a sampler.
+        treated: pieces of the program in which a rule has replaced every name of PopTorch.
+        once: what was done and is not to be done again.
+        functions: texts of functions that rules have added, by file and name.
         training: the training model that each optimizer has been given to.
     """
 
@@ -48,6 +51,9 @@ class Context:
         self.routes = Routes(self)
         self.training: dict[Thing, Wrapped] = {}
         self.sampled: set[Thing] = set()
+        self.treated: set[cst.CSTNode] = set()
+        self.once: set[object] = set()
+        self.functions: dict[tuple[Source, str], str] = {}
         self.distributed = popdist or any(map(_has_processes, project.sources))
         self._names: dict[Source, dict[str, str]] = {}
 

@@ -7,7 +7,7 @@ import dataclasses
 from abele.port.context import Context
 from abele.port.finding import Finding, Verdict, worst
 from abele.port.project import Project
-from abele.port.rules import RULES
+from abele.port.rules import BY_TARGET
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,15 +30,16 @@ class Port:
         return worst(list(self.findings))
 
 
-def port(project: Project, popdist: bool = False) -> Port:
+def port(project: Project, popdist: bool = False, to: str = "poptorch") -> Port:
     """Port a program; nothing is written.
 
     Args:
         project: the program.
         popdist: whether it is to run in several instances.
+        to: what it becomes a program of: ``poptorch``, ``torch`` or ``samba``.
     """
     context = Context(project, popdist)
-    for rule in RULES:
+    for rule in BY_TARGET[to]:
         rule.apply(context)
     order = {source.name: index for index, source in enumerate(project.sources)}
     after = {source.name: context.edits(source).text() for source in project.sources}

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from abele.port.rules import CODES, RULES
+from abele.port.rules import BY_TARGET, CODES
 
 SOURCE = Path(__file__).parents[3] / "src" / "abele" / "port"
 
@@ -15,4 +15,5 @@ def test_codes_are_explained_and_used():
 
 
 def test_a_code_belongs_to_one_rule():
-    assert len(CODES) == sum(len(rule.codes) for rule in RULES)
+    rules = {id(rule.codes): rule.codes for rules in BY_TARGET.values() for rule in rules}
+    assert len(CODES) == sum(map(len, rules.values()))

@@ -309,12 +309,19 @@ class Things:
                 return {
                     each for each in self._evaluate(source, node.value) if each.kind is Kind.MODEL
                 }
-            return self._of_object(source, node) if isinstance(node, cst.Attribute) else set()
+            if isinstance(node, cst.Attribute):
+                return self._options(source, node) or self._of_object(source, node)
+            return set()
         if isinstance(node, cst.IfExp):
             return self._evaluate(source, node.body) | self._evaluate(source, node.orelse)
         if isinstance(node, cst.Call):
             return self._made_by(source, node)
         return set()
+
+    def _options(self, source: Source, node: cst.Attribute) -> set[Thing]:
+        """The options of which an attribute is a part, such as ``opts.Training``."""
+        things = self._evaluate(source, node.value)
+        return {each for each in things if each.kind is Kind.OPTIONS}
 
     def _of_object(self, source: Source, node: cst.Attribute) -> set[Thing]:
         """The attribute of an object of the program."""
@@ -334,6 +341,10 @@ class Things:
             models = self._evaluate(source, node.func.value)
             if models:
                 return {each for each in models if each.kind is Kind.MODEL}
+        if isinstance(node.func, cst.Attribute):
+            options = self._options(source, node.func)
+            if options:  # whose methods return them
+                return options
         name = source.imported(node.func)
         if node.args and (name in _WRAPPERS or _goes_through(name, node)):
             return self._evaluate(source, node.args[0].value)

@@ -22,6 +22,7 @@ def checked(
     *,
     timeout_s: float = 600.0,
     python: str = sys.executable,
+    back: bool = False,
 ) -> int:
     """Compare a port with its original, print the answer, and return the exit status.
 
@@ -32,6 +33,7 @@ def checked(
         arguments: likewise.
         timeout_s: likewise.
         python: likewise.
+        back: likewise.
 
     Returns:
         0 if they are equal, 1 if they differ, 2 if they cannot be compared.
@@ -50,6 +52,7 @@ def checked(
                 timeout_s=timeout_s,
                 progress=move,
                 python=python,
+                back=back,
             )
         except CheckError as error:
             bar.close()

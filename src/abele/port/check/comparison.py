@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 
 EQUAL, DIFFERENT = 0, 1
@@ -20,6 +21,7 @@ class StepPair:
         same_batch: whether the model's inputs are the same tensors; None if that cannot be told.
         differing: parameters and buffers that differ after it, by the original's names.
         lines: the user's lines that made the step, in the original and in the port.
+        turned: the port is in plain PyTorch, and the original is not.
     """
 
     step: int
@@ -28,12 +30,15 @@ class StepPair:
     same_batch: bool | None
     differing: tuple[str, ...]
     lines: tuple[str, str]
+    turned: bool = False
 
     @property
     def same_loss(self) -> bool | None:
         """Whether the losses are equal bit for bit; None if the port does not tell its own."""
         if not self.port or not self.original:
             return None
+        if self.turned:
+            return same_losses(self.port, self.original)
         return same_losses(self.original, self.port)
 
 
@@ -79,6 +84,28 @@ class Comparison:
         """Whether every loss, parameter and buffer is the same, bit for bit."""
         return self.difference is None
 
+    def turned(self) -> Comparison:
+        """The same, where the original was taken for the port and the port for the original."""
+        first = self.difference
+        return Comparison(
+            steps=tuple(
+                dataclasses.replace(
+                    each,
+                    original=each.port,
+                    port=each.original,
+                    lines=(each.lines[1], each.lines[0]),
+                    turned=not each.turned,
+                )
+                for each in self.steps
+            ),
+            difference=first
+            and dataclasses.replace(
+                first, lines=(first.lines[1], first.lines[0]), meaning=_turned(first.meaning)
+            ),
+            compared=self.compared,
+            notes=tuple(map(_turned, self.notes)),
+        )
+
     @property
     def status(self) -> int:
         """Exit status of a command: 0 equal, 1 different."""
@@ -88,6 +115,12 @@ class Comparison:
         from abele.port.check.text import text
 
         return text(self)
+
+
+def _turned(text: str) -> str:
+    """A text with ``original`` for ``port`` and ``port`` for ``original``."""
+    other = {"original": "port", "port": "original"}
+    return re.sub(r"\b(original|port)\b", lambda found: other[found.group()], text)
 
 
 def same_losses(original: Sequence[float], port: Sequence[float]) -> bool:

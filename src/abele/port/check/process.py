@@ -35,11 +35,17 @@ class Script:
     Args:
         path: of the script.
         arguments: of the script.
-        port: it is the port, which runs on the target ``reference``.
+        port: it runs through a front-end, on the target ``reference``.
         steps: it ends after so many.
         seed: of the random numbers that it starts with.
         deadline: when it is too late, on the clock of ``time.monotonic``.
         python: the command that runs Python.
+        name: what it is called, ``original`` or ``port``.
+
+    Attributes:
+        path: as given.
+        name: as given.
+        wrapped: it runs a training model, and does not call backward itself.
     """
 
     def __init__(
@@ -52,8 +58,10 @@ class Script:
         seed: int,
         deadline: float,
         python: str = sys.executable,
+        name: str = "",
     ):
-        self.path, self.name = path, "port" if port else "original"
+        self.path, self.name = path, name or ("port" if port else "original")
+        self.wrapped = port
         self._deadline = deadline
         self._output = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - closed by close()
         asked = {"script": str(path), "arguments": list(arguments), "port": port}

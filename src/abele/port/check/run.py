@@ -31,6 +31,7 @@ def check(
     timeout_s: float = 600.0,
     progress: Progress = lambda step: None,
     python: str = sys.executable,
+    back: bool = False,
 ) -> Comparison:
     """Run an original and its port, and say where they first differ.
 
@@ -48,6 +49,7 @@ def check(
         timeout_s: how long all may take, in seconds.
         progress: told of each step that was compared.
         python: the command that runs Python.
+        back: whether the port is the one in plain PyTorch, and the original is not.
 
     Raises:
         CheckError: there is no such script, one of them fails, makes no training step, or does not
@@ -58,17 +60,19 @@ def check(
 
     def started(path: Path, *, is_port: bool) -> Told:
         script = Script(
-            path, arguments, port=is_port, steps=steps, seed=seed, deadline=deadline, python=python
-        )
+            path, arguments, port=is_port, steps=steps, seed=seed, deadline=deadline, python=python,
+            name="port" if is_port != back else "original",
+        )  # fmt: skip
         return Told(stack.enter_context(closing(script)))
 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="abele-check-")))
-        first = started(original, is_port=False)
+        first = started(port if back else original, is_port=False)
         _require_training(first)
-        second = started(port, is_port=True)
+        second = started(original if back else port, is_port=True)
         _require_training(second)
-        return _Check(first, second, folder).run(steps, progress)
+        result = _Check(first, second, folder).run(steps, progress)
+        return result.turned() if back else result
 
 
 def _require(original: Path, port: Path, steps: int) -> None:
@@ -81,7 +85,7 @@ def _require(original: Path, port: Path, steps: int) -> None:
 
 def _require_training(told: Told) -> None:
     if not told.reach(0):
-        what = "call backward" if told.script.name == "original" else "run a training model"
+        what = "run a training model" if told.script.wrapped else "call backward"
         raise CheckError(
             f"The {told.script.name} {str(told.script.path)!r} ended and did not {what}, so there "
             "is nothing to compare. Give it the arguments with which it trains, behind --."

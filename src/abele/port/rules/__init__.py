@@ -5,10 +5,8 @@ Inner changes come first: what moves into another place takes the changes made t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
-from abele.port.context import Context
 from abele.port.rules import (
     amp,
     blocked,
@@ -19,25 +17,12 @@ from abele.port.rules import (
     evaluation,
     loaders,
     optimizers,
+    plain,
     rates,
     schedulers,
     training,
 )
-
-
-class Rule(NamedTuple):
-    """A construct and what is done with it.
-
-    Attributes:
-        title: of the construct.
-        codes: that it gives, each with what it stands for.
-        apply: changes a program and says what it did.
-    """
-
-    title: str
-    codes: dict[str, str]
-    apply: Callable[[Context], None]
-
+from abele.port.rules.rule import Rule
 
 RULES: Sequence[Rule] = (
     Rule("What cannot be ported", blocked.CODES, blocked.apply),
@@ -54,5 +39,17 @@ RULES: Sequence[Rule] = (
     Rule("Checkpoints", checkpoints.CODES, checkpoints.apply),
 )
 
+#: The rules by what a program is ported to.
+BY_TARGET: Mapping[str, Sequence[Rule]] = {
+    "poptorch": RULES,
+    "popdist": RULES,
+    "torch": plain.RULES,
+}
+
 #: What each code stands for.
-CODES = {code: text for rule in RULES for code, text in rule.codes.items()}
+CODES = {
+    code: text
+    for rules in BY_TARGET.values()
+    for rule in rules
+    for code, text in rule.codes.items()
+}

@@ -17,7 +17,7 @@ from abele.port.context import Context
 from abele.port.edits import renamed
 
 #: Losses of torch that a training model finds by itself.
-_FUNCTIONS = frozenset(
+FUNCTIONS = frozenset(
     (
         "binary_cross_entropy",
         "binary_cross_entropy_with_logits",
@@ -185,7 +185,7 @@ def _is_of_torch(context: Context, step: Step) -> bool:
     if not isinstance(call, cst.Call) or len(m.findall(last, m.Assign())) != 1:
         return False
     name = step.source.imported(call.func)
-    if name.startswith("torch.nn.functional.") and name.rpartition(".")[2] in _FUNCTIONS:
+    if name.startswith("torch.nn.functional.") and name.rpartition(".")[2] in FUNCTIONS:
         return True
     return any(
         each.name.startswith("torch.nn.")

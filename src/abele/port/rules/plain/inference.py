@@ -1,0 +1,108 @@
+"""Inference models: the model itself, without gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.parts import StepError, statement_of
+from abele.port.context import Context
+from abele.port.finding import Verdict
+from abele.port.rules.plain import modes
+from abele.port.rules.plain.settings import batches_of
+from abele.port.rules.plain.trainers import take_place
+from abele.port.source import Source
+
+CODES = {
+    "ABP1201": "An inference model is the model itself.",
+    "ABP1202": "The model is called without gradients, as the program computed.",
+    "ABP1203": "The call stands where no gradients can be switched off around it.",
+    "ABP1208": "A call had several batches, and each result one part of each.",
+    "ABP1209": "The program returned some of its results.",
+}
+
+_REASON = "the model itself; it shares its weights with nobody else"
+_NO_GRAD = ("torch.no_grad", "torch.inference_mode")
+
+
+def apply(context: Context) -> None:
+    """Call models in the place of inference models."""
+    for thing in context.things.all(Kind.INFERENCE):
+        made = thing.made
+        assert isinstance(made, cst.Call)
+        _say_batches(context, thing, made)
+        take_place(context, thing.source, made, "ABP1201", _REASON)
+    for source in context.project.sources:
+        for call in m.findall(source.module, m.Call()):
+            assert isinstance(call, cst.Call)
+            things = context.things.of(source, call.func)
+            kinds = {each.kind for each in things}
+            if Kind.INFERENCE in kinds and Kind.TRAINING not in kinds:
+                _call(context, source, call)
+
+
+def _say_batches(context: Context, thing: Thing, made: cst.Call) -> None:
+    """Several batches in one call are one larger batch, whose scalars are one value."""
+    try:
+        batches = batches_of(context, thing.source, made, 1, training=False)
+    except StepError as error:
+        context.say(thing.source, error.node, "ABP1209", Verdict.BLOCKED, error.reason)
+        return
+    if batches.mode not in ("", "All", "Default") and not batches.one:
+        reason = f"the results of output mode {batches.mode} are some of those of a call"
+        context.say(thing.source, made, "ABP1209", Verdict.BLOCKED, reason)
+    elif not batches.one:
+        reason = (
+            f"a call takes {' x '.join(batches.factors)} batches at once; a result without rows, "
+            "such as a loss, is one value of all, where the program returned one of each"
+        )
+        context.say(thing.source, made, "ABP1208", Verdict.MANUAL, reason)
+
+
+def _call(context: Context, source: Source, call: cst.Call) -> None:
+    func = call.func
+    if isinstance(func, cst.IfExp) and context.things.of(source, func.body, Kind.INFERENCE):
+        context.edits(source).change(func, lambda node: node.body)
+    statement = statement_of(source, call)
+    modes.set_before(context, source, call, statement, "eval")
+    if _is_without(source, call) or statement in context.once:
+        context.say(source, call, "ABP1202", Verdict.MODIFIED, "the model itself is called")
+    elif isinstance(statement, cst.SimpleStatementLine):
+        context.once.add(statement)
+        context.edits(source).need("import torch")
+        context.edits(source).change(statement, _without_gradients)
+        reason = "a program for inference computes no gradients"
+        context.say(source, statement, "ABP1202", Verdict.MODIFIED, reason)
+    else:
+        reason = "the results have gradients; compute them in a statement under torch.no_grad()"
+        context.say(source, call, "ABP1203", Verdict.MANUAL, reason)
+
+
+def _is_without(source: Source, node: cst.CSTNode) -> bool:
+    """Whether gradients are off where a node is."""
+    for each in source.above(node):
+        expressions: list[cst.BaseExpression] = []
+        if isinstance(each, cst.With):
+            expressions = [item.item for item in each.items]
+        elif isinstance(each, cst.FunctionDef):
+            expressions = [decorator.decorator for decorator in each.decorators]
+        for expression in expressions:
+            func = expression.func if isinstance(expression, cst.Call) else expression
+            if source.imported(func) in _NO_GRAD:
+                return True
+    return False
+
+
+def _without_gradients(statement: Any) -> Any:
+    """A statement under ``with torch.no_grad()``."""
+    if not isinstance(statement, cst.SimpleStatementLine):
+        return statement
+    (around,) = cst.parse_module("with torch.no_grad():\n    pass\n").body
+    inner = cst.ensure_type(around, cst.With).body
+    return around.with_changes(
+        leading_lines=statement.leading_lines,
+        body=inner.with_changes(body=[statement.with_changes(leading_lines=[])]),
+    )

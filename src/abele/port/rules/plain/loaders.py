@@ -1,0 +1,153 @@
+"""Data loaders: torch's, whose batches have all rows that a call of the program took."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.parts import StepError, calls_of, statement_of
+from abele.port.context import Context
+from abele.port.finding import Verdict
+from abele.port.rules.plain import gaps
+from abele.port.rules.plain.settings import batches_of, require_known
+
+CODES = {
+    "ABP1301": (
+        "The loader is torch's. A batch has the rows of all batches that a call took, and a last, "
+        "shorter one is left out unless the loader kept it."
+    ),
+    "ABP1302": "A loader of torch needs no end.",
+    "ABP1309": "It is not known how many rows this loader gives a call.",
+}
+
+#: The arguments of poptorch.DataLoader in their order; torch's has the first three in the same one.
+_NAMES = (
+    *("options", "dataset", "batch_size", "shuffle", "num_workers", "drop_last"),
+    *("persistent_workers", "auto_distributed_partitioning", "mode", "async_options"),
+    *("rebatched_worker_size", "batch_sampler"),
+)
+_GONE = frozenset(
+    ("options", "auto_distributed_partitioning", "mode", "async_options", "rebatched_worker_size")
+)
+_IN_PLACE = 4
+
+
+def apply(context: Context) -> None:
+    """Take data loaders from torch."""
+    for thing in context.things.all(Kind.LOADER):
+        if thing.name == "poptorch.DataLoader" and isinstance(thing.made, cst.Call):
+            try:
+                _replace(context, thing, thing.made)
+            except StepError as error:
+                context.treated.add(thing.made)
+                context.say(thing.source, error.node, "ABP1309", Verdict.BLOCKED, error.reason)
+    for source in context.project.sources:
+        for call in calls_of(source.module, "terminate"):
+            assert isinstance(call.func, cst.Attribute)
+            if context.things.of(source, call.func.value, Kind.LOADER):
+                gaps.remove(context, source, statement_of(source, call))
+                context.say(source, call, "ABP1302", Verdict.MODIFIED, "its workers end with it")
+
+
+@dataclasses.dataclass
+class _Given:
+    """An argument: its name, ``""`` for one with a star."""
+
+    name: str
+    argument: cst.Arg
+
+
+def _named(call: cst.Call) -> list[_Given]:
+    """The arguments of a loader, each with its name."""
+    given: list[_Given] = []
+    for index, each in enumerate(call.args):
+        if each.star or (each.keyword is None and index >= len(_NAMES)):
+            given.append(_Given("", each))
+        else:
+            given.append(
+                _Given(_NAMES[index] if each.keyword is None else each.keyword.value, each)
+            )
+    return given
+
+
+def _replace(context: Context, thing: Thing, call: cst.Call) -> None:
+    given = _named(call)
+    names = {each.name for each in given}
+    batches = batches_of(context, thing.source, call, 0)
+    require_known(context, batches, thing.source, call)
+    size = next((each.argument.value for each in given if each.name == "batch_size"), None)
+    if batches.factors and (
+        ("batch_size" not in names and "" in names) or "batch_sampler" in names
+    ):
+        raise StepError(call, "its rows are chosen by what it is given; name its batch_size")
+    factors = " * ".join(batches.factors)
+    context.treated |= {each.argument for each in given if each.name in _GONE}
+    context.edits(thing.source).need("import torch")
+    context.edits(thing.source).replace(call.func, "torch.utils.data.DataLoader")
+    context.treated.add(call.func)
+    drops = not names & {"drop_last", "batch_sampler"} and (
+        size is None or not m.matches(size, m.Name("None"))
+    )
+
+    def change(node: cst.Call) -> cst.Call:
+        kept = _kept(node, given, factors)
+        new: list[cst.Arg] = []
+        if factors and "batch_size" not in names:
+            new.append(_keyword("batch_size", factors))
+        if drops:
+            new.append(_keyword("drop_last", "True"))
+        stars = [each for each in kept if each.star]
+        plain = [each for each in kept if not each.star]
+        return node.with_changes(args=_spaced([*plain, *new, *stars], node.args[-1]))
+
+    context.edits(thing.source).change(call, change)
+    reason = "torch's loader takes the same arguments, without options"
+    if factors:
+        reason += f"; a batch has the rows of {factors} batches, as a call took them"
+    context.say(thing.source, call, "ABP1301", Verdict.MODIFIED, reason)
+
+
+def _kept(node: cst.Call, given: list[_Given], factors: str) -> list[cst.Arg]:
+    """The arguments that torch's loader has, by name where it has them at another place."""
+    kept: list[cst.Arg] = []
+    for index, (new, each) in enumerate(zip(node.args, given, strict=True)):
+        if each.name in _GONE:
+            continue
+        changed = new
+        if each.name == "batch_size" and factors:
+            changed = new.with_changes(value=_times(new.value, factors))
+        if new.keyword is None and not new.star and index >= _IN_PLACE:
+            equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+            changed = changed.with_changes(keyword=cst.Name(each.name), equal=equal)
+        kept.append(changed)
+    return kept
+
+
+def _times(size: cst.BaseExpression, factors: str) -> cst.BaseExpression:
+    code = cst.Module([]).code_for_node(size)
+    simple = isinstance(size, cst.Name | cst.Integer | cst.Attribute | cst.Call)
+    return cst.parse_expression(f"{code if simple else f'({code})'} * {factors}")
+
+
+def _keyword(name: str, value: str) -> cst.Arg:
+    tight = cst.SimpleWhitespace("")
+    return cst.Arg(
+        cst.parse_expression(value), keyword=cst.Name(name), equal=cst.AssignEqual(tight, tight)
+    )
+
+
+def _spaced(arguments: list[cst.Arg], last: cst.Arg) -> list[cst.Arg]:
+    """Arguments with commas between them, as the first ones have them."""
+    between = next((each.comma for each in arguments if isinstance(each.comma, cst.Comma)), None)
+    between = between or cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+    several = isinstance(between.whitespace_after, cst.ParenthesizedWhitespace)
+    empty = cst.SimpleWhitespace("")
+    spaced = [
+        each.with_changes(comma=between, whitespace_after_arg=empty) for each in arguments[:-1]
+    ]
+    ends = last.comma if several else cst.MaybeSentinel.DEFAULT
+    after = last.whitespace_after_arg
+    return [*spaced, arguments[-1].with_changes(comma=ends, whitespace_after_arg=after)]

@@ -1,0 +1,180 @@
+"""What options say of a call: how many batches it takes, and which results it returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.port.analysis.batches import argument
+from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.parts import StepError
+from abele.port.context import Context
+from abele.port.source import Source
+
+#: What has a factor of the batches of one call.
+_FACTORS = {
+    "deviceIterations": "iterations",
+    "gradientAccumulation": "accumulation",
+    "replicationFactor": "replicas",
+}
+_MODES = ("outputMode", "anchorMode")
+_REDUCTIONS = ("accumulationAndReplicationReductionType", "accumulationReductionType")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A method of options that is called.
+
+    Attributes:
+        name: of the method.
+        source: the file.
+        call: the expression.
+        maybe: whether a condition decides that it is called.
+    """
+
+    name: str
+    source: Source
+    call: cst.Call
+    maybe: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+    """How a call divides its rows; numbers as the program writes them.
+
+    Attributes:
+        iterations: updates that it makes.
+        accumulation: batches that are added up for one.
+        replicas: that share each of these.
+        mode: which results it returns, such as ``Final``; ``""`` if nothing is said.
+        is_sum: whether gradients are added up, and not averaged.
+        nodes: the expressions of the numbers that are not 1.
+    """
+
+    iterations: str = "1"
+    accumulation: str = "1"
+    replicas: str = "1"
+    mode: str = ""
+    is_sum: bool = False
+    nodes: tuple[tuple[Source, cst.BaseExpression], ...] = ()
+
+    @property
+    def one(self) -> bool:
+        """Whether a call is one update of one batch."""
+        return not self.factors
+
+    @property
+    def factors(self) -> list[str]:
+        """The numbers that are not 1."""
+        numbers = (self.iterations, self.accumulation, self.replicas)
+        return [each for each in numbers if each != "1"]
+
+
+def settings(context: Context, options: Thing) -> Iterator[Setting]:
+    """Every method that is called of some options, in the order of the program."""
+    for source in context.project.sources:
+        for call in m.findall(source.module, m.Call(func=m.Attribute())):
+            assert isinstance(call, cst.Call)
+            assert isinstance(call.func, cst.Attribute)
+            if options in context.things.of(source, call.func.value, Kind.OPTIONS):
+                maybe = _conditions(source, call) - _conditions(options.source, options.made)
+                name = call.func.attr.value
+                yield Setting(name=name, source=source, call=call, maybe=bool(maybe))
+
+
+def _conditions(source: Source, node: cst.CSTNode) -> set[cst.CSTNode]:
+    kinds = (cst.If, cst.IfExp, cst.For, cst.While)
+    main = m.If(test=m.Comparison(left=m.Name("__name__")))
+    return {
+        each for each in source.above(node) if isinstance(each, kinds) and not m.matches(each, main)
+    }
+
+
+def options_of(
+    context: Context, source: Source, call: cst.Call, place: int
+) -> tuple[cst.BaseExpression | None, list[Thing]]:
+    """The options that a wrapper or loader is given: the expression, and what it may be.
+
+    Args:
+        context: the program.
+        source: the file.
+        call: makes the wrapper or loader.
+        place: of the options among its arguments.
+    """
+    given = argument(call, "options", place)
+    things = [] if given is None else list(context.things.of(source, given, Kind.OPTIONS))
+    return given, things
+
+
+def batches_of(
+    context: Context, source: Source, call: cst.Call, place: int, *, training: bool = True
+) -> Batches:
+    """How the calls of a wrapper, or a loader for them, divide their rows.
+
+    Args:
+        context: the program.
+        source: the file.
+        call: makes the wrapper or loader.
+        place: of the options among its arguments.
+        training: whether gradients are added up.
+
+    Raises:
+        StepError: it is not known before the program runs.
+    """
+    given, things = options_of(context, source, call, place)
+    if given is None:
+        return Batches()
+    if not things:
+        raise StepError(call, f"it is not known what {source.code(given)} says of a call's batches")
+    every = [_batches(context, each, training=training) for each in things]
+    if any(dataclasses.replace(each, nodes=()) != dataclasses.replace(every[0], nodes=())
+           for each in every):  # fmt: skip
+        raise StepError(
+            call, "which options are used, and how many batches, depends on a condition"
+        )
+    return every[0]
+
+
+def _batches(context: Context, options: Thing, *, training: bool) -> Batches:
+    values: dict[str, str] = {}
+    nodes: list[tuple[Source, cst.BaseExpression]] = []
+    mode, is_sum = "", False
+    for each in settings(context, options):
+        if each.name not in (*_FACTORS, *_MODES, *_REDUCTIONS):
+            continue
+        if each.maybe:
+            raise StepError(each.call, f"whether {each.name} is set depends on a condition")
+        given = each.call.args[0].value if each.call.args else None
+        if given is None:
+            raise StepError(each.call, f"{each.name} is given nothing")
+        code = each.source.code(given)
+        if each.name in _MODES:
+            mode = code.rpartition(".")[2]
+        elif each.name in _REDUCTIONS:
+            is_sum = code.endswith(".Sum")
+        elif training or each.name != "gradientAccumulation":
+            factor = _FACTORS[each.name]
+            if values.get(factor, code) != code:
+                raise StepError(each.call, f"{each.name} is set twice")
+            values[factor] = code
+            if code != "1":
+                nodes.append((each.source, given))
+    return Batches(**values, mode=mode, is_sum=is_sum, nodes=tuple(nodes))
+
+
+def require_known(context: Context, batches: Batches, source: Source, node: cst.CSTNode) -> None:
+    """Numbers of options are needed where a node is, too.
+
+    Raises:
+        StepError: one of them is another name's there.
+    """
+    for where, number in batches.nodes:
+        for name in m.findall(number, m.Name()):
+            assert isinstance(name, cst.Name)
+            there = context.things.named(source, node, name.value)
+            if where is not source or there is not context.things.named(where, number, name.value):
+                text = f"{where.code(number)} says how many batches a call takes, and is not known"
+                raise StepError(node, f"{text} here; make it a constant of the file")

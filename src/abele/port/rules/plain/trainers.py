@@ -1,0 +1,190 @@
+"""Training models: what a call of one does, and the optimizer that it does it with."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.port.analysis.batches import argument
+from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.parts import StepError, statement_of
+from abele.port.analysis.things import models_updated
+from abele.port.context import Context
+from abele.port.finding import Verdict
+from abele.port.routes import NoRouteError, Wrapped
+from abele.port.rules.plain.returned import Loss, loss_of
+from abele.port.rules.plain.settings import Batches, batches_of
+from abele.port.source import Source
+
+_DEFAULT = "torch.optim.SGD({model}.parameters(), lr=0.01)"  # that of poptorch.trainingModel
+REASON = "the model itself; what its call did follows the call: gradients and update"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Trainer:
+    """What a training model was.
+
+    Attributes:
+        thing: where it is made.
+        loss: where its loss is among its results.
+        batches: how a call divides its rows.
+        optimizer: that updates, by where it is made or by its variable.
+        limit: the limit of its gradients' norm; None if there is none.
+        whole: whether the optimizer updates the model and nothing else.
+    """
+
+    thing: Thing
+    loss: Loss
+    batches: Batches
+    optimizer: Thing | Wrapped
+    limit: cst.BaseExpression | None
+    whole: bool
+
+    def optimizer_at(self, context: Context, source: Source, node: cst.CSTNode) -> str:
+        """The name of its optimizer where a node is.
+
+        Raises:
+            StepError: it is not known there.
+        """
+        try:
+            if isinstance(self.optimizer, Thing):
+                return context.routes.name_of(self.optimizer, source, node)
+            return context.routes.name(self.optimizer, source, node)
+        except NoRouteError as error:
+            raise StepError(node, f"the optimizer is not known here: {error}") from error
+
+
+def trainer(context: Context, thing: Thing) -> Trainer:
+    """What a training model was; the model takes its place.
+
+    Raises:
+        StepError: it has no counterpart, or not enough is known.
+    """
+    made = thing.made
+    assert isinstance(made, cst.Call)
+    source = thing.source
+    loss = loss_of(context, thing)
+    batches = batches_of(context, source, made, 1)
+    given = argument(made, "optimizer", 2)
+    model = argument(made, "model", 0)
+    assert model is not None
+    optimizers = [] if given is None else list(context.things.of(source, given, Kind.OPTIMIZER))
+    limits = {_limit(each) for each in optimizers}
+    if len({None if each is None else source.code(each) for each in limits}) > 1:
+        raise StepError(made, "which limit its gradients have depends on a condition")
+    result = Trainer(
+        thing=thing,
+        loss=loss,
+        batches=batches,
+        optimizer=_optimizer(context, source, made, model, given, optimizers),
+        limit=next(iter(limits), None),
+        whole=all(_is_whole(context, each, source, model) for each in optimizers),
+    )
+    take_place(context, source, made, "ABP1101", REASON)
+    return result
+
+
+def take_place(context: Context, source: Source, made: cst.Call, code: str, reason: str) -> None:
+    """The model takes the place of its wrapper."""
+    index = next(
+        index
+        for index, each in enumerate(made.args)
+        if each.keyword is None or each.keyword.value == "model"
+    )
+    context.treated |= {made.func, *(each for i, each in enumerate(made.args) if i != index)}
+    context.edits(source).take_out(made, lambda node: _tight(node.args[index].value))
+    context.say(source, made, code, Verdict.MODIFIED, reason)
+
+
+def _tight(value: cst.BaseExpression) -> cst.BaseExpression:
+    """An expression that stood between parentheses; it keeps some where it has several lines."""
+    several = "\n" in cst.Module([]).code_for_node(value)
+    if several and not value.lpar and not isinstance(value, cst.Call):
+        return value.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+    return value
+
+
+def _optimizer(
+    context: Context,
+    source: Source,
+    made: cst.Call,
+    model: cst.BaseExpression,
+    given: cst.BaseExpression | None,
+    known: list[Thing],
+) -> Thing | Wrapped:
+    """The optimizer of a training model, which gets a name if it has none."""
+    if isinstance(given, cst.Name | cst.Attribute):
+        if known:
+            return known[0]
+        variable = context.things.variable(source, given)
+        if variable is not None:
+            return Wrapped(variable.name, source, variable.owner)
+        raise StepError(given, "it is not known where its optimizer is made")
+    statement = statement_of(source, made)
+    prefix = "self." if m.findall(statement, m.AssignTarget(m.Attribute(m.Name("self")))) else ""
+    owner = source.enclosing(made, cst.ClassDef) if prefix else None
+    wrapped = Wrapped(
+        prefix + context.name(source, "optimizer"),
+        source,
+        (owner and context.project.bases(owner)[-1]) or context.things.owner(source, made),
+    )
+    edits = context.edits(source)
+    if given is None:
+        edits.need("import torch")
+        name = _name_of(source, made, model)
+        edits.after(statement, f"{wrapped.name} = {_DEFAULT.format(model=name)}")
+    else:
+        edits.before(statement, f"{wrapped.name} = {source.code(edits.applied(given))}")
+    return wrapped
+
+
+def _name_of(source: Source, made: cst.Call, model: cst.BaseExpression) -> str:
+    """A name of a model after it was wrapped.
+
+    Raises:
+        StepError: it has none.
+    """
+    if isinstance(model, cst.Name | cst.Attribute):
+        return source.code(model)
+    assign = source.parent(made)
+    if isinstance(assign, cst.Assign) and isinstance(assign.targets[0].target, cst.Name):
+        return assign.targets[0].target.value
+    raise StepError(made, "its model has no name; give it one before it is wrapped")
+
+
+def _limit(optimizer: Thing) -> cst.BaseExpression | None:
+    assert isinstance(optimizer.made, cst.Call)
+    limit = argument(optimizer.made, "max_grad_norm")
+    return None if limit is None or m.matches(limit, m.Name("None")) else limit
+
+
+def _is_whole(
+    context: Context, optimizer: Thing, source: Source, model: cst.BaseExpression
+) -> bool:
+    """Whether an optimizer is given all parameters of one model, which is all that is trained."""
+    made = optimizer.made
+    assert isinstance(made, cst.Call)
+    updated = models_updated(made)
+    if len(updated) != 1 or not m.matches(made.args[0].value, m.Call(m.Attribute())):
+        return False
+    (inner,) = updated
+    things = context.things.of(optimizer.source, inner, Kind.MODEL)
+    return bool(things & bases(context, source, model))
+
+
+def bases(context: Context, source: Source, node: cst.BaseExpression) -> set[Thing]:
+    """The models that an expression may be, wraps, or is made of."""
+    models: set[Thing] = set()
+    waiting = [(source, node)]
+    while waiting:
+        at, each = waiting.pop()
+        for thing in context.things.of(at, each):
+            kinds = (Kind.MODEL, Kind.TRAINING, Kind.INFERENCE)
+            if thing.kind not in kinds or thing in models:
+                continue
+            models.add(thing)
+            if isinstance(thing.made, cst.Call):
+                waiting += [(thing.source, argument.value) for argument in thing.made.args]
+    return models

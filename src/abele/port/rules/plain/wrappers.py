@@ -1,0 +1,116 @@
+"""What is asked of wrappers: their device, their state, and how they were compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.parts import statement_of
+from abele.port.context import Context
+from abele.port.finding import Verdict
+from abele.port.rules.plain import gaps
+from abele.port.source import Source
+
+CODES = {
+    "ABP1111": "A module is attached to nothing and compiled by nobody; the line goes.",
+    "ABP1112": "A new rate of the optimizer counts at once; nobody has to be told.",
+    "ABP1113": "The training model is given another optimizer, whose state would be the old one's.",
+    "ABP1114": "A module says nothing of this; somebody has to look.",
+}
+
+_GONE = frozenset(
+    (
+        *("attachToDevice", "detachFromDevice", "destroy", "compile", "copyWeightsToHost"),
+        *("copyWeightsToDevice", "copyWeightsToHostIfNeeded", "copyNamedBuffersToDevice"),
+    )
+)
+_NONE = frozenset(
+    (
+        *("target", "executable_hash", "build_record", "exchanges", "placement"),
+        *("isAttachedToDevice", "compileAndExport", "loadExecutable", "save", "report", "options"),
+        *("compilationTime", "cycleCount", "getPerfCounters", "getLatency", "getHostIpuLatency"),
+        *("getComputeLatency", "getIpuHostLatency", "getTensorNames", "getAnchoredTensor"),
+        *("getDataLocation", "per_replica_params", "rng_state", "pipelineReport", "rewrap"),
+        *("trace", "precisionReport", "copyOptimizerState", "session", "resetTimingInfo"),
+    )
+)
+_KINDS = (Kind.TRAINING, Kind.INFERENCE)
+
+
+def apply(context: Context) -> None:
+    """Take out what a module has no use for, and name what it does not have."""
+    for source in context.project.sources:
+        for node in m.findall(source.module, m.Attribute()):
+            assert isinstance(node, cst.Attribute)
+            things = context.things.of(source, node.value)
+            if any(each.kind in _KINDS for each in things):
+                _member(context, source, node)
+
+
+def _member(context: Context, source: Source, node: cst.Attribute) -> None:
+    name = node.attr.value
+    call = source.parent(node)
+    statement = statement_of(source, node)
+    alone = m.matches(statement, m.SimpleStatementLine(body=[m.Expr(m.Call())])) and (
+        isinstance(call, cst.Call) and isinstance(source.parent(call), cst.Expr)
+    )
+    if name == "setOptimizer" and isinstance(call, cst.Call) and alone:
+        _set_optimizer(context, source, node, call)
+    elif name == "model" and not isinstance(source.parent(node), cst.AssignTarget):
+        context.edits(source).change(node, lambda each: each.value)
+        context.say(source, node, "ABP1111", Verdict.MODIFIED, "the model is not wrapped")
+    elif name == "isCompiled" and isinstance(call, cst.Call):
+        context.edits(source).replace(call, "True")
+        around = source.parent(call)
+        if isinstance(around, cst.If):
+            context.edits(source).change(around, _without_empty)
+        reason = "a module runs as it is, compiled by nobody"
+        context.say(source, node, "ABP1111", Verdict.MODIFIED, reason)
+    elif name in _GONE and alone:
+        context.treated.add(statement)
+        gaps.remove(context, source, statement)
+        reason = f"nothing is to be done for {name} of a module"
+        context.say(source, statement, "ABP1111", Verdict.MODIFIED, reason)
+    elif name in _NONE | _GONE:
+        reason = f"a module has no {name}; take the line out, or ask something else"
+        context.say(source, node, "ABP1114", Verdict.MANUAL, reason)
+
+
+def _without_empty(node: Any) -> Any:
+    """A condition goes with the last statement under it."""
+    if isinstance(node, cst.If) and node.orelse is None:
+        return _without_body(node)
+    return node
+
+
+def _without_body(node: cst.If) -> Any:
+    code = cst.Module(list(node.body.body)).code.strip()  # type: ignore[arg-type]
+    return cst.RemoveFromParent() if code in ("", "pass") else node
+
+
+def _set_optimizer(context: Context, source: Source, node: cst.Attribute, call: cst.Call) -> None:
+    statement = statement_of(source, node)
+    given = call.args[0].value if call.args else None
+    new: set[Thing] = set() if given is None else context.things.of(source, given, Kind.OPTIMIZER)
+    trained = {
+        optimizer
+        for each in context.things.of(source, node.value, Kind.TRAINING)
+        if isinstance(each.made, cst.Call)
+        for argument in each.made.args
+        for optimizer in context.things.of(each.source, argument.value, Kind.OPTIMIZER)
+    }
+    known = bool(new) and new <= trained
+    same = isinstance(given, cst.Name | cst.Attribute) and known
+    if not same:
+        reason = (
+            "a new optimizer would begin without the old one's momentum; change the param_groups "
+            "of the one that there is"
+        )
+        context.say(source, call, "ABP1113", Verdict.BLOCKED, reason)
+        return
+    gaps.remove(context, source, statement)
+    reason = "the update reads the optimizer's values each time"
+    context.say(source, statement, "ABP1112", Verdict.MODIFIED, reason)

@@ -1,0 +1,66 @@
+"""Fixtures of the rules of ``abele port``: what a file becomes, and what is said of its lines."""
+
+import contextlib
+import io
+import re
+
+import torch
+
+from abele.port.engine import port
+from abele.port.finding import Verdict
+from abele.port.project import Project
+from abele.port.source import Source
+
+_SAID = re.compile(r"  # ((?:ABP\d+ \w+(?:, )?)+)$")
+
+
+def names(folder, whole=False):
+    """The fixtures of a folder; only those that are ported whole."""
+    ending = ".out.py" if whole else ".in.py"
+    return sorted(each.name.removesuffix(ending) for each in folder.glob(f"*{ending}"))
+
+
+def ported(folder, name, to):
+    """A fixture after all rules; what is said of its lines, and what it says is said."""
+    said, lines = set(), []
+    text = (folder / f"{name}.in.py").read_text()
+    for number, line in enumerate(text.splitlines(), 1):
+        match = _SAID.search(line)
+        if match:
+            said |= {(number, each.strip()) for each in match.group(1).split(",")}
+            line = line[: match.start()]
+        lines.append(line)
+    source = Source(f"{name}.py", "\n".join(lines) + "\n")
+    return port(Project([source]), to=to), said
+
+
+def check(folder, name, to, update):
+    """A fixture becomes what its ``.out.py`` says, with findings at its lines, and no others."""
+    result, said = ported(folder, name, to)
+    expected = folder / f"{name}.out.py"
+    if result.verdict is not Verdict.BLOCKED:
+        if update:
+            expected.write_text(result.after[f"{name}.py"])
+        assert result.after[f"{name}.py"] == expected.read_text()
+    else:
+        assert not expected.exists()
+    given = {(each.line, f"{each.code} {each.verdict.value}") for each in result.findings}
+    assert said <= given
+    bad = (Verdict.MANUAL, Verdict.BLOCKED)
+    unexpected = [
+        str(each)
+        for each in result.findings
+        if each.verdict in bad and (each.line, f"{each.code} {each.verdict.value}") not in said
+    ]
+    assert not unexpected
+
+
+def printed(path):
+    """What a program prints, without the lines that begin with the name of a package."""
+    torch.manual_seed(7)
+    text = io.StringIO()
+    variables = {"__name__": "__main__", "__file__": str(path)}
+    with contextlib.redirect_stdout(text):
+        exec(compile(path.read_text(), path, "exec"), variables)
+    lines = text.getvalue().splitlines()
+    return [each for each in lines if not each.startswith("[sambaflow]")]

@@ -1,0 +1,43 @@
+"""Calls that take several batches: iterations, accumulation and replicas."""
+
+import poptorch
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+ACCUMULATION = 4
+
+
+class Fit(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x, y):
+        scores = self.layer(x)
+        return scores, poptorch.identity_loss((scores - y).square(), reduction="mean")
+
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(160, 4), torch.randn(160, 3))
+
+opts = poptorch.Options().deviceIterations(2)  # ABP1001 modified
+opts.Training.gradientAccumulation(ACCUMULATION)  # ABP1001 modified
+opts.outputMode(poptorch.OutputMode.All)  # ABP1001 modified
+model = Fit()
+optimizer = poptorch.optim.SGD(model.parameters(), lr=0.5)
+training = poptorch.trainingModel(model, options=opts, optimizer=optimizer)  # ABP1101 modified
+for x, y in poptorch.DataLoader(opts, data, 4):  # ABP1301 modified
+    _, losses = training(x, y)  # ABP1103 modified
+    for loss in losses:
+        print(loss.item())
+
+replicated = poptorch.Options().replicationFactor(2)
+replicated.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
+second = Fit()
+second_optimizer = poptorch.optim.SGD(second.parameters(), lr=0.1)
+trainer = poptorch.trainingModel(second, replicated, second_optimizer)
+loader = poptorch.DataLoader(options=replicated, dataset=data, batch_size=8)
+for x, y in loader:
+    scores, loss = trainer(x, y)
+    print(scores.shape, loss.tolist())

@@ -1,0 +1,22 @@
+"""Updates that torch's optimizers do not make."""
+
+import popdist
+import poptorch
+from torch import nn
+
+popdist.init()  # ABP1909 blocked
+model = nn.Linear(4, 3)
+poptorch.optim.LAMB(model.parameters(), lr=0.1)  # ABP1409 blocked
+poptorch.optim.AdamW(model.parameters(), lr=0.1, bias_correction=False)  # ABP1409 blocked
+poptorch.optim.RMSprop(model.parameters(), lr=0.1, use_tf_variant=True)  # ABP1409 blocked
+poptorch.optim.SGD(model.parameters(), lr=(0.1, False))  # ABP1409 blocked
+
+
+class Fit(nn.Module):
+    def forward(self, x, y):
+        return nn.functional.mse_loss(x, y)
+
+
+optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+training = poptorch.trainingModel(Fit(), poptorch.Options(), optimizer)
+training.setOptimizer(poptorch.optim.SGD(model.parameters(), lr=0.01))  # ABP1113 blocked

@@ -1,0 +1,79 @@
+"""``--to torch``: PopTorch programs become programs of plain PyTorch that train the same digits."""
+
+from pathlib import Path
+
+import pytest
+
+from abele.port import files
+from abele.port.engine import port
+from abele.port.finding import Verdict
+from abele.port.project import Project
+from abele.port.source import Source
+from helpers import port_fixtures
+
+HERE = Path(__file__).parent
+FIXTURES = HERE / "rules_torch"
+#: They ask wrappers for what modules do not have.
+MANUAL = {"reports"}
+#: Ports to PopTorch that are none of one process.
+INSTANCES = {"distributed"}
+
+
+@pytest.mark.parametrize("name", port_fixtures.names(FIXTURES))
+def test_a_fixture_becomes_what_it_should(name, request):
+    port_fixtures.check(FIXTURES, name, "torch", request.config.getoption("--update-golden"))
+
+
+def whole():
+    return port_fixtures.names(FIXTURES, whole=True)
+
+
+@pytest.mark.parametrize("name", whole())
+def test_porting_the_port_changes_nothing(name):
+    text = (FIXTURES / f"{name}.out.py").read_text()
+    after = port(Project([Source(f"{name}.py", text)]), to="torch").after[f"{name}.py"]
+    assert after == text
+
+
+@pytest.mark.parametrize("name", sorted({*whole()} - MANUAL))
+def test_a_port_prints_the_same_digits(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    monkeypatch.chdir(tmp_path)
+    result, _ = port_fixtures.ported(FIXTURES, name, "torch")
+    (tmp_path / "before.py").write_text(result.before[f"{name}.py"])
+    before = port_fixtures.printed(tmp_path / "before.py")
+    assert len(before) > 1
+    after = FIXTURES / f"{name}.out.py"
+    assert "poptorch" not in after.read_text()
+    assert port_fixtures.printed(after) == before
+
+
+def there():
+    """Ports to PopTorch, from the fixtures of the rules."""
+    names = port_fixtures.names(HERE / "rules", whole=True)
+    return sorted({*names} - INSTANCES - {"optimizer_state"})
+
+
+@pytest.mark.parametrize("name", there())
+def test_there_and_back_prints_the_same_digits(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    monkeypatch.chdir(tmp_path)
+    text = (HERE / "rules" / f"{name}.out.py").read_text()
+    result = port(Project([Source("there.py", text)]), to="torch")
+    assert result.verdict is Verdict.MODIFIED, [str(each) for each in result.findings]
+    back = result.after["there.py"]
+    assert "poptorch" not in back
+    (tmp_path / "back.py").write_text(back)
+    before = port_fixtures.printed(HERE / "rules" / f"{name}.in.py")
+    assert port_fixtures.printed(tmp_path / "back.py") == before
+
+
+def test_the_hand_written_program_becomes_plain():
+    script = HERE.parents[2] / "examples" / "pytorch_ipu.py"
+    result = port(files.read(script), to="torch")
+    assert result.verdict is Verdict.MODIFIED
+    after = result.after["pytorch_ipu.py"]
+    for line in ("optimizer.zero_grad()", "loss.backward()", "optimizer.step()"):
+        assert after.count(line) == 1
+    assert "poptorch." not in after
+    assert "opts" not in after
