@@ -192,7 +192,20 @@ bool has_few_rows(const AbeleProduct& p) {
 }
 
 bool has_small_factors(const AbeleProduct& p) {
-  return is_small(p.rows, p.columns, p.inner) && p.b_column == 1 && !p.b_packed;
+  const bool in_rows = p.b_column == 1 || p.rows >= LEAST_TURNED;
+  return is_small(p.rows, p.columns, p.inner) && in_rows && !p.b_packed;
+}
+
+// Small factors; a turned b is turned back.
+void multiply_small_share(const Share& share, float* work) {
+  Matrix b = share.b;
+  if (b.column != 1) {
+    for (Index i = 0; i < share.columns; i += LANES)
+      pack_turned_lanes(share.inner, b.from(0, i).data, b.column, share.columns, work + i);
+    b = {work, share.columns, 1};
+  }
+  multiply_small(share.a, b, share.rows, share.columns, share.inner, share.c, share.c_row,
+                 share.added);
 }
 
 // How a thread computes its share, and the room that it needs.
@@ -201,8 +214,7 @@ struct Way {
   Index room;
   void operator()(const Share& share, float* work) const {
     if (small)
-      multiply_small(share.a, share.b, share.rows, share.columns, share.inner, share.c,
-                     share.c_row, share.added);
+      multiply_small_share(share, work);
     else if (few)
       multiply_few_rows(share, work);
     else
@@ -210,7 +222,7 @@ struct Way {
   }
 };
 Way way_of(const AbeleProduct& p) {
-  if (has_small_factors(p)) return {true, false, 0};
+  if (has_small_factors(p)) return {true, false, p.b_column == 1 ? 0 : p.inner * p.columns};
   const bool few = has_few_rows(p);
   return {false, few, few ? ceil_div(p.rows, LANES) * LANES * p.inner : WORK};
 }

@@ -1,6 +1,6 @@
 // Products of small matrices, as the heads of attention are, all of which a cache near the processor
 // holds: packing would take a tenth of their time, so both factors are read where they lie. For that,
-// elements of a row of the right factor have to be neighbours.
+// elements of a row of the right factor have to be neighbours; turning it pays for enough rows.
 #pragma once
 
 #include "tiles.h"
@@ -8,7 +8,7 @@
 namespace abele {
 
 // With longer sides, or more multiply-adds, packing costs less than strides do.
-constexpr Index MOST_SMALL = 128, MOST_ADDS = Index{1} << 19;
+constexpr Index MOST_SMALL = 128, MOST_ADDS = Index{1} << 19, LEAST_TURNED = 32;
 inline bool is_small(Index rows, Index columns, Index inner) {
   const bool small = std::max({rows, columns, inner}) <= MOST_SMALL;
   return small && rows * columns * inner <= MOST_ADDS && columns % LANES == 0;
