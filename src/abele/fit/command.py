@@ -19,22 +19,45 @@ STATUS = {"fits": 0, "does not fit": 3, "uncertain": 4}
 
 def add_parser(commands: Any) -> None:
     """Add the command to a parser's commands."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = of_script(
+        commands,
         "fit",
-        help="say whether a program fits into a memory",
-        usage="abele fit [-h] [--limit LIMIT] [--json] SCRIPT [-- ARG ...]",
+        "[--limit LIMIT]",
+        summary="say whether a program fits into a memory",
         description="Runs SCRIPT up to its first compile and says whether the model fits. "
         "Exits with 0 if it fits, 3 if it does not, 4 if that is uncertain.",
     )
-    parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python program")
     parser.add_argument(
         "--limit",
         metavar="LIMIT",
         help="cpu, cuda:0, a size such as 8GiB, mk2 for an IPU or mk2x4 for four of them "
         "(default: the device)",
     )
+    parser.set_defaults(command=command)
+
+
+def of_script(
+    commands: Any, name: str, options: str, *, summary: str, description: str
+) -> argparse.ArgumentParser:
+    """Add a command that runs a program with the arguments behind ``--`` and answers.
+
+    Args:
+        commands: of the parser.
+        name: of the command.
+        options: that are still to be added, as its usage names them.
+        summary: for the list of commands.
+        description: for its own help.
+    """
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        usage=f"abele {name} [-h] {options} [--json] SCRIPT [-- ARG ...]",
+        description=description,
+    )
+    parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python program")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.set_defaults(command=command, name="fit")
+    parser.set_defaults(name=name)
+    return parser
 
 
 def command(parsed: argparse.Namespace) -> int:

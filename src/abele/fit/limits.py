@@ -101,7 +101,10 @@ def of_machine(name: str) -> Limit:
     ipus = _IPUS.fullmatch(name)
     if ipus is not None:
         return of_ipus(0 if ipus[1] is None else _count(name, int(ipus[1])))
-    return of_size(name)
+    try:
+        return of_size(name)
+    except LimitError as error:
+        raise LimitError(f"{error} Or cpu, cuda:0, mk2 or mk2x4.") from None
 
 
 def of_size(name: str) -> Limit:

@@ -102,10 +102,6 @@ class Chain:
         uses = {state.uses for state in self.states if state.together and len(state.uses) > 1}
         return sorted(uses)
 
-    def seconds(self, begin: int, end: int) -> float:
-        """Time of forward and backward of the units from ``begin`` up to ``end``."""
-        return sum(unit.forward + unit.backward for unit in self.units[begin:end])
-
     def scaled(self, ranges: Sequence[tuple[int, int]], times: Sequence[Times]) -> Chain:
         """The chain whose ranges of units take these times, divided in each as before.
 

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import argparse
 from json import dumps
-from pathlib import Path
 from typing import Any
 
-from abele.errors import StageError
+from abele.errors import LimitError, StageError
 from abele.fit import limits
 from abele.fit.asking import Answered, Report
-from abele.fit.command import STATUS, running
+from abele.fit.command import STATUS, of_script, running
 from abele.stage import asking
 from abele.stage.asking import Request
 
 
 def add_parser(commands: Any) -> None:
     """Add the command to a parser's commands."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = of_script(
+        commands,
         "stage",
-        help="divide a model into stages of a pipeline",
-        usage="abele stage [-h] --ipus N [--limit LIMIT] [--measure] [--run] [--json] SCRIPT "
-        "[-- ARG ...]",
+        "--ipus N [--limit LIMIT] [--measure] [--run]",
+        summary="divide a model into stages of a pipeline",
         description="Runs SCRIPT up to its first compile and divides the model into stages that "
         "take equally long and fit into memory. Exits with 0 if they fit, 3 if they do not, 4 if "
         "that is uncertain; with --run as SCRIPT does.",
     )
-    parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python program")
     parser.add_argument("--ipus", type=int, required=True, metavar="N", help="how many devices")
     parser.add_argument(
         "--limit",
@@ -38,8 +36,7 @@ def add_parser(commands: Any) -> None:
         "--measure", action="store_true", help="run stages, and balance them by their times"
     )
     parser.add_argument("--run", action="store_true", help="go on with these stages")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.set_defaults(command=command, name="stage")
+    parser.set_defaults(command=command)
 
 
 def command(parsed: argparse.Namespace) -> int:
@@ -88,4 +85,9 @@ def of_device(name: str) -> limits.Limit:
     Raises:
         LimitError: it is neither.
     """
-    return limits.of_ipus(1) if name == limits.MK2 else limits.of_size(name)
+    if name == limits.MK2:
+        return limits.of_ipus(1)
+    try:
+        return limits.of_size(name)
+    except LimitError as error:
+        raise LimitError(f"{error} Or {limits.MK2}: the memory of an IPU.") from None
