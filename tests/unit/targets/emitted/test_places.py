@@ -56,6 +56,25 @@ def test_the_stride_along_one_element_says_nothing():
     assert not place.stride_is((7, 2))
 
 
+@pytest.mark.parametrize(
+    ("shape", "stride", "offset", "whole"),
+    [
+        ((2, 3), (3, 1), 0, True),
+        ((2, 3), (1, 2), 0, True),
+        ((2, 3), (3, 1), 1, False),
+        ((2, 2), (2, 1), 0, False),
+        ((2, 3), (1, 1), 0, False),  # six elements at four places
+    ],
+)
+def test_a_place_that_fills_its_memory_is_whole(shape, stride, offset, whole):
+    buffer = Buffer(Kind.ARENA, 0, torch.float32, 6)
+    assert Place(buffer, shape, stride, offset).whole == whole
+
+
+def test_nothing_is_all_of_nothing():
+    assert Place(Buffer(Kind.ARENA, 0, torch.float32, 0), (0, 0), (1, 1)).whole
+
+
 def test_a_piece_of_a_piece_lies_in_the_memory_that_is_whole():
     whole = Buffer(Kind.ARENA, 0, torch.float32, 20)
     piece = Buffer(Kind.ARENA, 1, torch.float32, 10, inside=(whole, 4))

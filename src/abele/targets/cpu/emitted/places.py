@@ -78,7 +78,8 @@ class Place:
     @property
     def whole(self) -> bool:
         """Whether it is all of its memory, in some order."""
-        return self.offset == 0 and self.size == self.buffer.size
+        fills = self.size == 0 or is_dense(self.shape, self.stride)
+        return fills and self.offset == 0 and self.size == self.buffer.size
 
     def stride_is(self, stride: tuple[int, ...]) -> bool:
         """Whether ``stride`` leads to the same elements; that of one element says nothing."""
