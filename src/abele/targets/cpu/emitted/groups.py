@@ -23,12 +23,23 @@ class Unit:
             matters, because all tensors are read and written in the order of their memory.
         size: how many elements the loop has.
         before: units that have to run first.
+        memory: that the operations read and write.
     """
 
     operations: list[Operation]
     shape: tuple[int, ...] | None = None
     size: int = -1
     before: set[Unit] = dataclasses.field(default_factory=lambda: set[Unit]())
+    memory: set[Buffer] = dataclasses.field(default_factory=lambda: set[Buffer]())
+
+    def __post_init__(self) -> None:
+        for each in self.operations:
+            self.memory.update(place.buffer for place in tensors(each))
+
+    def add(self, operation: Operation) -> None:
+        """Put an operation behind the others."""
+        self.operations.append(operation)
+        self.memory.update(place.buffer for place in tensors(operation))
 
     @property
     def elementwise(self) -> bool:
@@ -76,7 +87,7 @@ class Grouping:
             if unit is None:
                 unit = self._begun(operation)
             else:
-                unit.operations.append(operation)
+                unit.add(operation)
                 before = {self._current(each) for each in before}
             self._require(unit, before - {unit})
             self._note(operation, unit)
@@ -173,6 +184,7 @@ class Grouping:
         unit.operations = sorted(
             [*unit.operations, *other.operations], key=lambda each: each.position
         )
+        unit.memory |= other.memory
         unit.shape = unit.shape or other.shape
         self._into[other] = unit
         self._units[self._number[other]] = None
@@ -214,9 +226,8 @@ def _fits(unit: Unit, operation: Pointwise) -> bool:
         return False
     if not is_flat(operation) and unit.shape not in (None, operation.result.shape):
         return False
-    memory = {place.buffer for each in unit.operations for place in tensors(each)}
-    memory.update(place.buffer for place in tensors(operation))
-    return len(memory) <= _MOST_TENSORS and not _collides(unit, operation)
+    memory = {place.buffer for place in tensors(operation)}
+    return len(unit.memory | memory) <= _MOST_TENSORS and not _collides(unit, operation)
 
 
 def _loops(unit: Unit) -> list[Pointwise]:
