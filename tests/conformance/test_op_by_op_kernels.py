@@ -115,6 +115,81 @@ def test_what_is_not_finite_shows(own, bad):
     assert y[:, 4].isfinite().all()
 
 
+def exactly_of_sum(x, weight, bias, mean, var, added, slope, grad):
+    """The same in double where something is added before the activation."""
+    leaves = [each.double().requires_grad_() for each in (x, weight, bias, added)]
+    mean, var = mean.double(), var.double()
+    y = F.batch_norm(leaves[0], mean, var, *leaves[1:3], True, MOMENTUM, EPS) + leaves[3]
+    y = F.leaky_relu(y, slope)
+    return [y.detach(), mean, var, *torch.autograd.grad(y, leaves, grad.double())]
+
+
+def ours_of_sum(own, x, weight, bias, mean, var, added, slope, grads, overwrite=False):
+    forward = calls.norm_sum_activation(own, overwrite=overwrite)
+    backward = calls.norm_sum_activation_backward(own, overwrite=overwrite)
+    parameters = (x, weight, bias, mean, var, added.clone())
+    y, statistics, new_mean, new_var = forward(*parameters, MOMENTUM, EPS, slope)
+    grad, more = grads[0].clone(), grads[1] if len(grads) > 1 else None
+    of_added, *rest = backward(grad, more, y, x, weight, statistics, slope)
+    return [y, new_mean, new_var, *rest, of_added]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("slope", [0.01, 0.0, 1.0])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_sum_before_the_activation_is_exact_to_a_millionth(own, shape, slope, parts):
+    values = inputs(shape)
+    added, *grads = (
+        torch.randn(shape).contiguous(memory_format=torch.channels_last) for _ in range(1 + parts)
+    )
+    exact = exactly_of_sum(*values, added, slope, sum(grads[1:], grads[0]))
+    for overwrite in (False, True):
+        result = ours_of_sum(own, *values, added, slope, grads, overwrite)
+        for value, wanted in zip(result, exact, strict=True):
+            assert error(value, wanted) < 2e-6
+
+
+def test_threads_do_not_change_a_bit_of_a_sum(own, monkeypatch):
+    shape = (2, 24, 200, 200)
+    values = inputs(shape)
+    added, *grads = (
+        torch.randn(shape).contiguous(memory_format=torch.channels_last) for _ in range(3)
+    )
+    results = []
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(calls, "threads_for", lambda *_, count=threads: count)
+        results.append(ours_of_sum(own, *values, added, 0.01, grads, True))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_in_a_sum_shows(own, bad):
+    values, grad = inputs((1, 8, 8, 8)), torch.randn(1, 8, 8, 8)
+    added = torch.zeros(1, 8, 8, 8)
+    added[0, 3, 2, 2] = bad
+    y, *_, of_added = ours_of_sum(own, *values, added, 0.01, [grad])
+    assert not y[0, 3, 2, 2].isfinite()
+    assert y.isfinite().sum() == y.numel() - 1
+    # As torch: what is not above zero has the slope.
+    factor = 1.0 if bad > 0 else 0.01
+    torch.testing.assert_close(of_added[0, 3, 2, 2], factor * grad[0, 3, 2, 2])
+
+
+def test_the_operators_of_a_sum_are_what_the_kernels_compute(own):
+    shape = (2, 8, 9, 7)
+    values = inputs(shape)
+    added, *grads = (
+        torch.randn(shape).contiguous(memory_format=torch.channels_last) for _ in range(3)
+    )
+    result = ours_of_sum(own, *values, added, 0.01, grads)
+    y, statistics, *rest = norm_activation.of_sum(*values, added, MOMENTUM, EPS, 0.01)
+    x, weight = values[:2]
+    of_added, *more = norm_activation.of_sum_backward(*grads, y, x, weight, statistics, 0.01)
+    for value, wanted in zip(result, [y, *rest, *more, of_added], strict=True):
+        torch.testing.assert_close(value, wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_evaluation_scales_shifts_and_activates(own):
     x = torch.randn(2, 5, 9, 7).contiguous(memory_format=torch.channels_last)
     scale, shift = torch.randn(5), torch.randn(5)

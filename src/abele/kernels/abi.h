@@ -159,15 +159,23 @@ ABELE_API int abele_norm_statistics(const AbeleNorm* norm, const float* x, const
                                     float* statistics, float* new_mean, float* new_var,
                                     int32_t* from_y, int threads);
 
-// y = activation(normalised x * weight + bias); y may be x.
+// y = activation(normalised x * weight + bias + added); `added` may be null, y may be x or `added`.
 ABELE_API int abele_norm_apply(const AbeleNorm* norm, const float* x, const float* weight,
-                               const float* bias, const float* statistics, float* y, int threads);
+                               const float* bias, const float* statistics, const float* added,
+                               float* y, int threads);
 
 // Gradients from that of y. `kept` is y where `statistics` say so, else x. `grad_x` may be `grad`.
 ABELE_API int abele_norm_backward(const AbeleNorm* norm, const float* grad, const float* kept,
                                   const float* weight, const float* bias, const float* statistics,
                                   float* grad_x, float* grad_weight, float* grad_bias,
                                   int threads);
+
+// The same where something was added: `masked` is the gradient of that. That of y is grad + more;
+// `more` may be null, `masked` may be `grad` or `more`. The slope is not negative.
+ABELE_API int abele_norm_sum_backward(const AbeleNorm* norm, const float* grad, const float* more,
+                                      const float* y, const float* x, const float* weight,
+                                      const float* statistics, float* masked, float* grad_x,
+                                      float* grad_weight, float* grad_bias, int threads);
 
 // y = activation(x * scale + shift), with `scale` and `shift` for each channel; y may be x.
 ABELE_API int abele_scale_shift(const AbeleNorm* norm, const float* x, const float* scale,

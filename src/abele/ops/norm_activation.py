@@ -5,6 +5,9 @@
 
 Forward returns y, what backward needs of it, statistics and the new running statistics. A kernel
 may keep y alone, from which backward recovers ``normalised``; this implementation keeps x.
+
+The sum of a residual network stands between the two, ``y = leaky(normalised * weight + bias +
+added)``. Its backward gets x and y, and the gradient of y in one or two parts.
 Importing this module registers the operators.
 """
 
@@ -17,6 +20,8 @@ from abele.ops._register import shapes_of
 _FORWARD = "abele::norm_activation"
 _BACKWARD = "abele::norm_activation_backward"
 _EVALUATION = "abele::scale_shift_activation"
+_OF_SUM = "abele::norm_sum_activation"
+_OF_SUM_BACKWARD = "abele::norm_sum_activation_backward"
 
 # Rows of ``statistics``, [3, channels]; in the third, a kernel notes what it kept.
 MEAN, INVERSE_STD = 0, 1
@@ -41,6 +46,19 @@ torch.library.define(
     tags=_TAGS,
 )
 
+torch.library.define(
+    _OF_SUM,
+    "(Tensor x, Tensor weight, Tensor bias, Tensor mean, Tensor var, Tensor added,"
+    " float momentum, float eps, float slope) -> (Tensor, Tensor, Tensor, Tensor)",
+    tags=_TAGS,
+)
+torch.library.define(
+    _OF_SUM_BACKWARD,
+    "(Tensor grad, Tensor? more, Tensor y, Tensor x, Tensor weight, Tensor statistics,"
+    " float slope) -> (Tensor, Tensor, Tensor, Tensor)",
+    tags=_TAGS,
+)
+
 
 def _along(channels: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return channels.reshape(-1, *[1] * (x.dim() - 2))
@@ -48,6 +66,27 @@ def _along(channels: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 def _leaky(x: torch.Tensor, slope: float) -> torch.Tensor:
     return torch.where(x > 0, x, x * slope)
+
+
+def _normalised(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
+    """The result without activation, statistics, and the new running statistics."""
+    dims = [dim for dim in range(x.dim()) if dim != 1]
+    rows = x.numel() // x.shape[1]
+    average, variance = x.mean(dims), x.var(dims, correction=0)
+    inverse_std = (variance + eps).rsqrt()
+    statistics = torch.stack((average, inverse_std, torch.zeros_like(average)))
+    y = (x - _along(average, x)) * _along(inverse_std * weight, x) + _along(bias, x)
+    new_mean = mean * (1 - momentum) + average * momentum
+    new_var = var * (1 - momentum) + variance * (rows / (rows - 1)) * momentum
+    return y, statistics, new_mean, new_var
 
 
 @torch.library.impl(_FORWARD, "CompositeExplicitAutograd")
@@ -61,16 +100,8 @@ def _forward(
     eps: float,
     slope: float,
 ) -> tuple[torch.Tensor, ...]:
-    dims = [dim for dim in range(x.dim()) if dim != 1]
-    rows = x.numel() // x.shape[1]
-    average, variance = x.mean(dims), x.var(dims, correction=0)
-    inverse_std = (variance + eps).rsqrt()
-    statistics = torch.stack((average, inverse_std, torch.zeros_like(average)))
-    y = (x - _along(average, x)) * _along(inverse_std * weight, x) + _along(bias, x)
-    y = _leaky(y, slope)
-    new_mean = mean * (1 - momentum) + average * momentum
-    new_var = var * (1 - momentum) + variance * (rows / (rows - 1)) * momentum
-    return y, x.clone(), statistics, new_mean, new_var
+    y, *rest = _normalised(x, weight, bias, mean, var, momentum, eps)
+    return _leaky(y, slope), x.clone(), *rest
 
 
 @shapes_of(_FORWARD)
@@ -98,11 +129,18 @@ def _backward(
     statistics: torch.Tensor,
     slope: float,
 ) -> tuple[torch.Tensor, ...]:
-    dims = [dim for dim in range(grad.dim()) if dim != 1]
     inverse_std = _along(statistics[INVERSE_STD], grad)
     normalised = (kept - _along(statistics[MEAN], grad)) * inverse_std
     before = normalised * _along(weight, grad) + _along(bias, grad)
     grad = torch.where(before > 0, grad, grad * slope)
+    return _gradients(grad, normalised, inverse_std, weight)
+
+
+def _gradients(
+    grad: torch.Tensor, normalised: torch.Tensor, inverse_std: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Those of x, weight and bias, from that of the result without activation."""
+    dims = [dim for dim in range(grad.dim()) if dim != 1]
     grad_bias, grad_weight = grad.sum(dims), (grad * normalised).sum(dims)
     rows = grad.numel() // grad.shape[1]
     centred = grad - _along(grad_bias / rows, grad) - normalised * _along(grad_weight / rows, grad)
@@ -142,6 +180,71 @@ def _evaluation_shape(
     return torch.empty_like(x)
 
 
+@torch.library.impl(_OF_SUM, "CompositeExplicitAutograd")
+def _of_sum(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    added: torch.Tensor,
+    momentum: float,
+    eps: float,
+    slope: float,
+) -> tuple[torch.Tensor, ...]:
+    y, *rest = _normalised(x, weight, bias, mean, var, momentum, eps)
+    return _leaky(y + added, slope), *rest
+
+
+@shapes_of(_OF_SUM)
+def _of_sum_shapes(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    added: torch.Tensor,
+    momentum: float,
+    eps: float,
+    slope: float,
+) -> tuple[torch.Tensor, ...]:
+    statistics = x.new_empty((3, x.shape[1]))
+    return torch.empty_like(x), statistics, torch.empty_like(mean), torch.empty_like(var)
+
+
+@torch.library.impl(_OF_SUM_BACKWARD, "CompositeExplicitAutograd")
+def _of_sum_backward(
+    grad: torch.Tensor,
+    more: torch.Tensor | None,
+    y: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    statistics: torch.Tensor,
+    slope: float,
+) -> tuple[torch.Tensor, ...]:
+    grad = grad if more is None else grad + more
+    masked = torch.where(y > 0, grad, grad * slope)
+    inverse_std = _along(statistics[INVERSE_STD], x)
+    normalised = (x - _along(statistics[MEAN], x)) * inverse_std
+    return masked, *_gradients(masked, normalised, inverse_std, weight)
+
+
+@shapes_of(_OF_SUM_BACKWARD)
+def _of_sum_backward_shapes(
+    grad: torch.Tensor,
+    more: torch.Tensor | None,
+    y: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    statistics: torch.Tensor,
+    slope: float,
+) -> tuple[torch.Tensor, ...]:
+    of_weight = torch.empty_like(weight), torch.empty_like(weight)
+    return torch.empty_like(x), torch.empty_like(x), *of_weight
+
+
 forward = torch.ops.abele.norm_activation.default
 backward = torch.ops.abele.norm_activation_backward.default
 evaluation = torch.ops.abele.scale_shift_activation.default
+of_sum = torch.ops.abele.norm_sum_activation.default
+of_sum_backward = torch.ops.abele.norm_sum_activation_backward.default

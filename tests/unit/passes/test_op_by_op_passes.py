@@ -14,6 +14,7 @@ from abele.passes.of_lowerings.channels_last import channels_last
 from abele.passes.of_lowerings.folded_normalisation import folded_normalisation
 from abele.passes.of_lowerings.fused_adam import fused_adam
 from abele.passes.of_lowerings.fused_normalisation import fused_normalisation
+from abele.passes.of_lowerings.fused_sums import fused_sums
 from abele.passes.of_lowerings.pointwise_before_upsampling import pointwise_before_upsampling
 from abele.step.config import StepConfig
 from abele.targets.cpu import TARGET as CPU
@@ -109,6 +110,44 @@ def test_every_norm_is_joined_with_its_activation_both_ways():
     }
     gone |= {aten.leaky_relu.default, aten.leaky_relu_backward.default}
     assert not gone & set(targets(after))
+
+
+class Residual(nn.Module):
+    """Two blocks around which their input is added; the second's input meets two gradients."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.convolutions = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(2))
+        self.activation = activation
+
+    def forward(self, x):
+        x = self.first(x)
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = self.activation(norm(convolution(x)) + x)
+        return nn.functional.mse_loss(x, torch.zeros_like(x))
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [nn.LeakyReLU(0.1), nn.ReLU(), nn.LeakyReLU(-0.1), nn.Tanh()],
+    ids=["leaky", "relu", "negative", "tanh"],
+)
+def test_sums_of_residual_blocks_are_joined_with_their_norms(activation):
+    model, batches = Residual(activation), [(torch.randn(2, 3, 6, 5),) for _ in range(2)]
+    rule = rule_for(model, "sgd", variable=("lr",))
+    plain = run(started(model, batches[0], rule)[0], batches)
+    session, _ = started(
+        model, batches[0], rule, target=lowered_by(fused_normalisation, fused_sums)
+    )
+    now = targets(session.executable.programs[0])
+    joins = not isinstance(activation, nn.Tanh) and getattr(activation, "negative_slope", 0) >= 0
+    joined = 2 if joins else 0
+    assert now.count(norm_activation.of_sum) == now.count(norm_activation.of_sum_backward) == joined
+    assert_close_by_norm(
+        run(session, batches), plain, 3e-4, without=("convolutions.0.bias", "convolutions.1.bias")
+    )
 
 
 def test_a_bias_before_a_norm_gets_no_gradient_computed():

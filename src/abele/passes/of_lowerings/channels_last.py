@@ -30,7 +30,13 @@ _CONVOLUTIONS = (
     aten.convolution_backward.default,
     _torch.convolution_with_activation(),
 )
-_NORMS = (norm_activation.forward, norm_activation.backward, norm_activation.evaluation)
+_NORMS = (
+    norm_activation.forward,
+    norm_activation.backward,
+    norm_activation.of_sum,
+    norm_activation.of_sum_backward,
+    norm_activation.evaluation,
+)
 
 # Kernels that know channels-last images alone, and give gradients of weights in the default order.
 _ALWAYS_LAST = (Way.WINOGRAD, Way.PATCHES)

@@ -72,13 +72,13 @@ def _plain(node: _Node) -> bool:
     )
 
 
-def _results(node: _Node) -> dict[int, _Node]:
+def results_of(node: _Node) -> dict[int, _Node]:
     """Return the nodes that pick each result of a node with several."""
     return {int(user.args[1]): user for user in node.users if is_getitem(user)}  # type: ignore[arg-type]
 
 
 def _match(node: _Node) -> _Norm | None:
-    picked = _results(node)
+    picked = results_of(node)
     y = picked.get(0)
     if y is None:
         return None
@@ -110,7 +110,7 @@ def _with_activation(norm: _Norm, y: _Node) -> _Norm | None:
     grad = norm.backward.args[0]
     if not isinstance(grad, _Node) or len(grad.users) != 1:
         return None
-    if not _undoes(grad, activation, y, slope) or any(user is not grad for user in others):
+    if not undoes(grad, activation, y, slope) or any(user is not grad for user in others):
         return None
     return dataclasses.replace(norm, activation=activation, slope=slope, activation_backward=grad)
 
@@ -124,7 +124,7 @@ ACTIVATIONS: dict[Any, Callable[[_Node], float]] = {
 }
 
 
-def _undoes(grad: _Node, activation: _Node, y: _Node, slope: float) -> bool:
+def undoes(grad: _Node, activation: _Node, y: _Node, slope: float) -> bool:
     """Return whether a node is the backward of an activation."""
     arguments: tuple[Any, ...] = grad.args
     if grad.target is aten.leaky_relu_backward.default:
@@ -138,18 +138,18 @@ def _replace(norm: _Norm, results: Results) -> None:
     node, graph = norm.node, norm.node.graph
     x, weight, bias, mean, var, _, momentum, eps = node.args
     with graph.inserting_before(node):
-        joined = _call(
+        joined = called(
             norm_activation.forward,
             (x, weight, bias, mean, var, momentum, eps, norm.slope),
             node,
             results,
         )
-        y, x_copy, statistics, new_mean, new_var = (_pick(joined, i) for i in range(5))
-    last = norm.activation or _results(node)[0]
+        y, x_copy, statistics, new_mean, new_var = (result_of(joined, i) for i in range(5))
+    last = norm.activation or results_of(node)[0]
     last.replace_all_uses_with(y)
     for index, new in ((3, new_mean), (4, new_var)):
-        if index in _results(node):
-            _results(node)[index].replace_all_uses_with(new)
+        if index in results_of(node):
+            results_of(node)[index].replace_all_uses_with(new)
     if norm.backward is not None:
         _replace_backward(norm, (x_copy, weight, bias, statistics, norm.slope), results)
 
@@ -159,13 +159,14 @@ def _replace_backward(norm: _Norm, arguments: tuple[Any, ...], results: Results)
     backward = norm.backward
     grad = node_argument(norm.activation_backward or backward, 0)
     with backward.graph.inserting_before(backward):
-        joined = _call(norm_activation.backward, (grad, *arguments), backward, results)
-        gradients = [_pick(joined, index) for index in range(3)]
-    for index, old in _results(backward).items():
+        joined = called(norm_activation.backward, (grad, *arguments), backward, results)
+        gradients = [result_of(joined, index) for index in range(3)]
+    for index, old in results_of(backward).items():
         old.replace_all_uses_with(gradients[index])
 
 
-def _call(target: Any, arguments: tuple[Any, ...], origin: _Node, results: Results) -> _Node:
+def called(target: Any, arguments: tuple[Any, ...], origin: _Node, results: Results) -> _Node:
+    """Return a new call in the place of ``origin``, which says where the user wrote it."""
     node = origin.graph.call_function(target, arguments)
     node.meta = dict(origin.meta)
     values = [each.meta["val"] if isinstance(each, _Node) else each for each in arguments]
@@ -175,7 +176,8 @@ def _call(target: Any, arguments: tuple[Any, ...], origin: _Node, results: Resul
     return node
 
 
-def _pick(node: _Node, index: int) -> _Node:
+def result_of(node: _Node, index: int) -> _Node:
+    """Return a new node that picks one result of a node with several."""
     picked = node.graph.call_function(operator.getitem, (node, index))
     picked.meta = {**node.meta, "val": node.meta["val"][index]}
     return picked
@@ -184,7 +186,7 @@ def _pick(node: _Node, index: int) -> _Node:
 def _drop_zero_gradient(node: _Node) -> None:
     """Replace the gradient of a bias before a batch norm by zero."""
     grad, mask = node.args[0], node.args[10]
-    picked = _results(node).get(2)
+    picked = results_of(node).get(2)
     if picked is None or not mask[2] or not is_getitem(grad):  # type: ignore[index]
         return
     origin = node_argument(grad, 0)  # type: ignore[arg-type]

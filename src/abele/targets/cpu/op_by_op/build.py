@@ -31,6 +31,8 @@ _Node = torch.fx.Node
 OURS: dict[Any, tuple[Callable[..., Callable[..., Any]], int]] = {
     norm_activation.forward: (calls.norm_activation, 0),
     norm_activation.backward: (calls.norm_activation_backward, 0),
+    norm_activation.of_sum: (calls.norm_sum_activation, 5),
+    norm_activation.of_sum_backward: (calls.norm_sum_activation_backward, 0),
     norm_activation.evaluation: (calls.scale_shift_activation, 0),
 }
 

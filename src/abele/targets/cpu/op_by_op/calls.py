@@ -48,7 +48,7 @@ def norm_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., A
         library.abele_norm_statistics(norm, *inputs, *outputs, from_y, threads)
         y = x if overwrite and y_is_enough else torch.empty_like(x)
         inputs = [each.data_ptr() for each in (x, weight, bias, statistics)]
-        library.abele_norm_apply(norm, *inputs, y.data_ptr(), threads)
+        library.abele_norm_apply(norm, *inputs, None, y.data_ptr(), threads)
         return y, y if y_is_enough else x, statistics, new_mean, new_var
 
     return norm_activation
@@ -75,6 +75,60 @@ def norm_activation_backward(library: ctypes.CDLL, *, overwrite: bool) -> Callab
         return grad_x, grad_weight, grad_bias
 
     return norm_activation_backward
+
+
+def norm_sum_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
+    """Forward of ``abele::norm_sum_activation``; may write y over what is added."""
+
+    def norm_sum_activation(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        mean: torch.Tensor,
+        var: torch.Tensor,
+        added: torch.Tensor,
+        momentum: float,
+        eps: float,
+        slope: float,
+    ) -> tuple[torch.Tensor, ...]:
+        x, added = _rows(x), _rows(added)
+        norm, threads = _describe(x, slope, momentum, eps), threads_for(library, x.numel())
+        y, statistics = added if overwrite else torch.empty_like(x), x.new_empty((3, x.shape[1]))
+        new_mean, new_var = torch.empty_like(mean), torch.empty_like(var)
+        inputs = [each.data_ptr() for each in (x, weight, bias, mean, var)]
+        outputs = [each.data_ptr() for each in (statistics, new_mean, new_var)]
+        y_is_enough = ctypes.byref(ctypes.c_int32())  # never: something was added
+        library.abele_norm_statistics(norm, *inputs, *outputs, y_is_enough, threads)
+        inputs = [each.data_ptr() for each in (x, weight, bias, statistics, added)]
+        library.abele_norm_apply(norm, *inputs, y.data_ptr(), threads)
+        return y, statistics, new_mean, new_var
+
+    return norm_sum_activation
+
+
+def norm_sum_activation_backward(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
+    """``abele::norm_sum_activation_backward``; may write over the gradient of y."""
+
+    def norm_sum_activation_backward(
+        grad: torch.Tensor,
+        more: torch.Tensor | None,
+        y: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        statistics: torch.Tensor,
+        slope: float,
+    ) -> tuple[torch.Tensor, ...]:
+        grad, more = _rows(grad), None if more is None else _rows(more)
+        norm, threads = _describe(x, slope), threads_for(library, x.numel())
+        masked, grad_x = grad if overwrite else torch.empty_like(x), torch.empty_like(x)
+        grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(weight)
+        second = None if more is None else more.data_ptr()
+        inputs = [each.data_ptr() for each in (y, x, weight, statistics)]
+        outputs = [each.data_ptr() for each in (masked, grad_x, grad_weight, grad_bias)]
+        library.abele_norm_sum_backward(norm, grad.data_ptr(), second, *inputs, *outputs, threads)
+        return masked, grad_x, grad_weight, grad_bias
+
+    return norm_sum_activation_backward
 
 
 def scale_shift_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
