@@ -48,9 +48,10 @@ def fused_normalisation(program: Program) -> Program:
             norm = _match(node)
             if norm is not None:
                 _replace(norm, results)
+    zeros: dict[tuple[int, ...], _Node] = {}
     for node in list(graph.graph.nodes):
         if node.target is aten.convolution_backward.default:
-            _drop_zero_gradient(node)
+            _drop_zero_gradient(node, zeros)
     graph.graph.eliminate_dead_code(
         lambda node: node.op in ("placeholder", "output") or writes(node)
     )
@@ -183,8 +184,8 @@ def result_of(node: _Node, index: int) -> _Node:
     return picked
 
 
-def _drop_zero_gradient(node: _Node) -> None:
-    """Replace the gradient of a bias before a batch norm by zero."""
+def _drop_zero_gradient(node: _Node, zeros: dict[tuple[int, ...], _Node]) -> None:
+    """Replace the gradient of a bias before a batch norm by zero, one of each shape."""
     grad, mask = node.args[0], node.args[10]
     picked = results_of(node).get(2)
     if picked is None or not mask[2] or not is_getitem(grad):  # type: ignore[index]
@@ -192,14 +193,15 @@ def _drop_zero_gradient(node: _Node) -> None:
     origin = node_argument(grad, 0)  # type: ignore[arg-type]
     if origin.target is not norm_activation.backward or grad.args[1] != 0:  # type: ignore[union-attr]
         return
-    value = picked.meta["val"]
-    with node.graph.inserting_before(node):
-        zero = node.graph.call_function(
-            aten.full.default, (list(value.shape), 0.0), {"dtype": value.dtype}
-        )
-    zero.meta = dict(picked.meta)
-    picked.replace_all_uses_with(zero)
-    _add_nothing(zero)
+    value = picked.meta["val"]  # float32, as the norm is
+    shape = tuple(value.shape)
+    if shape not in zeros:
+        with node.graph.inserting_before(node):
+            arguments, kwargs = (list(shape), 0.0), {"dtype": value.dtype}
+            zeros[shape] = node.graph.call_function(aten.full.default, arguments, kwargs)
+        zeros[shape].meta = dict(picked.meta)
+    picked.replace_all_uses_with(zeros[shape])
+    _add_nothing(zeros[shape])
     node.update_arg(10, [mask[0], mask[1], False])  # type: ignore[index]
 
 
