@@ -52,7 +52,7 @@ ABELE_API int abele_conv_forward(const AbeleConv* conv, const float* x, const fl
 
 // Gradients of x, weight and bias from `grad`, that of x * weight + bias; those that are null are
 // not computed. With `channels_last` there is code for that of the weight where the outputs are a
-// multiple of 8 and the inputs too, or one.
+// multiple of 8 and the inputs too, or one; for 1x1 also where only the inputs are.
 ABELE_API int abele_conv_backward(const AbeleConv* conv, const float* grad, const float* x,
                                   const float* weight, float* grad_x, float* grad_weight,
                                   float* grad_bias, int threads);

@@ -153,6 +153,22 @@ void choose(Index lanes, Index kernel, Body body) {
   if (kernel == 5) with(std::integral_constant<int, 5>());
 }
 
+bool fills(Index channels) { return channels % 8 == 0; }
+
+// The gradient of a weight of 1x1 is a product in which images and gradients may change places, so
+// that those whose channels fill a register do so.
+template <int V>
+void swapped_gradient(const Conv& conv, const float* x, const float* grad, float* result,
+                      int threads, Scratch& scratch) {
+  const Index in = conv.in_channels, out = conv.out_channels;
+  Conv other = conv;
+  other.in_channels = out, other.out_channels = in;
+  float* transposed = scratch.take<float>(in * out);
+  weight_gradient<V, 1, 1>(other, grad, x, transposed, threads, scratch);
+  for (Index o = 0; o < out; ++o)
+    for (Index i = 0; i < in; ++i) result[o * in + i] = transposed[i * out + o];
+}
+
 }  // namespace
 
 bool has_forward(const Conv& conv) {
@@ -164,8 +180,9 @@ bool has_forward(const Conv& conv) {
 
 bool has_backward(const Conv& conv, const Gradients& wanted) {
   if (!has_forward(conv)) return false;
-  const bool fills = conv.in_channels == 1 || conv.in_channels % 8 == 0;
-  return wanted.weight == nullptr || (conv.out_channels % 8 == 0 && fills);
+  if (wanted.weight == nullptr) return true;
+  if (fills(conv.out_channels)) return conv.in_channels == 1 || fills(conv.in_channels);
+  return conv.kernel_width == 1 && fills(conv.in_channels);
 }
 
 void forward(const Conv& conv, const float* x, const float* weight, const float* bias, float* y,
@@ -181,7 +198,11 @@ void backward(const Conv& conv, const float* grad, const float* x, const float* 
     choose(conv.in_channels, conv.kernel_width, [&](auto v, auto k) {
       convolve<v(), k()>(conv, grad, weight, nullptr, to.x, true, threads, scratch);
     });
-  if (to.weight != nullptr)
+  if (to.weight != nullptr && !fills(conv.out_channels))
+    choose(conv.in_channels, 1, [&](auto v, auto) {
+      swapped_gradient<v()>(conv, x, grad, to.weight, threads, scratch);
+    });
+  else if (to.weight != nullptr)
     choose(conv.out_channels, conv.kernel_width, [&](auto v, auto k) {
       constexpr int inputs = k() == 5 ? 4 : 8;
       const auto run =

@@ -75,7 +75,7 @@ def _backward(library: ctypes.CDLL, padding: list[int], *, winograd: bool) -> Ca
     ) -> tuple[torch.Tensor | None, ...]:
         *settings, wanted = given
         grad, x, weight = _rows(grad), _rows(x), weight.contiguous()
-        fills = winograd or _fill(*weight.shape[:2])
+        fills = winograd or _fill(*weight.shape)
         ours = [wanted[0], wanted[1] and fills, wanted[2]]
         arguments = grad, x, weight, [1, 1], padding, ours
         gradients = on_tensors.conv_backward(library, *arguments, **how)
@@ -117,6 +117,8 @@ def _patches_backward(library: ctypes.CDLL, *, transposed: bool) -> Callable[...
     return convolution_backward
 
 
-def _fill(out: int, inputs: int) -> bool:
+def _fill(out: int, inputs: int, *kernel: int) -> bool:
     """Whether there is code for the gradient of a weight with so few channels."""
-    return out % _LANES == 0 and (inputs == 1 or inputs % _LANES == 0)
+    if out % _LANES == 0:
+        return inputs == 1 or inputs % _LANES == 0
+    return set(kernel) == {1} and inputs % _LANES == 0
