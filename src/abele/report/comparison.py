@@ -8,6 +8,8 @@ is compared inside programs.
 
 from __future__ import annotations
 
+import datetime
+
 from abele.report import kernel_differences as kernels
 from abele.report import words
 from abele.report.difference import Difference, apart, of_numbers
@@ -140,8 +142,7 @@ def _verdict(differing: list[Difference], *, timed: bool, same: bool) -> Html:
         alike = "Times of calls are the same within their spread." if timed else ""
         return tag("p", said, alike, class_="lead")
     kind = "worse" if longer.change > 0 else "better"
-    way = "longer" if longer.change > 0 else "shorter"
-    text = f"{longer.what}: {longer.first} and {longer.second}, {abs(longer.change):.0%} {way}."
+    text = f"{longer.what}: {longer.first} and {longer.second}, {_way(longer.change)}."
     if same:
         said = (
             "No difference between the programs: the same executable ran. Its times differ, so "
@@ -151,10 +152,23 @@ def _verdict(differing: list[Difference], *, timed: bool, same: bool) -> Html:
     return tag("p", said, tag("b", text, class_=kind), class_="lead")
 
 
+def _way(change: float) -> str:
+    """How much longer or shorter, in words; times where percents would be hard to read."""
+    if change > 1:
+        return f"{1 + change:,.1f} times as long"
+    if change < -0.5:
+        return f"{1 / (1 + change):,.1f} times as fast" if change > -1 else "shorter"
+    return f"{abs(change):.0%} {'longer' if change > 0 else 'shorter'}"
+
+
 def _one(title: str, files: Files) -> Html:
     run, journal = files
     status = status_of(journal, alive=None)
-    said = f"{title}: {run.name}, {words.count(journal.calls, 'call')}, {status.state.value}."
+    began = datetime.datetime.fromtimestamp(run.process.began, datetime.UTC)
+    said = (
+        f"{title}: {run.name}, {words.count(journal.calls, 'call')}, {status.state.value}; began "
+        f"{began:%Y-%m-%d %H:%M:%S} UTC."
+    )
     return tag("p", said)
 
 

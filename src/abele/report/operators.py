@@ -62,7 +62,7 @@ def passages(program: Program) -> tuple[Passage, ...]:
     row: list[Passage] = []
     reads: dict[tuple[int, torch.fx.Node], Read] = {}
     nodes = [node for node in program.graph.graph.nodes if node.op == "call_function"]
-    phase = "forward" if any(node_phase(node) == "forward" for node in nodes) else None
+    phase = "forward" if any(map(node_phase, nodes)) else None  # unmarked, all is forward
     for node in nodes:
         if is_getitem(node) or is_view(node) or node_phase(node) != phase:
             continue

@@ -7,7 +7,7 @@ import pytest
 
 from abele.report.comparison import differences, page
 from abele.report.journal import Journal, window_of
-from helpers.reported import run_of
+from helpers.reported import journal_of, run_of
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,15 @@ def test_a_run_that_takes_longer_or_shorter_is_seen(factor, change, run):
     (only,) = differences((run, timed(1)), (run, timed(2, middle=0.02 * factor)))
     assert only.kind == "time"
     assert only.change == pytest.approx(change, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("factor", "said"),
+    [(0.1, "9.7 times as fast"), (0.8, "20% shorter"), (1.3, "30% longer"), (4, "4.0 times as")],
+)
+def test_the_first_sentence_says_how_much_longer_or_shorter(factor, said, run):
+    calls = journal_of(computed=1.0, calls=40), journal_of(computed=factor, calls=40)
+    assert said in page((run, calls[0]), (run, calls[1]))
 
 
 def test_times_of_the_same_executable_are_laid_on_the_machine(run):

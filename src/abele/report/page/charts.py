@@ -148,9 +148,11 @@ def height_of(low: float, high: float) -> Callable[[float], float]:
     return lambda value: HEIGHT - (value - low) / span * HEIGHT
 
 
-def part(length: float, name: str = "") -> Html:
-    """Return a bar in a table: ``length`` from 0 to 1."""
-    return tag("span", class_=f"bar {name}".strip(), style=f"--length:{100 * length:.1f}%")
+def part(length: float, name: str = "", *, begin: float = 0.0) -> Html:
+    """Return a bar in a table: ``length`` from 0 to 1, and where it begins."""
+    start = f";--begin:{100 * begin:.1f}%" if begin else ""
+    style = f"--length:{100 * length:.1f}%{start}"
+    return tag("span", class_=f"bar {name}".strip(), style=style)
 
 
 def _n(value: float) -> str:

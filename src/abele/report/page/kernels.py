@@ -102,7 +102,7 @@ def _longest(timing: Timing, whole: float) -> Html:
             tag("code", each.what),
             tag("code", _joined([name for name, _ in each.operators]), class_="value"),
             path_of(each.module),
-            each.line,
+            tag("span", each.line, class_="at"),
             f"{words.large(each.operations / each.seconds)}FLOP/s" if each.operations else "",
             f"{each.bytes / each.seconds / 1e9:.1f} GB/s" if each.bytes else "",
             distance(each.seconds, each.least),

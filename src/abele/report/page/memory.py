@@ -109,7 +109,7 @@ def _largest(use: record.Memory) -> Html:
             tag("code", each.operator or "?"),
             tag("code", each.type),
             path_of(each.module),
-            each.line,
+            tag("span", each.line, class_="at"),
             f"{each.first + 1} to {each.last + 1}",
         ]
         for each in use.largest

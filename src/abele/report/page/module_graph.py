@@ -53,13 +53,16 @@ def anchor(module: str) -> str:
     return f"module:{quote(module)}"
 
 
-def graph(passages: Sequence[Passage], module: str, said: Mapping[str, str]) -> Html | None:
+def graph(
+    passages: Sequence[Passage], module: str, said: Mapping[str, str], inputs: str = "inputs"
+) -> Html | None:
     """Return the graph of a module; None where it has only one step.
 
     Args:
         passages: of forward.
         module: its path; empty for the whole model.
         said: what a box says below the name of a part, by that name.
+        inputs: what comes from outside, in words.
     """
     steps = steps_of(passages, module)
     if len(steps) < 2:
@@ -67,7 +70,7 @@ def graph(passages: Sequence[Passage], module: str, said: Mapping[str, str]) -> 
     if len(steps) > MOST:
         text = f"Forward has {len(steps)} steps here, too many to be drawn."
         return tag("p", text, class_="soft")
-    boxes = [_Box(name="inputs" if module else "the batch", kind="edge-of")]
+    boxes = [_Box(name=inputs, kind="edge-of")]
     boxes += [_box(step, module, said) for step in steps]
     if any(step.leaves for step in steps):
         boxes.append(_Box(name="outputs", kind="edge-of"))

@@ -64,15 +64,20 @@ def _path(module: str) -> list[str]:
     return [name for name in module.split("/") if name] or [_OUTSIDE]
 
 
-def passages_of(programs: Sequence[record.Program]) -> list[Passage]:
-    """Forward of all programs, one after the other; of programs with the same modules, one."""
+def passages_of(programs: Sequence[record.Program]) -> tuple[list[Passage], str]:
+    """Forward of all programs, one after the other; of programs with the same modules, one.
+
+    Also what their inputs are, in words.
+    """
     row: list[Passage] = []
+    count = 0
     drawn: set[str] = set()
     for program in programs:
         names = {each.module for each in program.passages if each.module}
         if names & drawn or not program.passages:
             continue
         drawn |= names
+        count += 1
         begin = len(row)
         for each in program.passages:
             reads = [
@@ -82,7 +87,7 @@ def passages_of(programs: Sequence[record.Program]) -> list[Passage]:
                 for read in each.reads
             ]
             row.append(dataclasses.replace(each, reads=tuple(reads)))
-    return row
+    return row, "the batch" if count < 2 else "batch, other stages"
 
 
 def modules(run: record.Run) -> Html | None:
@@ -90,11 +95,11 @@ def modules(run: record.Run) -> Html | None:
     root = tree_of(run.programs)
     if not root.parts.keys() - {_OUTSIDE}:
         return None
-    passages = passages_of(run.programs)
+    passages, inputs = passages_of(run.programs)
     names = sorted(root.parts, key=lambda name: name == _OUTSIDE)  # it comes last
     children = [_node(name, name, root.parts[name], root, passages) for name in names]
     of_time = "the time in kernels, and of " if root.seconds else ""
-    drawn = _drawn(passages, "", root, root)
+    drawn = _drawn(passages, "", root, root, inputs)
     graphs = (
         "The graph shows how values of forward pass between them, and leads to each. "
         if drawn is not None
@@ -105,12 +110,14 @@ def modules(run: record.Run) -> Html | None:
     return section("Modules", note, drawn, tag("div", children, class_="tree"), name="modules")
 
 
-def _drawn(passages: Sequence[Passage], module: str, part: Part, root: Part) -> Html | None:
+def _drawn(
+    passages: Sequence[Passage], module: str, part: Part, root: Part, inputs: str = "inputs"
+) -> Html | None:
     """The graph of a module; what its parts cost stands in their boxes."""
     said = {name: _cost(below, root) for name, below in part.parts.items()}
     for name, below in part.parts.items():  # lists of modules have none of their own
         said |= {f"{name}/{each}": _cost(inner, root) for each, inner in below.parts.items()}
-    return graph(passages, module, said)
+    return graph(passages, module, said, inputs)
 
 
 def _cost(part: Part, root: Part) -> str:

@@ -90,9 +90,11 @@ svg.graph text.soft { font-size: 11.5px; fill: var(--soft); }
 svg.graph path { fill: none; stroke: var(--soft); stroke-width: 1.4; }
 svg.graph path:hover { stroke: var(--c6); stroke-width: 3; }
 .bar { display: block; height: .7rem; min-width: 1px; width: var(--length); background: var(--c1);
-  border-radius: 2px; margin-top: .3rem; }
+  border-radius: 2px; margin: .3rem 0 0 var(--begin, 0); }
 .bar.move { background: var(--move); }
 td:has(> .bar) { width: 7rem; min-width: 6rem; }
+td:has(> .bar.placed) { width: 24rem; min-width: 7rem; }
+.axis span:last-child { white-space: nowrap; } .at { white-space: nowrap; }
 details { margin: .3rem 0; }
 summary { cursor: pointer; overflow-wrap: anywhere; }
 details details { margin-left: 1.1rem; }

@@ -37,16 +37,23 @@ def _building(run: Run, journal: Journal) -> Html:
         for each, end in zip(stages, ends, strict=False)
         if each.what != "calls"
     ]
-    top = max((took for _, took, _ in lasted), default=0) or 1.0
+    whole = max((at + took for _, took, at in lasted), default=0) or 1.0
     rows: list[list[Content]] = [
-        [what, words.seconds(took), charts.part(took / top), f"{at:.2f} s"]
+        [
+            what,
+            words.seconds(took),
+            charts.part(took / whole, "placed", begin=at / whole),
+            f"{at:.2f} s",
+        ]
         for what, took, at in lasted
     ]
     heads = ("stage", "took", "", "began after")
     parts: list[Content] = [tag("h3", "Building")]
     if run.build is not None:
         listed = [f"{name} {words.seconds(took)}" for name, took in run.build.seconds.items()]
-        parts.append(tag("p", "As the build counts it: " + ", ".join(listed) + "."))
+        why = f", because {run.build.why}" if run.build.why else ""
+        said = f"Cache: {run.build.cache}{why}. As the build counts it: {', '.join(listed)}."
+        parts.append(tag("p", said))
     parts.append(table(heads, rows, numbers=(1, 3)) if rows else tag("p", "Nothing was built."))
     return tag("div", parts)
 
