@@ -28,11 +28,11 @@ def add_parser(commands: Any) -> None:
     """Add the command to a parser's commands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "port",
-        help="port a plain PyTorch program",
+        help="port a program between PyTorch, PopTorch and SambaFlow",
         usage="abele port [-h] (-o OUT [--check STEPS | --ladder] | --scan) [--to TARGET] "
         "[--verbose] SCRIPT [-- ARG ...]",
         description="Ports SCRIPT, with what it imports from its folder, or all files of a folder, "
-        "to PopTorch. New files are written to OUT; the program itself is not touched. Exits with "
+        "to PopTorch, or to what --to names. New files are written to OUT; the program itself is not touched. Exits with "
         "0 if the port is whole, 1 if --check finds a difference or a step of --ladder fails, 2 if "
         "--check cannot compare, 3 if lines are left to do by hand, 4 if it cannot be ported.",
     )
@@ -45,7 +45,9 @@ def add_parser(commands: Any) -> None:
         "--to",
         choices=("poptorch", "popdist", "samba", "torch"),
         default="poptorch",
-        help="popdist: also run in several instances, started by poprun",
+        help="what it becomes (default: poptorch); popdist: also run in several instances, started "
+        "by poprun; samba: a SambaFlow program, compiled with its first batch and run by a "
+        "session; torch: the way back, a PopTorch program in plain PyTorch",
     )
     parser.add_argument(
         "--verbose", action="store_true", help="name every line, also unchanged ones"
@@ -112,6 +114,8 @@ def _require_sense(parsed: argparse.Namespace) -> None:
         raise PortError(f"arguments after -- are for --check or --ladder, and neither is: {given}")
     if parsed.limit and not parsed.ladder:
         raise PortError("--limit is for --ladder, which is not asked for")
+    if parsed.ladder and parsed.to in ("samba", "torch"):
+        raise PortError(f"--ladder takes the steps of a port to PopTorch, not to {parsed.to}")
     if runs and parsed.scan:
         raise PortError(f"--scan writes no port that {runs} could run; give -o OUT")
     if runs and parsed.script.is_dir():

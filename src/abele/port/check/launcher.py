@@ -6,6 +6,7 @@ after enough steps by an exception that no ``except Exception`` of its catches.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import json
@@ -26,6 +27,7 @@ from abele.port.check.channel import Channel
 from abele.port.check.watch import Enough
 from abele.port.check.watch_original import Original
 from abele.port.check.watch_port import Port
+from abele.port.check.watch_sections import Sections
 
 _OF_WORKERS = {
     *("num_workers", "timeout", "prefetch_factor", "persistent_workers"),
@@ -65,7 +67,10 @@ def _watched(asked: dict[str, Any], channel: Channel) -> None:
     sys.path.insert(0, str(script.resolve().parent))
     loads_in_the_process(channel)
     watch = (Port if asked["port"] else Original)(channel, asked["steps"])
-    with watch.watching():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(watch.watching())
+        if asked["port"]:
+            stack.enter_context(Sections(channel, asked["steps"]).watching())
         seed(asked["seed"])
         runpy.run_path(str(script), run_name="__main__")
         watch.finish()

@@ -19,6 +19,7 @@ from abele.port.rules import (
     optimizers,
     plain,
     rates,
+    samba,
     schedulers,
     training,
 )
@@ -43,6 +44,7 @@ RULES: Sequence[Rule] = (
 BY_TARGET: Mapping[str, Sequence[Rule]] = {
     "poptorch": RULES,
     "popdist": RULES,
+    "samba": samba.RULES,
     "torch": plain.RULES,
 }
 

@@ -42,7 +42,7 @@ def apply(context: Context) -> None:
 def _limit(context: Context, step: Step, optimizer: Thing, clip: cst.Call) -> None:
     name = optimizer.name.rpartition(".")[2]
     if name not in _LIMIT:
-        raise StepError(clip, f"poptorch.optim has no {name} that limits the norm of gradients")
+        raise StepError(clip, f"there is no {name} that limits the norm of gradients")
     made = optimizer.made
     assert isinstance(made, cst.Call)
     largest = argument(clip, "max_norm", 1)

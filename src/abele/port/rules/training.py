@@ -56,13 +56,13 @@ def apply(context: Context) -> None:
 def _rewrite(context: Context, step: Step) -> None:
     if any(each in context.training for each in step.gradients.optimizers):
         raise StepError(step.backward, "its optimizer updates in another step, too")
-    _say_carried(context, step)
+    say_carried(context, step)
     step, divided = accumulation.undivided(step)
     wrapper = wrapper_of(context, step)
     model = _wrap(context, step, wrapper)
     name = context.routes.name(model, step.source, step.backward)
     if step.gradients.every is None:
-        _call(context, step, name)
+        put_call(context, step, name)
     else:
         accumulation.call(context, step, name, divided)
     for removed in step.gradients.removed:
@@ -81,7 +81,7 @@ def _rewrite(context: Context, step: Step) -> None:
         )
 
 
-def _say_carried(context: Context, step: Step) -> None:
+def say_carried(context: Context, step: Step) -> None:
     """What goes from one step to the next is an argument and a result of the program."""
     for statement in step.forward:
         carried = [name for name in writes(statement) if name in step.inputs]
@@ -106,7 +106,7 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     given = ", ".join(
         places.value(context, step.source, part.value, home) for part in wrapper.parts
     )
-    _define(context, step, source, cls, wrapper)
+    define_module(context, step, source, cls, wrapper)
     context.edits(source).after(
         places.after_all(context, step, home, reads(cst.parse_expression(f"[{given}, {rate}]"))),
         f"{made}{name} = poptorch.trainingModel(\n"
@@ -120,7 +120,8 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     return model
 
 
-def _define(context: Context, step: Step, source: Source, cls: str, wrapper: Wrapper) -> None:
+def define_module(context: Context, step: Step, source: Source, cls: str, wrapper: Wrapper) -> None:
+    """Have the module in the file of its step, and its name where it is used."""
     edits = context.edits(step.source)
     edits.define(wrapper.text.replace("{name}", cls, 1))
     if not step.source.imported_as("torch"):
@@ -132,17 +133,25 @@ def _define(context: Context, step: Step, source: Source, cls: str, wrapper: Wra
         context.edits(source).need(f"from {module} import {cls}")
 
 
-def _call(context: Context, step: Step, name: str) -> None:
-    """Put one call in the place of the statements that compute the loss."""
+def put_call(context: Context, step: Step, name: str, text: str = "") -> None:
+    """Put one call in the place of the statements that compute the loss.
+
+    Args:
+        context: the program.
+        step: whose statements they are.
+        name: of the model.
+        text: of the call, if it is another than that of the model.
+    """
     edits = context.edits(step.source)
     results = ", ".join((*step.outputs, step.loss))
-    (call,) = parsed(f"{results} = {name}({', '.join(step.inputs)})")
+    first, *others = parsed(text or f"{results} = {name}({', '.join(step.inputs)})")
     later = _later(step)
     # What stood between comes after the call: what it reads is there then.
     moved = [edits.applied(statement) for statement in later]
 
     def change(node: Any) -> Any:
-        return cst.FlattenSentinel([call.with_changes(leading_lines=node.leading_lines), *moved])
+        call = first.with_changes(leading_lines=node.leading_lines)
+        return cst.FlattenSentinel([call, *others, *moved])
 
     for statement in (*step.forward, *later):
         if statement is not step.place:

@@ -68,15 +68,20 @@ class Wrapper:
     marked: bool
 
 
-def wrapper_of(context: Context, step: Step) -> Wrapper:
+def wrapper_of(context: Context, step: Step, *, mark: bool = True) -> Wrapper:
     """The module for a step.
+
+    Args:
+        context: the program.
+        step: as it was read.
+        mark: whether a loss that is none of torch's has to be marked.
 
     Raises:
         StepError: its loss needs what is not there where the model is wrapped.
     """
     parts = _parts(context, step)
     body = [_line(context, step, statement, parts) for statement in step.forward]
-    marked = not _is_of_torch(context, step)
+    marked = mark and not _is_of_torch(context, step)
     loss = step.loss
     if marked:
         loss = f'poptorch.identity_loss({loss}, reduction="none")'

@@ -80,6 +80,9 @@ class LoadedGraph:
         self._ones: dict[int, torch.Tensor] = {}
         self._last: dict[int, torch.Tensor] = {}
         self.to_device()
+        for each in self.optimizers:
+            # The device steps, unseen by torch's schedulers, which would warn of a missing step().
+            each._opt_called = True  # type: ignore[attr-defined]
         for parameter in module.parameters():
             # A second session that only evaluates does not know gradients.
             if isinstance(parameter, SambaParameter) and (rule or parameter._sn_graph is None):

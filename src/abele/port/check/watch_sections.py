@@ -1,0 +1,76 @@
+"""Watches a port that runs the sections of its step by itself, all three in one run."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import torch
+
+from abele.capture.sections import STEP, gradient_of_output
+from abele.port.check.channel import BUFFER, PARAMETER, described, numbers
+from abele.port.check.watch import Watch
+from abele.runtime.sections import SectionSession
+from abele.warn import user_line
+
+
+class Sections(Watch):
+    """Watches the first session of a script whose program is a whole step."""
+
+    _session: SectionSession | None = None
+
+    @contextlib.contextmanager
+    def watching(self) -> Generator[None]:
+        """While open, the script is watched."""
+        plain: Any = SectionSession.run
+
+        @functools.wraps(plain)
+        def run(session: SectionSession, name: str, inputs: Mapping[str, torch.Tensor]) -> Any:
+            if name != STEP:
+                return plain(session, name, inputs)
+            return self._step(session, plain, inputs)
+
+        setattr(SectionSession, "run", run)  # noqa: B010 - for all sessions of the process
+        try:
+            yield
+        finally:
+            setattr(SectionSession, "run", plain)  # noqa: B010
+
+    def _step(
+        self, session: SectionSession, plain: Any, inputs: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        if self._session is None:
+            self._session = session
+            self._tell_start()
+        given = [described(value) for name, value in inputs.items() if _is_input(name)]
+        outputs: dict[str, torch.Tensor] = plain(session, STEP, inputs)
+        self.updated(self._state())
+        self.tell_step(self.step, _losses(inputs, outputs), given, user_line())
+        self.stop_if_enough()
+        return outputs
+
+    def _tell_start(self) -> None:
+        session: Any = self._session
+        kinds = dict.fromkeys(session.params, PARAMETER) | dict.fromkeys(session.buffers[0], BUFFER)
+        self.channel.model(self._state(), kinds, {})
+        self.channel.state(0, session.params)
+
+    def _state(self) -> dict[str, torch.Tensor]:
+        session: Any = self._session
+        return {**session.params, **session.buffers[0]}
+
+
+def _is_input(name: str) -> bool:
+    return name.startswith("input") and name.removeprefix("input").isdigit()
+
+
+def _losses(inputs: Mapping[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> list[float]:
+    """The outputs for which there is a gradient: backward begins from them."""
+    return [
+        number
+        for index in range(len(outputs))
+        if gradient_of_output(index) in inputs and f"output{index}" in outputs
+        for number in numbers(outputs[f"output{index}"])
+    ]
