@@ -32,7 +32,8 @@ def add_parser(commands: Any) -> None:
         usage="abele port [-h] (-o OUT [--check STEPS | --ladder] | --scan) [--to TARGET] "
         "[--verbose] SCRIPT [-- ARG ...]",
         description="Ports SCRIPT, with what it imports from its folder, or all files of a folder, "
-        "to PopTorch, or to what --to names. New files are written to OUT; the program itself is not touched. Exits with "
+        "to PopTorch, or to what --to names. New files are written to OUT; the program itself is "
+        "not touched. Exits with "
         "0 if the port is whole, 1 if --check finds a difference or a step of --ladder fails, 2 if "
         "--check cannot compare, 3 if lines are left to do by hand, 4 if it cannot be ported.",
     )
