@@ -28,7 +28,7 @@ FOLDER = Path(__file__).parent
 #: The functions of abi.h; they need nothing but the C++ library and OpenMP. What takes longest to
 #: compile comes first.
 KERNELS = (
-    *("conv_planes.cpp", "conv_channels_last.cpp", "conv_winograd.cpp"),
+    *("conv_winograd.cpp", "conv_planes.cpp", "conv_channels_last.cpp"),
     "conv_patches.cpp",
     *("conv_pixels.cpp", "product.cpp", "conv.cpp"),
     *("max_pool.cpp", "norm_activation.cpp", "upsample.cpp", "adam.cpp", "calls.cpp"),
@@ -115,10 +115,10 @@ def _libraries(compiler: str, instruction_set: str) -> tuple[Path, Path]:
     paths = _paths(compiler, instruction_set)
     if not all(path.is_file() for path in paths):
         with temporary.folder(cache_folder()) as folder:
-            kernels = compiled(compiler, folder, KERNELS)
-            shims = compiled(compiler, folder, SHIMS)
+            objects = compiled(compiler, folder, (*KERNELS, *SHIMS))
+            kernels = objects[: len(KERNELS)]
             archive, library = (os.path.join(folder, path.name) for path in paths)
-            tool_output([os.environ.get("AR") or "ar", "rcs", archive, *kernels, *shims])
+            tool_output([os.environ.get("AR") or "ar", "rcs", archive, *objects])
             tool_output([compiler, "-shared", "-fopenmp", "-s", "-o", library, *kernels])
             for made, path in zip((archive, library), paths, strict=True):
                 os.replace(made, path)

@@ -7,7 +7,7 @@ import torch
 
 from abele import available, get_target
 from abele.compile.build import choose_target
-from abele.errors import ForeignExecutable, TargetError
+from abele.errors import CompilerError, ForeignExecutable, TargetError
 from abele.step.config import OutputMode, StepConfig
 from abele.targets import ENVIRONMENT, NAMES, Target, requested
 from helpers.models import MODELS
@@ -137,3 +137,21 @@ def test_the_reference_builds_no_history():
     with torch.enable_grad():
         outputs = session.step(DENSE.batch())
     assert not any(value.requires_grad for value in (*outputs, *session.params.values()))
+
+
+def test_everything_that_is_made_once_per_machine_is_made_together(monkeypatch):
+    made = []
+    monkeypatch.setattr("abele.targets.cpu.build.shared_library", lambda *_: made.append("kernels"))
+    monkeypatch.setattr("abele.targets.cpu.arena.made", lambda _: made.append("memory"))
+    get_target("cpu").prepare()
+    assert sorted(made) == ["kernels", "memory"]
+
+
+@pytest.mark.parametrize("place", ["build.shared_library", "arena.made"])
+def test_what_cannot_be_made_is_said_by_whoever_needs_it(monkeypatch, place):
+    def fails(*_):
+        raise CompilerError("no compiler")
+
+    for each in ("build.shared_library", "arena.made"):
+        monkeypatch.setattr(f"abele.targets.cpu.{each}", fails if each == place else lambda *_: b"")
+    get_target("cpu").prepare()

@@ -7,11 +7,12 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
-from abele import _torch
+from abele import _torch, arena
 from abele.errors import CompilerError
 from abele.kernels import build
 from abele.targets.base import Lowering, Target
@@ -65,8 +66,11 @@ class Cpu(Target):
 
     def prepare(self) -> None:
         """Compile abele's own kernels; whoever needs them gets the message if that fails."""
-        with contextlib.suppress(CompilerError):
-            build.shared_library(compiler() or "g++", instruction_set())
+        path = compiler() or "g++"
+        with contextlib.suppress(CompilerError), ThreadPoolExecutor(1) as pool:
+            memory = pool.submit(arena.made, path)
+            build.shared_library(path, instruction_set())
+            memory.result()
 
     def describe(self) -> Mapping[str, Any]:
         """The compiled code uses every instruction this processor has."""

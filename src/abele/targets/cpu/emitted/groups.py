@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 
 from abele.targets.cpu.emitted.operations import Foreign, Operation, Pointwise
@@ -238,12 +239,15 @@ def _collides(unit: Unit, operation: Pointwise) -> bool:
     """Whether one reads what the other writes at another element."""
     shape = _common_shape(unit, operation) or (operation.result.size,)
     written = operation.result
-    for each in unit.operations:
-        for a in each.reads:
-            if a.buffer is written.buffer and not _same_elements(a, written, shape):
-                return True
+    if written.buffer in unit.memory:
+        for each in unit.operations:
+            for a in each.reads:
+                if a.buffer is written.buffer and not _same_elements(a, written, shape):
+                    return True
+    shared = [b for b in tensors(operation) if b.buffer in unit.memory]
+    for each in unit.operations if shared else ():
         for a in each.writes:
-            for b in tensors(operation):
+            for b in shared:
                 if a.buffer is b.buffer and not _same_elements(a, b, shape):
                     return True
     return False
@@ -262,17 +266,21 @@ def _same_elements(a: Place, b: Place, shape: tuple[int, ...]) -> bool:
 
 def _disjoint(a: Place, b: Place) -> bool:
     """Whether two slices of one memory certainly share no element."""
-    if a.shape != b.shape or a.stride != b.stride:
-        return False
-    distance = abs(a.offset - b.offset)
-    steps = sorted((s, n) for s, n in zip(a.stride, a.shape, strict=True) if n > 1)
+    alike = a.shape == b.shape and a.stride == b.stride
+    return alike and _are_apart(a.shape, a.stride, abs(a.offset - b.offset))
+
+
+@functools.lru_cache(maxsize=1 << 12)  # every slice is compared with all others of its memory
+def _are_apart(shape: tuple[int, ...], stride: tuple[int, ...], distance: int) -> bool:
+    """Whether two slices that begin so many elements from each other share none."""
+    steps = sorted((s, n) for s, n in zip(stride, shape, strict=True) if n > 1)
     inside = 0  # how far apart elements of one slice are along the dimensions so far
-    for index, (stride, size) in enumerate(steps):
-        # Along all other dimensions, distances are multiples of this stride.
-        regular = stride > 0 and all(other % stride == 0 for other, _ in steps[index:])
-        if regular and inside < distance % stride < stride - inside:
+    for index, (step, size) in enumerate(steps):
+        # Along all other dimensions, distances are multiples of this step.
+        regular = step > 0 and all(other % step == 0 for other, _ in steps[index:])
+        if regular and inside < distance % step < step - inside:
             return True
-        inside += (size - 1) * stride
+        inside += (size - 1) * step
     return distance > inside
 
 
