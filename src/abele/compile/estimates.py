@@ -26,6 +26,7 @@ _KEPT = 24  # latest compiles of each lowering
 # Seconds, and seconds per node: a median over the rows of the benchmarks' table.
 _RATES = {"emitted": (1.0, 0.0018), "inductor": (9.0, 0.04)}
 _NEAREST = 3  # programs of about as many nodes, whose times count
+_ALIKE = 1.2  # and by which factor they may differ, to say that this one takes less than usual
 
 
 def nodes(program: Program) -> int:
@@ -51,12 +52,21 @@ def expected_s(
     known, total = _noted(_file(machine)), 0.0
     for program, name in ((each, name) for each in programs for name in lowerings[each.name]):
         base, rate = _RATES.get(name, (0.0, 1.0))
-        alike = _nearest(known.get(name, []), nodes(program))
-        ratios = [seconds / (base + rate * count) for count, seconds in alike]
-        if name not in _RATES and not ratios:
+        size = nodes(program)
+        near = _nearest(known.get(name, []), size)
+        ratios = [seconds / (base + rate * count) for count, seconds in near]
+        if name in _RATES and not any(_is_alike(count, size) for count, _ in near):
+            ratios.append(1.0)  # of programs that are not alike, the cheap ones say little
+            ratios = [max(ratios)]
+        if not ratios:
             return None
-        total += (base + rate * nodes(program)) * (statistics.median(ratios) if ratios else 1.0)
+        total += (base + rate * size) * statistics.median(ratios)
     return total
+
+
+def _is_alike(count: int, other: int) -> bool:
+    """Whether two programs have about as many nodes."""
+    return max(count, other) <= _ALIKE * min(count, other)
 
 
 def _nearest(compiles: Sequence[tuple[int, float]], count: int) -> list[tuple[int, float]]:

@@ -78,6 +78,21 @@ def test_else_those_of_similar_size_in_proportion(program, folder):
     assert expected(program) == pytest.approx(4.0)
 
 
+@pytest.mark.parametrize(("factor", "seconds"), [(1, 0.2), (1.1, 0.2), (1.4, 1.0), (1 / 3, 1.0)])
+def test_programs_of_other_sizes_do_not_make_one_cheap(program, folder, factor, seconds):
+    # The compiler takes a third of the time for each node of an LSTM that it takes for a GPT's.
+    count = estimates.nodes(program)
+    other = round(count * factor)
+    keep(folder, emitted=[[other, 0.2 * (1.0 + 0.0018 * other)]])
+    assert expected(program, "emitted") == pytest.approx(seconds * (1.0 + 0.0018 * count))
+
+
+def test_programs_of_other_sizes_may_make_one_dear(program, folder):
+    count = estimates.nodes(program)
+    keep(folder, emitted=[[3 * count, 4 * (1.0 + 0.0018 * 3 * count)]])
+    assert expected(program, "emitted") == pytest.approx(4 * (1.0 + 0.0018 * count))
+
+
 def test_only_the_latest_are_kept(program):
     for _ in range(30):
         with estimates.noted(program, "odd", MACHINE):
