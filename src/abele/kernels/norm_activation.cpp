@@ -6,9 +6,11 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <type_traits>
+#include <utility>
 
 #include "channel_vectors.h"
 
@@ -61,6 +63,27 @@ inline void put(float* to, T value) {
     channels_last::store<LANES>(to, value);
 }
 
+// Calls body(a number N, lane) for each N registers of a group. Four are the whole of most groups,
+// so that memory is read in its order.
+template <class Body>
+inline void each_lane(Index group, Body body) {
+  Index lane = 0;
+  for (; lane + 4 * LANES <= group; lane += 4 * LANES)
+    body(std::integral_constant<int, 4>(), lane);
+  for (; lane + 2 * LANES <= group; lane += 2 * LANES)
+    body(std::integral_constant<int, 2>(), lane);
+  for (; lane < group; lane += LANES) body(std::integral_constant<int, 1>(), lane);
+}
+
+// What make(zero, lane) gives for N registers that follow each other.
+template <class Make>
+using Made = decltype(std::declval<Make>()(Lanes{}, Index{}));
+template <class Make, int... N>
+inline std::array<Made<Make>, sizeof...(N)> several(Make make, Index lane,
+                                                    std::integer_sequence<int, N...>) {
+  return {make(Lanes{}, lane + N * LANES)...};
+}
+
 // Values per channel, repeated along a group.
 const float* repeated(const Layout& layout, const float* per_channel, Scratch& scratch) {
   float* values = scratch.take<float>(layout.group);
@@ -73,13 +96,11 @@ const float* repeated(const Layout& layout, const float* per_channel, Scratch& s
 template <int N, class Make>
 inline void add_block(const Layout& layout, Index first, Index end, Index lane, double* wide,
                       Make make) {
-  const auto one = make(Lanes{}, lane), two = make(Lanes{}, lane + (N > 1) * LANES);
+  const auto each = several(make, lane, std::make_integer_sequence<int, N>());
   Lanes a[N] = {}, b[N] = {};
-  for (Index g = first; g < end; ++g) {
-    const Index from = g * layout.group + lane;
-    one(from, a[0], b[0]);
-    if (N > 1) two(from + LANES, a[N - 1], b[N - 1]);
-  }
+  for (Index g = first; g < end; ++g)
+#pragma GCC unroll 4
+    for (int n = 0; n < N; ++n) each[n](g * layout.group + lane + n * LANES, a[n], b[n]);
   for (int n = 0; n < N; ++n)
     for (Index v = 0; v < LANES; ++v) {
       wide[lane + n * LANES + v] += a[n][v];
@@ -100,10 +121,9 @@ const double* two_sums(const Layout& layout, int threads, Scratch& scratch, Make
     double* wide = lanes + omp_get_thread_num() * 2 * group;
     std::fill(wide, wide + 2 * group, 0.0);
     layout.each_block(part, [&](Index first, Index end) {
-      Index lane = 0;
-      for (; lane + 2 * LANES <= group; lane += 2 * LANES)
-        add_block<2>(layout, first, end, lane, wide, make);
-      if (lane < group) add_block<1>(layout, first, end, lane, wide, make);
+      each_lane(group, [&](auto n, Index lane) {
+        add_block<n()>(layout, first, end, lane, wide, make);
+      });
     });
     if (layout.has_rest(part))
       for (Index i = 0; i < layout.rest; ++i) {
@@ -128,18 +148,12 @@ void each_element(const Layout& layout, int threads, Make make) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
   for (Index part = 0; part < layout.parts; ++part) {
     layout.each_block(part, [&](Index first, Index end) {
-      Index lane = 0;
-      for (; lane + 2 * LANES <= layout.group; lane += 2 * LANES) {
-        const auto one = make(Lanes{}, lane), two = make(Lanes{}, lane + LANES);
-        for (Index g = first; g < end; ++g) {
-          one(g * layout.group + lane);
-          two(g * layout.group + lane + LANES);
-        }
-      }
-      if (lane < layout.group) {
-        const auto one = make(Lanes{}, lane);
-        for (Index g = first; g < end; ++g) one(g * layout.group + lane);
-      }
+      each_lane(layout.group, [&](auto count, Index lane) {
+        constexpr int N = count();
+        const auto each = several(make, lane, std::make_integer_sequence<int, N>());
+        for (Index g = first; g < end; ++g)
+          for (int n = 0; n < N; ++n) each[n](g * layout.group + lane + n * LANES);
+      });
     });
     if (layout.has_rest(part))
       for (Index i = 0; i < layout.rest; ++i) make(0.0f, i)(layout.groups * layout.group + i);
@@ -247,8 +261,8 @@ void backward(const AbeleNorm& norm, const float* grad, const float* kept, const
   });
 }
 
-// The gradient of a sum, through its activation: `masked` is that of both summands, of which one was
-// normalised.
+// The gradient of a sum, through its activation: `masked` is that of both summands, of which one
+// was normalised.
 void backward_of_sum(const AbeleNorm& norm, const float* grad, const float* more, const float* y,
                      const float* x, const float* weight, const float* statistics, float* masked,
                      float* grad_x, float* grad_weight, float* grad_bias, int threads,
