@@ -39,8 +39,16 @@ class Operation:
 
     def resolve(self) -> None:
         """Say where everything lies in the end, after tensors have become pieces of others."""
-        self.reads = [each.resolved() for each in self.reads]
-        self.writes = [each.resolved() for each in self.writes]
+        self.move(Place.resolved)
+
+    def move(self, change: Callable[[Place], Place]) -> None:
+        """Let tensors lie elsewhere.
+
+        Args:
+            change: gives the new place of each.
+        """
+        self.reads = [change(each) for each in self.reads]
+        self.writes = [change(each) for each in self.writes]
 
 
 @dataclasses.dataclass(eq=False)
@@ -57,11 +65,11 @@ class Pointwise(Operation):
     types: list[torch.dtype]
     expression: Expression
 
-    def resolve(self) -> None:
-        """Also for the operands."""
-        super().resolve()
+    def move(self, change: Callable[[Place], Place]) -> None:
+        """Also the operands."""
+        super().move(change)
         self.operands = [
-            each.resolved() if isinstance(each, Place) else each for each in self.operands
+            change(each) if isinstance(each, Place) else each for each in self.operands
         ]
 
     @property
@@ -87,6 +95,26 @@ class Call(Operation):
 
 
 @dataclasses.dataclass(eq=False)
+class StridedCall(Call):
+    """A call that is told strides, so that some of its tensors may lie in another order.
+
+    Attributes:
+        form: the text, of the tensors that it reads and those that it writes.
+        free: which of these, by their numbers in the text.
+        accepts: whether one of them may lie at a place.
+    """
+
+    form: Callable[[Sequence[Place], Sequence[Place]], str]
+    free: frozenset[int]
+    accepts: Callable[[Place], bool]
+
+    def move(self, change: Callable[[Place], Place]) -> None:
+        """Also what the text says of strides."""
+        super().move(change)
+        self.text = self.form(self.reads, self.writes)
+
+
+@dataclasses.dataclass(eq=False)
 class Foreign(Operation):
     """An operator that torch computes.
 
@@ -106,12 +134,10 @@ class Foreign(Operation):
     results: list[Place | None]
     several: bool
 
-    def resolve(self) -> None:
-        """Also for the arguments."""
-        super().resolve()
-        self.arguments, self.options = places_changed(
-            (self.arguments, self.options), Place.resolved
-        )
+    def move(self, change: Callable[[Place], Place]) -> None:
+        """Also the arguments."""
+        super().move(change)
+        self.arguments, self.options = places_changed((self.arguments, self.options), change)
 
 
 def places_changed(value: Any, change: Callable[[Place], Any]) -> Any:

@@ -12,6 +12,7 @@ from abele._torch import OpOverload, schema_of
 from abele.program import Program, is_getitem, is_view, returned_nodes
 from abele.targets.cpu.emitted import calls
 from abele.targets.cpu.emitted.calls.products import packed_once
+from abele.targets.cpu.emitted.copies import without_copies
 from abele.targets.cpu.emitted.expressions import RULES
 from abele.targets.cpu.emitted.operations import (
     Foreign,
@@ -80,8 +81,10 @@ class Translator:
         self.operations = packed_once(self.operations, self.new)
         for each in self.operations:
             each.resolve()
-        self.operations = sliced_results(self.operations, self.new)
         outputs = [each.resolved() for each in outputs]
+        returned = {each.buffer for each in outputs}
+        self.operations = without_copies(self.operations, returned)
+        self.operations = sliced_results(self.operations, self.new)
         inputs = [self.places[node] for node in self._program.placeholders()]
         return Translation(self.operations, inputs, constants, outputs)
 

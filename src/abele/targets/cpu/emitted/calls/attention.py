@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from abele.targets.cpu.emitted.calls.arguments import arguments, options
-from abele.targets.cpu.emitted.operations import Call
+from abele.targets.cpu.emitted.operations import StridedCall
 from abele.targets.cpu.emitted.places import Place
 
 aten = torch.ops.aten
@@ -28,11 +29,15 @@ def attention(translator: Any, node: torch.fx.Node) -> bool:
     result, logarithms = node.meta["val"]
     results = [_heads(translator, node, 0), translator.new(tuple(logarithms.shape), result.dtype)]
     described = _described(node, inputs, given)
-    text = (
-        f"status |= abele::attention<{described}, {_read(inputs, 0)}, "
-        f"{_written(results[:1], 3)}, {{4}}, threads)"
-    )
-    translator.add(Call(inputs, results, text))
+
+    def form(reads: Sequence[Place], writes: Sequence[Place]) -> str:
+        return (
+            f"status |= abele::attention<{described}, {_read(reads, 0)}, "
+            f"{_written(writes[:1], 3)}, {{4}}, threads)"
+        )
+
+    text = form(inputs, results)
+    translator.add(StridedCall(inputs, results, text, form, frozenset((0, 1, 2, 3)), _is_in_rows))
     translator.places[node] = results
     return True
 
@@ -46,11 +51,16 @@ def attention_backward(translator: Any, node: torch.fx.Node) -> bool:
     saved = translator.contiguous(translator.places[logarithms])
     results = [_heads(translator, node, index) for index in range(3)]
     described = _described(node, inputs[1:4], given)
-    text = (
-        f"status |= abele::attention_backward<{described}, {_read(inputs, 0)}, {{5}}, "
-        f"{_written(results, 6)}, threads)"
-    )
-    translator.add(Call([*inputs, saved], results, text))
+
+    def form(reads: Sequence[Place], writes: Sequence[Place]) -> str:
+        return (
+            f"status |= abele::attention_backward<{described}, {_read(reads[:5], 0)}, {{5}}, "
+            f"{_written(writes, 6)}, threads)"
+        )
+
+    reads = [*inputs, saved]
+    free = frozenset((0, 1, 2, 3, 4, 6, 7, 8))  # all but the logarithms
+    translator.add(StridedCall(reads, results, form(reads, results), form, free, _is_in_rows))
     translator.places[node] = results
     return True
 
@@ -72,10 +82,12 @@ def is_ours(node: torch.fx.Node) -> bool:
 def _inputs(translator: Any, nodes: tuple[torch.fx.Node, ...]) -> list[Place]:
     """The tensors of heads, copied where elements along the depth are no neighbours."""
     places = [translator.places[each] for each in nodes]
-    return [
-        each if each.stride[3] == 1 or each.shape[3] == 1 else translator.contiguous(each)
-        for each in places
-    ]
+    return [each if _is_in_rows(each) else translator.contiguous(each) for each in places]
+
+
+def _is_in_rows(heads: Place) -> bool:
+    """Whether elements along the depth are neighbours."""
+    return heads.stride[3] == 1 or heads.shape[3] == 1
 
 
 def _heads(translator: Any, node: torch.fx.Node, index: int) -> Place:
@@ -97,15 +109,15 @@ def _described(node: torch.fx.Node, inputs: list[Place], given: list[Any]) -> st
     return f"{most}, {k.shape[2]}>(abele::Attention{{{{{sizes}, {scale!r}f, {causal}}}}}"
 
 
-def _read(places: list[Place], first: int) -> str:
+def _read(places: Sequence[Place], first: int) -> str:
     return _several("Read", places, first)
 
 
-def _written(places: list[Place], first: int) -> str:
+def _written(places: Sequence[Place], first: int) -> str:
     return _several("Write", places, first)
 
 
-def _several(name: str, places: list[Place], first: int) -> str:
+def _several(name: str, places: Sequence[Place], first: int) -> str:
     """Pointers with the steps between samples, heads and positions."""
     return ", ".join(
         f"abele::{name}{{{{{{{number}}}, {', '.join(map(str, place.stride[:3]))}}}}}"
