@@ -29,6 +29,14 @@ def of_one_tensor(x):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
 
 
+def as_torch_layers_copy(x):
+    """Positions first, and copies that have queries, keys and values behind each other."""
+    joint = x.unflatten(-1, (3, 32)).unsqueeze(0).transpose(0, -2).squeeze(-2).contiguous()
+    heads = [each.view(33, 8, 8).transpose(0, 1).view(2, 4, 33, 8) for each in joint]
+    seen = F.scaled_dot_product_attention(*heads)
+    return seen.permute(2, 0, 1, 3).contiguous().view(66, 32)
+
+
 CASES = {
     "short": Case(attention(), heads(7), True),
     "causal": Case(attention(is_causal=True), heads(64), True),
@@ -38,6 +46,7 @@ CASES = {
     "fewer keys": Case(attention(is_causal=True), heads(130, 70), True),
     "with a scale": Case(attention(scale=0.05), heads(40), True),
     "other orders": Case(of_one_tensor, (torch.randn(2, 33, 96, generator=G),), True),
+    "copied": Case(as_torch_layers_copy, (torch.randn(33, 2, 96, generator=G),), True),
     "large scores": Case(attention(), tuple(30 * each for each in heads(40)), rtol=1e-4, atol=1e-3),
     "no number": Case(
         lambda q, k, v: (
