@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,33 +23,35 @@ import torch
 from abele.kernels.build import cache_folder
 from abele.storage import atomic, files
 
-_SIDE = 768  # of the matrices
+_SIDE = 256  # of the matrices: short enough to run through between two other processes
 # Of three vectors together: in the nearest caches, in further ones, and in memory.
 _SIZES = (192 * 2**10, 1536 * 2**10, 12 * 2**20, 96 * 2**20)
-_SPENT_S, _LEAST_RUNS = 0.1, 5
+#: Types that are measured beside float32.
+_TYPES = (torch.bfloat16, torch.float16, torch.float64)
+_EXPONENTIALS = 2**14  # of one operation: in the nearest caches
+_COUNTS = (1, _EXPONENTIALS, _EXPONENTIALS)
+_SPENT_S, _LEAST_RUNS = 0.05, 5
+_SPENT_ON_TYPES_S = 0.02
 _TIMES = 4  # so many processes measure
+
+_Bandwidths = tuple[tuple[int, float], ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MachineLimits:
-    """What a device does at most with a number of threads.
+class Rates:
+    """What a device does at most with numbers of one type.
 
     Attributes:
-        device: ``cpu`` or ``cuda:0``.
-        threads: of torch, when it was measured.
-        operations_per_s: multiplications and additions of a product of float32 matrices.
+        operations_per_s: multiplications and additions of a product of matrices.
+        turned_per_s: the same where the second matrix lies transposed, as weights of linear
+            layers do in forward; libraries that have no code for a type differ there.
         bandwidths: bytes that an operation touches, from few to many, and how many of them go
             through in a second.
-        call_s: seconds that the smallest operator takes if it is called from Python.
-        times: how many processes have measured.
     """
 
-    device: str
-    threads: int
     operations_per_s: float
-    bandwidths: tuple[tuple[int, float], ...]
-    call_s: float
-    times: int = 1
+    turned_per_s: float
+    bandwidths: _Bandwidths
 
     def bytes_per_s(self, touched: int) -> float:
         """How many of the bytes that an operation touches go through in a second.
@@ -59,13 +62,60 @@ class MachineLimits:
         fitting = [rate for size, rate in self.bandwidths if size <= touched]
         return fitting[-1] if fitting else self.bandwidths[0][1]
 
+    def streamed_per_s(self, memory: int) -> float:
+        """How many bytes go through in a second where an operation finds them out of the caches.
+
+        Args:
+            memory: bytes that are touched between two uses.
+        """
+        fitting = [rate for size, rate in self.bandwidths if size >= memory]
+        return fitting[0] if fitting else self.bandwidths[-1][1]
+
+    def better(self, other: Rates) -> Rates:
+        """The best of two measurements."""
+        pairs = zip(self.bandwidths, other.bandwidths, strict=True)
+        return Rates(
+            operations_per_s=max(self.operations_per_s, other.operations_per_s),
+            turned_per_s=max(self.turned_per_s, other.turned_per_s),
+            bandwidths=tuple((size, max(rate, new)) for (size, rate), (_, new) in pairs),
+        )
+
+    def usable(self) -> bool:
+        """Whether all of it can be true."""
+        rates = (self.operations_per_s, self.turned_per_s, *(rate for _, rate in self.bandwidths))
+        return tuple(size for size, _ in self.bandwidths) == _SIZES and min(rates) > 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MachineLimits:
+    """What a device does at most with a number of threads.
+
+    Attributes:
+        device: ``cpu`` or ``cuda:0``.
+        threads: of torch, when it was measured.
+        rates: by the name of the type, ``float32`` at least.
+        exponentials_per_s: of numbers of float32 that are in the nearest caches.
+        call_s: seconds that the smallest operator takes if it is called from Python.
+        times: how many processes have measured.
+    """
+
+    device: str
+    threads: int
+    rates: Mapping[str, Rates]
+    exponentials_per_s: float
+    call_s: float
+    times: int = 1
+
+    def of_type(self, dtype: torch.dtype) -> Rates:
+        """The rates of a type; those of float32 where it was not measured."""
+        return self.rates.get(_name_of(dtype)) or self.rates["float32"]
+
     def better(self, other: MachineLimits) -> MachineLimits:
         """The best of two measurements of the same machine."""
-        pairs = zip(self.bandwidths, other.bandwidths, strict=True)
         return dataclasses.replace(
             self,
-            operations_per_s=max(self.operations_per_s, other.operations_per_s),
-            bandwidths=tuple((size, max(rate, new)) for (size, rate), (_, new) in pairs),
+            rates={name: rates.better(other.rates[name]) for name, rates in self.rates.items()},
+            exponentials_per_s=max(self.exponentials_per_s, other.exponentials_per_s),
             call_s=min(self.call_s, other.call_s),
             times=self.times + other.times,
         )
@@ -96,28 +146,46 @@ def measured(device: torch.device | str = "cpu") -> MachineLimits:
     """
     device = torch.device(device)
     with torch.no_grad():
-        left, right, product = (torch.ones(_SIDE, _SIDE, device=device) for _ in range(3))
-        multiplying = _shortest(lambda: torch.mm(left, right, out=product), device)
-        one = torch.ones(1, device=device)
+        # What these bits are in other types are usual numbers, too.
+        vectors = [torch.ones(_SIZES[-1] // 12, device=device) for _ in range(3)]
+        rates = {"float32": _rates(torch.float32, vectors, _SPENT_S)}
+        for dtype in _TYPES:
+            rates[_name_of(dtype)] = _rates(dtype, vectors, _SPENT_ON_TYPES_S)
+        one, many, results = (each[:count] for each, count in zip(vectors, _COUNTS, strict=True))
+        raising = _shortest(lambda: torch.exp(many, out=results), device, _SPENT_S)
         return MachineLimits(
             device=str(device),
             threads=torch.get_num_threads(),
-            operations_per_s=2 * _SIDE**3 / multiplying,
-            bandwidths=tuple((size, size / _summing(size, device)) for size in _SIZES),
-            call_s=_shortest(lambda: torch.add(one, one), device),
+            rates=rates,
+            exponentials_per_s=_EXPONENTIALS / raising,
+            call_s=_shortest(lambda: torch.add(one, one), device, _SPENT_S),
         )
 
 
-def _summing(size: int, device: torch.device) -> float:
+def _rates(dtype: torch.dtype, vectors: list[torch.Tensor], spent_s: float) -> Rates:
+    device = vectors[0].device
+    left, right, product = (torch.ones(_SIDE, _SIDE, dtype=dtype, device=device) for _ in range(3))
+    plain, turned = (
+        _shortest(functools.partial(torch.mm, left, second, out=product), device, spent_s)
+        for second in (right, right.t())
+    )
+    return Rates(
+        operations_per_s=2 * _SIDE**3 / plain,
+        turned_per_s=2 * _SIDE**3 / turned,
+        bandwidths=tuple((s, s / _summing(s, dtype, vectors, spent_s)) for s in _SIZES),
+    )
+
+
+def _summing(size: int, dtype: torch.dtype, vectors: list[torch.Tensor], spent_s: float) -> float:
     """Seconds of an element-wise sum that touches so many bytes."""
-    a, b, total = (torch.ones(size // 12, device=device) for _ in range(3))
-    return _shortest(lambda: torch.add(a, b, alpha=3.0, out=total), device)
+    a, b, total = (each[: size // 12].view(dtype) for each in vectors)
+    return _shortest(lambda: torch.add(a, b, alpha=3.0, out=total), a.device, spent_s)
 
 
-def _shortest(run: Callable[[], Any], device: torch.device) -> float:
+def _shortest(run: Callable[[], Any], device: torch.device, spent_s: float) -> float:
     """The shortest of many runs: others only take longer because something disturbs them."""
     times: list[float] = []
-    while len(times) < _LEAST_RUNS or sum(times) < _SPENT_S:
+    while len(times) < _LEAST_RUNS or sum(times) < spent_s:
         _wait(device)
         began = time.perf_counter()
         run()
@@ -132,8 +200,9 @@ def _wait(device: torch.device) -> None:
 
 
 def _path(device: torch.device) -> Path:
-    parts = (_name(device), platform.machine(), torch.__version__, torch.get_num_threads(), _SIZES)
-    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    measures = (_SIDE, _SIZES, tuple(map(_name_of, _TYPES)), _EXPONENTIALS)
+    parts = (_name(device), platform.machine(), torch.__version__, torch.get_num_threads())
+    key = hashlib.sha256(repr((*parts, *measures)).encode()).hexdigest()[:16]
     return cache_folder() / f"machine_limits_{key}.json"
 
 
@@ -153,11 +222,20 @@ def _stored(path: Path) -> MachineLimits | None:
     try:
         with files.open_regular(path) as file:
             data: dict[str, Any] = json.loads(file.read())
-        pairs = tuple((int(size), float(rate)) for size, rate in data["bandwidths"])
-        data["bandwidths"] = pairs
+        data["rates"] = {name: _read(rates) for name, rates in data["rates"].items()}
         limits = MachineLimits(**data)
-        usable = limits.operations_per_s > 0 and limits.times > 0 and limits.call_s > 0
-        same_sizes = tuple(size for size, rate in pairs if rate > 0) == _SIZES
-        return limits if usable and same_sizes else None
-    except (OSError, ValueError, TypeError, KeyError):
+        numbers = (limits.times, limits.call_s, limits.exponentials_per_s)
+        names = {"float32", *map(_name_of, _TYPES)}
+        complete = set(limits.rates) == names and all(r.usable() for r in limits.rates.values())
+        return limits if complete and min(numbers) > 0 else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def _read(data: dict[str, Any]) -> Rates:
+    pairs = tuple((int(size), float(rate)) for size, rate in data["bandwidths"])
+    return Rates(**{**data, "bandwidths": pairs})
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

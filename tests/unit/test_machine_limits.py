@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from abele import machine_limits
-from abele.machine_limits import MachineLimits, measured, of_device
+from abele.machine_limits import MachineLimits, Rates, measured, of_device
 from abele.report.kernel_times import Limits
 
 
@@ -15,6 +15,14 @@ from abele.report.kernel_times import Limits
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(machine_limits, "cache_folder", lambda: tmp_path)
     return tmp_path
+
+
+TYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def rates_of(rate):
+    pairs = tuple((size, rate) for size in machine_limits._SIZES)
+    return Rates(operations_per_s=rate, turned_per_s=2 * rate, bandwidths=pairs)
 
 
 def measuring(monkeypatch, *rates):
@@ -26,8 +34,8 @@ def measuring(monkeypatch, *rates):
         return MachineLimits(
             device=str(device),
             threads=torch.get_num_threads(),
-            operations_per_s=now,
-            bandwidths=tuple((size, now) for size in machine_limits._SIZES),
+            rates={name: rates_of(now) for name in TYPES},
+            exponentials_per_s=now,
             call_s=1 / now,
         )
 
@@ -37,15 +45,25 @@ def measuring(monkeypatch, *rates):
 def test_a_measurement_has_the_order_of_caches_and_memory():
     limits = measured()
     assert limits.threads == torch.get_num_threads()
-    assert limits.operations_per_s > 1e8
-    assert limits.bytes_per_s(0) > limits.bytes_per_s(2**30) > 1e8
+    rates = limits.of_type(torch.float32)
+    assert rates.operations_per_s > 1e8
+    assert rates.bytes_per_s(0) > rates.bytes_per_s(2**30) > 1e8
+    assert limits.exponentials_per_s > 1e7
     assert 0 < limits.call_s < 1e-3
+
+
+def test_every_type_is_measured_and_others_count_as_float32():
+    limits = measured()
+    assert set(limits.rates) == set(TYPES)
+    assert all(rates.usable() for rates in limits.rates.values())
+    assert limits.of_type(torch.float16) is limits.rates["float16"]
+    assert limits.of_type(torch.int64) is limits.rates["float32"]
 
 
 def test_the_best_of_a_few_measurements_counts(folder, monkeypatch):
     measuring(monkeypatch, 5.0, 9.0, 7.0, 1.0)
-    assert [of_device().operations_per_s for _ in range(6)] == [5.0, 9.0, 9.0, 9.0, 9.0, 9.0]
-    assert of_device().bandwidths == tuple((size, 9.0) for size in machine_limits._SIZES)
+    assert [of_device().exponentials_per_s for _ in range(6)] == [5.0, 9.0, 9.0, 9.0, 9.0, 9.0]
+    assert of_device().rates == {name: rates_of(9.0) for name in TYPES}
     assert of_device().call_s == 1 / 9
     assert len(list(folder.iterdir())) == 1
 
@@ -69,27 +87,31 @@ def test_a_damaged_file_is_measured_again(text, folder, monkeypatch):
     of_device()
     (path,) = folder.iterdir()
     path.write_text(text)
-    assert of_device().operations_per_s == 6.0
+    assert of_device().exponentials_per_s == 6.0
     assert json.loads(path.read_text())["times"] == 1
 
 
-@pytest.mark.parametrize("change", [{"operations_per_s": -1.0}, {"call_s": 0.0}, {"times": 0}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"exponentials_per_s": -1.0},
+        {"call_s": 0.0},
+        {"times": 0},
+        {"rates": {}},
+        {"rates": {name: rates_of(-1.0) for name in TYPES}},
+    ],
+)
 def test_numbers_that_cannot_be_are_measured_again(change, folder, monkeypatch):
     measuring(monkeypatch, 5.0, 6.0)
     limits = of_device()
     (path,) = folder.iterdir()
     path.write_text(json.dumps(dataclasses.asdict(dataclasses.replace(limits, **change))))
-    assert of_device().operations_per_s == 6.0
+    assert of_device().exponentials_per_s == 6.0
 
 
 def test_bytes_that_caches_hold_go_through_faster():
-    limits = MachineLimits(
-        device="cpu",
-        threads=1,
-        operations_per_s=100.0,
-        bandwidths=((10, 50.0), (1000, 5.0)),
-        call_s=1.0,
-    )
+    pairs = ((10, 50.0), (1000, 5.0))
+    limits = Rates(operations_per_s=100.0, turned_per_s=100.0, bandwidths=pairs)
     assert [limits.bytes_per_s(size) for size in (0, 100, 1000, 5000)] == [50.0, 50.0, 5.0, 5.0]
 
 

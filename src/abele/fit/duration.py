@@ -1,35 +1,40 @@
-"""How long a step takes: a range, from what operators compute and move and the machine's limits.
+"""How long a step takes: a range, from what its kernels compute and move and the machine's limits.
 
-The lower end is what no machine with these limits can do faster. For the others every operator
-reaches a stated share of the limits.
+The lower end is what no machine with these limits can do faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
+from abele.fit import costs
 from abele.fit.estimate import Interval
 from abele.machine_limits import MachineLimits
-from abele.program import Program, is_getitem
+from abele.program import Program
 from abele.program.memory import MemoryUse
-from abele.report.operators import moved_bytes, operations
 from abele.step import batching
 from abele.step.config import StepConfig
+from abele.targets.kernel_choice import Kernel
 
-#: Shares of the machine's limits that operators reach: expected, and at least.
-_COMPUTING = (0.7, 0.2)
-_MOVING = (0.8, 0.25)
+#: The upper end, in what is expected.
+_AT_MOST = 2.0
 
 
 def of_program(
-    program: Program, limits: MachineLimits, use: MemoryUse, *, compiled: bool
+    program: Program,
+    kernels: Sequence[Kernel],
+    limits: MachineLimits,
+    use: MemoryUse,
+    *,
+    compiled: bool,
 ) -> Interval:
     """Seconds of one run of a program.
 
     Args:
         program: after the passes of its lowering.
+        kernels: what runs one after the other, as its lowering says.
         limits: of the machine.
         use: the memory of the program; what operators make inside is written and read once.
         compiled: it is not called operator by operator from Python.
@@ -38,29 +43,23 @@ def of_program(
     for each in (*use.pieces, *use.inside):
         if each.inner:
             inner[each.node] = inner.get(each.node, 0) + 2 * each.size
-    work = [
-        (operations(node), moved_bytes(node) + inner.get(node, 0))
-        for node in program.graph.graph.nodes
-        if node.op == "call_function" and not is_getitem(node)
-    ]
-    computing = sum(count for count, _ in work) / limits.operations_per_s
     given = sum(
         torch.empty(slot.shape, dtype=slot.dtype, device="meta").nbytes for slot in program.inputs
     )
-    called = 0.0 if compiled else limits.call_s * len(work)
-    expected, high = (
-        sum(_seconds(*each, limits, *shares) for each in work) + called
-        for shares in zip(_COMPUTING, _MOVING, strict=True)
+    memory = given + max(use.needed(), default=0)
+    expected = sum(
+        costs.of_kernel(
+            kernel,
+            limits,
+            inner=sum(inner.get(node, 0) for node in kernel.nodes),
+            memory=memory,
+            called=not compiled,
+        )
+        for kernel in kernels
     )
-    low = max(computing, given / limits.bytes_per_s(0))
-    return Interval(min(low, expected), expected, high)
-
-
-def _seconds(
-    count: int, size: int, limits: MachineLimits, computing: float, moving: float
-) -> float:
-    moved_s = size / (limits.bytes_per_s(size) * moving)
-    return max(count / (limits.operations_per_s * computing), moved_s)
+    least = sum(costs.at_least(kernel, limits) for kernel in kernels)
+    low = max(least, given / limits.of_type(torch.float32).bytes_per_s(0))
+    return Interval(min(low, expected), expected, _AT_MOST * expected)
 
 
 def of_call(programs: Iterable[Interval], config: StepConfig) -> Interval:

@@ -113,7 +113,9 @@ def _ways(programs: Sequence[Program], config: StepConfig, target: Target) -> di
                 basis=use.basis,
                 lowering=f"{chosen.name} ({chosen.reason})",
                 compiles=lowering.compiles,
-                seconds=duration.of_program(program, limits, use, compiled=lowering.compiles),
+                seconds=duration.of_program(
+                    program, lowering.kernels(program), limits, use, compiled=lowering.compiles
+                ),
             )
             result.setdefault(name, []).append(way)
     return result

@@ -8,7 +8,12 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import (
+    conv_flop_count,
+    flop_registry,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
 
 from abele.containers import is_sequence
 from abele.ops import few_channel_conv
@@ -20,6 +25,8 @@ from abele.targets.kernel_choice import KernelChoice
 
 aten = torch.ops.aten
 
+_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+_ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 # What our convolutions do without: dilation, transposition, output padding, groups.
 _REST = ([1, 1], False, [0, 0], 1)
 
@@ -123,6 +130,15 @@ def operations(node: torch.fx.Node) -> int:
         grad, x, weight, stride, padding, mask = arguments
         target = aten.convolution_backward.default
         arguments = (grad, x, weight, [0], stride, padding, *_REST, mask)
+    elif target is _ATTENTION:  # those of GPUs are in the registry
+        return sdpa_flop_count(*(each.shape for each in arguments[:3]))
+    elif target is _ATTENTION_BACKWARD:
+        return sdpa_backward_flop_count(*(each.shape for each in arguments[:4]))
+    elif target is aten.convolution_backward.default and arguments[9] > 1:
+        # The registry's counts every channel with every other.
+        grad, x, weight, transposed = (arguments[index] for index in (0, 1, 2, 7))
+        one = conv_flop_count(x.shape, weight.shape, grad.shape, transposed=transposed)
+        return one * sum(arguments[-1][:2])
     formula = flop_registry.get(getattr(target, "overloadpacket", None))
     if formula is None:
         return 0

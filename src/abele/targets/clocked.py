@@ -16,25 +16,11 @@ import torch
 
 from abele._torch import OpOverload
 from abele.targets.base import Run
+from abele.targets.kernel_choice import Kernel
 
 _TORCH = "torch"
 LOOP = "loop"
 _REPEATS = 2000
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Kernel:
-    """What runs between two looks at the clock.
-
-    Attributes:
-        what: who computes it: ``torch``, ``loop``, or the name of a function.
-        nodes: what it computes of the program.
-        bytes: that it reads and writes at least; None where each node's tensors say so.
-    """
-
-    what: str
-    nodes: tuple[torch.fx.Node, ...]
-    bytes: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Who computes each operator of a program, and why: what a lowering says of itself, for reports."""
+"""Who computes each operator of a program, and why: what a lowering says of itself."""
 
 from __future__ import annotations
 
@@ -24,6 +24,21 @@ class KernelChoice:
 
     by: str
     why: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """What runs without a break: an operator, or several in one loop or call.
+
+    Attributes:
+        what: who computes it: ``torch``, ``loop``, or the name of a function.
+        nodes: what it computes of the program.
+        bytes: that it reads and writes at least; None where each node's tensors say so.
+    """
+
+    what: str
+    nodes: tuple[torch.fx.Node, ...]
+    bytes: int | None = None
 
 
 VIEW = KernelChoice(NOBODY, "a view: the same memory, seen otherwise")

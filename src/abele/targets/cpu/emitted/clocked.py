@@ -12,7 +12,7 @@ import torch
 
 from abele.program import Program
 from abele.targets.base import Compiled
-from abele.targets.clocked import LOOP, Clocked, Kernel
+from abele.targets.clocked import LOOP, Clocked
 from abele.targets.cpu.emitted import build
 from abele.targets.cpu.emitted.groups import Unit
 from abele.targets.cpu.emitted.operations import Call, Foreign, Translation
@@ -21,6 +21,7 @@ from abele.targets.cpu.emitted.regions import Region
 from abele.targets.cpu.emitted.run import Code, Runner
 from abele.targets.cpu.emitted.source import COST, MOMENTS, Segment, write
 from abele.targets.cpu.index_checks import checked
+from abele.targets.kernel_choice import Kernel
 
 _LOOKS = 1000
 _NAME = re.compile(r"(?:abele::)?(\w+)\s*[<(]")
@@ -52,7 +53,7 @@ def with_clocks(
     runner = _Runner(program, Code(written, library, translation, offsets, size))
     return Clocked(
         run=checked(program, Compiled(runner.run)).run,
-        kernels=tuple(_kernel(unit, kept) for unit in units),
+        kernels=tuple(kernel_of(unit, kept) for unit in units),
         times=runner.times,
         cost_ns=_cost_ns(library),
     )
@@ -95,7 +96,13 @@ class _Runner(Runner):
         return times
 
 
-def _kernel(unit: Unit, kept: Collection[Buffer]) -> Kernel:
+def kernel_of(unit: Unit, kept: Collection[Buffer]) -> Kernel:
+    """What a unit computes, and the bytes that it moves.
+
+    Args:
+        unit: of a program as operations.
+        kept: memory that is written.
+    """
     nodes: dict[torch.fx.Node, None] = {}
     for operation in unit.operations:
         nodes |= dict.fromkeys(operation.nodes)

@@ -17,7 +17,7 @@ from abele.targets.base import Compiled, Lowering, Written, require_code
 from abele.targets.clocked import Clocked
 from abele.targets.cpu.emitted import build, choice, reasons, source
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
-from abele.targets.cpu.emitted.clocked import with_clocks
+from abele.targets.cpu.emitted.clocked import kernel_of, with_clocks
 from abele.targets.cpu.emitted.groups import Unit, grouped
 from abele.targets.cpu.emitted.memory import planned
 from abele.targets.cpu.emitted.operations import Translation
@@ -27,7 +27,7 @@ from abele.targets.cpu.emitted.regions import with_regions
 from abele.targets.cpu.emitted.run import Code, Runner
 from abele.targets.cpu.emitted.translate import translate
 from abele.targets.cpu.index_checks import checked
-from abele.targets.kernel_choice import KernelChoice
+from abele.targets.kernel_choice import Kernel, KernelChoice
 
 
 class Emitted(Lowering):
@@ -81,6 +81,11 @@ class Emitted(Lowering):
     def kernel_choices(self, program: Program) -> dict[torch.fx.Node, KernelChoice]:
         """Loops, calls, and what torch computes."""
         return reasons.kernel_choices(program, placed(program).units)
+
+    def kernels(self, program: Program) -> tuple[Kernel, ...]:
+        """Its units, with the bytes that do not stay in registers."""
+        plan = placed(program)
+        return tuple(kernel_of(unit, plan.kept) for unit in plan.units)
 
     def clocked(self, program: Program) -> Clocked:
         """Write and compile the code again, with a look at the clock between its units."""

@@ -1,0 +1,213 @@
+"""What a kernel of a program costs: the time for its numbers, bytes and calls.
+
+The machine's limits are measured where a program runs. What share of them an operator reaches, and
+how many exponentials one of its elements is worth, was seen with clocks inside the programs of
+``benchmarks/fit.py`` on one machine, and is assumed to be alike on others.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import torch
+
+from abele.machine_limits import MachineLimits
+from abele.report.operators import moved_bytes, operations
+from abele.targets.kernel_choice import NOBODY, Kernel
+
+aten = torch.ops.aten
+_Node = torch.fx.Node
+
+#: Shares of the limits.
+_PRODUCTS, _ATTENTION, _LIBRARY_CONVOLUTIONS = 0.87, 0.5, 0.75
+_OUR_PRODUCTS, _OUR_ATTENTION = 0.96, 0.7
+#: Of our convolutions. Winograd's needs fewer operations than are counted.
+_OUR_CONVOLUTIONS = {"winograd": 1.6, "direct": 0.65, "patches": 0.65, "convolve": 1.0}
+#: Of the library's work on elements, what is left in code that is compiled for a program.
+_OUR_ELEMENTS = 0.2
+#: Calls from Python, in those of the smallest operator: caches have forgotten it meanwhile.
+_CALL, _CONVOLUTION_CALL, _OUR_CALL = 1.6, 12.0, 14.0
+#: Bytes for each of a weight that Winograd's convolutions bring into their form.
+_TRANSFORMED = 8
+#: Channels that the library's convolutions compute together.
+_BLOCK, _FEW = 16, 3
+
+#: Operators that compute more than they move: exponentials for each element of the largest tensor.
+_ELEMENTS: dict[Any, float] = {
+    aten.exp.default: 1.0,
+    aten.log.default: 1.5,
+    aten.tanh.default: 3.0,
+    aten.sigmoid.default: 1.0,
+    aten.erf.default: 2.0,
+    aten.gelu.default: 0.9,
+    aten.gelu_backward.default: 1.5,
+    aten.silu.default: 1.3,
+    aten._softmax.default: 1.2,
+    aten._softmax_backward_data.default: 0.8,
+    aten._log_softmax.default: 1.2,
+    aten._log_softmax_backward_data.default: 0.8,
+    aten.native_layer_norm.default: 0.9,
+    aten.native_layer_norm_backward.default: 1.4,
+    aten.native_group_norm.default: 0.9,
+    aten.native_group_norm_backward.default: 0.9,
+    aten._native_batch_norm_legit_functional.default: 2.5,
+    aten._native_batch_norm_legit_no_training.default: 0.6,
+    aten.native_batch_norm_backward.default: 0.8,
+    aten.upsample_bilinear2d.default: 3.0,
+    aten.upsample_bilinear2d_backward.default: 6.0,
+    aten.max_pool2d_with_indices.default: 5.5,
+}
+# Of images with channels last, in which they compute many elements at a time.
+_CHANNELS_LAST: dict[Any, float] = {aten.max_pool2d_with_indices.default: 1.0}
+_SECOND_MATRIX: dict[Any, int] = {
+    aten.mm.default: 1,
+    aten.bmm.default: 1,
+    aten.addmm.default: 2,
+    aten.baddbmm.default: 2,
+}
+_CONVOLUTIONS: dict[Any, int] = {
+    aten.convolution.default: 0,
+    aten.convolution_backward.default: 1,
+}
+
+
+def of_kernel(
+    kernel: Kernel, limits: MachineLimits, *, inner: int, memory: int, called: bool
+) -> float:
+    """Seconds that a kernel takes, as is expected.
+
+    Args:
+        kernel: what runs, and who computes it.
+        limits: of the machine.
+        inner: bytes that it moves beside what it reads and makes.
+        memory: bytes that all kernels of a step use: those that they find in no cache.
+        called: from Python.
+    """
+    by_library = kernel.what == "torch"
+    seconds = _call_s(kernel, limits) if called or by_library else 0.0
+    if kernel.what == NOBODY or not kernel.nodes:
+        return seconds
+    moved = inner + (sum(map(moved_bytes, kernel.nodes)) if kernel.bytes is None else kernel.bytes)
+    moved += sum(_TRANSFORMED * _weight_bytes(n) for n in kernel.nodes if "winograd" in kernel.what)
+    rates = limits.of_type(_type(kernel.nodes[0]))
+    if called or by_library:
+        moving = moved / rates.streamed_per_s(max(memory, moved))
+    else:  # results are read soon after
+        moving = moved / rates.bytes_per_s(moved)
+    computing = sum(_computing(node, limits, kernel.what) for node in kernel.nodes)
+    elements = sum(_elements(node, by_library) for node in kernel.nodes)
+    if kernel.nodes[0].target in _CONVOLUTIONS:  # reorders, which come before and after
+        return seconds + computing + moving
+    return seconds + max(computing, moving) + elements / limits.exponentials_per_s
+
+
+def at_least(kernel: Kernel, limits: MachineLimits) -> float:
+    """Seconds without which no code of these operators does what the kernel does."""
+    share = max(_OUR_CONVOLUTIONS.values())
+    rates = [limits.of_type(_type(node)).turned_per_s * share for node in kernel.nodes]
+    return sum(operations(n) / rate for n, rate in zip(kernel.nodes, rates, strict=True))
+
+
+def _call_s(kernel: Kernel, limits: MachineLimits) -> float:
+    if kernel.what not in ("torch", NOBODY):
+        return _OUR_CALL * limits.call_s
+    convolves = any(node.target in _CONVOLUTIONS for node in kernel.nodes)
+    return (_CONVOLUTION_CALL if convolves else _CALL) * limits.call_s
+
+
+def _computing(node: _Node, limits: MachineLimits, what: str) -> float:
+    """Seconds for the operations of products, convolutions and attention."""
+    count = operations(node)
+    if not count:
+        return 0.0
+    rates = limits.of_type(_type(node))
+    by_library = what == "torch"
+    if node.target in _SECOND_MATRIX:
+        second = _value(node.args[_SECOND_MATRIX[node.target]])
+        turned = second.stride(-2) == 1 and second.stride(-1) != 1
+        rate = rates.turned_per_s if turned else rates.operations_per_s
+        return count / (rate * (_PRODUCTS if by_library else _OUR_PRODUCTS))
+    if node.target not in _CONVOLUTIONS:
+        return count / (rates.operations_per_s * (_ATTENTION if by_library else _OUR_ATTENTION))
+    ours = next((share for name, share in _OUR_CONVOLUTIONS.items() if name in what), None)
+    if ours is not None:
+        return count / (rates.operations_per_s * ours)
+    return count * _padding(node) / (_convolution_rate(node, limits) * _LIBRARY_CONVOLUTIONS)
+
+
+def _convolution_rate(node: _Node, limits: MachineLimits) -> float:
+    """Operations in a second; of half numbers torch makes products of patches."""
+    rates = limits.of_type(_type(node))
+    if _type(node) is not torch.float16 or node.target is aten.convolution.default:
+        return rates.operations_per_s
+    return math.sqrt(rates.operations_per_s * rates.turned_per_s)
+
+
+def _padding(node: _Node) -> float:
+    """How many times as many channels the library computes as there are."""
+    if _type(node) is torch.float16 or _groups(node) > 1:
+        return 1.0
+    weight = _weight(node).shape
+    outputs, inputs = weight[1 if _transposed(node) else 0], weight[0 if _transposed(node) else 1]
+    filled = _filled(outputs)
+    if node.target is aten.convolution_backward.default and inputs > _FEW:
+        filled *= _filled(inputs)
+    return filled
+
+
+def _filled(channels: int) -> float:
+    return math.ceil(channels / _BLOCK) * _BLOCK / channels
+
+
+def _weight(node: _Node) -> torch.Tensor:
+    return _value(node.args[1 + _CONVOLUTIONS[node.target]])
+
+
+def _weight_bytes(node: _Node) -> int:
+    if node.target not in _CONVOLUTIONS:
+        return 0
+    gradients = 2 if node.target is aten.convolution_backward.default else 1
+    return gradients * _weight(node).nbytes
+
+
+def _transposed(node: _Node) -> bool:
+    return bool(node.args[6 + _CONVOLUTIONS[node.target]])
+
+
+def _groups(node: _Node) -> int:
+    return cast("int", node.args[8 + _CONVOLUTIONS[node.target]])
+
+
+def _elements(node: _Node, by_library: bool) -> float:
+    """The operator's own work on elements, in exponentials."""
+    weight = _ELEMENTS.get(node.target, 0.0)
+    if not weight:
+        return 0.0
+    largest = max(_tensors(node), key=torch.Tensor.numel)
+    if node.target in _CHANNELS_LAST and _lies_channels_last(largest):
+        weight = _CHANNELS_LAST[node.target]
+    return weight * largest.numel() * (1.0 if by_library else _OUR_ELEMENTS)
+
+
+def _lies_channels_last(image: torch.Tensor) -> bool:
+    return image.dim() == 4 and image.is_contiguous(memory_format=torch.channels_last)
+
+
+def _type(node: _Node) -> torch.dtype:
+    """The floating-point type in which a node computes; float32 where there is none."""
+    types = [each.dtype for each in _tensors(node) if each.is_floating_point()]
+    return types[-1] if types else torch.float32
+
+
+def _tensors(node: _Node) -> list[torch.Tensor]:
+    """What a node reads and makes."""
+    values = [each.meta.get("val") for each in (*node.all_input_nodes, node)]
+    several: list[Any] = []
+    for value in values:
+        several += cast("list[Any]", value) if isinstance(value, list | tuple) else [value]
+    return [each for each in several if isinstance(each, torch.Tensor)]
+
+
+def _value(argument: object) -> torch.Tensor:
+    return cast("_Node", argument).meta["val"]

@@ -1,0 +1,135 @@
+"""What kernels cost on a machine whose limits are round numbers."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from abele.fit import costs
+from abele.machine_limits import MachineLimits, Rates
+from abele.report.operators import operations
+from abele.targets.kernel_choice import NOBODY, Kernel
+
+aten = torch.ops.aten
+# Bytes of which nothing takes time, for what is to be seen of operations, and the other way.
+FREE, SLOW = ((0, 1e30),), ((0, 100.0), (2**20, 10.0))
+LIMITS = MachineLimits(
+    device="cpu",
+    threads=1,
+    rates={
+        "float32": Rates(operations_per_s=1e3, turned_per_s=2e3, bandwidths=FREE),
+        "float16": Rates(operations_per_s=10.0, turned_per_s=40.0, bandwidths=FREE),
+    },
+    exponentials_per_s=1e3,
+    call_s=0.0,
+)
+
+
+def node(target, *arguments):
+    """A node that computes something of tensors, without data."""
+    graph = torch.fx.Graph()
+
+    def placed(value):
+        if not isinstance(value, torch.Tensor):
+            return value
+        made = graph.placeholder("x")
+        made.meta["val"] = value
+        return made
+
+    call = graph.call_function(target, tuple(map(placed, arguments)))
+    call.meta["val"] = target(*arguments)
+    return call
+
+
+def image(*shape, **kind):
+    return torch.empty(*shape, device="meta", **kind)
+
+
+def seconds(each, what="torch", limits=LIMITS, **more):
+    given = {"inner": 0, "memory": 0, "called": True, **more}
+    return costs.of_kernel(Kernel(what=what, nodes=(each,)), limits, **given)
+
+
+def convolution(channels, outputs, groups=1, **kind):
+    arguments = image(2, channels, 8, 8, **kind), image(outputs, channels // groups, 3, 3, **kind)
+    rest = ([1, 1], [1, 1], [1, 1], False, [0, 0], groups)
+    return node(aten.convolution.default, *arguments, None, *rest)
+
+
+def backward(channels, outputs, mask, groups=1):
+    grad, x = image(2, outputs, 8, 8), image(2, channels, 8, 8)
+    weight = image(outputs, channels // groups, 3, 3)
+    rest = ([1, 1], [1, 1], [1, 1], False, [0, 0], groups, mask)
+    return node(aten.convolution_backward.default, grad, x, weight, [0], *rest)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_product_takes_what_its_type_and_order_take(dtype):
+    left, right = image(8, 16, dtype=dtype), image(16, 4, dtype=dtype)
+    turned = image(4, 16, dtype=dtype).t()
+    rates = LIMITS.of_type(dtype)
+    plain = seconds(node(aten.mm.default, left, right))
+    assert plain == pytest.approx(2 * 8 * 16 * 4 / rates.operations_per_s / costs._PRODUCTS)
+    faster = rates.turned_per_s / rates.operations_per_s
+    assert plain / seconds(node(aten.mm.default, left, turned)) == pytest.approx(faster)
+
+
+def test_bytes_take_as_long_as_the_memory_of_the_step_does():
+    rates = {"float32": dataclasses.replace(LIMITS.rates["float32"], bandwidths=SLOW)}
+    limits = dataclasses.replace(LIMITS, rates=rates)
+    add = node(aten.add.Tensor, image(10), image(10))
+    assert seconds(add, limits=limits, memory=0) == 120 / 10
+    assert seconds(add, limits=limits, memory=2**21) == 120 / 10
+    assert seconds(add, "loop", limits=limits, memory=2**21, called=False) == 120 / 100
+    assert seconds(add, limits=limits, inner=80) == 200 / 10
+
+
+def test_a_call_from_python_takes_longer_if_it_is_ours_or_a_convolution():
+    limits = dataclasses.replace(LIMITS, call_s=1e-3)
+    add, convolved = node(aten.add.Tensor, image(1), image(1)), convolution(16, 16)
+    assert seconds(add, limits=limits) == pytest.approx(costs._CALL * 1e-3)
+    assert seconds(add, "norm_activation", limits) == pytest.approx(costs._OUR_CALL * 1e-3)
+    assert seconds(add, "loop", limits, called=False) < 1e-12
+    more = seconds(convolved, limits=limits) - seconds(convolved)
+    assert more == pytest.approx(costs._CONVOLUTION_CALL * 1e-3)
+    view = node(aten.view.default, image(4, 4), [16])
+    assert seconds(view, NOBODY, limits) == pytest.approx(costs._CALL * 1e-3)
+    assert seconds(view, NOBODY, limits, called=False) == 0
+
+
+def test_the_library_fills_channels_and_our_kernels_do_not():
+    whole, eight = convolution(16, 16), convolution(16, 8)
+    assert seconds(whole) == pytest.approx(seconds(eight))
+    ours = "direct_convolution"
+    assert seconds(whole, ours) == pytest.approx(2 * seconds(eight, ours))
+    assert seconds(whole, "winograd_convolution") < seconds(whole, ours)
+
+
+def test_groups_compute_no_more_than_their_channels():
+    assert operations(convolution(32, 32, groups=32)) * 32 == operations(convolution(32, 32))
+    for mask in ([True, True, False], [False, True, False]):
+        alone, together = backward(32, 32, mask, groups=32), backward(32, 32, mask)
+        assert operations(alone) * 32 == operations(together)
+
+
+def test_attention_of_the_host_has_operations():
+    query = image(2, 4, 16, 8)
+    forward = node(
+        aten._scaled_dot_product_flash_attention_for_cpu.default, query, query, query, 0.0, False
+    )
+    assert operations(forward) == 2 * 2 * 2 * 4 * 16 * 16 * 8
+
+
+def test_work_on_elements_counts_in_exponentials_and_less_in_compiled_code():
+    tanh = node(aten.tanh.default, image(1000))
+    assert seconds(tanh) == pytest.approx(3.0)
+    assert seconds(tanh, "loop", called=False) == pytest.approx(3.0 * costs._OUR_ELEMENTS)
+    pool = aten.max_pool2d_with_indices.default
+    rows = image(1, 16, 8, 8).contiguous(memory_format=torch.channels_last)
+    assert seconds(node(pool, rows, [2, 2])) < seconds(node(pool, image(1, 16, 8, 8), [2, 2]))
+
+
+def test_nothing_is_faster_than_its_operations():
+    kernel = Kernel(what="winograd_convolution", nodes=(convolution(16, 16),))
+    least = costs.at_least(kernel, LIMITS)
+    assert 0 < least < costs.of_kernel(kernel, LIMITS, inner=0, memory=0, called=False)
