@@ -17,6 +17,9 @@ from abele.program.printing import node_phase, user_line
 #: What lies in memory that a program keeps between calls where nothing is alive there.
 UNUSED = "kept by the program, unused at the peak"
 WORKSPACE = "workspaces of libraries"
+SCRATCH = "kept by kernels for themselves"
+#: A larger call may come while the memory of smaller ones is kept.
+_SCRATCH_AT_MOST = 2
 _KEPT = "kept for backward"
 _OF_PHASE = {
     "forward": "used in forward only",
@@ -52,10 +55,14 @@ def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
         use: as its lowering plans it.
         allocation: how much of that becomes memory of the process.
     """
-    inside = [_workspace(node, known=use.shared) for node in use.nodes]
+    known = use.shared or bool(use.bare)  # there, tensors inside of operators are pieces
+    inside = [
+        _workspace(None if step in use.bare else node, known=known)
+        for step, node in enumerate(use.nodes)
+    ]
     busy = [alive + spaces.expected for alive, spaces in zip(use.alive(), inside, strict=True)]
     step = max(range(len(busy)), key=busy.__getitem__)
-    if use.shared:
+    if known:
         allocation = SETTLED
     kept = set(map(id, use.inside))
     sizes: dict[str, list[Interval]] = {}
@@ -72,6 +79,9 @@ def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
     if unused:
         parts.append(Part(role=UNUSED, size=Interval.exact(unused)))
     parts.append(Part(role=WORKSPACE, size=_above(use.needed(), inside, use.needed()[step])))
+    if use.scratch:
+        size = Interval(use.scratch, use.scratch, _SCRATCH_AT_MOST * use.scratch)
+        parts.append(Part(role=SCRATCH, size=size))
     operation = _operation(use.nodes[step], program.name)
     return Need(
         operation=operation,

@@ -135,7 +135,11 @@ def _beside(need: Need, name: str, ways: dict[str, list[_Way]]) -> Interval:
     """
     others = {other: each for other, each in ways.items() if other != name}
     least = [min((w.need for w in each), key=lambda n: n.reserved) for each in others.values()]
-    kept = (_kept([need, *least]), _kept([need, *_needs(others)]), _kept([need, *_needs(ways)]))
+    most = _needs(others)
+    beside = [way.need for way in ways[name] if way.need is not need]
+    if beside:
+        most.append(max(beside, key=lambda each: each.reserved))
+    kept = (_kept([need, *least]), _kept([need, *_needs(others)]), _kept([need, *most]))
     return Interval(*(size - need.reserved for size in kept))
 
 

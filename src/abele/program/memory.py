@@ -60,6 +60,8 @@ class MemoryUse:
         reserved: bytes that the program keeps between calls.
         inside: what lies in these bytes, at different times in the same ones.
         shared: other programs use the reserved bytes too, while this one does not run.
+        bare: steps that take no memory beside these pieces.
+        scratch: bytes that kernels take for themselves and keep.
     """
 
     basis: str
@@ -68,6 +70,8 @@ class MemoryUse:
     reserved: int = 0
     inside: tuple[Piece, ...] = ()
     shared: bool = False
+    bare: frozenset[int] = frozenset()
+    scratch: int = 0
 
     def alive(self) -> list[int]:
         """Bytes of all pieces in use at each step."""

@@ -7,6 +7,7 @@ from abele.fit import Calls, Limit, Verdict
 from abele.fit.run import estimate
 from abele.program import memory
 from abele.step.config import OutputMode, StepConfig
+from abele.targets.cpu.emitted.lowering import Emitted
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
 
@@ -28,6 +29,10 @@ def made(kind="sgd", config=None, name="introduction"):
 def estimated(programs, config, **calls):
     known = Calls(module=1000, batch=200, **calls)
     return estimate(programs, config, get_target("reference"), known)
+
+
+def estimated_on(target, programs, config):
+    return estimate(programs, config, target, CALLS)
 
 
 def parts(moment):
@@ -118,6 +123,24 @@ def test_starting_interpreted_needs_copies_to_compare():
     )
     assert tiered.size.expected > waits.size.expected
     assert {"step, interpreted", "step, taking over"} <= {each.name for each in tiered.moments}
+
+
+def test_the_only_way_of_a_program_is_kept_once(monkeypatch):
+    _, programs, config = made()
+    target = get_target("cpu")
+    monkeypatch.setattr(target, "lowerings", (Emitted(),))
+    step = moment(estimated_on(target, programs, config), "step")
+    assert "kept by programs" not in parts(step)
+    assert step.size.high == pytest.approx(step.size.expected, rel=0.05)
+
+
+def test_only_what_torch_computes_takes_more_than_the_plan_of_emitted_code():
+    _, programs, _ = made()
+    use = Emitted().memory(programs[0])
+    torchs = {node for step, node in enumerate(use.nodes) if step not in use.bare}
+    assert torchs
+    assert all("convolution" in str(node.target) for node in torchs)
+    assert {piece.node for piece in use.pieces if piece.inner} <= torchs
 
 
 def exactly(size, name="step"):

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from abele.kernels import scratch
 from abele.kernels.convolution import convolution_of
 from abele.kernels.ways import Way, uses_winograd, way_of
 from abele.targets.cpu.op_by_op.convolutions import own_convolution
@@ -76,3 +77,14 @@ def test_other_operators_are_no_convolutions():
     other = graph.call_function(aten.relu.default, (graph.placeholder("x"),))
     assert convolution_of(other) is None
     assert not uses_winograd(other)
+
+
+def test_winograds_way_keeps_its_weights_and_sums():
+    """Sixteen numbers for each kernel of 3x3, and as many for the sums of their gradients."""
+    forward, back = (
+        convolution_of(node((4, 512, 4, 4), 512, 1, backward=each)) for each in (False, True)
+    )
+    weights = 16 * 512 * 512 * 4
+    assert weights < scratch.bytes_of(forward) < 1.1 * weights
+    assert 2 * weights < scratch.bytes_of(back) < 2.2 * weights
+    assert scratch.bytes_of(convolution_of(node((1, 8, 64, 64), 8, 1, backward=True))) == 0

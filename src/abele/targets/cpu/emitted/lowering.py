@@ -7,6 +7,7 @@ import functools
 
 import torch
 
+from abele import arena
 from abele.passes.of_lowerings.few_channel_convolutions import few_channel_convolutions
 from abele.passes.of_lowerings.lstm_steps import lstm_steps
 from abele.passes.of_lowerings.stacked_gradients import stacked_gradients
@@ -20,7 +21,7 @@ from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
 from abele.targets.cpu.emitted.clocked import kernel_of, with_clocks
 from abele.targets.cpu.emitted.groups import Unit, grouped
 from abele.targets.cpu.emitted.memory import planned
-from abele.targets.cpu.emitted.operations import Translation
+from abele.targets.cpu.emitted.operations import Foreign, Translation
 from abele.targets.cpu.emitted.order import lifetimes, ordered
 from abele.targets.cpu.emitted.places import Buffer, Kind
 from abele.targets.cpu.emitted.regions import with_regions
@@ -164,13 +165,17 @@ def memory_use(plan: Placed) -> MemoryUse:
                 size=buffer.bytes,
             )
             pieces[buffer.kind].append(piece)
-    return MemoryUse(
+    ours = [not isinstance(unit.operations[0], Foreign) for unit in plan.units]
+    nodes = tuple(unit.operations[0].part_of for unit in plan.units)
+    use = MemoryUse(
         basis="the plan of the emitted code",
-        nodes=tuple(unit.operations[0].part_of for unit in plan.units) or (None,),
+        nodes=nodes or (None,),
         pieces=(*pieces[Kind.FOREIGN], *pieces[Kind.OUTPUT]),
         reserved=plan.size,
         inside=tuple(pieces[Kind.ARENA]),
+        bare=frozenset(step for step, own in enumerate(ours) if own),
     )
+    return arena.with_inner(use, {node for node, own in zip(nodes, ours, strict=True) if own})
 
 
 def _kept(units: list[Unit], translation: Translation) -> set[Buffer]:

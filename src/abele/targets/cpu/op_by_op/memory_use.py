@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from abele import arena
+from abele.kernels import scratch
+from abele.kernels.convolution import convolution_of
 from abele.kernels.ways import way_of_node
 from abele.ops import adam, norm_activation
 from abele.ops.memory_layout import in_layout
@@ -29,9 +31,15 @@ def memory_use(program: Program) -> MemoryUse:
         basis="every result is kept until its last use, but for those written over an argument",
         nodes=tuple(graph.nodes),
         pieces=tuple(_pieces(liveness)),
+        scratch=max(map(_scratch, graph.nodes), default=0),
     )
     last = {node for node in graph.nodes if is_laid_channels_last(node)}
     return arena.with_inner(use, ours, last)
+
+
+def _scratch(node: _Node) -> int:
+    convolution = convolution_of(node)
+    return 0 if convolution is None else scratch.bytes_of(convolution)
 
 
 def _pieces(liveness: Liveness) -> Iterator[Piece]:

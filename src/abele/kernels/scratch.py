@@ -1,0 +1,52 @@
+"""Memory that our kernels take beside tensors, and keep for their next call; see ``calls.h``.
+
+The sizes are those of ``conv_winograd.cpp``; what other kernels take is little beside them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from abele.kernels.convolution import Convolution
+from abele.kernels.ways import Way, way_of
+
+_LANES, _POINTS, _FLOAT = 16, 16, 4
+_BLOCK = 112  # tiles that a thread takes through all steps at once
+_LEAST_CHUNK, _MOST_CHUNK, _CHUNK_FLOATS = 64, 256, 2**16
+_PARTS_FLOATS, _MOST_PARTS = 2**22, 16
+_LONG_ROW = 64
+
+
+def bytes_of(convolution: Convolution) -> int:
+    """Bytes that a convolution, or its backward, takes and touches; 0 if not Winograd's way."""
+    if way_of(convolution) is not Way.WINOGRAD:
+        return 0
+    outputs, inputs = convolution.weight.shape[:2]
+    threads, tiles = torch.get_num_threads(), _tiles(convolution)
+    rows = _pitch(inputs) + _pitch(outputs)
+    blocks = threads * _POINTS * (min(tiles, _BLOCK) * rows + 2 * _LANES)
+    if not convolution.backward:
+        return _FLOAT * (_POINTS * _padded(outputs) * inputs + blocks)
+    size = _POINTS * inputs * _padded(outputs)
+    chunk = max(_CHUNK_FLOATS, size) // (_POINTS * rows)
+    chunk = min(max(chunk, _LEAST_CHUNK), _MOST_CHUNK, tiles)
+    parts = min(max(_PARTS_FLOATS // size, 1), _MOST_PARTS, -(-tiles // chunk))
+    chunks = threads * _POINTS * (chunk * rows + 2 * _LANES)
+    packed = _POINTS * _padded(inputs) * outputs
+    return _FLOAT * (packed + blocks + parts * size + chunks)
+
+
+def _tiles(convolution: Convolution) -> int:
+    """Tiles of 2 x 2 of the result."""
+    count = convolution.image.shape[0]
+    for edge, padding in zip(convolution.image.shape[2:], convolution.padding, strict=True):
+        count *= -(-(edge + 2 * padding - 2) // 2)
+    return count
+
+
+def _padded(channels: int) -> int:
+    return -(-channels // _LANES) * _LANES
+
+
+def _pitch(channels: int) -> int:
+    return _padded(channels) + (0 if channels < _LONG_ROW else _LANES)
