@@ -5,7 +5,8 @@ python benchmarks/fit.py --models mlp gpt --ways interpreted
 python benchmarks/fit.py --cell mlp interpreted sgd      one, in this process
 
 Each cell is a process of its own, forked from one that has loaded torch; see ``fit_measure.py``.
-``--pieces FOLDER`` keeps a file for each, and what is there is not run again.
+``--pieces FOLDER`` keeps a file for each, and what is there is not run again; ``--estimate``
+estimates it anew, where nothing has changed but the estimate.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def main() -> int:
         options.ways or fit_measure.WAYS,
     )
     with tempfile.TemporaryDirectory() as folder:
-        cells = run(list(asked), options.pieces or Path(folder))
+        cells = run(list(asked), options.pieces or Path(folder), anew=options.estimate)
     result = {
         "environment": harness.environment(),
         "errors": fit_page.errors(cells),
@@ -70,43 +71,62 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--settings", nargs="+", choices=fit_measure.SETTINGS, metavar="SETTING")
     parser.add_argument("--ways", nargs="+", choices=fit_measure.WAYS, metavar="WAY")
     parser.add_argument("--pieces", type=Path, help="a folder in which cells are kept")
+    parser.add_argument("--estimate", action="store_true", help="cells in the folder anew")
     parser.add_argument("--record", action="store_true", help="keep the result under records/")
     parser.add_argument("--cell", nargs=3, metavar=("MODEL", "WAY", "SETTING"), help="this alone")
     return parser.parse_args()
 
 
-def run(asked: Sequence[Cell], folder: Path) -> list[dict[str, Any]]:
-    """The cells that are asked for, each measured unless its file is in the folder."""
+def run(asked: Sequence[Cell], folder: Path, *, anew: bool) -> list[dict[str, Any]]:
+    """The cells that are asked for, each measured unless its file is in the folder.
+
+    Args:
+        asked: setting, model and way of each.
+        folder: has a file for each cell that is done.
+        anew: estimates the cells that are there anew, and measures none.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     paths = {each: folder / f"{'--'.join(each)}.json".replace(" ", "-") for each in asked}
-    missing = [each for each, path in paths.items() if not path.exists()]
+    missing = [each for each, path in paths.items() if path.exists() == anew]
     began = time.monotonic()
     for number, asked_for in enumerate(missing, 1):
         setting, model, way = asked_for
-        facts, path = cell(model, way, setting), paths[asked_for]
+        path = paths[asked_for]
+        facts = _estimated_anew(path) if anew else cell(model, way, setting)
         part = path.with_suffix(".part")
         part.write_text(json.dumps(facts))
         part.rename(path)
         left = (time.monotonic() - began) / number * (len(missing) - number) / 60
-        done = len(paths) - len(missing) + number
         said = f"{way:11s} {setting:23s} {model:12s} {fit_page.line(facts)}"
-        print(f"{done} of {len(paths)}, {left:.0f} min left: {said}", file=sys.stderr, flush=True)
-    return [json.loads(path.read_text()) for path in paths.values()]
+        print(
+            f"{number} of {len(missing)}, {left:.0f} min left: {said}", file=sys.stderr, flush=True
+        )
+    return [json.loads(path.read_text()) for path in paths.values() if path.exists()]
+
+
+def _estimated_anew(path: Path) -> dict[str, Any]:
+    """A cell with the estimates of the code that is here now; what was measured stays."""
+    facts = json.loads(path.read_text())
+    if "measured" not in facts:
+        return facts
+    cell_of = (facts["model"], facts["way"], facts["setting"])
+    made = _in_process(fit_measure.estimated, *cell_of)
+    return {**facts, **{key: made[key] for key in ("estimate", "seconds", "fit_s")}}
 
 
 def cell(model: str, way: str, setting: str) -> dict[str, Any]:
     """One cell; again without the limit if the kernel refused memory, so that there is a number."""
-    facts = _in_process(model, way, setting, limited=True)
+    facts = _in_process(fit_measure.measured, model, way, setting, True)
     if "refused" in facts:
-        again = _in_process(model, way, setting, limited=False)
+        again = _in_process(fit_measure.measured, model, way, setting, False)
         facts = again if "refused" in again else {**again, **facts, "limited": True}
     return {"model": model, "way": way, "setting": setting, **facts}
 
 
-def _in_process(model: str, way: str, setting: str, *, limited: bool) -> dict[str, Any]:
+def _in_process(ask: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
     fork = multiprocessing.get_context("fork")
     here, there = fork.Pipe(duplex=False)
-    child = fork.Process(target=_child, args=(there, model, way, setting, limited))
+    child = fork.Process(target=_child, args=(there, ask, arguments))
     child.start()
     there.close()
     try:
@@ -118,9 +138,11 @@ def _in_process(model: str, way: str, setting: str, *, limited: bool) -> dict[st
         child.join()
 
 
-def _child(pipe: Connection, model: str, way: str, setting: str, limited: bool) -> None:
+def _child(
+    pipe: Connection, ask: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]
+) -> None:
     try:
-        facts = fit_measure.measured(model, way, setting, limited=limited)
+        facts = ask(*arguments)
     except Exception as error:  # noqa: BLE001 - whatever torch makes of memory that it does not get
         facts = {"refused": f"{type(error).__name__}: {error}"[:300]}
     pipe.send(facts)

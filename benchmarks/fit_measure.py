@@ -187,7 +187,7 @@ def target_of(way: str) -> Target:
     return target
 
 
-def measured(name: str, way: str, setting: str, *, limited: bool) -> dict[str, Any]:
+def measured(name: str, way: str, setting: str, limited: bool) -> dict[str, Any]:
     """The estimate and the measurement of one model.
 
     Args:
@@ -196,13 +196,7 @@ def measured(name: str, way: str, setting: str, *, limited: bool) -> dict[str, A
         setting: of ``SETTINGS``.
         limited: the kernel refuses what is above the estimate.
     """
-    target = target_of(way)
-    setattr(build, "choose_target", lambda: (target, True))  # noqa: B010 - a front-end asks it
-    torch.manual_seed(0)
-    model, inputs = _wrapped(name, setting)
-    started = time.process_time()
-    answer = model.fit(*inputs, limit="1TiB").answer
-    fit_s = time.process_time() - started
+    model, inputs, answer, facts = _asked(name, way, setting)
     if limited and way != "compiled":  # the compiler is a process that would be limited too
         _limit(round(answer.size.high))
     model.compile(*inputs)
@@ -220,15 +214,36 @@ def measured(name: str, way: str, setting: str, *, limited: bool) -> dict[str, A
         "way": way,
         "setting": setting,
         "measured": peak - share,
-        "estimate": _steady(answer.estimate),
         "share": share,
         "at places, in gaps, elsewhere": counts,
         "limited": limited,
         "limit": round(answer.size.high) if limited else None,
         "step_s": min(times),
-        "seconds": answer.estimate.data()["seconds"],
-        "fit_s": round(fit_s, 2),
+        **facts,
     }
+
+
+def estimated(name: str, way: str, setting: str) -> dict[str, Any]:
+    """The estimate of one model alone; arguments as of ``measured``."""
+    return _asked(name, way, setting)[-1]
+
+
+def _asked(
+    name: str, way: str, setting: str
+) -> tuple[Any, Sequence[torch.Tensor], fit.Answer, dict[str, Any]]:
+    """A wrapped model, the arguments of a call, the answer, and what is kept of it."""
+    target = target_of(way)
+    setattr(build, "choose_target", lambda: (target, True))  # noqa: B010 - a front-end asks it
+    torch.manual_seed(0)
+    model, inputs = _wrapped(name, setting)
+    started = time.process_time()
+    answer = model.fit(*inputs, limit="1TiB").answer
+    facts = {
+        "estimate": _steady(answer.estimate),
+        "seconds": answer.estimate.data()["seconds"],
+        "fit_s": round(time.process_time() - started, 2),
+    }
+    return model, inputs, answer, facts
 
 
 def _wrapped(name: str, setting: str) -> tuple[Any, Sequence[torch.Tensor]]:

@@ -14,6 +14,7 @@ import torch
 
 from abele.machine_limits import MachineLimits
 from abele.report.operators import moved_bytes, operations
+from abele.targets.clocked import LOOP
 from abele.targets.kernel_choice import NOBODY, Kernel
 
 aten = torch.ops.aten
@@ -95,7 +96,9 @@ def of_kernel(
         moving = moved / rates.streamed_per_s(max(memory, moved))
     else:  # results are read soon after
         moving = moved / rates.bytes_per_s(moved)
-    computing = sum(_computing(node, limits, kernel.what) for node in kernel.nodes)
+    # A loop beside a product adds a bias or copies an operand; another kernel multiplies.
+    products = () if kernel.what == LOOP else kernel.nodes
+    computing = sum(_computing(node, limits, kernel.what) for node in products)
     elements = sum(_elements(node, by_library) for node in kernel.nodes)
     if kernel.nodes[0].target in _CONVOLUTIONS:  # reorders, which come before and after
         return seconds + computing + moving

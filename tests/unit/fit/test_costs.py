@@ -105,6 +105,12 @@ def test_the_library_fills_channels_and_our_kernels_do_not():
     assert seconds(whole, "winograd_convolution") < seconds(whole, ours)
 
 
+def test_a_loop_beside_a_product_does_not_multiply():
+    product = node(aten.addmm.default, image(4), image(8, 16), image(16, 4))
+    assert seconds(product, "multiply", called=False) > 1
+    assert seconds(product, "loop", called=False) < 1e-9
+
+
 def test_groups_compute_no_more_than_their_channels():
     assert operations(convolution(32, 32, groups=32)) * 32 == operations(convolution(32, 32))
     for mask in ([True, True, False], [False, True, False]):
