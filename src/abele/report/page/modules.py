@@ -101,7 +101,8 @@ def modules(run: record.Run) -> Html | None:
     of_time = "the time in kernels, and of " if root.seconds else ""
     drawn = _drawn(passages, "", root, root, inputs)
     graphs = (
-        "The graph shows how values of forward pass between them, and leads to each. "
+        "The graph shows how values of forward pass between them, and leads to each; one that is "
+        "called several times is there as often, each time with all that it costs. "
         if drawn is not None
         else ""
     )

@@ -94,7 +94,7 @@ svg.graph path:hover { stroke: var(--c6); stroke-width: 3; }
 .bar.move { background: var(--move); }
 td:has(> .bar) { width: 7rem; min-width: 6rem; }
 td:has(> .bar.placed) { width: 24rem; min-width: 7rem; }
-.axis span:last-child { white-space: nowrap; } .at { white-space: nowrap; }
+.axis span:last-child { white-space: nowrap; }
 details { margin: .3rem 0; }
 summary { cursor: pointer; overflow-wrap: anywhere; }
 details details { margin-left: 1.1rem; }
@@ -105,5 +105,6 @@ ol.insights { padding-left: 1.3rem; max-width: 52rem; } ol.insights li { margin:
 .better { color: var(--good); } .worse { color: var(--bad); }
 @media print { main { max-width: none; } section { break-inside: avoid; }
   .hover { display: none; } }
-@media (max-width: 40rem) { main { padding: 1rem .8rem 3rem; } h1 { font-size: 1.4rem; } }
+@media (max-width: 40rem) { main { padding: 1rem .8rem 3rem; } h1 { font-size: 1.4rem; }
+  .at { white-space: nowrap; } }
 """
