@@ -1,7 +1,7 @@
 """Pages in a real browser: light and dark, narrow and wide.
 
-Needs Chromium: any of ``BROWSERS`` on the PATH, or ``ABELE_BROWSER``, the path of one. (Debian:
-apt-get install chromium-headless-shell.)
+Needs Chromium: any of ``BROWSERS`` on the PATH, or ``ABELE_BROWSER``, the path of one.
+``scripts/test --thorough`` installs Debian's where it can.
 """
 
 import dataclasses
@@ -30,7 +30,10 @@ def browser():
     named = os.environ.get("ABELE_BROWSER")
     path = named or next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
-        pytest.skip(f"none of {', '.join(BROWSERS)} is on the PATH, and ABELE_BROWSER is not set")
+        pytest.skip(
+            f"none of {', '.join(BROWSERS)} is on the PATH, and ABELE_BROWSER is not set; "
+            "scripts/test --thorough installs one"
+        )
     return path
 
 
