@@ -14,7 +14,7 @@ sys.path[:0] = [str(ROOT / "src")]
 from abele.port import files  # noqa: E402 - after the path
 from abele.port.command import summary  # noqa: E402
 from abele.port.engine import port  # noqa: E402
-from abele.port.rules import CODES  # noqa: E402
+from abele.port.rules import BY_TARGET  # noqa: E402
 
 SCRIPT, PAGE = "examples/pytorch_gpu.py", "docs/port.md"
 
@@ -32,6 +32,8 @@ abele port train.py -o ported                           # the port, its diff, it
 abele port train.py -o ported --check 20 -- --epochs 1  # and 20 updates of both compared, bit for bit
 abele port train.py -o ported --ladder --limit mk2      # or step by step: it runs, trains the same, fits
 python ported/train.py --epochs 1
+abele port ported/train.py -o back --to torch           # the way back: plain PyTorch
+abele port train.py -o rdu --to samba --check 20        # a SambaFlow program
 ```
 
 A script brings the files of its folder that it imports; a folder is ported with all its files. Nothing is ever written over the program.
@@ -79,9 +81,36 @@ Every line that is changed, and every line that is suspicious and is not, has a 
 nothing is left to do, 1 where `--check` finds a difference, a step of `--ladder` fails or a file cannot be read, 2 where `--check` cannot
 compare, 3 for manual lines, 4 for blocked ones.
 
-| code | stands for |
-|---|---|
 """
+_BACK = """
+## The way back
+
+`--to torch` makes a plain PyTorch program of a PopTorch one, ours or another. A wrapper becomes the model itself, and each call of a training model
+what it did: `zero_grad`, the call, `backward`, `step`. In the middle of an expression, or where options give a call several batches (device
+iterations, gradient accumulation, replicas), that is a function of the file; loaders then give batches of as many rows. Which result is the
+loss is read from `forward`: what `poptorch.identity_loss` marks, or what a loss of torch returns. Limits of gradients become
+`clip_grad_norm_`, inference runs under `torch.no_grad()`, and where a program kept the mode that it was compiled in, `train()` or `eval()` is
+called before its loop. The result runs on the host; `.to(device)` is not written.
+
+Blocked, by line: operators that torch does not have (`ctc_beam_search_decoder`, `custom_op`, `for_loop`, ...), options that change what is
+computed, LAMB, tensors that are returned from inside of a program, several instances (popdist), and whatever name of PopTorch is left.
+
+"""
+_SAMBA = """
+## To SambaFlow
+
+`--to samba` makes a SambaFlow program of a plain PyTorch one. The model with its loss is one module, whose parameters `samba.from_torch_model_`
+names. The first batch compiles the program (`samba.session.compile`) and loads it (`trace_graph`), so that the script keeps its arguments; each
+batch gets names by `samba.from_torch_tensor` and is one `samba.session.run` with sections `fwd`, `bckwd` and `opt`. A learning rate that
+changes goes along with each run. `samba.session.to_cpu` fetches the weights where the host may use them next: after the loop, or after each run if
+the loop evaluates the model. Evaluation stays on the host. Programs with commands `compile` and `run` are in
+[`samba_logreg.py`](../examples/samba_logreg.py) and [`samba_cnn.py`](../examples/samba_cnn.py).
+
+Blocked, by line: several processes, several training steps, accumulated gradients, updates that are written by hand, batches that are
+dictionaries, and what is blocked for PopTorch. Codes that are in the table above mean the same here.
+
+"""
+_TABLE = "| code | stands for |\n|---|---|\n"
 _TAIL = """
 ## The ladder
 
@@ -109,10 +138,21 @@ recomputation, half precision and stages of a pipeline among them).
 def page() -> str:
     """Return the text of the page."""
     result = port(files.read(ROOT / SCRIPT))
-    rows = "".join(f"| `{code}` | {text} |\n" for code, text in sorted(CODES.items()))
     diff = files.difference(result).rstrip("\n")
     lines = "\n".join(line.rstrip() for line in diff.splitlines())
-    return f"{_HEAD}{summary(result)}\n{_CHECKED}{lines}\n{_RULES}{rows}{_TAIL}"
+    there, back, samba = (_table(target) for target in ("poptorch", "torch", "samba"))
+    known = set(there.splitlines())
+    more = "".join(row for row in samba.splitlines(keepends=True) if row.strip() not in known)
+    return (
+        f"{_HEAD}{summary(result)}\n{_CHECKED}{lines}\n{_RULES}{_TABLE}{there}"
+        f"{_BACK}{_TABLE}{back}{_SAMBA}{_TABLE}{more}{_TAIL}"
+    )
+
+
+def _table(target: str) -> str:
+    """A row for each code of the rules for a target."""
+    codes = {code: text for rule in BY_TARGET[target] for code, text in rule.codes.items()}
+    return "".join(f"| `{code}` | {text} |\n" for code, text in sorted(codes.items()))
 
 
 def main(argv=None) -> int:
