@@ -120,6 +120,37 @@ recomputation, half precision and stages of a pipeline among them).
 
 `--to popdist` also has the program run in several instances, which poprun starts: see [distributed.md](distributed.md).
 
+## Programs with a switch of compute modes
+
+Many trainers run on several kinds of machines: an enumeration such as `ComputeMode` has `CPU` and `GPU`, and conditions ask for it. Such a
+program keeps all its ways and gets one more, `IPU`. It goes the way of `CPU` wherever the program asks, and wherever a rule changes a line, that
+change is a branch beside the old one:
+
+```python
+            if self.args.run.compute_mode == ComputeMode.IPU:
+                logits, labels, loss = self.forward_pass(batch, program=self.training_model)
+            else:
+                logits, labels = self.forward_pass(batch)
+```
+
+`--check 20 -- run.compute_mode=CPU` runs the program so, and its port with `run.compute_mode=IPU`. What people edit by hand in such a trainer, and
+what is done here:
+
+| by hand | here | code |
+|---|---|---|
+| a member of the enumeration | the same, with a value that is free; where CPU is compared or listed, it goes with it | `ABP901`, `ABP905` |
+| `import poptorch`, `popdist` under `try` | the same, in each file that needs them | `ABP902` |
+| the model wrapped in `trainingModel`, else in `inferenceModel` | wrapped models are attributes beside the model, made when they are first needed: a later `model = model.to(device)` cannot lose them | `ABP301`, `ABP502` |
+| optimizers of `poptorch.optim` in the mode's branches | the same | `ABP401` |
+| the network's `forward` takes labels and loss | `forward` stays; a module around the model computes the loss and marks it with `identity_loss` | `ABP908` |
+| the trainer's forward pass gives them, and returns the loss | it takes a program to call in the place of the model; what it does before stays on the host | `ABP903` |
+| training step and validation step take the loss from it | the same; inference without a loss has a program of its own | `ABP303`, `ABP904` |
+| `popdist.init()` in the constructor | the same, with `--to popdist` | `ABP801` |
+| options of `popdist.poptorch`, a seed, the number of replicas in the log | the same | `ABP808` |
+| the instance in the model's file name | in the name of every file that is written, and of those that are read again; other modes keep their names | `ABP807` |
+| a method that logs in one instance | the same, and every line of the log goes through it | `ABP806` |
+| `version_base` of Hydra taken out | it stays, as Hydra 1.2 and later need it | `ABP910` |
+
 ## What it relies on
 
 - Models, optimizers, loaders, losses and schedulers are followed from where they are made: through assignments, arguments and results of
@@ -130,6 +161,8 @@ recomputation, half precision and stages of a pipeline among them).
 - An update written by hand, `p.data.add_(-lr * p.grad)`, becomes `poptorch.optim.SGD`, which rounds once where the original rounds twice:
   weights may differ in the last bit, and `--check` says so.
 - Comments right above a line that is removed go with it; all others, and the formatting, stay.
+- Of a switch, a member for CPU and conditions that compare with members are known (`==`, `is`, `in`, `match`, and keys of a dictionary); modes that
+  are plain strings are not.
 - `--check` runs the program. Side effects at its import, files it writes and data it downloads happen. [What is compared](port_check.md),
   and what differs without a mistake.
 """

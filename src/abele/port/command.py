@@ -13,6 +13,7 @@ from abele.port.check.command import checked
 from abele.port.engine import Port, port
 from abele.port.finding import Finding, Verdict
 from abele.port.ladder import climb
+from abele.port.modes.arguments import arguments_of_port
 
 #: Exit status for the worst verdict of a program.
 STATUS = {Verdict.MATCH: 0, Verdict.MODIFIED: 0, Verdict.MANUAL: 3, Verdict.BLOCKED: 4}
@@ -96,7 +97,7 @@ def command(parsed: argparse.Namespace) -> int:
     if not parsed.scan and not blocked:
         print(f"written: {parsed.output}; what changed and why: {parsed.output / files.PAGE}")
     if parsed.check and not blocked:
-        return _check(parsed) or STATUS[result.verdict]
+        return _check(parsed, result) or STATUS[result.verdict]
     if parsed.ladder:
         return _climb(parsed, result)
     return STATUS[result.verdict]
@@ -123,11 +124,16 @@ def _require_sense(parsed: argparse.Namespace) -> None:
         raise PortError(f"{runs} runs a script; {parsed.script} is a folder")
 
 
-def _check(parsed: argparse.Namespace) -> int:
+def _check(parsed: argparse.Namespace, result: Port) -> int:
     """Run the original and the port, and say where they differ; 0 if nowhere."""
     port_of = parsed.output / parsed.script.name
     back = parsed.to == "torch"
-    return checked(parsed.script, port_of, parsed.check, parsed.rest, back=back)
+    of_port = arguments_of_port(result.switch, parsed.rest)
+    if result.switch is not None:
+        print(f"the port runs in mode {result.switch.new}: {' '.join(of_port)}")
+    return checked(
+        parsed.script, port_of, parsed.check, parsed.rest, back=back, port_arguments=of_port
+    )
 
 
 def _climb(parsed: argparse.Namespace, result: Port) -> int:

@@ -10,6 +10,7 @@ from abele.port.analysis.steps import Step, StepError, training_steps
 from abele.port.analysis.things import Things
 from abele.port.edits import Edits
 from abele.port.finding import Finding, Verdict
+from abele.port.modes.switch import Switch
 from abele.port.project import Project
 from abele.port.routes import Routes, Wrapped
 from abele.port.source import Source
@@ -31,6 +32,9 @@ class Context:
         once: what was done and is not to be done again.
         functions: texts of functions that rules have added, by file and name.
         training: the training model that each optimizer has been given to.
+        replaced: statements in whose place a program is called.
+        numbered: names of files that have got the number of the instance, each as it was.
+        switch: of the modes that the program has; None where it has one way only.
     """
 
     def __init__(self, project: Project, popdist: bool = False):
@@ -42,6 +46,7 @@ class Context:
                 so anyway.
         """
         self.project = project
+        self.switch: Switch | None = None
         self.things = Things(project)
         read = list(training_steps(project, self.things))
         self.steps = [step for _, step in read if isinstance(step, Step)]
@@ -54,6 +59,8 @@ class Context:
         self.treated: set[cst.CSTNode] = set()
         self.once: set[object] = set()
         self.functions: dict[tuple[Source, str], str] = {}
+        self.replaced: set[cst.CSTNode] = set()
+        self.numbered: dict[cst.BaseExpression, str] = {}
         self.distributed = popdist or any(map(_has_processes, project.sources))
         self._names: dict[Source, dict[str, str]] = {}
 
@@ -95,6 +102,10 @@ class Context:
         while name in used:
             name, number = f"{wanted}{separator}{number}", number + 1
         return name
+
+    def test(self, source: Source, node: cst.CSTNode) -> str:
+        """The text of "this run is in the new mode" where a node is, in a program with modes."""
+        raise NotImplementedError(f"{source.name} has no modes")
 
     def options(self, source: Source) -> str:
         """The name of a file's options, which it has from now on."""

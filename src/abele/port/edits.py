@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import libcst as cst
 
+from abele.port.analysis.parts import only_times
 from abele.port.source import Source
 
 _Node = TypeVar("_Node", bound=cst.CSTNode)
@@ -38,6 +39,7 @@ class Edits:
         self._around: dict[cst.CSTNode, _Around] = {}
         self._imports: dict[str, None] = {}
         self._lines: dict[str, None] = {}
+        self._functions: dict[str, None] = {}
         self._definitions: list[_Statement] = []
 
     def change(self, node: cst.CSTNode, change: Change) -> None:
@@ -75,9 +77,17 @@ class Edits:
         """Have a definition in the module, after its imports and before it is needed."""
         self._definitions += parsed(text, blank=2)
 
+    def define_function(self, text: str) -> None:
+        """Have a definition in the module before all others, once."""
+        self._functions[text] = None
+
     def define_once(self, line: str) -> None:
         """Have a definition of one line, after the imports, once."""
         self._lines[line] = None
+
+    def always(self, node: cst.CSTNode, change: Change) -> None:
+        """Change a node in all modes that a program may have."""
+        self.change(node, change)
 
     def applied(self, node: _Node) -> _Node:
         """A piece of the file, such as an expression that moves, with its changes made."""
@@ -86,8 +96,13 @@ class Edits:
     def text(self) -> str:
         """The file with all changes made."""
         module = self.applied(self._source.module)
+        return with_header(module, self._imports, self._defined()).code
+
+    def _defined(self) -> list[_Statement]:
+        """What the module has after its imports."""
         lines = parsed("\n".join(self._lines), blank=1)
-        return with_header(module, self._imports, [*lines, *self._definitions]).code
+        functions = [each for text in self._functions for each in parsed(text, blank=2)]
+        return [*lines, *functions, *self._definitions]
 
 
 def _without_identity(node: Any) -> Any:
@@ -157,6 +172,11 @@ def parsed(text: str, blank: int = 0) -> list[_Statement]:
     return statements
 
 
+def changed(node: _Node, changes: dict[cst.CSTNode, list[Change]]) -> _Node:
+    """A piece of a file with some changes made, and nothing added."""
+    return cast("_Node", node.visit(_Transformer(changes, {})))
+
+
 class _Transformer(cst.CSTTransformer):
     """Makes changes, inner ones first."""
 
@@ -172,7 +192,7 @@ class _Transformer(cst.CSTTransformer):
             node = change(node)
         around = self._around.get(original_node)
         if around is None:
-            return _filled(node)
+            return _without_times(original_node, _filled(node))
         middle = [] if isinstance(node, cst.RemovalSentinel) else _listed(node)
         statements: list[Any] = [*around.before, *middle, *around.after]
         return cst.FlattenSentinel(statements)
@@ -190,6 +210,16 @@ def _filled(node: Any) -> Any:
     return node
 
 
+def _without_times(original: Any, node: Any) -> Any:
+    """There is no time to be taken of statements that are gone."""
+    if not isinstance(node, cst.With) or not only_times(node):
+        return node
+    (nothing,) = parsed("pass")
+    is_empty = len(node.body.body) == 1 and nothing.deep_equals(node.body.body[0])
+    was_empty = len(original.body.body) == 1 and nothing.deep_equals(original.body.body[0])
+    return cst.RemoveFromParent() if is_empty and not was_empty else node
+
+
 def with_header(
     module: cst.Module, imports: dict[str, None], definitions: Sequence[_Statement]
 ) -> cst.Module:
@@ -197,8 +227,13 @@ def with_header(
     body: list[Any] = list(module.body)
     end = _last_import(body) + 1
     present = {module.code_for_node(each).strip() for each in body[:end]}
-    new: list[Any] = [each for line in imports if line not in present for each in parsed(line)]
+    missing = [line for line in imports if line not in present]
+    new: list[Any] = [each for line in missing if line not in _STANDARD for each in parsed(line)]
     top, rest = body[:end], body[end:]
+    for line in missing:
+        if line in _STANDARD:
+            _insert(top, line)
+    end = len(top)
     first = next((index for index, each in enumerate(top) if _imports_torch(each)), end)
     if new and first < end:
         new[0] = new[0].with_changes(leading_lines=top[first].leading_lines)
@@ -208,10 +243,45 @@ def with_header(
     return module.with_changes(body=[*top[:first], *new, *top[first:], *definitions, *rest])
 
 
+#: Imports of the standard library that ports need.
+_STANDARD = ("import functools", "import logging")
+
+
+def _insert(top: list[Any], line: str) -> None:
+    """Put an import of the standard library among those of a file, in the order of the alphabet."""
+    (new,) = parsed(line)
+    imports = [
+        index
+        for index, each in enumerate(top)
+        if isinstance(each, cst.SimpleStatementLine) and isinstance(each.body[0], cst.Import)
+    ]
+    names = {index: _text(top[index]) for index in imports}
+    block = _first_block(top, imports)
+    later = [index for index in block if names[index] > line]
+    place = later[0] if later else block[-1] + 1 if block else len(top)
+    if later and later[0] == block[0]:
+        new = new.with_changes(leading_lines=top[place].leading_lines)
+        top[place] = top[place].with_changes(leading_lines=[])
+    top.insert(place, new)
+
+
+def _first_block(top: Sequence[Any], imports: Sequence[int]) -> list[int]:
+    """Those of some imports that follow the first one without an empty line."""
+    block: list[int] = []
+    for index in imports:
+        if block and (index != block[-1] + 1 or top[index].leading_lines):
+            break
+        block.append(index)
+    return block
+
+
+def _text(statement: Any) -> str:
+    return cst.Module([statement.with_changes(leading_lines=[])]).code.strip()
+
+
 def _imports_torch(statement: Any) -> bool:
     """Whether a statement imports torch or a part of it, before which new imports go."""
-    text = cst.Module([statement.with_changes(leading_lines=[])]).code
-    return text.startswith(("import torch", "from torch"))
+    return _text(statement).startswith(("import torch", "from torch"))
 
 
 def _spaced(statement: Any) -> Any:

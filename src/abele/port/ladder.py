@@ -21,6 +21,7 @@ from abele.port.check.process import Script
 from abele.port.check.told import Told
 from abele.port.engine import Port
 from abele.port.finding import Verdict
+from abele.port.modes.arguments import arguments_of_port
 
 _STEPS = 5
 _TIMEOUT_S = 600.0
@@ -65,11 +66,15 @@ def climb(
         limit: a memory, as ``abele fit`` takes it.
         python: the command that runs Python.
     """
+
+    def of_port() -> list[str]:
+        return arguments_of_port(result.switch, arguments)
+
     steps = (
         lambda: _runs(original, arguments, python),
         lambda: _is_ported(result),
-        lambda: _trains(original, port, arguments, python),
-        lambda: _fits(port, arguments, limit, python),
+        lambda: _trains(original, port, (arguments, of_port()), python),
+        lambda: _fits(port, of_port(), limit, python),
     )
     for step in steps:
         rung = step()
@@ -112,10 +117,20 @@ def _is_ported(result: Port) -> Rung:
     return Rung(title, True, looked + evaluates)
 
 
-def _trains(original: Path, port: Path, arguments: Sequence[str], python: str) -> Rung:
+def _trains(
+    original: Path, port: Path, arguments: tuple[Sequence[str], Sequence[str]], python: str
+) -> Rung:
     title = "the training model computes the same"
     try:
-        comparison = check(original, port, _STEPS, arguments, timeout_s=_TIMEOUT_S, python=python)
+        comparison = check(
+            original,
+            port,
+            _STEPS,
+            arguments[0],
+            port_arguments=arguments[1],
+            timeout_s=_TIMEOUT_S,
+            python=python,
+        )
     except CheckError as error:
         return Rung(title, False, str(error))
     if comparison.status:

@@ -104,20 +104,32 @@ class Routes:
         name = self._context.name(source, wrapped.name.rpartition(".")[2])
         self._passed[key] = name
         self._say(source, function, f"{name} is one more argument: it is made where its parts are")
-        self._context.edits(source).change(function.params, lambda node: _with(node, name))
+        optional = self._context.switch is not None  # other modes have no such model
+        self._context.edits(source).always(
+            function.params, lambda node: with_parameter(node, name, optional=optional)
+        )
         for call, caller in calls.items():
             given = self.name(wrapped, caller, call)
             self._say(caller, call, f"{function.name.value}() is given {given}")
-            self._context.edits(caller).change(call, lambda node, g=given: _given(node, name, g))
+            change = self._context.edits(caller).change
+            change(call, lambda node, g=given: with_argument(node, name, g))
         return name
 
     def _say(self, source: Source, node: cst.CSTNode, reason: str) -> None:
         self._context.say(source, node, "ABP304", Verdict.MODIFIED, reason)
 
 
-def _with(params: cst.Parameters, name: str) -> cst.Parameters:
-    """Parameters with one more."""
+def with_parameter(params: cst.Parameters, name: str, *, optional: bool = False) -> cst.Parameters:
+    """Parameters with one more.
+
+    Args:
+        params: the others.
+        name: of the new one.
+        optional: whether it is None where it is not given.
+    """
     new = cst.Param(cst.Name(name))
+    if optional:
+        new = new.with_changes(default=cst.Name("None"), equal=cst.AssignEqual(*_TIGHT))
     if params.star_arg is not cst.MaybeSentinel.DEFAULT or params.kwonly_params:
         return params.with_changes(kwonly_params=[*params.kwonly_params, new])
     if any(each.default is not None for each in params.params):
@@ -125,7 +137,7 @@ def _with(params: cst.Parameters, name: str) -> cst.Parameters:
     return params.with_changes(params=[*params.params, new])
 
 
-def _given(call: cst.Call, name: str, value: str) -> cst.Call:
+def with_argument(call: cst.Call, name: str, value: str) -> cst.Call:
     """A call with one more argument, by name."""
     new = cst.Arg(
         cst.parse_expression(value), keyword=cst.Name(name), equal=cst.AssignEqual(*_TIGHT)

@@ -55,12 +55,13 @@ def block_of(source: Source, statement: Statement) -> Sequence[Statement]:
             break
         parent = source.parent(outer)
     assert isinstance(parent, cst.IndentedBlock | cst.Module)
-    return list(_statements(source, parent))
+    return list(statements_in(source, parent))
 
 
-def _statements(
+def statements_in(
     source: Source, block: cst.BaseSuite | cst.Module | cst.CSTNode
 ) -> Iterator[Statement]:
+    """The statements of a block, with those under what goes away or only takes times."""
     assert isinstance(block, cst.IndentedBlock | cst.Module)
     for each in block.body:
         if (
@@ -68,15 +69,21 @@ def _statements(
             and _is_transparent(source, each)
             and isinstance(each.body, cst.IndentedBlock)
         ):
-            yield from _statements(source, each.body)
+            yield from statements_in(source, each.body)
         elif isinstance(each, cst.SimpleStatementLine | cst.BaseCompoundStatement):
             yield each
 
 
 def _is_transparent(source: Source, statement: cst.With) -> bool:
     """Whether what is under a ``with`` statement computes what it computes without it."""
-    return is_autocast(source, statement) or all(
-        isinstance(each.item, cst.Call) and bool(_TIMES.search(source.code(each.item.func)))
+    return is_autocast(source, statement) or only_times(statement)
+
+
+def only_times(statement: cst.With) -> bool:
+    """Whether a ``with`` statement does nothing but take the time of what is under it."""
+    code = cst.Module([]).code_for_node
+    return all(
+        isinstance(each.item, cst.Call) and bool(_TIMES.search(code(each.item.func)))
         for each in statement.items
     )
 

@@ -20,6 +20,7 @@ def checked(
     steps: int,
     arguments: Sequence[str],
     *,
+    port_arguments: Sequence[str] | None = None,
     timeout_s: float = 600.0,
     python: str = sys.executable,
     back: bool = False,
@@ -31,6 +32,7 @@ def checked(
         port: likewise.
         steps: likewise.
         arguments: likewise.
+        port_arguments: likewise.
         timeout_s: likewise.
         python: likewise.
         back: likewise.
@@ -49,6 +51,7 @@ def checked(
                 port,
                 steps,
                 arguments,
+                port_arguments=port_arguments,
                 timeout_s=timeout_s,
                 progress=move,
                 python=python,

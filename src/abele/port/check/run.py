@@ -27,6 +27,7 @@ def check(
     steps: int = 20,
     arguments: Sequence[str] = (),
     *,
+    port_arguments: Sequence[str] | None = None,
     seed: int = 0,
     timeout_s: float = 600.0,
     progress: Progress = lambda step: None,
@@ -45,6 +46,7 @@ def check(
         port: the same through a front-end.
         steps: how many updates are compared; both scripts are stopped then.
         arguments: of both scripts.
+        port_arguments: of the port, where it has others, such as another compute mode.
         seed: of Python's, numpy's and torch's random numbers; seeds in the scripts win.
         timeout_s: how long all may take, in seconds.
         progress: told of each step that was compared.
@@ -59,8 +61,9 @@ def check(
     deadline = time.monotonic() + timeout_s
 
     def started(path: Path, *, is_port: bool) -> Told:
+        given = port_arguments if is_port and port_arguments is not None else arguments
         script = Script(
-            path, arguments, port=is_port, steps=steps, seed=seed, deadline=deadline, python=python,
+            path, given, port=is_port, steps=steps, seed=seed, deadline=deadline, python=python,
             name="port" if is_port != back else "original",
         )  # fmt: skip
         return Told(stack.enter_context(closing(script)))

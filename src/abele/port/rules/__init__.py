@@ -16,6 +16,7 @@ from abele.port.rules import (
     distributed,
     evaluation,
     loaders,
+    modes,
     optimizers,
     plain,
     rates,
@@ -38,6 +39,7 @@ RULES: Sequence[Rule] = (
     Rule("Schedulers", schedulers.CODES, schedulers.apply),
     Rule("Learning rates", rates.CODES, rates.apply),
     Rule("Checkpoints", checkpoints.CODES, checkpoints.apply),
+    Rule("Compute modes", modes.CODES, modes.apply),
 )
 
 #: The rules by what a program is ported to.

@@ -12,6 +12,7 @@ from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import block_of, calls_of, statement_of
 from abele.port.context import Context
 from abele.port.finding import Verdict
+from abele.port.modes import lazily
 from abele.port.routes import NoRouteError
 from abele.port.source import Source
 
@@ -66,7 +67,7 @@ def _loaded(context: Context, source: Source, call: cst.Call) -> None:
     only = argument(call, "weights_only")
     if only is not None and m.matches(only, m.Name("False")):
         context.say(source, call, "ABP703", Verdict.MANUAL, _WHOLE)
-    if only is not None:
+    if only is not None or context.switch is not None:
         return
     tight = cst.SimpleWhitespace("")
     safe = cst.Arg(
@@ -112,9 +113,10 @@ def _to_device(context: Context, source: Source, call: cst.Call, thing: Thing) -
             reason = f"call copyWeightsToDevice() of the training model after it; {error}"
             context.say(source, call, "ABP706", Verdict.MANUAL, reason)
             continue
-        context.edits(source).after(
-            statement, f"if {name}.isCompiled():\n    {name}.copyWeightsToDevice()"
-        )
+        there = f"{name}.isCompiled()"
+        if lazily.makes_lazily(context, name):
+            there = f'"{name.removeprefix("self.")}" in vars(self) and {there}'
+        context.edits(source).after(statement, f"if {there}:\n    {name}.copyWeightsToDevice()")
         reason = "weights that are loaded are sent to the device, if there is a program on it"
         context.say(source, call, "ABP706", Verdict.MODIFIED, reason)
 

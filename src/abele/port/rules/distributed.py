@@ -13,6 +13,9 @@ from abele.port.analysis.kinds import Kind
 from abele.port.analysis.parts import is_call, statement_of
 from abele.port.context import Context
 from abele.port.finding import Verdict
+from abele.port.modes import instances
+from abele.port.rules.file_names import follow_loaded, number_saved
+from abele.port.rules.logs import is_log
 from abele.port.source import Source
 
 CODES = {
@@ -22,7 +25,12 @@ CODES = {
     "ABP804": "poptorch.DataLoader gives each instance its share; a sampler is left out.",
     "ABP805": "poprun starts the processes that the program started by itself.",
     "ABP806": "One instance writes the log.",
-    "ABP807": "A file that every instance writes has the instance in its name.",
+    "ABP807": (
+        "A file that every instance writes has the instance in its name, and is read by that name."
+    ),
+    "ABP808": (
+        "The options are those of the instance: its replicas, and a seed that all instances share."
+    ),
 }
 
 _INIT = "torch.distributed.init_process_group"
@@ -55,7 +63,6 @@ _UNNEEDED = frozenset(
         "torch.distributed.barrier",
     )
 )
-_ALONE = frozenset(("print", "logging.info", "logging.warning"))
 
 
 def apply(context: Context) -> None:
@@ -74,7 +81,12 @@ def apply(context: Context) -> None:
                 _of_process(context, source, call, name)
         if context.distributed:
             _environment(context, source)
-            _log_and_save(context, source)
+            _log(context, source)
+    if context.distributed:
+        _files(context)
+        if context.switch is not None:
+            instances.connect(context)
+            instances.say_alike(context)
 
 
 def _first(call: cst.Call) -> cst.BaseExpression:
@@ -197,45 +209,64 @@ def _environment(context: Context, source: Source) -> None:
             context.say(source, node, "ABP802", Verdict.MODIFIED, reason)
 
 
-def _log_and_save(context: Context, source: Source) -> None:
-    """One instance prints; files of several instances have different names."""
+def _log(context: Context, source: Source) -> None:
+    """One instance writes the log."""
     for statement in _unguarded(source):
         call = cst.ensure_type(statement.body[0], cst.Expr).value
         assert isinstance(call, cst.Call)
-        name = source.imported(call.func) or source.code(call.func)
-        if name in _ALONE:
-            context.edits(source).need("import popdist")
-            context.edits(source).change(statement, _in_one_instance)
-            reason = "one instance prints, not each"
-            context.say(source, statement, "ABP806", Verdict.MODIFIED, reason)
-        elif name == "torch.save":
-            _own_file(context, source, call)
+        if not is_log(context, source, call):
+            continue
+        if context.switch is not None:
+            instances.log_once(context, source, statement)
+            continue
+        context.edits(source).need("import popdist")
+        context.edits(source).change(statement, _in_one_instance)
+        reason = "one instance prints, not each"
+        context.say(source, statement, "ABP806", Verdict.MODIFIED, reason)
 
 
-def _own_file(context: Context, source: Source, call: cst.Call) -> None:
-    path = argument(call, "f", 1)
-    reason = "each instance writes a file of its own: its number is in the name"
-    stem, dot, ending = "", "", ""
-    if isinstance(path, cst.SimpleString):
-        stem, dot, ending = str(path.evaluated_value).rpartition(".")
-    if path is None or not dot or "{" in stem:
-        context.say(source, call, "ABP807", Verdict.MANUAL, f"put into the name that {reason}")
-        return
-    context.edits(source).need("import popdist")
-    context.edits(source).replace(path, f'f"{stem}-{{popdist.getInstanceIndex()}}.{ending}"')
-    context.say(source, call, "ABP807", Verdict.MODIFIED, reason)
+def _files(context: Context) -> None:
+    """Files that several instances write have different names, and are read by these names."""
+    loaded: list[tuple[Source, cst.Call, cst.BaseExpression | None]] = []
+    for source in context.project.sources:
+        alone = {_only_call(each) for each in _unguarded(source)}
+        for node in m.findall(source.module, m.Call()):
+            call = cst.ensure_type(node, cst.Call)
+            name = source.imported(call.func) or source.code(call.func)
+            if name == "torch.save" and call in alone:
+                number_saved(context, source, call, argument(call, "f", 1))
+            elif name == "open" and _is_written(call) and not _is_guarded(source, call):
+                number_saved(context, source, call, argument(call, "file", 0))
+            elif name in ("torch.load", "open"):
+                path = argument(call, "f" if name == "torch.load" else "file", 0)
+                loaded.append((source, call, path))
+    for source, call, path in loaded:
+        follow_loaded(context, source, call, path)
+
+
+def _only_call(statement: cst.SimpleStatementLine) -> cst.BaseExpression:
+    return cst.ensure_type(statement.body[0], cst.Expr).value
+
+
+def _is_written(call: cst.Call) -> bool:
+    """Whether ``open`` opens a file for writing."""
+    mode = argument(call, "mode", 1)
+    return isinstance(mode, cst.SimpleString) and bool(set("wax") & set(str(mode.evaluated_value)))
 
 
 def _unguarded(source: Source) -> Iterator[cst.SimpleStatementLine]:
     """Statements of one call that every process executes: no condition names a process."""
     pattern = m.SimpleStatementLine(body=[m.Expr(m.Call())])
-    ranks = m.Name("rank") | m.Name("local_rank") | m.Name("gpu_id") | m.Name("getInstanceIndex")
     for node in m.findall(source.module, pattern):
-        conditions = [each.test for each in source.above(node) if isinstance(each, cst.If)]
-        if isinstance(node, cst.SimpleStatementLine) and not any(
-            m.findall(each, ranks | m.Name("get_rank")) for each in conditions
-        ):
+        if isinstance(node, cst.SimpleStatementLine) and not _is_guarded(source, node):
             yield node
+
+
+def _is_guarded(source: Source, node: cst.CSTNode) -> bool:
+    """Whether a condition around a node names a process."""
+    ranks = m.Name("rank") | m.Name("local_rank") | m.Name("gpu_id") | m.Name("getInstanceIndex")
+    conditions = [each.test for each in source.above(node) if isinstance(each, cst.If)]
+    return any(m.findall(each, ranks | m.Name("get_rank")) for each in conditions)
 
 
 def _in_one_instance(node: Any) -> Any:

@@ -53,6 +53,7 @@ def _calls(context: Context) -> Iterator[tuple[Source, cst.Call, Thing]]:
     inside: set[cst.CSTNode] = {
         each for step in context.steps for each in (*step.forward, step.backward, *step.helpers)
     }
+    inside |= context.replaced
     for source in context.project.sources:
         for call in m.findall(source.module, m.Call()):
             if not isinstance(call, cst.Call) or not isinstance(

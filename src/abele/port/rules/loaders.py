@@ -54,7 +54,7 @@ def _replace(context: Context, thing: Thing, call: cst.Call, training: bool) -> 
 
     def change(node: cst.Call) -> cst.Call:
         kept = [each for each in node.args if not _has_no_effect(each, training)]
-        first = cst.Arg(cst.Name(options), comma=_comma(node))
+        first = cst.Arg(cst.parse_expression(options), comma=_comma(node))
         return node.with_changes(args=[first, *kept])
 
     edits.change(call, change)

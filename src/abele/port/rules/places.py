@@ -13,9 +13,10 @@ from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.kinds import Thing
 from abele.port.analysis.parts import Statement, StepError, block_of
 from abele.port.analysis.steps import Step
-from abele.port.analysis.things import Home, NoHomeError
+from abele.port.analysis.things import Home, NoHomeError, models_updated
 from abele.port.context import Context
 from abele.port.edits import renamed
+from abele.port.project import Owner
 from abele.port.source import Source
 
 
@@ -101,7 +102,7 @@ def _of_variable(context: Context, at: Source, node: cst.BaseExpression, home: H
     assert variable is not None
     there = things.owner(home.source, home.statement)
     visible = (there, home.source.module, *home.source.above(home.statement))
-    if at is home.source and variable.owner in visible:
+    if at is home.source and (variable.owner in visible or _is_kin(context, home, variable.owner)):
         return code
     if hasattr(builtins, code):
         return code
@@ -112,7 +113,7 @@ def _of_variable(context: Context, at: Source, node: cst.BaseExpression, home: H
                 if names:
                     return names[0]
     for thing in things.of(at, node):
-        if _is_closed(context, thing):
+        if thing not in _updated(context, home) and _is_closed(context, thing):
             return at.code(thing.made)
     if isinstance(variable.owner, cst.FunctionDef):
         given = _from_caller(context, variable.owner, variable.name, there)
@@ -123,6 +124,20 @@ def _of_variable(context: Context, at: Source, node: cst.BaseExpression, home: H
         f"the program needs {code}, which is not known where the optimizer is made; "
         "make it there, or in the module",
     )
+
+
+def _updated(context: Context, home: Home) -> set[Thing]:
+    """The models that the optimizer updates: there is one of each."""
+    (assign,) = m.findall(home.statement, m.Assign()) or (None,)
+    call = assign.value if isinstance(assign, cst.Assign) else None
+    models = models_updated(call) if isinstance(call, cst.Call) else []
+    return {thing for each in models for thing in context.things.of(home.source, each)}
+
+
+def _is_kin(context: Context, home: Home, owner: Owner) -> bool:
+    """Whether an attribute's class is that of the optimizer, or one that it is derived from."""
+    cls = home.source.enclosing(home.statement, cst.ClassDef)
+    return cls is not None and owner in context.project.bases(cls)
 
 
 def _is_closed(context: Context, thing: Thing) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,9 +10,12 @@ import libcst as cst
 
 from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.steps import Statement, Step, StepError
+from abele.port.analysis.things import Home, NoHomeError
 from abele.port.context import Context
 from abele.port.edits import parsed
 from abele.port.finding import Verdict
+from abele.port.modes import lazily
+from abele.port.modes.through import call_program, split_of
 from abele.port.routes import NoRouteError, Wrapped
 from abele.port.rules import accumulation, hand_written, places
 from abele.port.rules.wrapper import Wrapper, wrapper_of
@@ -58,10 +62,13 @@ def _rewrite(context: Context, step: Step) -> None:
         raise StepError(step.backward, "its optimizer updates in another step, too")
     say_carried(context, step)
     step, divided = accumulation.undivided(step)
-    wrapper = wrapper_of(context, step)
+    split = split_of(context, step)
+    wrapper = wrapper_of(context, step) if split is None else split.whole
     model = _wrap(context, step, wrapper)
     name = context.routes.name(model, step.source, step.backward)
-    if step.gradients.every is None:
+    if split is not None:
+        call_program(context, split, name)
+    elif step.gradients.every is None:
         put_call(context, step, name)
     else:
         accumulation.call(context, step, name, divided)
@@ -69,7 +76,7 @@ def _rewrite(context: Context, step: Step) -> None:
         context.edits(step.source).remove(removed.statement)
         context.say(step.source, removed.statement, removed.code, Verdict.MODIFIED, removed.reason)
     for statement in (*step.zero, step.backward, step.update):
-        if statement is step.place:
+        if statement is step.place and split is None:
             continue
         context.edits(step.source).remove(statement)
         context.say(
@@ -107,17 +114,50 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
         places.value(context, step.source, part.value, home) for part in wrapper.parts
     )
     define_module(context, step, source, cls, wrapper)
-    context.edits(source).after(
-        places.after_all(context, step, home, reads(cst.parse_expression(f"[{given}, {rate}]"))),
-        f"{made}{name} = poptorch.trainingModel(\n"
-        f"    {cls}({given}), options={options}, optimizer={optimizer}\n)",
-    )
+    if lazily.makes_lazily(context, name):
+        arguments = (f"{cls}({given})", f"options={options}", f"optimizer={optimizer}")
+        lazily.define(
+            context,
+            source,
+            _class_of(source, home.statement),
+            name.removeprefix("self."),
+            "Model, loss and optimizer as one program",
+            "trainingModel",
+            arguments,
+            made.replace("\n", "\n    "),
+        )
+    else:
+        context.edits(source).after(
+            places.after_all(
+                context, step, home, reads(cst.parse_expression(f"[{given}, {rate}]"))
+            ),
+            f"{made}{name} = poptorch.trainingModel(\n"
+            f"    {cls}({given}), options={options}, optimizer={optimizer}\n)",
+        )
     model = Wrapped(name, source, kept.owner)
     hand_written.follow(context, step, model, optimizer)
     context.training |= dict.fromkeys(step.gradients.optimizers, model)
-    reason = f"{name} is made here: the model, its loss and this optimizer as one program"
-    context.say(source, home.statement, "ABP301", Verdict.MODIFIED, reason)
+    _say_made(context, step, home, name)
     return model
+
+
+def _say_made(context: Context, step: Step, home: Home, name: str) -> None:
+    what = "the model, its loss and this optimizer as one program"
+    reason = f"{name} is made here: {what}"
+    if lazily.makes_lazily(context, name):
+        reason = f"{name} is made when it is first needed: {what}"
+        for thing in step.models:
+            with contextlib.suppress(NoHomeError):
+                made = context.things.home(thing)
+                says = f"this is in {name} when it is first needed, whatever it is moved to before"
+                context.say(made.source, made.statement, "ABP301", Verdict.MODIFIED, says)
+    context.say(home.source, home.statement, "ABP301", Verdict.MODIFIED, reason)
+
+
+def _class_of(source: Source, node: cst.CSTNode) -> cst.ClassDef:
+    cls = source.enclosing(node, cst.ClassDef)
+    assert cls is not None
+    return cls
 
 
 def define_module(context: Context, step: Step, source: Source, cls: str, wrapper: Wrapper) -> None:
