@@ -233,8 +233,11 @@ def _stored(path: Path) -> MachineLimits | None:
 
 
 def _read(data: dict[str, Any]) -> Rates:
-    pairs = tuple((int(size), float(rate)) for size, rate in data["bandwidths"])
-    return Rates(**{**data, "bandwidths": pairs})
+    return Rates(
+        operations_per_s=data["operations_per_s"],
+        turned_per_s=data["turned_per_s"],
+        bandwidths=tuple((int(size), float(rate)) for size, rate in data["bandwidths"]),
+    )
 
 
 def _name_of(dtype: torch.dtype) -> str:

@@ -8,12 +8,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-from torch.utils.flop_counter import (
-    conv_flop_count,
-    flop_registry,
-    sdpa_backward_flop_count,
-    sdpa_flop_count,
-)
+from torch.utils import flop_counter
+from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from abele.containers import is_sequence
 from abele.ops import few_channel_conv
@@ -27,6 +23,8 @@ aten = torch.ops.aten
 
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 _ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_sdpa: Any = flop_counter.sdpa_flop_count
+_sdpa_backward: Any = flop_counter.sdpa_backward_flop_count
 # What our convolutions do without: dilation, transposition, output padding, groups.
 _REST = ([1, 1], False, [0, 0], 1)
 
@@ -131,9 +129,9 @@ def operations(node: torch.fx.Node) -> int:
         target = aten.convolution_backward.default
         arguments = (grad, x, weight, [0], stride, padding, *_REST, mask)
     elif target is _ATTENTION:  # those of GPUs are in the registry
-        return sdpa_flop_count(*(each.shape for each in arguments[:3]))
+        return _sdpa(*(each.shape for each in arguments[:3]))
     elif target is _ATTENTION_BACKWARD:
-        return sdpa_backward_flop_count(*(each.shape for each in arguments[:4]))
+        return _sdpa_backward(*(each.shape for each in arguments[:4]))
     elif target is aten.convolution_backward.default and arguments[9] > 1:
         # The registry's counts every channel with every other.
         grad, x, weight, transposed = (arguments[index] for index in (0, 1, 2, 7))
