@@ -292,10 +292,15 @@ def _spaced(statement: Any) -> Any:
     return statement.with_changes(leading_lines=[cst.EmptyLine(indent=False)] * 2 + lines)
 
 
+_BODIES = (cst.FunctionDef, cst.ClassDef, cst.For, cst.While)
+
+
 def _last_import(body: Sequence[Any]) -> int:
     """The index of the last import at the top; of the docstring, or -1, if there is none."""
     last = -1
     for index, statement in enumerate(body):
+        if isinstance(statement, _BODIES):
+            break  # imports that come later are those of later parts of a script
         small = statement.body if isinstance(statement, cst.SimpleStatementLine) else ()
         if any(isinstance(each, cst.Import | cst.ImportFrom) for each in small) or (
             isinstance(statement, cst.Try) and "import " in cst.Module([statement]).code

@@ -19,7 +19,7 @@ def training_step(model, optimizer, *batch, iterations=1, parts=1):
     """
     rows, left = divmod(len(batch[0]), iterations * parts)
     if left:
-        raise ValueError(f"{len(batch[0])} rows do not divide into {iterations * parts} batches")
+        raise ValueError(f"{iterations * parts} batches do not divide {len(batch[0])} rows")
     pieces = zip(*(each.split(rows) for each in batch), strict=True)
     kept = []
     for _ in range(iterations):
@@ -39,7 +39,7 @@ def training_step_2(model, optimizer, *batch, iterations=1, parts=1, replicas=1)
     """
     rows, left = divmod(len(batch[0]), iterations * parts)
     if left:
-        raise ValueError(f"{len(batch[0])} rows do not divide into {iterations * parts} batches")
+        raise ValueError(f"{iterations * parts} batches do not divide {len(batch[0])} rows")
     pieces = zip(*(each.split(rows) for each in batch), strict=True)
     kept = []
     for _ in range(iterations):

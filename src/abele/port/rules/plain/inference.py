@@ -12,8 +12,11 @@ from abele.port.analysis.parts import StepError, statement_of
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.rules.plain import modes
+from abele.port.rules.plain.gradients import is_without
+from abele.port.rules.plain.latest import latest
 from abele.port.rules.plain.settings import batches_of
 from abele.port.rules.plain.trainers import take_place
+from abele.port.rules.plain.updates import trained
 from abele.port.source import Source
 
 CODES = {
@@ -25,7 +28,6 @@ CODES = {
 }
 
 _REASON = "the model itself; it shares its weights with nobody else"
-_NO_GRAD = ("torch.no_grad", "torch.inference_mode")
 
 
 def apply(context: Context) -> None:
@@ -38,9 +40,9 @@ def apply(context: Context) -> None:
     for source in context.project.sources:
         for call in m.findall(source.module, m.Call()):
             assert isinstance(call, cst.Call)
-            things = context.things.of(source, call.func)
-            kinds = {each.kind for each in things}
-            if Kind.INFERENCE in kinds and Kind.TRAINING not in kinds:
+            things = latest(context, source, call.func, context.things.of(source, call.func))
+            is_inference = any(each.kind is Kind.INFERENCE for each in things)
+            if is_inference and not trained(context, source, call):
                 _call(context, source, call)
 
 
@@ -68,7 +70,7 @@ def _call(context: Context, source: Source, call: cst.Call) -> None:
         context.edits(source).change(func, lambda node: node.body)
     statement = statement_of(source, call)
     modes.set_before(context, source, call, statement, "eval")
-    if _is_without(source, call) or statement in context.once:
+    if is_without(source, call) or statement in context.once:
         context.say(source, call, "ABP1202", Verdict.MODIFIED, "the model itself is called")
     elif isinstance(statement, cst.SimpleStatementLine):
         context.once.add(statement)
@@ -79,21 +81,6 @@ def _call(context: Context, source: Source, call: cst.Call) -> None:
     else:
         reason = "the results have gradients; compute them in a statement under torch.no_grad()"
         context.say(source, call, "ABP1203", Verdict.MANUAL, reason)
-
-
-def _is_without(source: Source, node: cst.CSTNode) -> bool:
-    """Whether gradients are off where a node is."""
-    for each in source.above(node):
-        expressions: list[cst.BaseExpression] = []
-        if isinstance(each, cst.With):
-            expressions = [item.item for item in each.items]
-        elif isinstance(each, cst.FunctionDef):
-            expressions = [decorator.decorator for decorator in each.decorators]
-        for expression in expressions:
-            func = expression.func if isinstance(expression, cst.Call) else expression
-            if source.imported(func) in _NO_GRAD:
-                return True
-    return False
 
 
 def _without_gradients(statement: Any) -> Any:

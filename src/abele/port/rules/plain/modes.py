@@ -9,6 +9,7 @@ from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import Statement, calls_of
 from abele.port.context import Context
 from abele.port.finding import Verdict
+from abele.port.rules.plain.latest import latest
 from abele.port.rules.plain.trainers import bases
 from abele.port.source import Source
 
@@ -106,7 +107,8 @@ def _touches(
         func = call.func
         sets = isinstance(func, cst.Attribute) and func.attr.value == other
         called = func.value if isinstance(func, cst.Attribute) and sets else func
-        runs = bool(context.things.of(source, func, kind))
+        known = latest(context, source, func, context.things.of(source, func))
+        runs = any(each.kind is kind for each in known)
         if (sets or runs) and models & bases(context, source, called):
             return True
         function = context.things.function(source, call)

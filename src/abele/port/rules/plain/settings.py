@@ -12,6 +12,7 @@ from abele.port.analysis.batches import argument
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import StepError
 from abele.port.context import Context
+from abele.port.rules.plain.latest import conditions, latest
 from abele.port.source import Source
 
 #: What has a factor of the batches of one call.
@@ -80,17 +81,9 @@ def settings(context: Context, options: Thing) -> Iterator[Setting]:
             assert isinstance(call, cst.Call)
             assert isinstance(call.func, cst.Attribute)
             if options in context.things.of(source, call.func.value, Kind.OPTIONS):
-                maybe = _conditions(source, call) - _conditions(options.source, options.made)
+                maybe = conditions(source, call) - conditions(options.source, options.made)
                 name = call.func.attr.value
                 yield Setting(name=name, source=source, call=call, maybe=bool(maybe))
-
-
-def _conditions(source: Source, node: cst.CSTNode) -> set[cst.CSTNode]:
-    kinds = (cst.If, cst.IfExp, cst.For, cst.While)
-    main = m.If(test=m.Comparison(left=m.Name("__name__")))
-    return {
-        each for each in source.above(node) if isinstance(each, kinds) and not m.matches(each, main)
-    }
 
 
 def options_of(
@@ -105,7 +98,9 @@ def options_of(
         place: of the options among its arguments.
     """
     given = argument(call, "options", place)
-    things = [] if given is None else list(context.things.of(source, given, Kind.OPTIONS))
+    things: list[Thing] = []
+    if given is not None:
+        things += latest(context, source, given, context.things.of(source, given, Kind.OPTIONS))
     return given, things
 
 

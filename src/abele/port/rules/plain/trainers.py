@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import libcst as cst
 from libcst import matchers as m
@@ -95,7 +96,20 @@ def take_place(context: Context, source: Source, made: cst.Call, code: str, reas
     )
     context.treated |= {made.func, *(each for i, each in enumerate(made.args) if i != index)}
     context.edits(source).take_out(made, lambda node: _tight(node.args[index].value))
+    context.edits(source).change(statement_of(source, made), _without_itself)
     context.say(source, made, code, Verdict.MODIFIED, reason)
+
+
+def _without_itself(node: Any) -> Any:
+    """A statement goes that gives an attribute its own value."""
+    if isinstance(node, cst.SimpleStatementLine) and len(node.body) == 1:
+        (small,) = node.body
+        code = cst.Module([]).code_for_node
+        if isinstance(small, cst.Assign) and [code(e.target) for e in small.targets] == [
+            code(small.value)
+        ]:
+            return cst.RemoveFromParent()
+    return node
 
 
 def _tight(value: cst.BaseExpression) -> cst.BaseExpression:

@@ -8,11 +8,13 @@ from typing import Any
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.kinds import Kind
+from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import Statement, StepError, statement_of
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.rules.plain import functions, modes
+from abele.port.rules.plain.gradients import is_without
+from abele.port.rules.plain.latest import latest
 from abele.port.rules.plain.returned import Loss
 from abele.port.rules.plain.settings import require_known
 from abele.port.rules.plain.trainers import Trainer, trainer
@@ -50,8 +52,11 @@ def apply(context: Context) -> None:
         except StepError as error:
             context.treated.add(thing.made)
             context.say(thing.source, error.node, "ABP1109", Verdict.BLOCKED, error.reason)
+    plain = {statement for step in context.steps for statement in step.forward}
     for source, call in _calls(context):
-        known = [trainers.get(each) for each in context.things.of(source, call.func, Kind.TRAINING)]
+        if plain & {*source.above(call)}:
+            continue  # a step of plain PyTorch, beside the one of the wrapper
+        known = [trainers.get(each) for each in trained(context, source, call)]
         try:
             if len(known) > 1:
                 raise StepError(call, "several training models may be called here; write a call "
@@ -66,11 +71,20 @@ def _calls(context: Context) -> Iterator[tuple[Source, cst.Call]]:
     for source in context.project.sources:
         for call in m.findall(source.module, m.Call()):
             assert isinstance(call, cst.Call)
-            if context.things.of(source, call.func, Kind.TRAINING):
+            if trained(context, source, call):
                 yield source, call
 
 
+def trained(context: Context, source: Source, call: cst.Call) -> list[Thing]:
+    """The training models that a call may be of."""
+    things = latest(context, source, call.func, context.things.of(source, call.func))
+    if any(each.kind is Kind.INFERENCE for each in things) and is_without(source, call):
+        return []
+    return [each for each in things if each.kind is Kind.TRAINING]
+
+
 def _rewrite(context: Context, source: Source, call: cst.Call, made: Trainer) -> None:
+    _require_own(context, source, call)
     optimizer = made.optimizer_at(context, source, call)
     statement = statement_of(source, call)
     simple = isinstance(statement, cst.SimpleStatementLine) and len(statement.body) == 1
@@ -84,6 +98,20 @@ def _rewrite(context: Context, source: Source, call: cst.Call, made: Trainer) ->
     require_known(context, made.batches, source, call)
     functions.call(context, source, call, made, optimizer)
     context.say(source, call, "ABP1103", Verdict.MODIFIED, _FUNCTION)
+
+
+def _require_own(context: Context, source: Source, call: cst.Call) -> None:
+    """Refuse a call among statements that differentiate by themselves, in a way that is not read.
+
+    Raises:
+        StepError: it is one.
+    """
+    for where, error in context.refused:
+        block = where.enclosing(error.node, cst.IndentedBlock, cst.Module)
+        if where is source and block is not None and block in source.above(call):
+            raise StepError(
+                error.node, f"this may be a step of the model or of its wrapper: {error}"
+            )
 
 
 def _between(source: Source, node: cst.CSTNode, end: cst.CSTNode) -> Iterator[cst.CSTNode]:

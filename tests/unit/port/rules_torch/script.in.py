@@ -1,0 +1,43 @@
+"""A script that uses names again, and imports where it goes on."""
+
+import poptorch
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.loss = nn.NLLLoss()
+
+    def forward(self, x, labels=None):
+        x = self.layer(x).log_softmax(1)
+        if self.training:
+            return x, self.loss(x, labels)
+        return x
+
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(32, 4), torch.randint(0, 3, (32,)))
+model = Net()
+opts = poptorch.Options()
+loader = poptorch.DataLoader(opts, data, batch_size=8)
+optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+poptorch_model = poptorch.trainingModel(model, opts, optimizer)
+total = 0
+for x, y in loader:
+    output, loss = poptorch_model(x, y)  # ABP1102 modified
+    total += loss
+print(total, output.exp().sum().item())
+
+from itertools import islice
+
+model = model.eval()
+poptorch_model = poptorch.inferenceModel(model, options=poptorch.Options())
+for x, y in islice(loader, 2):
+    output = poptorch_model(x)  # ABP1202 modified
+    print(output.argmax(1).tolist())
+
+opts = poptorch.Options().deviceIterations(20).useIpuModel(True)
