@@ -98,9 +98,13 @@ class Edits:
         module = self.applied(self._source.module)
         return with_header(module, self._imports, self._defined()).code
 
+    def _top(self) -> str:
+        """The definitions of one line, as text."""
+        return "\n".join(self._lines)
+
     def _defined(self) -> list[_Statement]:
         """What the module has after its imports."""
-        lines = parsed("\n".join(self._lines), blank=1)
+        lines = parsed(self._top(), blank=1)
         functions = [each for text in self._functions for each in parsed(text, blank=2)]
         return [*lines, *functions, *self._definitions]
 

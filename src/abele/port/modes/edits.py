@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,6 +56,11 @@ class ModeEdits(Edits):
     def method(self, cls: cst.ClassDef, text: str) -> None:
         """Have one more method in a class, once."""
         self._methods.setdefault(cls, {})[text] = None
+
+    def _top(self) -> str:
+        """The definitions of one line, which the other modes do without."""
+        lines = textwrap.indent("\n".join(self._lines), "    ")
+        return f"if poptorch is not None:\n{lines}\n" if lines else ""
 
     def guarded(self) -> list[str]:
         """Imports that the other modes do without."""

@@ -203,7 +203,9 @@ def _check(step: Step, rest: Sequence[Statement]) -> None:
     target = cst.ensure_type(step.loop.target, cst.Tuple)
     of_batch = {*names_in(target.elements[1].value)}
     of_batch |= {name for each in step.forward for name in writes(each)} - {step.loss}
-    first = step.block.index(next(each for each in step.forward if each in step.block))
+    first = step.block.index(
+        next((each for each in step.forward if each in step.block), step.place)
+    )
     for each in rest:
         early = step.block.index(each) < first
         if of_batch & {*reads(each), *writes(each)} or early:
