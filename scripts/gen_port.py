@@ -158,8 +158,8 @@ what is done here:
   model or optimizer is not known is blocked and its line named.
 - A program has one shape. A training loader of the port leaves out a last, shorter batch of an epoch; an evaluation computes it with the
   plain model, so that no row is missing in an average.
-- An update written by hand, `p.data.add_(-lr * p.grad)`, becomes `poptorch.optim.SGD`, which rounds once where the original rounds twice:
-  weights may differ in the last bit, and `--check` says so.
+- An update written by hand, `p.data.add_(-lr * p.grad)`, becomes `poptorch.optim.SGD`. Where the product is rounded before it is added, as
+  here, `velocity_scaling` has the program round it, too.
 - Comments right above a line that is removed go with it; all others, and the formatting, stay.
 - Of a switch, a member for CPU and conditions that compare with members are known (`==`, `is`, `in`, `match`, and keys of a dictionary); modes that
   are plain strings are not.

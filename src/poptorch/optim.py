@@ -127,8 +127,10 @@ class SGD(Optimizer, torch.optim.SGD):
         foreach, fused: torch's choice of kernels on the host; neutral in a wrapped model.
         differentiable: for the host; a wrapped model refuses it.
         loss_scaling: factor on the loss in backward, divided out before the update.
-        velocity_scaling: neutral scale of the combined accumulator; kept for compatibility.
-        use_combined_accum: one buffer for accumulation and momentum; kept for compatibility.
+        velocity_scaling: scale of the combined accumulator. Without momentum the gradient is
+            multiplied by it, rounded, and then by lr / velocity_scaling; else it is neutral.
+        use_combined_accum: one buffer for accumulation and momentum; without it
+            velocity_scaling has no effect.
         accum_type, velocity_accum_type: torch.float32 or torch.float16.
         max_grad_norm: global norm to which gradients are clipped.
 

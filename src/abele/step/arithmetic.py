@@ -66,6 +66,13 @@ def is_zero(value: Number) -> bool:
     return not isinstance(value, torch.Tensor) and value == 0
 
 
+def quotient(value: Number, divisor: Number) -> Number:
+    """``value / divisor``; 0 where that is 0 / 0."""
+    if isinstance(divisor, torch.Tensor):
+        return value / torch.where(divisor == 0, 1.0, divisor)
+    return value / divisor if divisor else value
+
+
 def one_minus(value: Number) -> Number:
     """``1 - value``."""
     return 1 - value

@@ -27,6 +27,7 @@ from abele.step.arithmetic import (
     moments,
     moments_initial,
     one_minus,
+    quotient,
     sqrt,
 )
 from abele.step.further_rules import FURTHER_RULES, SCALARS
@@ -115,14 +116,17 @@ def _sgd_initial(param: torch.Tensor, values: Mapping[str, float]) -> dict[str, 
 def _sgd(param: torch.Tensor, grad: torch.Tensor, state: State, h: Mapping[str, Number]) -> None:
     """Stochastic gradient descent with momentum.
 
-    Differs from torch in one way: dampening acts on the first step too.
+    Differs from torch in two ways: dampening acts on the first step too, and without momentum a
+    ``velocity_scaling`` multiplies the gradient before the rate does, with a rounding between.
     """
-    grad = decayed(param, grad, h)
+    grad, rate = decayed(param, grad, h), h["lr"]
     if "momentum_buffer" in state:
         velocity = state["momentum_buffer"]
         velocity.copy_(axpy(velocity * h["momentum"], grad, one_minus(h["dampening"])))
         grad = axpy(grad, velocity, h["momentum"]) if h["nesterov"] else velocity
-    param.copy_(axpy(param, grad, h["lr"], sign=-1))
+    elif "velocity_scaling" in h:
+        grad, rate = grad * h["velocity_scaling"], quotient(rate, h["velocity_scaling"])
+    param.copy_(axpy(param, grad, rate, sign=-1))
 
 
 def _rmsprop_initial(param: torch.Tensor, values: Mapping[str, float]) -> dict[str, torch.Tensor]:

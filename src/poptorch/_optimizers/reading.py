@@ -119,7 +119,7 @@ def _group(
         if name not in group:
             raise AssertionError(f"Mandatory attribute {name} not found in group {index}.")
         numbers = _numbers(name, group[name])
-        if name == "velocity_scaling":
+        if name == "velocity_scaling" and (numbers[name] == 1 or group["momentum"] != 0):
             continue  # neutral, but a number it has to be
         values |= numbers
         if _is_variable(optimizer, name, group[name]):

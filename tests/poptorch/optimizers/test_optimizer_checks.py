@@ -201,3 +201,18 @@ def test_velocity_scaling_of_combined_accumulators_is_a_value_of_each_group(capl
     del optimizer.param_groups[0]["velocity_scaling"]
     with pytest.raises(AssertionError, match="Mandatory attribute velocity_scaling not found"):
         wrapped.setOptimizer(optimizer)
+
+
+def test_velocity_scaling_without_momentum_rounds_the_product_first(monkeypatch):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    model, batch = scorer(), rows(4)
+    optimizer = optim.SGD(model.parameters(), lr=0.1, velocity_scaling=0.1, use_combined_accum=True)
+    wrapped, plain = trainer(model, optimizer), scorer()
+    for rate in (0.1, 0.07, 0.0):  # the last is 0 / 0 of the two
+        wrapped.setOptimizer(_changed(optimizer, lr=rate, velocity_scaling=rate))
+        plain.zero_grad()
+        plain(*batch)[0].backward()
+        for each in plain.parameters():
+            each.data.add_(-rate * each.grad)
+        wrapped(*batch)
+        assert all(map(torch.equal, model.parameters(), plain.parameters()))

@@ -13,6 +13,9 @@ from abele.port.analysis.batches import argument
 _GRADIENT = m.Attribute(attr=m.Name("grad")) | m.Attribute(
     value=m.Attribute(attr=m.Name("grad")), attr=m.Name("data")
 )
+_PRODUCT = m.BinaryOperation(operator=m.Multiply(), left=_GRADIENT) | m.BinaryOperation(
+    operator=m.Multiply(), right=_GRADIENT
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,10 +25,12 @@ class ByHand:
     Attributes:
         model: the expression whose parameters are updated.
         rate: by which gradients are multiplied.
+        rounded: the product is rounded before it is added, as in ``p -= rate * p.grad``.
     """
 
     model: cst.BaseExpression
     rate: cst.BaseExpression
+    rounded: bool
 
 
 def read_by_hand(statement: cst.CSTNode) -> ByHand | None:
@@ -42,7 +47,10 @@ def read_by_hand(statement: cst.CSTNode) -> ByHand | None:
         if rate is None:
             return None
         rates.append(rate)
-    return ByHand(model=model, rate=rates[0]) if len(rates) == 1 else None
+    if len(rates) != 1:
+        return None
+    products = m.findall(loop.body, _PRODUCT)
+    return ByHand(model=model, rate=rates[0], rounded=bool(products))
 
 
 def forgets_all(statement: cst.CSTNode) -> bool:

@@ -8,10 +8,11 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.batches import argument
+from abele.port.analysis.kinds import Thing
 from abele.port.analysis.parts import StepError, statement_of
 from abele.port.analysis.scopes import Variable
 from abele.port.analysis.steps import Step
-from abele.port.analysis.things import Home
+from abele.port.analysis.things import Home, NoHomeError
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.routes import Wrapped
@@ -19,6 +20,9 @@ from abele.port.rules import clipping, places
 from abele.port.source import Source
 
 _REASON = "this update is stochastic gradient descent: poptorch.optim.SGD makes it in the program"
+
+#: Multiplies gradients by the rate and rounds, before parameters change: as it was written.
+_ROUNDED = ", velocity_scaling={}, use_combined_accum=True"
 
 
 def optimizer(context: Context, step: Step, home: Home) -> tuple[str, str, str]:
@@ -35,18 +39,27 @@ def optimizer(context: Context, step: Step, home: Home) -> tuple[str, str, str]:
     written = step.gradients.by_hand
     if written is None:
         return "", kept, "None"
+    if any(_variable(context, step, each) != home.variable for each in step.gradients.optimizers):
+        raise StepError(step.update, "models with different names are updated here")
     rate = places.value(context, step.source, written.rate, home)
     name = ("self." if kept.startswith("self.") else "") + context.name(
         home.source, f"optimizer{_number(context)}"
     )
-    more, needs = "", rate
+    more, needs = _ROUNDED.format(rate) if written.rounded else "", rate
     if step.gradients.clip is not None:
         limit = _limit(context, step, home, step.gradients.clip)
-        more, needs = f", max_grad_norm={limit}", f"{rate}, {limit}"
+        more, needs = f"{more}, max_grad_norm={limit}", f"{rate}, {limit}"
     context.edits(home.source).need("import poptorch")
     context.say(step.source, step.update, "ABP403", Verdict.MODIFIED, _REASON)
     made = f"{name} = poptorch.optim.SGD({kept}.parameters(), lr={rate}{more})\n"
     return made, name, needs
+
+
+def _variable(context: Context, step: Step, model: Thing) -> Variable:
+    try:
+        return context.things.home(model).variable
+    except NoHomeError as error:
+        raise StepError(step.update, f"one of its models has no place: {error}") from error
 
 
 def _number(context: Context) -> str:
@@ -57,7 +70,8 @@ def _number(context: Context) -> str:
 
 def _limit(context: Context, step: Step, home: Home, clip: cst.Call) -> str:
     largest = argument(clip, "max_norm", 1)
-    if largest is None or clipping.limited_models(context, step, clip) != {step.optimizer}:
+    all_of_them = set(step.gradients.optimizers)
+    if largest is None or clipping.limited_models(context, step, clip) != all_of_them:
         raise StepError(clip, clipping.OF_ALL)
     return places.value(context, step.source, largest, home)
 
@@ -77,9 +91,11 @@ def follow(context: Context, step: Step, model: Wrapped, name: str) -> None:
         optimizer = context.routes.name(kept, source, node)
         called = context.routes.name(model, source, node)
         rate = source.code(written.rate)
+        group = f"{optimizer}.param_groups[0]"
+        also = f'{group}["velocity_scaling"] = ' if written.rounded else ""
         context.edits(source).after(
             statement_of(source, node),
-            f'{optimizer}.param_groups[0]["lr"] = {rate}\n{called}.setOptimizer({optimizer})',
+            f'{also}{group}["lr"] = {rate}\n{called}.setOptimizer({optimizer})',
         )
         reason = "the optimizer gets the new rate, and the program the optimizer"
         context.say(source, node, "ABP412", Verdict.MODIFIED, reason)
