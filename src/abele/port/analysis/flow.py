@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import libcst as cst
 
 from abele.port.analysis.scopes import names_in
@@ -99,6 +101,40 @@ def reads(node: cst.CSTNode) -> list[str]:
     names = _Names()
     node.visit(names)
     return list(names.read)
+
+
+def needs(node: cst.CSTNode) -> list[str]:
+    """Names that it reads before it has surely bound them itself, in the order of the text."""
+    needed: dict[str, None] = {}
+    _follow([node], set(), needed)
+    return list(needed)
+
+
+def _follow(nodes: Iterable[cst.CSTNode], bound: set[str], needed: dict[str, None]) -> set[str]:
+    """Note what statements need beside what is bound; return what is bound after them."""
+    bound = set(bound)
+    for node in nodes:
+        if isinstance(node, cst.SimpleStatementLine | cst.BaseSuite | cst.Else):
+            parts = node.body.body if isinstance(node, cst.Else) else node.body
+            bound = _follow(parts, bound, needed)
+        elif isinstance(node, cst.If):
+            _note(node.test, bound, needed)
+            then = _follow([node.body], bound, needed)
+            other = bound if node.orelse is None else _follow([node.orelse], bound, needed)
+            bound = then & other
+        elif isinstance(node, cst.For):
+            _note(node.iter, bound, needed)
+            _follow([node.body], bound | set(names_in(node.target)), needed)
+            _follow([] if node.orelse is None else [node.orelse], bound, needed)
+        else:
+            _note(node, bound, needed)
+            if isinstance(node, cst.BaseSmallStatement):
+                bound |= set(writes(node))
+    return bound
+
+
+def _note(node: cst.CSTNode, bound: set[str], needed: dict[str, None]) -> None:
+    needed.update((name, None) for name in reads(node) if name not in bound)
 
 
 def writes(node: cst.CSTNode) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.flow import changes, reads, writes
+from abele.port.analysis.flow import changes, needs, reads, writes
 from abele.port.analysis.helpers import Helpers
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import (
@@ -20,7 +20,7 @@ from abele.port.analysis.parts import (
     is_call,
     statement_of,
 )
-from abele.port.analysis.scopes import is_method
+from abele.port.analysis.scopes import is_method, names_in
 from abele.port.analysis.things import Things
 from abele.port.analysis.updates import Update, read_update
 from abele.port.project import Owner, Project
@@ -51,7 +51,8 @@ class Step:
         gradients: how it does, and what is done to gradients before.
         inputs: names that the forward statements need from the loop.
         constants: names that they need from the function, and that are the same in every step.
-        outputs: names that they define and others use, without the loss.
+        outputs: names that they define and others, or the next step, use, without the loss.
+        carried: those of the inputs that the step before has computed.
     """
 
     source: Source
@@ -71,6 +72,7 @@ class Step:
     inputs: tuple[str, ...]
     constants: tuple[str, ...]
     outputs: tuple[str, ...]
+    carried: tuple[str, ...]
 
 
 def training_steps(project: Project, things: Things) -> Iterator[tuple[Source, Step | StepError]]:
@@ -107,6 +109,7 @@ class _Reader:
         zero = tuple(self._zero(gradients))
         named = () if differentiated is None else (_assignment(loss, differentiated),)
         forward = (*self._forward(index, loss, differentiated), *named)
+        self._check_attributes(forward)
         self._helpers.functions.clear()
         models = self._models(forward)
         if not models:
@@ -115,6 +118,7 @@ class _Reader:
         rest = {self._backward, gradients.statement, *zero, *also, *forward}
         self._check_way(forward, gradients.statement, rest)
         needed, varying = self._needed(forward), self._varying()
+        carried = self._carried(forward, needed)
         return Step(
             source=self._source,
             owner=self._owner,
@@ -132,7 +136,8 @@ class _Reader:
             gradients=gradients,
             inputs=tuple(name for name in needed if name in varying),
             constants=tuple(name for name in needed if name not in varying),
-            outputs=tuple(name for name in self._used_outside(forward, rest) if name != loss),
+            outputs=self._outputs(forward, rest, carried, loss),
+            carried=tuple(name for name in carried if name in varying),
         )
 
     def _loss(self) -> tuple[str, cst.BaseExpression | None]:
@@ -152,6 +157,19 @@ class _Reader:
         around = self._owner.body if isinstance(self._owner, cst.FunctionDef) else self._owner
         used = {*reads(around), *writes(around)}
         return next(name for name in _LOSSES if name not in used), value
+
+    def _check_attributes(self, forward: Sequence[Statement]) -> None:
+        """A program returns values; it cannot give them to attributes of an object.
+
+        Raises:
+            StepError: the statements would.
+        """
+        target = m.AssignTarget(m.Attribute(value=m.Name("self")))
+        inside = m.AssignTarget(m.Tuple(elements=[m.ZeroOrMore(), _OWN, m.ZeroOrMore()]))
+        for statement in forward:
+            for node in m.findall(statement, target | inside):
+                reason = "the forward pass cannot change an attribute; use a variable, and then"
+                raise StepError(node, f"{reason} give its value to the attribute")
 
     def _check_way(
         self, forward: Sequence[Statement], update: Statement, rest: set[Statement]
@@ -208,9 +226,71 @@ class _Reader:
             if isinstance(statement, cst.SimpleStatementLine):
                 needed -= written
             needed |= set(reads(statement))
+        self._add_rebound(chosen, end)
         if not chosen and differentiated is None:
             raise StepError(self._call, self._why_no_forward(loss))
         return tuple(reversed(chosen))
+
+    def _add_rebound(self, chosen: list[Statement], end: int) -> None:
+        """Add what gives a name another value after one of the statements has read it.
+
+        Args:
+            chosen: the statements so far, the latest first.
+            end: where in the block they end.
+
+        Raises:
+            StepError: the name has that value for others only, who would see it too early.
+        """
+        first = self._block.index(chosen[-1]) if chosen else end
+        for index in range(first + 1, end):
+            statement = self._block[index]
+            before = [each for each in chosen if self._block.index(each) < index]
+            again = {*writes(statement), *changes(statement)}
+            again &= {name for each in before for name in reads(each)}
+            if statement in chosen or not again:
+                continue
+            if not again & {name for each in chosen if each not in before for name in reads(each)}:
+                name = min(again)
+                reason = f"{name} gets another value before the loss is computed"
+                raise StepError(statement, f"{reason}; give that value a name of its own")
+            chosen.insert(len(chosen) - len(before), statement)
+
+    def _carried(self, forward: Sequence[Statement], needed: Sequence[str]) -> list[str]:
+        """Names that the statements bind and that those of the next step need."""
+        kept = self._declared()
+        if self._loop is None:
+            return [name for name in _written(forward) if name in needed and name in kept]
+        target = self._loop.target if isinstance(self._loop, cst.For) else cst.Tuple([])
+        fresh = set(names_in(target))
+        for statement in self._before(forward):
+            own = set(needs(statement)) - fresh
+            fresh |= set(writes(statement)) - own
+        return [name for name in _written(forward) if name in needed and name not in fresh]
+
+    def _declared(self) -> set[str]:
+        """Names of the function around that outlive it."""
+        declared = m.findall(self._owner, m.Global() | m.Nonlocal())
+        return {
+            item.name.value
+            for each in declared
+            if isinstance(each, cst.Global | cst.Nonlocal)
+            for item in each.names
+        }
+
+    def _before(self, forward: Sequence[Statement]) -> list[Statement]:
+        """The statements of the loop's body, and of blocks in it, that come before the step."""
+        before: list[Statement] = []
+        real = [each for each in forward if each in self._block]
+        place: cst.CSTNode = real[0] if real else self._backward
+        for each in (*self._source.above(place),):
+            if isinstance(each, cst.IndentedBlock | cst.Module):
+                body = list(each.body)
+                before[:0] = body[: body.index(place)]  # type: ignore[arg-type]
+            if each is self._loop:
+                break
+            place = each if isinstance(each, cst.BaseCompoundStatement) else place
+        index = self._block.index(self._backward)
+        return before + [each for each in self._block[:index] if each not in (*before, *forward)]
 
     def _why_no_forward(self, loss: str) -> str:
         around = self._source.enclosing(self._call, cst.If, cst.For, cst.While, cst.FunctionDef)
@@ -255,7 +335,7 @@ class _Reader:
         written: set[str] = set()
         needed: dict[str, None] = {}
         for statement in forward:
-            needed |= {name: None for name in reads(statement) if name not in written}
+            needed |= {name: None for name in needs(statement) if name not in written}
             written |= set(writes(statement))
         return list(needed)
 
@@ -270,15 +350,19 @@ class _Reader:
             return {*writes(owner.body), *given}
         return set()
 
-    def _used_outside(self, forward: Sequence[Statement], rest: set[Statement]) -> list[str]:
-        """Names that the forward statements write and that others read."""
-        written = {name: None for each in forward for name in writes(each)}
-        used: set[str] = set()
+    def _outputs(
+        self,
+        forward: Sequence[Statement],
+        rest: set[Statement],
+        carried: Sequence[str],
+        loss: str,
+    ) -> tuple[str, ...]:
+        """Names that the forward statements write and others, or the next step, read."""
+        used = self._declared() | self._used_after() | {*carried}
         for statement in self._block:
             if statement not in rest:
                 used |= set(reads(statement))
-        used |= self._used_after()
-        return [name for name in written if name in used]
+        return tuple(name for name in _written(forward) if name in used and name != loss)
 
     def _used_after(self) -> set[str]:
         """Names that are read in the function after the block."""
@@ -298,10 +382,16 @@ class _Reader:
 _LOSSES = ("loss", "total_loss", "objective", "loss_to_minimize", *map("loss_{}".format, range(99)))
 
 
+def _written(forward: Sequence[Statement]) -> list[str]:
+    """Names that statements bind, each once."""
+    return list(dict.fromkeys(name for each in forward for name in writes(each)))
+
+
 def _assignment(name: str, value: cst.BaseExpression) -> cst.SimpleStatementLine:
     return cst.SimpleStatementLine([cst.Assign([cst.AssignTarget(cst.Name(name))], value)])
 
 
+_OWN = m.Element(m.Attribute(value=m.Name("self")))
 _NO_FORWARD = m.OneOf(
     *map(m.Name, ("train", "eval", "parameters", "state_dict", "zero_grad", "to", "cuda"))
 )

@@ -108,7 +108,7 @@ class _Reader:
             raise StepError(steps[1][1], "this would update a second time with the same gradients")
         ((statement, call, things),) = steps
         self._check(call, statement, made)
-        ordered = sorted(things, key=lambda each: each.source.position(each.made))
+        ordered = sorted(things, key=_place)
         end = self._block.index(statement)
         between = self._block[self._index + 1 : end]
         removed = [*self._of_scaler(), *self._clipping(between), *self._forgetting()]
@@ -140,13 +140,13 @@ class _Reader:
             if written is None:
                 continue
             models = self._things.of(self._source, written.model, Kind.MODEL)
-            if len(models) != 1:
+            if not models:
                 raise StepError(written.model, "which model's parameters these are is not known")
             between = self._block[self._index + 1 : self._block.index(statement)]
             clips = [call for each in between for call in self._named(each, _CLIP)]
             return Update(
                 statement=statement,
-                optimizers=tuple(models),
+                optimizers=tuple(sorted(models, key=_place)),
                 by_hand=written,
                 clip=clips[0] if clips else None,
                 removed=(*self._clipping(between), *self._forgetting()),
@@ -305,6 +305,10 @@ class _Reader:
                 "the norm of the gradients stays in the program: limit it with max_grad_norm of "
                 "the optimizer, and read it with opts.anchorTensor",
             )
+
+
+def _place(thing: Thing) -> tuple[int, int]:
+    return thing.source.position(thing.made)
 
 
 def _inner(statement: cst.If) -> list[Statement]:

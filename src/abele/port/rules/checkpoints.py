@@ -53,8 +53,8 @@ def apply(context: Context) -> None:
             _state(context, source, call)
         for call in calls_of(source.module, "load_state_dict"):
             assert isinstance(call.func, cst.Attribute)
-            for thing in context.things.of(source, call.func.value, Kind.MODEL) & trained:
-                _to_device(context, source, call, thing)
+            models = context.things.of(source, call.func.value, Kind.MODEL) & trained
+            _to_device(context, source, call, models)
 
 
 def _saved(context: Context, source: Source, call: cst.Call) -> None:
@@ -100,10 +100,10 @@ def _becomes_poptorchs(optimizer: Thing) -> bool:
     return optimizer.name.rpartition(".")[2] in ("SGD", "Adam", "AdamW", "RMSprop")
 
 
-def _to_device(context: Context, source: Source, call: cst.Call, thing: Thing) -> None:
+def _to_device(context: Context, source: Source, call: cst.Call, models: set[Thing]) -> None:
     """Weights that are loaded after the training model may be on the device are sent there."""
     statement = statement_of(source, call)
-    for optimizer in _optimizers(context, thing):
+    for optimizer in _optimizers(context, models):
         model = context.training[optimizer]
         if optimizer.source is source and optimizer.made in _after(source, statement):
             continue  # it is made later, and takes the weights along
@@ -135,10 +135,11 @@ def _after(source: Source, statement: cst.CSTNode) -> set[cst.CSTNode]:
     return later
 
 
-def _optimizers(context: Context, model: Thing) -> Iterator[Thing]:
+def _optimizers(context: Context, models: set[Thing]) -> Iterator[Thing]:
+    """The optimizer of each training model that has one of some models."""
     seen: set[object] = set()
     for step in context.steps:
         wrapped = context.training.get(step.optimizer)
-        if model in step.models and wrapped is not None and wrapped not in seen:
+        if models & step.models.keys() and wrapped is not None and wrapped not in seen:
             seen.add(wrapped)
             yield step.optimizer

@@ -91,7 +91,7 @@ def _rewrite(context: Context, step: Step) -> None:
 def say_carried(context: Context, step: Step) -> None:
     """What goes from one step to the next is an argument and a result of the program."""
     for statement in step.forward:
-        carried = [name for name in writes(statement) if name in step.inputs]
+        carried = [name for name in writes(statement) if name in step.carried]
         if carried and statement in step.block:
             reason = (
                 f"{', '.join(carried)} goes in and comes back at each call: its shape must stay"

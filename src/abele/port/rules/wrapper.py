@@ -108,8 +108,12 @@ def wrapper_of(
 
 def _parts(context: Context, step: Step) -> list[Part]:
     """Models, and whatever else is constant and not known everywhere in the file."""
-    parts = [Part(_attribute(node), node) for node in step.models.values()]
+    # A name may stand for several models, of which a branch has chosen one.
+    nodes = {step.source.code(node): node for node in step.models.values()}
+    parts = [Part(_attribute(node), node) for node in nodes.values()]
     known = {part.name for part in parts}
+    if len(known) < len(parts):
+        raise StepError(parts[-1].value, "two models of the step are attributes of the same name")
     for node in _constants(context, step):
         name = _attribute(node)
         if name not in known:
