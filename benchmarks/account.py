@@ -141,13 +141,16 @@ def _account(
     result: dict[str, Any] = {"gflop_of_products": round(2 * adds / 1e9, 2), "ms": {}}
     for threads in THREADS:
         each = [_eighth(list(times)) for times in zip(*runs[threads], strict=True)]
-        total: collections.Counter[str] = collections.Counter()
+        total: collections.defaultdict[str, float] = collections.defaultdict(float)
         for kind, took in zip(kinds, each, strict=True):
             total[kind] += took
         result["ms"][threads] = {
             "eager": round(_eighth(steps[threads]), 2),
             "steps": round(_eighth([sum(run) for run in runs[threads]]), 2),
-            "kernels": {kind: round(took, 3) for kind, took in total.most_common()},
+            "kernels": {
+                kind: round(took, 3)
+                for kind, took in sorted(total.items(), key=lambda pair: -pair[1])
+            },
         }
     result["calls"] = dict(collections.Counter(kinds))
     return result
