@@ -163,6 +163,7 @@ what is done here:
 - Comments right above a line that is removed go with it; all others, and the formatting, stay.
 - Of a switch, a member for CPU and conditions that compare with members are known (`==`, `is`, `in`, `match`, and keys of a dictionary); modes that
   are plain strings are not.
+- It is tried on [the examples of PyTorch](port_examples.md): which are ported unedited, which after an edit, which are refused.
 - `--check` runs the program. Side effects at its import, files it writes and data it downloads happen. [What is compared](port_check.md),
   and what differs without a mistake.
 """

@@ -32,6 +32,8 @@ class _Host(TorchFunctionMode):
             return args[0]
         if func is _Tensor.to and len(args) > 1 and type(args[1]) is int:
             args = (args[0], self._host(f"cuda:{args[1]}"), *args[2:])
+        if getattr(func, "__name__", "") == "_parse_to" and args and type(args[0]) is int:
+            args = (self._host(f"cuda:{args[0]}"), *args[1:])  # of Module.to
         args = tuple(self._host(each) for each in args)
         return func(*args, **{name: self._host(each) for name, each in kwargs.items()})
 

@@ -143,6 +143,60 @@ def test_a_gpu_that_is_asked_for_is_the_host_and_workers_are_left_out(pair):
     )
 
 
+def test_a_gpu_that_is_asked_for_by_number_is_the_host(pair):
+    pair.edit("original", ("model = Net()", "model = Net().to(0)"))
+    comparison = pair.check(steps=2)
+    assert comparison.equal, str(comparison)
+    assert comparison.notes == ("the original asks for a GPU and runs on the host instead",)
+
+
+RECURRENT = """
+import torch
+
+model = torch.nn.ModuleDict({"rnn": torch.nn.LSTM(28, 64), "out": torch.nn.Linear(64, 10)})
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+for _ in range(3):
+    rows, classes = torch.randn(28, 16, 28), torch.randint(10, (16,))
+    optimizer.zero_grad()
+    states, _ = model["rnn"](rows)
+    loss = torch.nn.functional.cross_entropy(model["out"](states[-1]), classes)
+    loss.backward()
+    optimizer.step()
+"""
+RECURRENT_PORT = """
+import poptorch
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out = torch.nn.LSTM(28, 64), torch.nn.Linear(64, 10)
+
+    def forward(self, rows, classes):
+        states, _ = self.rnn(rows)
+        return torch.nn.functional.cross_entropy(self.out(states[-1]), classes)
+
+
+model = Net()
+optimizer = poptorch.optim.SGD(model.parameters(), lr=1.0)
+training_model = poptorch.trainingModel(model, optimizer=optimizer)
+for _ in range(3):
+    rows, classes = torch.randn(28, 16, 28), torch.randint(10, (16,))
+    loss = training_model(rows, classes)
+"""
+
+
+def test_recurrent_layers_are_compared_bit_for_bit(pair):
+    (pair.folder / "original.py").write_text(RECURRENT)
+    (pair.folder / "port.py").write_text(RECURRENT_PORT)
+    comparison = pair.check(steps=3)
+    assert comparison.equal, str(comparison)
+    assert comparison.compared == 6
+    note = "LSTM layers of the original run step by step, without oneDNN's other roundings"
+    assert comparison.notes == (note,)
+
+
 def test_an_accumulated_step_is_one_of_the_port(pair):
     pair.edit(
         "original",

@@ -1,0 +1,1 @@
+"""Stands in for six, of which the examples of PyTorch use one name."""
