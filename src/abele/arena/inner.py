@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 
+from abele.ops import lstm
 from abele.program.memory import AFTER, MemoryUse, Piece
 
 aten = torch.ops.aten
@@ -29,12 +30,14 @@ class _Calls:
         temporary: bytes of each tensor that it frees again, and between which moments.
         results: the moment at which it makes each of its results.
         asked: bytes that it asks for where a result needs less.
+        elsewhere: the temporary ones that a library takes from the system, not from torch.
     """
 
     def __init__(self) -> None:
         self.temporary: dict[int, list[int]] = {}  # by the moment: bytes, last moment
         self.results: dict[int, int] = {}
         self.asked: dict[int, int] = {}
+        self.elsewhere: set[int] = set()
         self._moment = 0
 
     def make(self, size: int) -> int:
@@ -91,7 +94,14 @@ def _temporary(calls: _Calls, node: torch.fx.Node | None, step: int) -> Iterator
     for begin, (size, end) in calls.temporary.items():
         if size:
             yield Piece(
-                node=node, first=step, last=step, size=size, begin=begin, end=end, inner=True
+                node=node,
+                result=-1 if begin in calls.elsewhere else 0,
+                first=step,
+                last=step,
+                size=size,
+                begin=begin,
+                end=end,
+                inner=True,
             )
 
 
@@ -330,12 +340,32 @@ def _reduced_loss(node: torch.fx.Node, channels_last: bool) -> _Calls | None:
     return calls
 
 
+# -- recurrent layers ----------------------------------------------------------------------
+
+
+def _lstm_backward(node: torch.fx.Node, channels_last: bool) -> _Calls:
+    """The library's memory for the gradients of all steps' gates, and weights in its own order."""
+    del channels_last
+    x, h, weights = _value(node, 0), _value(node, 5), (_value(node, 1), _value(node, 2))
+    calls, read = _Calls(), [user.args[1] for user in node.users]
+    gates = 4 * x.shape[0] * h.nbytes
+    made = [calls.make(size) for size in (gates, *(each.nbytes for each in weights))]
+    calls.elsewhere.update(made)
+    # Of the arguments, inputs are the large one whose gradient is made although nobody reads it.
+    made += [calls.make(x.nbytes)] if 0 not in read else []
+    for index in range(len(node.args[:7])):
+        calls.result(index)
+    calls.free(*made)
+    return calls
+
+
 _RULES: dict[Any, Callable[[torch.fx.Node, bool], _Calls | None]] = {
     aten.convolution.default: _forward,
     aten.convolution_backward.default: _backward,
     aten.mse_loss.default: _reduced_loss,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
+    lstm.backward: _lstm_backward,
 }
 
 

@@ -251,7 +251,9 @@ def _tensor(piece: Piece) -> record.Tensor:
         value = value[piece.result] if piece.result >= 0 else None
     return dataclasses.replace(
         made,
-        operator="memory of the body" if piece.result < 0 else operator_of(node),
+        operator="memory of the body"
+        if piece.result < 0 and not piece.inner
+        else operator_of(node),
         phase=node_phase(node) or "",
         module=operators.module_of(node),
         line=line_of(node),

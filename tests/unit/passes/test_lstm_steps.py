@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from abele import _torch, passes
+from abele import _torch, arena, passes
 from abele.ops import lstm
 from abele.passes.of_lowerings import lstm_steps as module
 from abele.passes.of_lowerings.lstm_steps import lstm_steps
 from abele.program import all_nodes
+from abele.program.memory import of_graph
 from abele.targets.reference import Interpreter, Reference
 from helpers.runs import (
     assert_close_by_norm,
@@ -159,3 +160,12 @@ def test_it_is_known_what_the_library_keeps(steps):
     assert abs(estimated - kept.numel()) <= 0.1 * kept.numel()
     if steps <= 16:
         assert estimated == kept.numel()
+
+
+def test_a_plan_has_what_the_library_takes_from_the_system():
+    model, data = model_of("plain")
+    (program,) = captured(model, data[0], rule=rule_for(model, "sgd")).programs
+    pieces = arena.with_inner(of_graph(passes.run(program))).pieces
+    inner = [each for each in pieces if each.inner and each.node.target is lstm.backward]
+    outside = {each.size for each in inner if each.result < 0}
+    assert outside == {4 * 2 * STEPS * 4 * 4, 16 * 3 * 4, 16 * 4 * 4}  # gates, and both weights
