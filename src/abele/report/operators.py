@@ -23,8 +23,8 @@ aten = torch.ops.aten
 
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 _ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-_sdpa: Any = flop_counter.sdpa_flop_count
-_sdpa_backward: Any = flop_counter.sdpa_backward_flop_count
+_counter: Any = flop_counter
+_sdpa, _sdpa_backward = _counter.sdpa_flop_count, _counter.sdpa_backward_flop_count
 # What our convolutions do without: dilation, transposition, output padding, groups.
 _REST = ([1, 1], False, [0, 0], 1)
 
