@@ -11,6 +11,7 @@ G = torch.Generator().manual_seed(3)
 X = torch.randn(4, 5, 6, 7, generator=G)
 WIDE = torch.randn(3, 70001, generator=G) + 100
 TALL = torch.randn(40001, 70, generator=G) + 100
+EQUAL = torch.tensor([0.7123, 3.141]).expand(125, 2).contiguous()  # rounding errors add up
 INTS = torch.randint(-9, 9, (5, 33), generator=G)
 ODD = torch.tensor([[1.0, math.nan, 3.0, math.nan], [-0.0, 0.0, -1.0, -0.0], [2.0, 2.0, 1.0, 2.0]])
 ODD = torch.cat([ODD, torch.full((1, 4), -math.inf)])
@@ -74,6 +75,7 @@ CASES = {
         (X,),
         gradients=True,
     ),
+    "sums of equal numbers": Case(lambda x: (x.sum(0),), (EQUAL,)),
     "variances of many": Case(lambda x: (x.var(1), x.std(), x.var(0)), (WIDE,)),
     "running sums": Case(
         lambda x, i: (x.cumsum(0), x.cumsum(-1), i.cumsum(1), (i > 0).cumsum(0), x[:, 0].cumsum(1)),
@@ -94,8 +96,11 @@ def test_as_the_interpreter(compiled, name):
     compiled.agree(name)
 
 
+ACCURATE = ("long sums", "tall sums", "sums of equal numbers", "variances of many")
+
+
 @pytest.mark.compiler
-@pytest.mark.parametrize("name", ["long sums", "tall sums", "variances of many"])
+@pytest.mark.parametrize("name", ACCURATE)
 def test_not_less_accurate_than_torch(compiled, name):
     case = CASES[name]
     exact = case.function(case.inputs[0].double())

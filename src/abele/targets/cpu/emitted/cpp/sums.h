@@ -100,7 +100,7 @@ struct Dim {
   Index size, stride, result;
 };
 constexpr int COLUMNS = 64;   // partial sums that stay in registers and the first-level cache
-constexpr Index BLOCK = 128;  // rows whose sum is rounded by itself
+constexpr Index BLOCK = 16;   // rows whose sum is rounded by itself, as many as in torch
 
 // Sums of `width` columns over rows first .. last - 1 of far x near.
 template <class R, class T>
