@@ -6,6 +6,7 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.kinds import Thing
+from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step, StepError, training_steps
 from abele.port.analysis.things import Things
 from abele.port.edits import Edits
@@ -136,7 +137,7 @@ def _has_processes(source: Source) -> bool:
     names = ("init_process_group", "DistributedDataParallel")
     return any(
         isinstance(call, cst.Call) and source.imported(call.func).rpartition(".")[2] in names
-        for call in m.findall(source.module, m.Call())
+        for call in findall(source.module, m.Call())
     )
 
 

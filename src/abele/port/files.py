@@ -12,6 +12,7 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.errors import PortError
+from abele.port.analysis.search import findall
 from abele.port.engine import Port
 from abele.port.page import page
 from abele.port.project import Project
@@ -69,7 +70,7 @@ def _with_imports(script: Path) -> list[Source]:
 def _imported(source: Source, folder: Path) -> Iterator[Path]:
     """The files below a folder that a file imports."""
     here = folder.joinpath(source.name).parent
-    for node in m.findall(source.module, m.Import() | m.ImportFrom()):
+    for node in findall(source.module, m.Import() | m.ImportFrom()):
         for base, dotted in _modules(source, node, folder, here):
             path = base.joinpath(*dotted.split(".")) if dotted else base
             for each in (path.with_suffix(".py"), path / "__init__.py"):

@@ -9,6 +9,7 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.batches import argument
+from abele.port.analysis.search import findall
 
 _GRADIENT = m.Attribute(attr=m.Name("grad")) | m.Attribute(
     value=m.Attribute(attr=m.Name("grad")), attr=m.Name("data")
@@ -49,7 +50,7 @@ def read_by_hand(statement: cst.CSTNode) -> ByHand | None:
         rates.append(rate)
     if len(rates) != 1:
         return None
-    products = m.findall(loop.body, _PRODUCT)
+    products = findall(loop.body, _PRODUCT)
     return ByHand(model=model, rate=rates[0], rounded=bool(products))
 
 
@@ -62,7 +63,7 @@ def forgets_all(statement: cst.CSTNode) -> bool:
 def forgets(statement: cst.CSTNode) -> bool:
     """Whether a statement forgets the gradient of a parameter."""
     if isinstance(statement, cst.If) and statement.orelse is None:
-        return bool(m.findall(statement.test, _GRADIENT)) and all(map(forgets, statement.body.body))
+        return bool(findall(statement.test, _GRADIENT)) and all(map(forgets, statement.body.body))
     none = m.Assign(targets=[m.AssignTarget(_GRADIENT)], value=m.Name("None"))
     zero = m.Expr(m.Call(func=m.Attribute(value=_GRADIENT, attr=m.Name("zero_"))))
     return m.matches(statement, m.SimpleStatementLine(body=[none | zero]))
@@ -136,7 +137,7 @@ def _factor(value: cst.BaseExpression) -> cst.BaseExpression | None:
     if m.matches(value, m.BinaryOperation(operator=m.Multiply())):
         product = cst.ensure_type(value, cst.BinaryOperation)
         for one, other in ((product.left, product.right), (product.right, product.left)):
-            if m.matches(one, _GRADIENT) and not m.findall(other, _GRADIENT):
+            if m.matches(one, _GRADIENT) and not findall(other, _GRADIENT):
                 return other
     if m.matches(value, m.UnaryOperation(operator=m.Minus())):
         return _negated(_factor(cst.ensure_type(value, cst.UnaryOperation).expression))

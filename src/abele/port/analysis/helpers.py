@@ -8,6 +8,7 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.search import findall
 from abele.port.analysis.things import Things
 from abele.port.project import Project
 from abele.port.source import Source
@@ -47,7 +48,7 @@ class Helpers:
     def _models(
         self, source: Source, node: cst.CSTNode, around: tuple[cst.FunctionDef, ...]
     ) -> Iterator[tuple[Thing, cst.BaseExpression]]:
-        for call in m.findall(node, m.Call()):
+        for call in findall(node, m.Call()):
             assert isinstance(call, cst.Call)
             function = self._things.function(source, call)
             if function is None or function in around or function.name.value == "__init__":
@@ -66,7 +67,7 @@ class Helpers:
         cls = source.enclosing(function, cst.ClassDef)
         if cls is not None and self._project.is_module(cls):
             return
-        for call in m.findall(function.body, m.Call()):
+        for call in findall(function.body, m.Call()):
             if isinstance(call, cst.Call) and isinstance(call.func, cst.Name | cst.Attribute):
                 for thing in self._things.of(source, call.func, Kind.MODEL):
                     yield thing, call.func

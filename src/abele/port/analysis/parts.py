@@ -9,6 +9,7 @@ from typing import TypeAlias
 import libcst as cst
 from libcst import matchers as m
 
+from abele.port.analysis.search import findall
 from abele.port.source import Source
 
 Statement: TypeAlias = cst.SimpleStatementLine | cst.BaseCompoundStatement
@@ -26,7 +27,7 @@ class StepError(Exception):
 def calls_of(node: cst.CSTNode, method: str) -> list[cst.Call]:
     """The calls of a method, such as ``backward``, in a piece of a program."""
     pattern = m.Call(func=m.Attribute(attr=m.Name(method)))
-    return [each for each in m.findall(node, pattern) if isinstance(each, cst.Call)]
+    return [each for each in findall(node, pattern) if isinstance(each, cst.Call)]
 
 
 def is_call(statement: Statement) -> bool:

@@ -21,6 +21,7 @@ from abele.port.analysis.parts import (
     statement_of,
 )
 from abele.port.analysis.scopes import is_method, names_in
+from abele.port.analysis.search import findall
 from abele.port.analysis.things import Things
 from abele.port.analysis.updates import Update, read_update
 from abele.port.project import Owner, Project
@@ -167,7 +168,7 @@ class _Reader:
         target = m.AssignTarget(m.Attribute(value=m.Name("self")))
         inside = m.AssignTarget(m.Tuple(elements=[m.ZeroOrMore(), _OWN, m.ZeroOrMore()]))
         for statement in forward:
-            for node in m.findall(statement, target | inside):
+            for node in findall(statement, target | inside):
                 reason = "the forward pass cannot change an attribute; use a variable, and then"
                 raise StepError(node, f"{reason} give its value to the attribute")
 
@@ -185,11 +186,11 @@ class _Reader:
         for statement in self._block[first : self._block.index(update)]:
             if statement in rest:
                 continue
-            for node in m.findall(statement, leave):
+            for node in findall(statement, leave):
                 raise StepError(node, "whether there is an update depends on what was computed")
         gradient = m.Attribute(attr=m.Name("grad"))
         for statement in self._block[first:]:
-            for node in () if statement in rest else m.findall(statement, gradient):
+            for node in () if statement in rest else findall(statement, gradient):
                 raise StepError(
                     node, "gradients stay in the program; opts.anchorTensor returns them"
                 )
@@ -269,7 +270,7 @@ class _Reader:
 
     def _declared(self) -> set[str]:
         """Names of the function around that outlive it."""
-        declared = m.findall(self._owner, m.Global() | m.Nonlocal())
+        declared = findall(self._owner, m.Global() | m.Nonlocal())
         return {
             item.name.value
             for each in declared
@@ -318,7 +319,7 @@ class _Reader:
         """The models that statements call, or whose methods they call."""
         models: dict[Thing, cst.BaseExpression] = {}
         for statement in statements:
-            for call in m.findall(statement, m.Call()):
+            for call in findall(statement, m.Call()):
                 assert isinstance(call, cst.Call)
                 for node in (call.func, getattr(call.func, "value", None)):
                     if not isinstance(node, cst.Name | cst.Attribute):

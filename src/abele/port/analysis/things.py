@@ -13,6 +13,7 @@ from libcst import matchers as m
 
 from abele.port.analysis.kinds import Kind, Thing, kind_of_class
 from abele.port.analysis.scopes import Variable, is_method, local_names
+from abele.port.analysis.search import findall
 from abele.port.project import Owner, Project
 from abele.port.source import Source
 
@@ -435,7 +436,7 @@ def _goes_through(name: str, call: cst.Call) -> bool:
 def models_updated(call: cst.Call) -> list[cst.BaseExpression]:
     """The expressions of which an optimizer's constructor is given the parameters."""
     methods = m.Name("parameters") | m.Name("named_parameters")
-    calls = m.findall(
+    calls = findall(
         cst.Tuple([cst.Element(each.value) for each in call.args]),
         m.Call(func=m.Attribute(attr=methods)),
     )
@@ -449,4 +450,4 @@ def models_updated(call: cst.Call) -> list[cst.BaseExpression]:
 def _interesting(source: Source) -> list[cst.CSTNode]:
     """What has to be looked at again and again: assignments, results and calls."""
     kinds = m.Assign() | m.AnnAssign() | m.Return() | m.Call()
-    return list(m.findall(source.module, kinds))
+    return list(findall(source.module, kinds))

@@ -13,6 +13,7 @@ from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import Statement, StepError, statements_in
 from abele.port.analysis.scopes import local_names, parameters
+from abele.port.analysis.search import findall
 from abele.port.analysis.things import Things
 from abele.port.edits import renamed
 from abele.port.source import Source
@@ -78,7 +79,7 @@ class _Reader:
         first = self._first()
         *body, last = self._statements[first:]
         returned = m.SimpleStatementLine(body=[m.Return(value=m.DoNotCare())])
-        if not m.matches(last, returned) or any(m.findall(each, m.Return()) for each in body):
+        if not m.matches(last, returned) or any(findall(each, m.Return()) for each in body):
             name = self._function.name.value
             raise StepError(self._call, f"{name}() returns in several places, or nothing")
         value: Any = cst.ensure_type(
@@ -103,7 +104,7 @@ class _Reader:
     def _first(self) -> int:
         """The index of the first statement that calls a model."""
         for index, statement in enumerate(self._statements):
-            for call in m.findall(statement, m.Call()):
+            for call in findall(statement, m.Call()):
                 func = call.func if isinstance(call, cst.Call) else None
                 known = isinstance(func, cst.Name | cst.Attribute)
                 if known and self._things.of(self._source, func, Kind.MODEL):
@@ -153,12 +154,12 @@ class _Reader:
         """Elements that the pieces read of objects of which they read nothing else."""
         local = local_names(self._function)
         element = m.Subscript(value=m.Name(), slice=[m.SubscriptElement(m.Index(m.SimpleString()))])
-        nodes = [each for piece in pieces for each in m.findall(piece, element)]
+        nodes = [each for piece in pieces for each in findall(piece, element)]
         inside = {node.value for node in nodes if isinstance(node, cst.Subscript)}
         whole = {
             name.value
             for piece in pieces
-            for name in m.findall(piece, m.Name())
+            for name in findall(piece, m.Name())
             if isinstance(name, cst.Name) and name not in inside
         }
         chosen: dict[str, str] = {}

@@ -12,6 +12,7 @@ from abele.port.analysis.batches import argument
 from abele.port.analysis.by_hand import ByHand, forgets_all, read_by_hand
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import Statement, StepError, calls_of, is_call
+from abele.port.analysis.search import findall
 from abele.port.analysis.things import Things
 from abele.port.source import Source
 
@@ -265,7 +266,7 @@ class _Reader:
     def _named(self, statement: Statement, names: Sequence[str]) -> list[cst.Call]:
         return [
             call
-            for call in m.findall(statement, m.Call())
+            for call in findall(statement, m.Call())
             if isinstance(call, cst.Call) and self._source.imported(call.func) in names
         ]
 

@@ -9,6 +9,7 @@ from libcst import matchers as m
 
 from abele.port.analysis.flow import writes
 from abele.port.analysis.scopes import parameters
+from abele.port.analysis.search import findall
 
 #: Attributes and methods of a tensor that follow from its shape and type alone.
 _KNOWN = frozenset(
@@ -39,7 +40,7 @@ _PLAIN = m.OneOf(*map(m.Name, ("int", "float", "bool", "str")))
 def needed(forward: cst.FunctionDef) -> Iterator[tuple[cst.CSTNode, str]]:
     """Nodes of a forward that need values of tensors, each with the reason."""
     tensors = _tensors(forward)
-    for call in m.findall(forward.body, m.Call()):
+    for call in findall(forward.body, m.Call()):
         assert isinstance(call, cst.Call)
         if m.matches(call.func, m.Attribute(attr=m.OneOf(*map(m.Name, sorted(_PYTHON))))):
             assert isinstance(call.func, cst.Attribute)
@@ -52,7 +53,7 @@ def needed(forward: cst.FunctionDef) -> Iterator[tuple[cst.CSTNode, str]]:
             and _depends(call.args[0].value, tensors)
         ):
             yield call, f"{call.func.value}() in forward needs the value of a tensor"
-    for node in m.findall(forward.body, m.If() | m.While() | m.IfExp()):
+    for node in findall(forward.body, m.If() | m.While() | m.IfExp()):
         assert isinstance(node, cst.If | cst.While | cst.IfExp)
         if not isinstance(node.test, cst.Name) and _depends(node.test, tensors):
             yield node.test, "which statements of forward run depends on the value of a tensor"
@@ -65,7 +66,7 @@ def _tensors(forward: cst.FunctionDef) -> set[str]:
     while True:
         more = {
             name
-            for node in m.findall(forward.body, m.Assign() | m.AugAssign() | m.For())
+            for node in findall(forward.body, m.Assign() | m.AugAssign() | m.For())
             if _depends(_value(node), tensors)
             for name in _bound(node)
         }

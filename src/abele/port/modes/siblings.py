@@ -8,6 +8,7 @@ from typing import Any
 import libcst as cst
 from libcst import matchers as m
 
+from abele.port.analysis.search import findall
 from abele.port.modes.switch import Switch, members
 from abele.port.source import Source
 
@@ -28,12 +29,10 @@ def with_siblings(module: cst.Module, switch: Switch, source: Source) -> cst.Mod
 def places(source: Source, switch: Switch) -> Iterator[cst.CSTNode]:
     """The nodes of a file where CPU is compared or listed."""
     names = switch.names(source)
-    for node in m.findall(
-        source.module, m.Comparison() | m.Dict() | m.List() | m.Tuple() | m.Set()
-    ):
+    for node in findall(source.module, m.Comparison() | m.Dict() | m.List() | m.Tuple() | m.Set()):
         changed = node.visit(_Siblings(switch, names)) if names else node
         if isinstance(changed, cst.CSTNode) and not changed.deep_equals(node):
-            inner = m.findall(node, m.Comparison() | m.Dict() | m.List() | m.Tuple() | m.Set())
+            inner = findall(node, m.Comparison() | m.Dict() | m.List() | m.Tuple() | m.Set())
             if not any(each is not node and _changes(each, switch, names) for each in inner):
                 yield node
 

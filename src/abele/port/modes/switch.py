@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import libcst as cst
 from libcst import matchers as m
 
+from abele.port.analysis.search import findall
 from abele.port.project import Project
 from abele.port.source import Source
 
@@ -83,7 +84,7 @@ class Switch:
 
     def asked(self, source: Source) -> Iterator[cst.BaseExpression]:
         """The expressions of a file that are compared with members: the mode of a run."""
-        for node in m.findall(source.module, m.Comparison()):
+        for node in findall(source.module, m.Comparison()):
             assert isinstance(node, cst.Comparison)
             sides = [node.left, *(each.comparator for each in node.comparisons)]
             if any(self.member(source, each) or self._listed(source, each) for each in sides):
@@ -96,7 +97,7 @@ class Switch:
         """How a file calls the enumeration, the most frequent name first."""
         codes = [
             source.code(node.value)
-            for node in m.findall(source.module, m.Attribute())
+            for node in findall(source.module, m.Attribute())
             if isinstance(node, cst.Attribute) and self.member(source, node)
         ]
         if source is self.source:
@@ -118,7 +119,7 @@ def members(cls: cst.ClassDef) -> dict[str, cst.BaseExpression]:
 def switch_of(project: Project) -> Switch | None:
     """The switch of a program; None if it has none that any condition asks."""
     for source in project.sources:
-        for cls in m.findall(source.module, m.ClassDef()):
+        for cls in findall(source.module, m.ClassDef()):
             assert isinstance(cls, cst.ClassDef)
             bases = [source.imported(each.value) for each in cls.bases]
             if not any(each.startswith("enum.") for each in bases):

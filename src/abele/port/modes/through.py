@@ -12,6 +12,7 @@ from libcst import matchers as m
 from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.parts import Statement, block_of, statement_of
 from abele.port.analysis.scopes import names_in
+from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step, StepError
 from abele.port.analysis.through import Through, called_through
 from abele.port.context import Context
@@ -253,7 +254,7 @@ def _program(context: Context, split: Split, with_loss: bool) -> str:
 def _without_loss(inlined: Step, step: Step) -> Step:
     """A step up to its results."""
     loss = set(step.forward[1:])
-    names = {node for each in loss for node in m.findall(each, m.Name() | m.Attribute())}
+    names = {node for each in loss for node in findall(each, m.Name() | m.Attribute())}
     return dataclasses.replace(
         inlined,
         forward=tuple(each for each in inlined.forward if each not in loss),

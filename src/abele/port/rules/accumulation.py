@@ -14,6 +14,7 @@ from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.kinds import Thing
 from abele.port.analysis.parts import Statement, StepError
 from abele.port.analysis.scopes import names_in
+from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
 from abele.port.context import Context
 from abele.port.edits import parsed
@@ -77,7 +78,7 @@ def _number(context: Context, step: Step) -> str | None:
     owner = context.things.named(step.source, every, every.value)
     values = [
         node.value
-        for node in m.findall(step.source.module, m.Assign())
+        for node in findall(step.source.module, m.Assign())
         if isinstance(node, cst.Assign) and every.value in names_in(node.targets[0].target)
     ]
     constant = len(values) == 1 and isinstance(values[0], cst.Integer)

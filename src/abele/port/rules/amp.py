@@ -10,6 +10,7 @@ from libcst import matchers as m
 
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import is_autocast, is_autocast_call
+from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.edits import parsed
 from abele.port.finding import Verdict
@@ -33,10 +34,10 @@ _SCALER = "gradients in float32 need no scale; poptorch.optim's loss_scaling is 
 def apply(context: Context) -> None:
     """Take autocast out, and scalers that nothing uses any longer."""
     for source in context.project.sources:
-        for node in m.findall(source.module, m.With()):
+        for node in findall(source.module, m.With()):
             assert isinstance(node, cst.With)
             _without_autocast(context, source, node)
-        for node in m.findall(source.module, m.Decorator()):
+        for node in findall(source.module, m.Decorator()):
             assert isinstance(node, cst.Decorator)
             if isinstance(node.decorator, cst.Call) and is_autocast_call(source, node.decorator):
                 context.say(source, node, "ABP421", Verdict.MODIFIED, _CAST)
@@ -85,7 +86,7 @@ def _without_scaler(context: Context, scaler: Thing) -> None:
         return
     gone = {statement, *_gone(context)}
     for other in context.project.sources:
-        for node in m.findall(other.module, m.Name() | m.Attribute(value=m.Name("self"))):
+        for node in findall(other.module, m.Name() | m.Attribute(value=m.Name("self"))):
             assert isinstance(node, cst.Name | cst.Attribute)
             if scaler in context.things.of(other, node) and not gone & set(other.above(node)):
                 return

@@ -11,6 +11,7 @@ from libcst import matchers as m
 from abele.port.analysis import values
 from abele.port.analysis.batches import argument
 from abele.port.analysis.kinds import Kind
+from abele.port.analysis.search import findall
 from abele.port.analysis.steps import calls_of
 from abele.port.context import Context
 from abele.port.finding import Verdict
@@ -59,7 +60,7 @@ def _forwards(context: Context, source: Source) -> Iterator[cst.FunctionDef]:
 
 
 def _calls(source: Source) -> Iterator[cst.Call]:
-    for call in m.findall(source.module, m.Call()):
+    for call in findall(source.module, m.Call()):
         assert isinstance(call, cst.Call)
         yield call
 

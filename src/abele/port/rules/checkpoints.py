@@ -10,6 +10,7 @@ from libcst import matchers as m
 from abele.port.analysis.batches import argument
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import block_of, calls_of, statement_of
+from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.modes import lazily
@@ -42,7 +43,7 @@ def apply(context: Context) -> None:
     """Look at what is saved and loaded."""
     trained = {thing for step in context.steps for thing in step.models}
     for source in context.project.sources:
-        for call in m.findall(source.module, m.Call()):
+        for call in findall(source.module, m.Call()):
             assert isinstance(call, cst.Call)
             name = source.imported(call.func)
             if name == "torch.save" and call.args:
@@ -131,7 +132,7 @@ def _after(source: Source, statement: cst.CSTNode) -> set[cst.CSTNode]:
             block = block_of(source, each)
             index = block.index(each) if each in block else len(block)
             for other in block[index + 1 :]:
-                later.update(m.findall(other, m.Call()))
+                later.update(findall(other, m.Call()))
     return later
 
 

@@ -8,6 +8,7 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.kinds import Kind
+from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.source import Source
@@ -37,7 +38,7 @@ _STAYS = (
 def apply(context: Context) -> None:
     """Take moves to devices out."""
     for source in context.project.sources:
-        for node in m.findall(source.module, m.Call()):
+        for node in findall(source.module, m.Call()):
             assert isinstance(node, cst.Call)
             if _is_move(context, source, node):
                 if _stays(context, source, node):
@@ -50,7 +51,7 @@ def apply(context: Context) -> None:
                 _to_host(context, source, node)
             elif source.imported(node.func).startswith("torch."):
                 _without_device(context, source, node)
-        for statement in m.findall(source.module, m.SimpleStatementLine()):
+        for statement in findall(source.module, m.SimpleStatementLine()):
             if context.switch is not None:
                 break  # the mode chooses
             _say_choice(context, source, statement)
@@ -156,9 +157,9 @@ def _same(node: cst.Call, call: cst.Call, kept: Sequence[cst.Arg]) -> list[cst.A
 
 def _say_choice(context: Context, source: Source, statement: cst.CSTNode) -> None:
     """The line that chooses a device stays; it has no effect on the program."""
-    if m.findall(statement, m.Call()) and any(
+    if findall(statement, m.Call()) and any(
         isinstance(call, cst.Call) and source.imported(call.func) == "torch.device"
-        for call in m.findall(statement, m.Call())
+        for call in findall(statement, m.Call())
     ):
         context.say(
             source,

@@ -11,6 +11,7 @@ from libcst import matchers as m
 from abele.port.analysis.batches import argument
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.parts import is_call, statement_of
+from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.modes import instances
@@ -68,7 +69,7 @@ _UNNEEDED = frozenset(
 def apply(context: Context) -> None:
     """Have popdist do what torch.distributed did."""
     for source in context.project.sources:
-        for call in m.findall(source.module, m.Call()):
+        for call in findall(source.module, m.Call()):
             assert isinstance(call, cst.Call)
             name = source.imported(call.func)
             if name in _WRAPPERS and call.args:
@@ -160,7 +161,7 @@ def _sampler(context: Context, source: Source, call: cst.Call) -> None:
     context.say(source, call, "ABP804", Verdict.MODIFIED, reason)
     if name and statement is not None:
         context.edits(source).remove(statement)
-    for other in m.findall(source.module, m.Call(func=m.Attribute(attr=m.Name("set_epoch")))):
+    for other in findall(source.module, m.Call(func=m.Attribute(attr=m.Name("set_epoch")))):
         if isinstance(other, cst.Call) and is_call(statement_of(source, other)):
             context.edits(source).remove(statement_of(source, other))
             context.say(source, other, "ABP804", Verdict.MODIFIED, reason)
@@ -188,7 +189,7 @@ def _unsampled(shuffled: bool) -> Callable[[cst.Call], cst.Call]:
 def _without_module(context: Context, source: Source, model: cst.BaseExpression) -> None:
     """The wrapped model is the model itself."""
     del model
-    for node in m.findall(source.module, m.Attribute(attr=m.Name("module"))):
+    for node in findall(source.module, m.Attribute(attr=m.Name("module"))):
         assert isinstance(node, cst.Attribute)
         if context.things.of(source, node.value, Kind.MODEL):
             context.edits(source).change(
@@ -200,7 +201,7 @@ def _environment(context: Context, source: Source) -> None:
     """What processes read of their environment."""
     index = m.SubscriptElement(m.Index(m.SaveMatchedNode(m.SimpleString(), "name")))
     read = m.Call(func=m.Name("int"), args=[m.Arg(m.Subscript(value=m.DoNotCare(), slice=[index]))])
-    for node in m.findall(source.module, read):
+    for node in findall(source.module, read):
         name = str(cst.ensure_type(m.extract(node, read)["name"], cst.SimpleString).evaluated_value)  # type: ignore[index]
         if name in _NUMBERS:
             context.edits(source).need("import popdist")
@@ -230,7 +231,7 @@ def _files(context: Context) -> None:
     loaded: list[tuple[Source, cst.Call, cst.BaseExpression | None]] = []
     for source in context.project.sources:
         alone = {_only_call(each) for each in _unguarded(source)}
-        for node in m.findall(source.module, m.Call()):
+        for node in findall(source.module, m.Call()):
             call = cst.ensure_type(node, cst.Call)
             name = source.imported(call.func) or source.code(call.func)
             if name == "torch.save" and call in alone:
@@ -257,7 +258,7 @@ def _is_written(call: cst.Call) -> bool:
 def _unguarded(source: Source) -> Iterator[cst.SimpleStatementLine]:
     """Statements of one call that every process executes: no condition names a process."""
     pattern = m.SimpleStatementLine(body=[m.Expr(m.Call())])
-    for node in m.findall(source.module, pattern):
+    for node in findall(source.module, pattern):
         if isinstance(node, cst.SimpleStatementLine) and not _is_guarded(source, node):
             yield node
 
@@ -266,7 +267,7 @@ def _is_guarded(source: Source, node: cst.CSTNode) -> bool:
     """Whether a condition around a node names a process."""
     ranks = m.Name("rank") | m.Name("local_rank") | m.Name("gpu_id") | m.Name("getInstanceIndex")
     conditions = [each.test for each in source.above(node) if isinstance(each, cst.If)]
-    return any(m.findall(each, ranks | m.Name("get_rank")) for each in conditions)
+    return any(findall(each, ranks | m.Name("get_rank")) for each in conditions)
 
 
 def _in_one_instance(node: Any) -> Any:

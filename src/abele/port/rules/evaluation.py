@@ -9,6 +9,7 @@ from libcst import matchers as m
 
 from abele.port.analysis import batches
 from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Statement, block_of
 from abele.port.analysis.things import Home, NoHomeError
 from abele.port.context import Context
@@ -55,7 +56,7 @@ def _calls(context: Context) -> Iterator[tuple[Source, cst.Call, Thing]]:
     }
     inside |= context.replaced
     for source in context.project.sources:
-        for call in m.findall(source.module, m.Call()):
+        for call in findall(source.module, m.Call()):
             if not isinstance(call, cst.Call) or not isinstance(
                 call.func, cst.Name | cst.Attribute
             ):
@@ -102,7 +103,7 @@ def _last_assignment(context: Context, home: Home) -> Statement:
     """The last statement in the same block that assigns to the model's variable."""
     last: Statement = home.statement
     for statement in block_of(home.source, home.statement):
-        for node in m.findall(statement, m.Assign()):
+        for node in findall(statement, m.Assign()):
             assert isinstance(node, cst.Assign)
             target = node.targets[0].target
             if context.things.variable(home.source, target) == home.variable:

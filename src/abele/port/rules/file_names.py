@@ -8,6 +8,7 @@ from typing import Any
 import libcst as cst
 from libcst import matchers as m
 
+from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.source import Source
@@ -127,7 +128,7 @@ def _returned(
 ) -> Iterator[tuple[Source, cst.BaseExpression]]:
     """What a function of the program returns."""
     function = context.things.function(source, call)
-    for node in () if function is None else m.findall(function.body, m.Return()):
+    for node in () if function is None else findall(function.body, m.Return()):
         assert isinstance(node, cst.Return)
         assert function is not None
         if node.value is not None:
@@ -141,7 +142,7 @@ def _assigned(
     """What a variable is assigned."""
     wanted = context.things.variable(source, node)
     for at in context.project.sources if wanted is not None else ():
-        for assign in m.findall(at.module, m.Assign()):
+        for assign in findall(at.module, m.Assign()):
             assert isinstance(assign, cst.Assign)
             target = assign.targets[0].target
             elements = (

@@ -11,6 +11,7 @@ from abele.port.analysis.batches import argument
 from abele.port.analysis.kinds import Thing
 from abele.port.analysis.parts import StepError, statement_of
 from abele.port.analysis.scopes import Variable
+from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
 from abele.port.analysis.things import Home, NoHomeError
 from abele.port.context import Context
@@ -109,7 +110,7 @@ def _later(
         return
     writes = [
         node
-        for node in m.findall(source.module, m.Assign() | m.AugAssign())
+        for node in findall(source.module, m.Assign() | m.AugAssign())
         if variable in [context.things.variable(source, each) for each in _targets(node)]
     ]
     first = min(writes, key=source.position, default=None)

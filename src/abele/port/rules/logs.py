@@ -5,6 +5,7 @@ from __future__ import annotations
 import libcst as cst
 from libcst import matchers as m
 
+from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.source import Source
 
@@ -27,7 +28,7 @@ def _loggers(context: Context) -> set[str]:
     """Names that the program gives to what ``logging.getLogger`` returns."""
     names: set[str] = set()
     for source in context.project.sources:
-        for node in m.findall(source.module, m.Assign(value=m.Call())):
+        for node in findall(source.module, m.Assign(value=m.Call())):
             assert isinstance(node, cst.Assign)
             value = cst.ensure_type(node.value, cst.Call)
             if source.imported(value.func) == "logging.getLogger":

@@ -7,6 +7,7 @@ from libcst import matchers as m
 
 from abele.port.analysis.batches import argument
 from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.search import findall
 from abele.port.analysis.things import models_updated
 from abele.port.context import Context
 from abele.port.finding import Verdict
@@ -48,7 +49,7 @@ _HYDRA = "this stays; Hydra before 1.2 has no version_base"
 def apply(context: Context) -> None:
     """Say what becomes of the switch; the changes of all rules are branches by then."""
     for source in context.project.sources:
-        for call in m.findall(source.module, m.Call()):
+        for call in findall(source.module, m.Call()):
             assert isinstance(call, cst.Call)
             if source.imported(call.func) == "hydra.main" and argument(call, "version_base"):
                 context.say(source, call, "ABP910", Verdict.MATCH, _HYDRA)
@@ -72,8 +73,8 @@ def _conditions(context: ModeContext, source: Source) -> None:
     changed = list(siblings.places(source, context.modes))
     for node in changed:
         context.say(source, node, "ABP905", Verdict.MODIFIED, _LISTED)
-    inside = {each for node in changed for each in m.findall(node, m.Comparison())}
-    for node in m.findall(source.module, m.Comparison()):
+    inside = {each for node in changed for each in findall(node, m.Comparison())}
+    for node in findall(source.module, m.Comparison()):
         assert isinstance(node, cst.Comparison)
         if node not in inside and context.modes.decided(source, node) is not None:
             context.say(source, node, "ABP906", Verdict.MATCH, _STAYS)
@@ -82,7 +83,7 @@ def _conditions(context: ModeContext, source: Source) -> None:
 def _imports(context: ModeContext, source: Source) -> None:
     edits = context.edits(source)
     assert isinstance(edits, ModeEdits)
-    first = next(iter(m.findall(source.module, m.Import() | m.ImportFrom())), source.module)
+    first = next(iter(findall(source.module, m.Import() | m.ImportFrom())), source.module)
     if edits.guarded():
         context.say(source, first, "ABP902", Verdict.MODIFIED, _GUARDED)
 

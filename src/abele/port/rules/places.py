@@ -12,6 +12,7 @@ from libcst import matchers as m
 from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.kinds import Thing
 from abele.port.analysis.parts import Statement, StepError, block_of
+from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
 from abele.port.analysis.things import Home, NoHomeError, models_updated
 from abele.port.context import Context
@@ -88,7 +89,7 @@ def value(context: Context, at: Source, node: cst.BaseExpression, home: Home) ->
     known = set(reads(node))
     names = {
         each.value: _of_variable(context, at, each, home)
-        for each in m.findall(node, m.Name())
+        for each in findall(node, m.Name())
         if isinstance(each, cst.Name) and each.value in known
     }
     return at.code(renamed(node, names))
@@ -128,7 +129,7 @@ def _of_variable(context: Context, at: Source, node: cst.BaseExpression, home: H
 
 def _updated(context: Context, home: Home) -> set[Thing]:
     """The models that the optimizer updates: there is one of each."""
-    (assign,) = m.findall(home.statement, m.Assign()) or (None,)
+    (assign,) = findall(home.statement, m.Assign()) or (None,)
     call = assign.value if isinstance(assign, cst.Assign) else None
     models = models_updated(call) if isinstance(call, cst.Call) else []
     return {thing for each in models for thing in context.things.of(home.source, each)}

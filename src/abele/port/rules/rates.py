@@ -8,6 +8,7 @@ from libcst import matchers as m
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.parts import Statement, statement_of
 from abele.port.analysis.scopes import names_in
+from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.rules.schedulers import tell
 from abele.port.source import Source
@@ -21,7 +22,7 @@ def apply(context: Context) -> None:
     """Give the optimizer to the training model after its groups were changed."""
     for source in context.project.sources:
         changed: dict[Statement, None] = {}
-        for node in m.findall(source.module, m.Attribute(attr=m.Name("param_groups"))):
+        for node in findall(source.module, m.Attribute(attr=m.Name("param_groups"))):
             assert isinstance(node, cst.Attribute)
             optimizers = context.things.of(source, node.value, Kind.OPTIMIZER)
             statement = statement_of(source, node)
@@ -37,7 +38,7 @@ def _writes(source: Source, statement: Statement, groups: cst.Attribute) -> bool
         names = set(names_in(statement.target))
         targets = [
             target
-            for node in m.findall(statement.body, m.Assign() | m.AugAssign())
+            for node in findall(statement.body, m.Assign() | m.AugAssign())
             for target in _targets(node)
         ]
         roots = {_root(each) for each in targets if isinstance(each, cst.Subscript)}
@@ -45,7 +46,7 @@ def _writes(source: Source, statement: Statement, groups: cst.Attribute) -> bool
         return bool(names & roots) or inside
     return any(
         _is_around(source, target, groups)
-        for node in m.findall(statement, m.Assign() | m.AugAssign())
+        for node in findall(statement, m.Assign() | m.AugAssign())
         for target in _targets(node)
     )
 

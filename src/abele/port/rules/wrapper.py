@@ -12,6 +12,7 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.kinds import Kind
+from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Statement, Step, StepError
 from abele.port.context import Context
 from abele.port.edits import renamed
@@ -197,7 +198,7 @@ def _is_of_torch(context: Context, step: Step) -> bool:
         ),
     )
     call = None if found is None else found["call"]
-    if not isinstance(call, cst.Call) or len(m.findall(last, m.Assign())) != 1:
+    if not isinstance(call, cst.Call) or len(findall(last, m.Assign())) != 1:
         return False
     name = step.source.imported(call.func)
     if name.startswith("torch.nn.functional.") and name.rpartition(".")[2] in FUNCTIONS:

@@ -8,6 +8,7 @@ from typing import Any
 import libcst as cst
 from libcst import matchers as m
 
+from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.source import Source
 
@@ -21,7 +22,7 @@ def remove(context: Context, source: Source, statement: cst.CSTNode) -> None:
 def settle(context: Context) -> None:
     """Give the empty lines before statements that go to the next one that stays."""
     for source in context.project.sources:
-        for block in m.findall(source.module, m.IndentedBlock() | m.Module()):
+        for block in findall(source.module, m.IndentedBlock() | m.Module()):
             assert isinstance(block, cst.IndentedBlock | cst.Module)
             _settle(context, source, block.body)
 

@@ -9,6 +9,7 @@ from libcst import matchers as m
 
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import StepError, statement_of
+from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.rules.plain import modes
@@ -38,7 +39,7 @@ def apply(context: Context) -> None:
         _say_batches(context, thing, made)
         take_place(context, thing.source, made, "ABP1201", _REASON)
     for source in context.project.sources:
-        for call in m.findall(source.module, m.Call()):
+        for call in findall(source.module, m.Call()):
             assert isinstance(call, cst.Call)
             things = latest(context, source, call.func, context.things.of(source, call.func))
             is_inference = any(each.kind is Kind.INFERENCE for each in things)

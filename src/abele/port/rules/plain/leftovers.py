@@ -8,6 +8,7 @@ from typing import Any
 import libcst as cst
 from libcst import matchers as m
 
+from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.rules.plain import gaps
@@ -41,7 +42,7 @@ def apply(context: Context) -> None:
     for source in context.project.sources:
         for node in _names(source):
             _left(context, source, node)
-        for statement in m.findall(source.module, m.SimpleStatementLine()):
+        for statement in findall(source.module, m.SimpleStatementLine()):
             assert isinstance(statement, cst.SimpleStatementLine)
             _import(context, source, statement)
     gaps.settle(context)
@@ -49,7 +50,7 @@ def apply(context: Context) -> None:
 
 def _names(source: Source) -> Iterator[cst.Name | cst.Attribute]:
     """Every name that comes from one of the packages, as far as it is written out."""
-    for node in m.findall(source.module, m.Name() | m.Attribute()):
+    for node in findall(source.module, m.Name() | m.Attribute()):
         assert isinstance(node, cst.Name | cst.Attribute)
         if source.enclosing(node, cst.Import, cst.ImportFrom) is not None:
             continue

@@ -7,6 +7,7 @@ from libcst import matchers as m
 
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import Statement, calls_of
+from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.rules.plain.latest import latest
@@ -102,7 +103,7 @@ def _touches(
     """Whether a piece of a program sets the other mode, or calls a model that has it."""
     other = "eval" if mode == "train" else "train"
     kind = Kind.INFERENCE if mode == "train" else Kind.TRAINING
-    for call in m.findall(node, m.Call()):
+    for call in findall(node, m.Call()):
         assert isinstance(call, cst.Call)
         func = call.func
         sets = isinstance(func, cst.Attribute) and func.attr.value == other
@@ -124,7 +125,7 @@ def _last(context: Context, source: Source, statement: cst.CSTNode, models: set[
     """The mode that a statement sets last; ``""`` if none, ``perhaps`` if a condition decides."""
     modes = m.Attribute(attr=m.OneOf(m.Name("train"), m.Name("eval")))
     last = ""
-    for call in m.findall(statement, m.Call(func=modes)):
+    for call in findall(statement, m.Call(func=modes)):
         func = cst.ensure_type(cst.ensure_type(call, cst.Call).func, cst.Attribute)
         if models & bases(context, source, func.value):
             last = func.attr.value

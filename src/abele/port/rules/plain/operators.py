@@ -9,6 +9,7 @@ from libcst import matchers as m
 
 from abele.port.analysis.batches import argument
 from abele.port.analysis.parts import statement_of
+from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.rules.plain import gaps
@@ -39,7 +40,7 @@ _FALSE = frozenset(("isRunningOnIpu", "ipuHardwareIsAvailable"))
 def apply(context: Context) -> None:
     """Replace what PopTorch has for models."""
     for source in context.project.sources:
-        for call in m.findall(source.module, m.Call()):
+        for call in findall(source.module, m.Call()):
             assert isinstance(call, cst.Call)
             module, _, name = source.imported(call.func).partition(".")
             if module == "poptorch":

@@ -8,6 +8,7 @@ from libcst import matchers as m
 from abele.port.analysis.batches import argument
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import StepError, statement_of
+from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.rules.plain import gaps
@@ -49,7 +50,7 @@ def apply(context: Context) -> None:
                 context.treated.add(thing.made)
                 context.say(thing.source, error.node, "ABP1409", Verdict.BLOCKED, error.reason)
     for source in context.project.sources:
-        for node in m.findall(source.module, m.Attribute(attr=m.Name("variable_attrs"))):
+        for node in findall(source.module, m.Attribute(attr=m.Name("variable_attrs"))):
             assert isinstance(node, cst.Attribute)
             if context.things.of(source, node.value, Kind.OPTIMIZER):
                 statement = statement_of(source, node)

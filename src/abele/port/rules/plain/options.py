@@ -12,6 +12,7 @@ from libcst import matchers as m
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.parts import statement_of
 from abele.port.analysis.scopes import is_method
+from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.edits import parsed
 from abele.port.finding import Verdict
@@ -93,7 +94,7 @@ def apply(context: Context) -> None:
 
 def _outermost(context: Context, source: Source) -> Iterator[cst.BaseExpression]:
     """Expressions that stand for options and are no part of one that does."""
-    for node in m.findall(source.module, m.Name() | m.Attribute() | m.Call()):
+    for node in findall(source.module, m.Name() | m.Attribute() | m.Call()):
         assert isinstance(node, cst.Name | cst.Attribute | cst.Call)
         parent = source.parent(node)
         inner = isinstance(parent, cst.Attribute | cst.Call) and _is_options(
@@ -140,7 +141,7 @@ def _remove(context: Context, source: Source, node: cst.BaseExpression) -> None:
         return
     seeds = [
         each
-        for each in m.findall(statement, m.Call(func=m.Attribute(attr=m.Name("randomSeed"))))
+        for each in findall(statement, m.Call(func=m.Attribute(attr=m.Name("randomSeed"))))
         if isinstance(each, cst.Call) and each.args and _is_options(context, source, each)
     ]
     context.treated.add(statement)

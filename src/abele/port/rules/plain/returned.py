@@ -12,6 +12,7 @@ from abele.port.analysis.batches import argument
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import StepError
 from abele.port.analysis.scopes import names_in
+from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.rules.wrapper import FUNCTIONS
 from abele.port.source import Source
@@ -82,7 +83,7 @@ def _of_model(context: Context, model: Thing, node: cst.CSTNode) -> Loss:
 
 def _results(source: Source, forward: cst.FunctionDef) -> Iterator[Sequence[cst.BaseExpression]]:
     """What each of its ``return`` statements returns."""
-    for node in m.findall(forward.body, m.Return()):
+    for node in findall(forward.body, m.Return()):
         assert isinstance(node, cst.Return)
         if source.enclosing(node, cst.FunctionDef) is forward and node.value is not None:
             value = node.value
@@ -116,7 +117,7 @@ def _loss(
 def _assigned(forward: cst.FunctionDef) -> dict[str, list[cst.BaseExpression]]:
     """What is assigned to each name of a function."""
     values: dict[str, list[cst.BaseExpression]] = {}
-    for node in m.findall(forward.body, m.Assign()):
+    for node in findall(forward.body, m.Assign()):
         assert isinstance(node, cst.Assign)
         for target in node.targets:
             for name in names_in(target.target):

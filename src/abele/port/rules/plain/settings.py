@@ -11,6 +11,7 @@ from libcst import matchers as m
 from abele.port.analysis.batches import argument
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import StepError
+from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.rules.plain.latest import conditions, latest
 from abele.port.source import Source
@@ -77,7 +78,7 @@ class Batches:
 def settings(context: Context, options: Thing) -> Iterator[Setting]:
     """Every method that is called of some options, in the order of the program."""
     for source in context.project.sources:
-        for call in m.findall(source.module, m.Call(func=m.Attribute())):
+        for call in findall(source.module, m.Call(func=m.Attribute())):
             assert isinstance(call, cst.Call)
             assert isinstance(call.func, cst.Attribute)
             if options in context.things.of(source, call.func.value, Kind.OPTIONS):
@@ -167,7 +168,7 @@ def require_known(context: Context, batches: Batches, source: Source, node: cst.
         StepError: one of them is another name's there.
     """
     for where, number in batches.nodes:
-        for name in m.findall(number, m.Name()):
+        for name in findall(number, m.Name()):
             assert isinstance(name, cst.Name)
             there = context.things.named(source, node, name.value)
             if where is not source or there is not context.things.named(where, number, name.value):

@@ -11,6 +11,7 @@ from libcst import matchers as m
 from abele.port.analysis.batches import argument
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import StepError, statement_of
+from abele.port.analysis.search import findall
 from abele.port.analysis.things import models_updated
 from abele.port.context import Context
 from abele.port.finding import Verdict
@@ -137,7 +138,7 @@ def _optimizer(
             return Wrapped(variable.name, source, variable.owner)
         raise StepError(given, "it is not known where its optimizer is made")
     statement = statement_of(source, made)
-    prefix = "self." if m.findall(statement, m.AssignTarget(m.Attribute(m.Name("self")))) else ""
+    prefix = "self." if findall(statement, m.AssignTarget(m.Attribute(m.Name("self")))) else ""
     owner = source.enclosing(made, cst.ClassDef) if prefix else None
     wrapped = Wrapped(
         prefix + context.name(source, "optimizer"),

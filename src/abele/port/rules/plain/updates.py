@@ -10,6 +10,7 @@ from libcst import matchers as m
 
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import Statement, StepError, statement_of
+from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.rules.plain import functions, modes
@@ -69,7 +70,7 @@ def apply(context: Context) -> None:
 
 def _calls(context: Context) -> Iterator[tuple[Source, cst.Call]]:
     for source in context.project.sources:
-        for call in m.findall(source.module, m.Call()):
+        for call in findall(source.module, m.Call()):
             assert isinstance(call, cst.Call)
             if trained(context, source, call):
                 yield source, call
@@ -122,7 +123,7 @@ def _between(source: Source, node: cst.CSTNode, end: cst.CSTNode) -> Iterator[cs
 
 
 def _inside(statement: cst.CSTNode) -> set[cst.CSTNode]:
-    return set(m.findall(statement, m.Call()))
+    return set(findall(statement, m.Call()))
 
 
 def _in_place(
@@ -227,7 +228,7 @@ def _kept(context: Context, source: Source, target: cst.BaseExpression, call: cs
         isinstance(node, cst.Name)
         and context.things.named(source, node, target.value) is owner
         and not _is_harmless(source, node)
-        for node in m.findall(owner, m.Name(target.value))
+        for node in findall(owner, m.Name(target.value))
     )
 
 

@@ -9,6 +9,7 @@ from libcst import matchers as m
 
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import statement_of
+from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.rules.plain import gaps
@@ -43,7 +44,7 @@ _KINDS = (Kind.TRAINING, Kind.INFERENCE)
 def apply(context: Context) -> None:
     """Take out what a module has no use for, and name what it does not have."""
     for source in context.project.sources:
-        for node in m.findall(source.module, m.Attribute()):
+        for node in findall(source.module, m.Attribute()):
             assert isinstance(node, cst.Attribute)
             things = context.things.of(source, node.value)
             if any(each.kind in _KINDS for each in things):

@@ -8,6 +8,7 @@ from libcst import matchers as m
 from abele.port.analysis.batches import argument
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.parts import statement_of
+from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.finding import Verdict
 
@@ -28,11 +29,11 @@ _BETAS = frozenset(("OneCycleLR", "CyclicLR"))
 def apply(context: Context) -> None:
     """Name the lines that stand in the way."""
     for source in context.project.sources:
-        for call in m.findall(source.module, m.Call()):
+        for call in findall(source.module, m.Call()):
             assert isinstance(call, cst.Call)
             if source.imported(call.func).rpartition(".")[2] in _PROCESSES:
                 context.say(source, call, "ABP2001", Verdict.BLOCKED, _by_hand("processes"))
-        for node in m.findall(source.module, m.Attribute(attr=m.Name("param_groups"))):
+        for node in findall(source.module, m.Attribute(attr=m.Name("param_groups"))):
             assert isinstance(node, cst.Attribute)
             text = source.code(statement_of(source, node))
             if context.things.of(source, node.value, Kind.OPTIMIZER) and "betas" in text:

@@ -7,6 +7,7 @@ from libcst import matchers as m
 
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.parts import Loop, statement_of
+from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
 from abele.port.context import Context
 from abele.port.finding import Verdict
@@ -55,7 +56,7 @@ def _fetch(context: Context, step: Step) -> None:
 def _used_inside(context: Context, step: Step, loop: Loop) -> bool:
     """Whether the statements of a loop beside the step may use the model, or leave the function."""
     own: set[cst.CSTNode] = {*step.forward, *step.zero, step.backward, step.update, step.place}
-    for node in m.findall(loop.body, m.Return() | m.Name() | m.Attribute() | m.Call()):
+    for node in findall(loop.body, m.Return() | m.Name() | m.Attribute() | m.Call()):
         if own & {node, *step.source.above(node)}:
             continue
         if isinstance(node, cst.Return):
@@ -73,7 +74,7 @@ def _is_saved(context: Context, step: Step) -> bool:
     return any(
         context.things.of(source, call.func.value, Kind.OPTIMIZER) & {*step.gradients.optimizers}
         for source in context.project.sources
-        for call in m.findall(source.module, m.Call(m.Attribute(attr=m.Name("state_dict"))))
+        for call in findall(source.module, m.Call(m.Attribute(attr=m.Name("state_dict"))))
         if isinstance(call, cst.Call) and isinstance(call.func, cst.Attribute)
     )
 
@@ -81,7 +82,7 @@ def _is_saved(context: Context, step: Step) -> bool:
 def _say_uses(context: Context, step: Step) -> None:
     inside: set[cst.CSTNode] = {*step.forward, step.backward, *step.helpers}
     for source in context.project.sources:
-        for call in m.findall(source.module, m.Call()):
+        for call in findall(source.module, m.Call()):
             assert isinstance(call, cst.Call)
             if inside & {*source.above(call)}:
                 continue

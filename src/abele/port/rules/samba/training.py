@@ -11,6 +11,7 @@ from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.parts import statement_of
 from abele.port.analysis.scopes import parameters
+from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Statement, Step, StepError
 from abele.port.analysis.things import models_updated
 from abele.port.context import Context
@@ -121,7 +122,7 @@ def _require_tensors(context: Context, step: Step) -> None:
     pieces += [(each.body, {*parameters(each)}) for each in step.helpers]
     key = m.SubscriptElement(m.Index(m.SimpleString()))
     for piece, names in pieces:
-        for node in m.findall(piece, m.Subscript(value=m.Name(), slice=[key])):
+        for node in findall(piece, m.Subscript(value=m.Name(), slice=[key])):
             value = cst.ensure_type(node, cst.Subscript).value
             if isinstance(value, cst.Name) and value.value in names:
                 reason = (
@@ -159,7 +160,7 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
 def _targets(source: Source, statement: Statement) -> set[str]:
     """What a statement assigns, as it is written."""
     targets = {*writes(statement)}
-    for node in m.findall(statement, m.AssignTarget()):
+    for node in findall(statement, m.AssignTarget()):
         target = cst.ensure_type(node, cst.AssignTarget).target
         elements = target.elements if isinstance(target, cst.Tuple | cst.List) else ()
         targets |= {source.code(each) for each in (target, *(e.value for e in elements))}
@@ -219,7 +220,7 @@ def _schedulers(context: Context, step: Step) -> list[Statement]:
     statements: list[Statement] = []
     for source in context.project.sources:
         pattern = m.SimpleStatementLine(body=[m.Expr(m.Call(m.Attribute(attr=m.Name("step"))))])
-        for statement in m.findall(source.module, pattern):
+        for statement in findall(source.module, pattern):
             assert isinstance(statement, cst.SimpleStatementLine)
             small = cst.ensure_type(statement.body[0], cst.Expr)
             func = cst.ensure_type(cst.ensure_type(small.value, cst.Call).func, cst.Attribute)
@@ -234,7 +235,7 @@ def _written(context: Context, step: Step) -> list[cst.CSTNode]:
     """Where the values of an optimizer are read or written by hand."""
     nodes: list[cst.CSTNode] = []
     for source in context.project.sources:
-        for node in m.findall(source.module, m.Attribute(attr=m.Name("param_groups"))):
+        for node in findall(source.module, m.Attribute(attr=m.Name("param_groups"))):
             assert isinstance(node, cst.Attribute)
             known = context.things.of(source, node.value, Kind.OPTIMIZER)
             if known & set(step.gradients.optimizers):

@@ -1,0 +1,45 @@
+"""Searches pieces of a program for nodes, without walking through them anew each time."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import libcst as cst
+from libcst import matchers as m
+
+#: Nodes by the name of their class, with their positions.
+_Nodes = dict[str, list[tuple[int, cst.CSTNode]]]
+_PIECES = 4096  # that are remembered
+
+
+def findall(node: cst.CSTNode, matcher: Any) -> list[Any]:
+    """Nodes of a piece that match, in the order of the text; as ``libcst.matchers.findall``.
+
+    Args:
+        node: the piece, which may be one of the results.
+        matcher: what a node has to match, or one of several joined with ``|``.
+    """
+    nodes = _inside(node)
+    names = dict.fromkeys(type(each).__name__ for each in getattr(matcher, "options", (matcher,)))
+    matches = [
+        (position, each)
+        for name in names
+        for position, each in nodes.get(name, ())
+        if m.matches(each, matcher)
+    ]
+    if m.matches(node, matcher):
+        matches.append((-1, node))
+    return [each for _, each in sorted(matches, key=lambda pair: pair[0])]
+
+
+@functools.lru_cache(_PIECES)
+def _inside(node: cst.CSTNode) -> _Nodes:
+    nodes: _Nodes = {}
+    rest, position = list(reversed(node.children)), 0
+    while rest:
+        each = rest.pop()
+        nodes.setdefault(type(each).__name__, []).append((position, each))
+        rest.extend(reversed(each.children))
+        position += 1
+    return nodes
