@@ -1,12 +1,17 @@
 """The page says of the fit check what its record says; cells are measured once."""
 
+import json
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
 import fit_page  # noqa: E402 - after the path above; benchmarks are no package
+
+RECORDS = sorted((ROOT / "benchmarks" / "records").glob("fit_*.json"))
 
 
 def cell(way="interpreted", measured=100e6, step_s=0.1, **more):
@@ -58,3 +63,11 @@ def test_the_lines_have_every_way_and_setting():
 def test_a_cell_without_a_number_says_why():
     assert fit_page.line(REFUSED) == " refused: killed"
     assert fit_page.errors([REFUSED]) == {}
+
+
+@pytest.mark.skipif(not RECORDS, reason="no record")
+def test_the_page_has_the_record():
+    newest = max(RECORDS, key=lambda path: json.loads(path.read_text())["environment"]["date"])
+    page = (ROOT / "docs" / "fit.md").read_text()
+    assert f"records/{newest.name}" in page
+    assert "\n".join(fit_page.lines(json.loads(newest.read_text()))) in page
