@@ -48,9 +48,13 @@ def sessions(
     for name, values in (rule.initial_state(state.params) if rule else {}).items():
         slots |= {f"{name}.{key}": value for key, value in values.items()}
     hyper = rule.hyper() if rule else {}
-    arguments = (config, state.params, state.buffers, slots, hyper)
+    arguments = (config, state.params, state.buffers)
     parts = cut(captured.programs[0], stages, config)
     chosen = get_target(target)
     piped, _ = build([*parts.programs, *captured.programs[1:]], config, target=chosen)
     plain, _ = build(captured.programs, config, target=chosen)
-    return Session(piped, *arguments, plan=pipelined(parts)), Session(plain, *arguments)
+    others = {name: value.clone() for name, value in slots.items()}  # a session keeps what it gets
+    return (
+        Session(piped, *arguments, slots, hyper, plan=pipelined(parts)),
+        Session(plain, *arguments, others, hyper),
+    )
