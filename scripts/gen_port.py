@@ -115,8 +115,23 @@ _TAIL = """
 ## The ladder
 
 `--ladder` takes the steps of a port in the order in which people take them, and stops at the first that fails with what mends it: the program
-trains on this processor; its lines are ported; the training model computes the same, five updates bit for bit; it fits into `--limit` (see [fit.md](fit.md): where it does not, the answer names the cheapest changes, smaller micro-batches,
+trains on this processor; its lines are ported; a batch of one row trains; the training model computes the same, five updates bit for bit; the inference
+model returns what the plain model does; it fits into `--limit` (see [fit.md](fit.md): where it does not, the answer names the cheapest changes, smaller micro-batches,
 recomputation, half precision and stages of a pipeline among them).
+
+A batch of one row is the least that a device has to hold, and not every program can take it: batch norm has no averages of one row, `squeeze()`
+takes its dimension out, and `std(0)` of it is no number. The ladder names the line and prints the edit:
+
+```text
+FAILED  a batch of one row trains: ValueError: Target size (torch.Size([1])) must be the same as input size (torch.Size([]))
+        train.py:13: squeeze() takes every dimension of one out, also that of the rows; name the one that is meant.
+        - loss = criterion(net(x).squeeze(), y)
+        + loss = criterion(net(x).squeeze(1), y)
+```
+
+An inference model that returns something else than the plain model with the same rows has been compiled in the other mode, mostly: a program keeps
+the mode of its first call, and a model whose own `forward` asks for `self.training` has the one that it had when it was wrapped. The line of the
+call is named, with the `eval()` that is missing. Up to twenty calls are compared.
 
 `--to popdist` also has the program run in several instances, which poprun starts: see [distributed.md](distributed.md).
 

@@ -1,8 +1,9 @@
 """The steps of a port in the order in which people take them, up to the first that fails.
 
 They are those of the guide that the project started from: it runs on a processor, its lines are
-ported, its model trains as a program, and it fits; where it does not, numbers of half precision,
-recomputation and pipelines are among the changes that the answer names.
+ported, a batch of one row trains, its model trains as a program and is evaluated as one, and it
+fits; where it does not, numbers of half precision, recomputation and pipelines are among the
+changes that the answer names.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from abele.port.check.told import Told
 from abele.port.engine import Port
 from abele.port.finding import Verdict
 from abele.port.modes.arguments import arguments_of_port
+from abele.port.rungs import mending
+from abele.port.rungs.process import asked
 
 _STEPS = 5
 _TIMEOUT_S = 600.0
@@ -73,7 +76,9 @@ def climb(
     steps = (
         lambda: _runs(original, arguments, python),
         lambda: _is_ported(result),
+        lambda: _takes_one_row(original, port, of_port(), python),
         lambda: _trains(original, port, (arguments, of_port()), python),
+        lambda: _evaluates(original, port, of_port(), python),
         lambda: _fits(port, of_port(), limit, python),
     )
     for step in steps:
@@ -115,6 +120,33 @@ def _is_ported(result: Port) -> Rung:
     evaluates = f"; inference models run at {', '.join(places)}" if places else ""
     looked = f"{len(result.findings)} lines were looked at, none is left to do"
     return Rung(title, True, looked + evaluates)
+
+
+def _takes_one_row(original: Path, port: Path, arguments: Sequence[str], python: str) -> Rung:
+    title = "a batch of one row trains"
+    try:
+        told = asked("one_row", port, arguments, python, _TIMEOUT_S)
+    except CheckError as error:
+        return Rung(title, False, str(error))
+    if told["problem"]:
+        edit = mending.of_one_row(told, port, original)
+        return Rung(title, False, f"{told['problem']}\n{edit}")
+    if "untried" in told:
+        return Rung(title, True, f"there is nothing to try: {told['untried']}")
+    return Rung(title, True, f"one of {told['rows']} rows has a loss and gradients by itself")
+
+
+def _evaluates(original: Path, port: Path, arguments: Sequence[str], python: str) -> Rung:
+    title = "the inference model computes the same"
+    try:
+        told = asked("inference", port, arguments, python, _TIMEOUT_S)
+    except CheckError as error:
+        return Rung(title, False, str(error))
+    if told["result"] == "other":
+        return Rung(title, False, mending.of_inference(told, port, original))
+    if not told["calls"]:
+        return Rung(title, True, "nothing is evaluated by a program with these arguments")
+    return Rung(title, True, f"{told['calls']} calls return what the plain model does, bit for bit")
 
 
 def _trains(

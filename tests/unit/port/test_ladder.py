@@ -1,5 +1,8 @@
 """The steps of a port: each says what it saw, and nothing comes after the first that fails."""
 
+import re
+from textwrap import indent
+
 import pytest
 
 from abele.port import files, ladder
@@ -15,8 +18,8 @@ import torch
 torch.manual_seed(0)
 net = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-x = torch.randn(8, 4)
 for _ in range(int(sys.argv[1])):
+    x = torch.randn(8, 4)
     optimizer.zero_grad()
     loss = net(x).square().mean()
     loss.backward()
@@ -42,15 +45,18 @@ def climbed(tmp_path):
 
 def test_a_program_that_is_right_takes_all_steps(climbed):
     rungs = climbed()
-    assert [rung.passed for rung in rungs] == [True] * 4
+    assert [rung.passed for rung in rungs] == [True] * 6
     text = "\n".join(map(str, rungs))
     assert "passed  the program trains on this processor: its first loss is 0." in text
+    assert "a batch of one row trains: one of 8 rows has a loss and gradients by itself" in text
     assert "losses and weights of 5 updates are equal" in text
+    assert "nothing is evaluated by a program with these arguments" in text
     assert "it fits into 1GiB" in text
 
 
 def test_what_does_not_fit_is_the_last_step(climbed):
     *others, last = climbed(limit="100B")
+    assert len(others) == 5
     assert all(rung.passed for rung in others)
     assert str(last).startswith("FAILED  it fits into 100B: ")
     assert "does not fit" in last.says
@@ -68,3 +74,93 @@ def test_a_line_that_is_left_stops_before_anything_is_compared(climbed):
     rungs = climbed(PROGRAM + "torch.save(net, 'net.pt')\nnet.register_full_backward_hook(print)\n")
     assert [rung.passed for rung in rungs] == [True, False]
     assert "manual" in rungs[1].says
+
+
+def mended(text, rung):
+    """A program after the edit that a step prints."""
+    old, new = re.findall(r"^[-+] (.*)$", rung.says, re.MULTILINE)
+    assert text.count(old) == 1
+    return text.replace(old, new)
+
+
+NET = "torch.nn.Linear(4, 2)"
+LOSS = "net(x).square().mean()"
+NORM = f"torch.nn.Sequential({NET}, torch.nn.BatchNorm1d(2))"
+ONE_ROW = {
+    "averages over rows": (
+        (NET, NORM),
+        "Expected more than 1 value per channel",
+        "GroupNorm(1, 2)",
+    ),
+    "a dimension of one": (
+        (LOSS, "torch.nn.functional.mse_loss(net(x)[:, :1].squeeze(), x[:, 0])"),
+        "Using a target size",
+        ".squeeze(1)",
+    ),
+    "a spread of rows": (
+        (LOSS, "(net(x) / net(x).std(0)).square().mean()"),
+        "what it computes is no number",
+        ".var(0, correction=0).add(1e-5).sqrt()",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONE_ROW)
+def test_what_one_row_breaks_is_mended_by_the_edit_that_is_printed(name, climbed):
+    (old, new), problem, edit = ONE_ROW[name]
+    text = PROGRAM.replace(old, new)
+    *others, last = climbed(text)
+    assert [rung.passed for rung in others] == [True, True]
+    assert str(last).startswith("FAILED  a batch of one row trains: ")
+    assert problem in last.says
+    assert edit in last.says
+    assert "train.py:" in last.says
+    assert [rung.passed for rung in climbed(mended(text, last))] == [True] * 6
+
+
+X = "x = torch.randn(8, 4)\n"
+EVALUATED = "with torch.no_grad():\n    print(net(torch.ones(8, 4)).sum().item())\n"
+TWO_MODES = """\
+torch.manual_seed(1)
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.layer(x) if self.training else 2 * self.layer(x)
+
+
+"""
+
+
+def test_a_model_that_is_given_no_batch_has_no_row_to_try(climbed):
+    rungs = climbed(PROGRAM.replace("    x = torch.randn(8, 4)\n", "").replace("for", X + "for", 1))
+    assert [rung.passed for rung in rungs] == [True] * 6
+    assert rungs[2].says == "there is nothing to try: the model is given no batch"
+
+
+def test_an_inference_model_that_keeps_another_mode_is_named_with_the_edit(climbed):
+    first, later = f"{EVALUATED}for _ in", "    net.eval()\n" + indent(EVALUATED, "    ")
+    text = PROGRAM.replace("torch.manual_seed(0)\n", TWO_MODES)
+    text = text.replace(f"net = {NET}", "net = torch.nn.Sequential(Net())")
+    text = text.replace("for _ in", first) + f"{later}    net.train()\n"
+    *others, last = climbed(text)
+    assert [rung.passed for rung in others] == [True] * 4
+    assert "FAILED  the inference model computes the same: call 2, " in str(last)
+    assert "a program keeps the mode of its first call" in last.says
+    assert "+ net.eval()\n" in last.says
+    mended = text.replace(first, f"net.eval()\n{EVALUATED}net.train()\nfor _ in")
+    rungs = climbed(mended)
+    assert [rung.passed for rung in rungs] == [True] * 6
+    assert rungs[4].says == "10 calls return what the plain model does, bit for bit"
+
+
+def test_an_inference_model_that_does_not_see_the_mode_of_its_model_is_named(climbed):
+    text = PROGRAM.replace("torch.manual_seed(0)\n", TWO_MODES)
+    text = text.replace(f"net = {NET}", "net = Net()") + f"net.eval()\n{EVALUATED}"
+    *others, last = climbed(text)
+    assert [rung.passed for rung in others] == [True] * 4
+    assert "A wrapper copies the mode of its model: call eval() of it in the port" in last.says

@@ -1,0 +1,115 @@
+"""The edit that mends a line: what was there and what is to be there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_LINE = re.compile(r"(?P<path>.*?):(?P<number>\d+): `(?P<text>.*)`", re.DOTALL)
+_NORM = re.compile(r"((?:\w+\.)*)BatchNorm[123]d\(([^(),]+)\)")
+_WHY_NORM = (
+    "batch norm takes averages over the rows of a batch, and one row has none; group norm takes "
+    "them within each row. Weights that were trained with batch norm do not fit it."
+)
+_WHY_SQUEEZE = (
+    "squeeze() takes every dimension of one out, also that of the rows; name the one that is meant."
+)
+_WHY_SPREAD = "one row has no spread: its estimate divides by nothing."
+
+
+def where(line: str, port: Path, original: Path) -> tuple[str, str]:
+    """A line's place and text; the original's place, if the line stands there once.
+
+    Args:
+        line: as ``user_line`` writes it, of the port.
+        port: the script that was run.
+        original: what it was ported from.
+    """
+    match = _LINE.fullmatch(line)
+    if match is None:
+        return line, ""
+    path, text = Path(match["path"]), match["text"]
+    with_port = path.resolve().parent, port.resolve().parent
+    source = original.parent / path.name
+    if with_port[0] == with_port[1] and source.is_file():
+        lines = [each.strip() for each in source.read_text().splitlines()]
+        # In the module of a port, the model and what else it was given are attributes.
+        plain = [each.replace("self.", "") for each in lines]
+        if plain.count(text.replace("self.", "")) == 1:
+            at = plain.index(text.replace("self.", ""))
+            return f"{source}:{at + 1}", lines[at]
+    return f"{path}:{match['number']}", text
+
+
+def replaced(place: str, text: str, new: str, why: str) -> str:
+    """An edit in words and as a diff of one line; in words alone where it is no such line."""
+    if new == text:
+        return f"{place}: `{text}`\n{why}" if text else why
+    return f"{place}: {why}\n- {text}\n+ {new}"
+
+
+def of_one_row(told: Mapping[str, Any], port: Path, original: Path) -> str:
+    """The edit for what a batch of one row has broken.
+
+    Args:
+        told: by ``one_row``.
+        port: the script that was run.
+        original: what it was ported from.
+    """
+    if "Expected more than 1 value per channel" in told["problem"] and told["module"]:
+        place, text = where(told["module"], port, original)
+        return replaced(place, text, _NORM.sub(r"\1GroupNorm(1, \2)", text, count=1), _WHY_NORM)
+    place, text = where(told["line"], port, original)
+    if told.get("name") == "squeeze" and told.get("lost"):
+        new = _squeezed(text, told["taken"])
+        return replaced(place, text, new, _WHY_SQUEEZE)
+    if told.get("name") in ("std", "var") and not told.get("lost"):
+        return replaced(place, text, _spread(text, told["name"]), _WHY_SPREAD)
+    why = "this line needs more than one row; write it so that each row is computed by itself."
+    return replaced(place, text, text, why)
+
+
+def _squeezed(text: str, taken: Sequence[int]) -> str:
+    """A line whose ``squeeze`` names the dimensions that it takes out with several rows."""
+    single = [index for index, size in enumerate(taken) if size == 1]
+    dimensions = str(single[0]) if len(single) == 1 else str(tuple(single))
+    method, function = re.compile(r"\.squeeze\(\)"), re.compile(r"torch\.squeeze\(([\w.]+)\)")
+    if len(method.findall(text)) == 1:
+        return method.sub(f".squeeze({dimensions})", text)
+    if len(function.findall(text)) == 1:
+        return function.sub(rf"torch.squeeze(\1, {dimensions})", text)
+    return text
+
+
+def _spread(text: str, name: str) -> str:
+    """A line whose deviation, or variance, is that of the rows and not an estimate."""
+    call = re.compile(rf"\.{name}\(([^()=]*)\)")
+    given = call.findall(text)
+    if len(given) != 1:
+        return text
+    variance = f".var({given[0]}{', ' if given[0] else ''}correction=0)"
+    return call.sub(variance + (".add(1e-5).sqrt()" if name == "std" else ""), text)
+
+
+def of_inference(told: Mapping[str, Any], port: Path, original: Path) -> str:
+    """The edit for an inference model that computes something else than the plain model.
+
+    Args:
+        told: by ``inference``.
+        port: the script that was run.
+        original: what it was ported from.
+    """
+    place, text = where(told["line"], port, original)
+    says = f"call {told['calls']}, {place}: `{text}` returns something else than the plain model"
+    if not told["mode"]:
+        return f"{says}\nCall copyWeightsToDevice() of the program after its weights have changed."
+    if told["calls"] == 1:
+        mode = told["mode"].rpartition(".")[2]
+        return (
+            f"{says}\nA wrapper copies the mode of its model: call {mode} of it in the port, too."
+        )
+    first, text = where(told["first"], port, original)
+    why = "a program keeps the mode of its first call; set the mode before that."
+    return f"{says}\n{first}: {why}\n+ {told['mode']}\n  {text}"
