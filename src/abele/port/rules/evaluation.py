@@ -15,6 +15,7 @@ from abele.port.analysis.things import Home, NoHomeError
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.routes import NoRouteError, Wrapped
+from abele.port.rules import evaluation_mode
 from abele.port.source import Source
 
 CODES = {
@@ -25,6 +26,10 @@ CODES = {
     "ABP502": (
         "The call runs the inference model; where a last, shorter batch may come, that one is "
         "computed by the plain model."
+    ),
+    "ABP503": (
+        "The model's own forward reads self.training, of which an inference model has a copy: it "
+        "has to be wrapped after eval()."
     ),
     "ABP509": "The inference model cannot be had here; the plain model runs on the host.",
 }
@@ -40,7 +45,7 @@ def apply(context: Context) -> None:
         owner = context.things.owner(source, call)
         try:
             if (thing, owner) not in wrapped:
-                wrapped[thing, owner] = _wrap(context, thing, len(wrapped))
+                wrapped[thing, owner] = _wrap(context, thing, call, len(wrapped))
             name = context.routes.name(wrapped[thing, owner], source, call)
             _replace(context, source, call, name)
         except NoRouteError as error:
@@ -71,7 +76,7 @@ def _calls(context: Context) -> Iterator[tuple[Source, cst.Call, Thing]]:
                 yield source, call, thing
 
 
-def _wrap(context: Context, thing: Thing, count: int) -> Wrapped:
+def _wrap(context: Context, thing: Thing, call: cst.Call, count: int) -> Wrapped:
     """Make an inference model, where the model is made."""
     home = _home(context, thing)
     variable, source = home.variable, home.source
@@ -80,8 +85,9 @@ def _wrap(context: Context, thing: Thing, count: int) -> Wrapped:
     number = f"_{count + 1}" if count else ""
     name = prefix + context.name(source, f"inference_model{number}")
     options = context.options(source)
+    model = evaluation_mode.wrapped(context, thing, source, call, variable.name)
     context.edits(source).after(
-        statement, f"{name} = poptorch.inferenceModel({variable.name}, options={options})"
+        statement, f"{name} = poptorch.inferenceModel({model}, options={options})"
     )
     context.say(source, statement, "ABP501", Verdict.MODIFIED, f"{name} is made here: {_REASON}")
     return Wrapped(name, source, variable.owner)
