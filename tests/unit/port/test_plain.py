@@ -1,5 +1,6 @@
 """``--to torch``: PopTorch programs become programs of plain PyTorch that train the same digits."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ FIXTURES = HERE / "rules_torch"
 MANUAL = {"reports"}
 #: Ports to PopTorch that are none of one process.
 INSTANCES = {"distributed"}
+#: Torch's optimizer keeps no rounding of updates that were written by hand; a mode that plain
+#: PyTorch does not have is blocked where it accumulates.
+ONE_WAY = {"by_hand_rounded", "modes_accumulation"}
 
 
 @pytest.mark.parametrize("name", port_fixtures.names(FIXTURES))
@@ -44,14 +48,14 @@ def test_a_port_prints_the_same_digits(name, monkeypatch, tmp_path):
     before = port_fixtures.printed(tmp_path / "before.py")
     assert len(before) > 1
     after = FIXTURES / f"{name}.out.py"
-    assert "poptorch" not in after.read_text()
+    assert not re.search(r"\bpoptorch\b", after.read_text())
     assert port_fixtures.printed(after) == before
 
 
 def there():
     """Ports to PopTorch, from the fixtures of the rules."""
     names = port_fixtures.names(HERE / "rules", whole=True)
-    return sorted({*names} - INSTANCES - {"optimizer_state"})
+    return sorted({*names} - INSTANCES - ONE_WAY - {"optimizer_state"})
 
 
 @pytest.mark.parametrize("name", there())

@@ -17,7 +17,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from abele.port.check.channel import BUFFER, PARAMETER, Channel, described, numbers
 from abele.port.check.cuda import cuda_is_the_host
-from abele.port.check.recurrent import step_by_step
 from abele.port.check.watch import LinesOfParameters, Watch
 from abele.warn import user_line
 
@@ -49,8 +48,8 @@ class Original(Watch):
         optimizer = wrapped(torch.optim.Optimizer, "__init__", self._optimizer_made)
         backward = wrapped(torch.autograd, "backward", self._before_backward)
         try:
-            host, layers = cuda_is_the_host(self.channel), step_by_step(self.channel)
-            with self._lines.noting(), optimizer, backward, host, layers:
+            host = cuda_is_the_host(self.channel)
+            with self._lines.noting(), optimizer, backward, host:
                 yield
         finally:
             for handle in handles:

@@ -193,8 +193,7 @@ def test_recurrent_layers_are_compared_bit_for_bit(pair):
     comparison = pair.check(steps=3)
     assert comparison.equal, str(comparison)
     assert comparison.compared == 6
-    note = "LSTM layers of the original run step by step, without oneDNN's other roundings"
-    assert comparison.notes == (note,)
+    assert comparison.notes == ()
 
 
 def test_an_accumulated_step_is_one_of_the_port(pair):
