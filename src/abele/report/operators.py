@@ -12,7 +12,7 @@ from torch.utils import flop_counter
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from abele.containers import is_sequence
-from abele.ops import few_channel_conv
+from abele.ops import few_channel_conv, lstm
 from abele.program import Program, Role, is_getitem, is_view, marks_of, node_argument
 from abele.program.printing import node_phase, type_text
 from abele.report.flow import OUTSIDE, Passage, Read
@@ -119,7 +119,7 @@ def _bytes(value: Any) -> int:
 
 
 def operations(node: torch.fx.Node) -> int:
-    """Floating-point operations of a convolution, matrix product or attention; of others 0."""
+    """Floating-point operations of convolutions, products, attention and LSTMs; of others 0."""
     given: Any = torch.fx.map_arg((node.args, dict(node.kwargs)), _value)
     target, arguments, options = cast("Any", node.target), *given
     if target is few_channel_conv.forward:
@@ -132,6 +132,10 @@ def operations(node: torch.fx.Node) -> int:
         return _sdpa(*(each.shape for each in arguments[:3]))
     elif target is _ATTENTION_BACKWARD:
         return _sdpa_backward(*(each.shape for each in arguments[:4]))
+    elif target in (lstm.forward, lstm.backward):
+        x, *weights = arguments[:3]
+        one = 2 * x.shape[0] * x.shape[1] * sum(each.numel() for each in weights)
+        return one if target is lstm.forward else 2 * one  # for the inputs and for the weights
     elif target is aten.convolution_backward.default and arguments[9] > 1:
         # The registry's counts every channel with every other.
         grad, x, weight, transposed = (arguments[index] for index in (0, 1, 2, 7))

@@ -7,6 +7,7 @@ import torch
 
 from abele.fit import costs
 from abele.machine_limits import MachineLimits, Rates
+from abele.ops import lstm
 from abele.report.operators import operations
 from abele.targets.kernel_choice import NOBODY, Kernel
 
@@ -124,6 +125,18 @@ def test_attention_of_the_host_has_operations():
         aten._scaled_dot_product_flash_attention_for_cpu.default, query, query, query, 0.0, False
     )
     assert operations(forward) == 2 * 2 * 2 * 4 * 16 * 16 * 8
+
+
+def test_an_lstm_has_operations():
+    x, weights, state = image(7, 4, 5), (image(24, 5), image(24, 6)), image(4, 6)
+    biases = image(24), image(24)
+    shared = x, *weights, *biases, state, state
+    forward = node(lstm.forward, *shared, False, True, True)
+    states, kept = image(7, 4, 6), torch.empty(10, dtype=torch.uint8)
+    others = states, state, state, states, state, state, kept, False, True
+    backward = node(lstm.backward, *shared, *others)
+    assert operations(forward) == 2 * 7 * 4 * 24 * (5 + 6)
+    assert operations(backward) == 2 * operations(forward)
 
 
 def test_work_on_elements_counts_in_exponentials_and_less_in_compiled_code():
