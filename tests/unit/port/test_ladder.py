@@ -158,8 +158,15 @@ def test_an_inference_model_that_keeps_another_mode_is_named_with_the_edit(climb
     assert rungs[4].says == "10 calls return what the plain model does, bit for bit"
 
 
-def test_an_inference_model_that_does_not_see_the_mode_of_its_model_is_named(climbed):
+def test_an_inference_model_sees_the_mode_of_its_model(climbed):
     text = PROGRAM.replace("torch.manual_seed(0)\n", TWO_MODES)
+    text = text.replace(f"net = {NET}", "net = Net()") + f"net.eval()\n{EVALUATED}"
+    assert [rung.passed for rung in climbed(text)] == [True] * 6
+
+
+def test_an_inference_model_that_does_not_see_the_mode_of_its_model_is_named(climbed):
+    hidden = TWO_MODES.replace("self.training", 'getattr(self, "training")')
+    text = PROGRAM.replace("torch.manual_seed(0)\n", hidden)
     text = text.replace(f"net = {NET}", "net = Net()") + f"net.eval()\n{EVALUATED}"
     *others, last = climbed(text)
     assert [rung.passed for rung in others] == [True] * 4
