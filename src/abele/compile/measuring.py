@@ -19,11 +19,14 @@ import torch
 from abele.program import Program, Role, Slot
 from abele.targets.base import Compiled
 
-# Whatever compiling took, this may be spent on measuring, and this share of it.
+# Whatever compiling took, this may be spent on first runs, which find no memory ready, and as much
+# again on those that count; or this share of what compiling took.
 _BUDGET_S, _SHARE = 0.5, 0.1
 _MOST_RUNS = 7
+# What needs so many times the shortest time is not run again.
+_HOPELESS = 2.0
 # Another lowering is taken if it needs less than this share of the first one's time; after a
-# single run of each, which finds no memory ready, less than the second.
+# single run of each that counts, less than the second.
 _CLEARLY, _BY_ONE_RUN = 0.95, 0.75
 # State that takes more memory is not made a second time.
 _LARGEST_BYTES = 2**30
@@ -73,21 +76,50 @@ def fastest(
         return first, f"not measured, because its inputs take {size / 2**30:.1f} GiB"
     random_state = torch.get_rng_state()
     try:
-        times = _times(ways, max(_BUDGET_S, _SHARE * compile_s), clocked or seconds)
-        known = [pair for pair in zip(ways, times, strict=True) if pair[1]]
-        if len(known) == 1:
-            return first, f"not measured, because a run takes {times[0][0]:.1f} s"
-        return _chosen(known, clocked or seconds)
+        budget_s, clocked = max(_BUDGET_S, _SHARE * compile_s), clocked or seconds
+        inputs = made_up(first.program)
+        cold = _first_times(ways, inputs, budget_s, clocked)
+        if len(cold) == 1:
+            return first, f"not measured, because a run takes {cold[0]:.1f} s"
+        ways = ways[: len(cold)]
+        return _chosen(ways, _times(ways, inputs, budget_s, clocked), clocked)
     finally:
         torch.set_rng_state(random_state)
 
 
-def _chosen(known: Sequence[tuple[Way, list[float]]], clocked: Clocked) -> tuple[Way, str]:
+def _first_times(
+    ways: Sequence[Way], inputs: list[torch.Tensor], budget_s: float, clocked: Clocked
+) -> list[float]:
+    """The time of a first run of each way, in seconds, of as many as the budget allows."""
+    times: list[float] = []
+    for way in ways:
+        if sum(times) > budget_s:
+            break
+        times.append(clocked(way.compiled, list(inputs)))
+    return times
+
+
+def _times(
+    ways: Sequence[Way], inputs: list[torch.Tensor], budget_s: float, clocked: Clocked
+) -> list[list[float]]:
+    """Times of each way after its first, in seconds, in turns, while the budget lasts; one each."""
+    times: list[list[float]] = [[] for _ in ways]
+    for _ in range(_MOST_RUNS):
+        shortest = min((min(each) for each in times if each), default=0.0)
+        for way, each in zip(ways, times, strict=True):
+            if each and min(each) > _HOPELESS * shortest:
+                continue
+            if each and sum(map(sum, times)) + each[-1] > budget_s:
+                return times
+            each.append(clocked(way.compiled, list(inputs)))
+    return times
+
+
+def _chosen(ways: Sequence[Way], times: Sequence[list[float]], clocked: Clocked) -> tuple[Way, str]:
     """The way to take, from the times of each, and what speaks for it."""
-    ways = [way for way, _ in known]
-    once = min(len(each) for _, each in known) == 1  # then all are as cold as each other
-    medians = [statistics.median(each[:1] if once else each[1:]) for _, each in known]
-    best = min(range(len(known)), key=medians.__getitem__)
+    medians = [statistics.median(each) for each in times]
+    best = min(range(len(ways)), key=medians.__getitem__)
+    once = min(len(times[0]), len(times[best])) == 1
     if medians[best] >= (_BY_ONE_RUN if once else _CLEARLY) * medians[0]:
         best = 0
     if once and best:  # something may have disturbed the only run of the first
@@ -97,18 +129,6 @@ def _chosen(known: Sequence[tuple[Way, list[float]]], clocked: Clocked) -> tuple
         if medians[best] >= _CLEARLY * medians[0]:
             best = 0
     return ways[best], _in_words(ways, medians)
-
-
-def _times(ways: Sequence[Way], budget_s: float, clocked: Clocked) -> list[list[float]]:
-    """Times of each way, in seconds, in turns, while the budget lasts."""
-    inputs = made_up(ways[0].program)
-    times: list[list[float]] = [[] for _ in ways]
-    for _ in range(1 + _MOST_RUNS):
-        for way, each in zip(ways, times, strict=True):
-            if sum(map(sum, times)) + (each[-1] if each else 0) > budget_s:
-                return times
-            each.append(clocked(way.compiled, list(inputs)))
-    return times
 
 
 def _in_words(ways: Sequence[Way], medians: Sequence[float]) -> str:

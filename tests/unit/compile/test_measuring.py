@@ -208,7 +208,7 @@ def test_runs_stop_when_the_budget_is_spent(programs):
         return 0.04
 
     fastest(ways(programs), 0.0, clock)
-    assert 0.4 < len(ran) * 0.04 <= 0.5
+    assert 0.4 < (len(ran) - 2) * 0.04 <= 0.5  # beside one of each, which finds no memory ready
     del ran[:]
     fastest(ways(programs), 1000.0, clock)
     assert len(ran) == 16  # more tell nothing
@@ -219,8 +219,24 @@ def test_a_run_that_takes_too_long_is_the_only_one(programs):
     assert (way.name, why) == ("a", "not measured, because a run takes 3.0 s")
 
 
+def test_first_runs_say_nothing(programs):
+    queue = [0.7, 0.9, *[0.3, 0.1] * 7]  # a is sooner ready, and slower
+    assert fastest(ways(programs), 20.0, lambda c, i: queue.pop(0))[0].name == "b"
+
+
+def test_what_is_much_slower_is_not_run_again(programs):
+    ran = []
+
+    def clock(compiled, inputs):
+        ran.append(compiled.payload)
+        return {b"a": 0.01, b"b": 0.03}[compiled.payload]
+
+    assert fastest(ways(programs), 1.0, clock)[0].name == "a"
+    assert (ran.count(b"a"), ran.count(b"b")) == (8, 2)
+
+
 def test_one_run_of_each_has_to_be_clearer(programs):
-    queue = [0.25, 0.2]
+    queue = [0.3, 0.3, 0.25, 0.2]
     assert fastest(ways(programs), 1.0, lambda c, i: queue.pop(0))[0].name == "a"
 
 
@@ -232,7 +248,7 @@ def test_one_run_of_each_has_to_be_clearer(programs):
     ],
 )
 def test_what_speaks_against_the_first_is_measured_once_more(programs, again, name, why):
-    queue = [0.25, 0.15, *again]
+    queue = [0.3, 0.3, 0.25, 0.15, *again]
     way, words = fastest(ways(programs), 1.0, lambda c, i: queue.pop(0))
     assert (way.name, words, queue) == (name, why, [])
 
