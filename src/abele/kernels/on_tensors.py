@@ -9,27 +9,16 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from abele.kernels.binding import Conv, Pool, Upsample, threads_for
+from abele.kernels import prepared
+from abele.kernels.binding import Pool, Upsample, threads_for
 
 PLANES, CHANNELS_LAST = torch.contiguous_format, torch.channels_last
 # Samples that lie side by side in the widest register: places are noted for all of them.
 _PLACED_TOGETHER = 16
-
-
-def describe(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    layout: torch.memory_format = PLANES,
-    slope: float = 1.0,
-) -> Conv:
-    """Return the convolution of ``x`` ``[N, C, H, W]`` with ``weight`` ``[O, C, h, w]``."""
-    last = int(layout is CHANNELS_LAST)
-    return Conv(*x.shape, weight.shape[0], *weight.shape[2:], *stride, *padding, last, slope)
 
 
 def conv(
@@ -64,15 +53,11 @@ def conv(
         MemoryError: there is no memory.
         ValueError: a tensor does not lie as it has to.
     """
-    sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
-    out = [(size + 2 * pad - kernel) // step + 1 for size, kernel, step, pad in sizes]
-    y = torch.empty((x.shape[0], weight.shape[0], *out), memory_format=layout)
-    pointers = pointer(x, layout), pointer(weight), pointer(bias), pointer(y, layout)
-    description = describe(x, weight, stride, padding, layout, slope)
-    threads = threads or _threads(library, y, weight)
-    run = library.abele_winograd_forward if winograd else library.abele_conv_forward
-    run(description, *pointers, threads)
-    return y
+    for tensor, its_layout in ((x, layout), (weight, PLANES), (bias, PLANES)):
+        pointer(tensor, its_layout)
+    how: dict[str, Any] = {"layout": layout, "threads": threads, "winograd": winograd}
+    run = prepared.conv(library, x.shape, weight.shape, stride, padding, slope=slope, **how)
+    return run(x, weight, bias)
 
 
 def conv_backward(
@@ -92,18 +77,13 @@ def conv_backward(
 
     Takes and raises what ``conv`` does; ``grad`` is that of its result without activation.
     """
-    results = [
-        torch.empty(x.shape, memory_format=layout) if output_mask[0] else None,
-        torch.empty(weight.shape) if output_mask[1] else None,
-        torch.empty(weight.shape[0]) if output_mask[2] else None,
-    ]
-    inputs = pointer(grad, layout), pointer(x, layout), pointer(weight)
-    outputs = pointer(results[0], layout), pointer(results[1]), pointer(results[2])
-    description = describe(x, weight, stride, padding, layout)
-    threads = threads or _threads(library, grad, weight, sum(output_mask[:2]))
-    run = library.abele_winograd_backward if winograd else library.abele_conv_backward
-    run(description, *inputs, *outputs, threads)
-    return results
+    for tensor, its_layout in ((grad, layout), (x, layout), (weight, PLANES)):
+        pointer(tensor, its_layout)
+    how: dict[str, Any] = {"layout": layout, "threads": threads, "winograd": winograd}
+    run = prepared.conv_backward(
+        library, x.shape, weight.shape, stride, padding, output_mask, **how
+    )
+    return run(grad, x, weight)
 
 
 def conv_pool(
@@ -123,11 +103,12 @@ def conv_pool(
     Takes and raises what ``conv`` does; ``relu`` says whether a ReLU comes before the pool. The
     places are for ``conv_pool_backward`` alone.
     """
-    sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, strict=True)
-    out = [((size + 2 * pad - kernel) // step + 1) // 2 for size, kernel, step, pad in sizes]
-    y = torch.empty((x.shape[0], weight.shape[0], *out))
+    *first, height, width = prepared.result_shape(x.shape, weight.shape, stride, padding)
+    y = torch.empty((*first, height // 2, width // 2))
     where = torch.empty(place_count(y.shape), dtype=torch.uint8) if places else None
-    description = describe(x, weight, stride, padding, slope=0.0 if relu else 1.0)
+    description = prepared.describe(
+        x.shape, weight.shape, stride, padding, slope=0.0 if relu else 1.0
+    )
     pointers = (pointer(each) for each in (x, weight, bias, y, where))
     library.abele_conv_pool(description, *pointers, threads)
     return y, where
@@ -155,7 +136,7 @@ def conv_pool_backward(
         for shape, wanted in zip(shapes, output_mask, strict=True)
     ]
     pointers = (pointer(each) for each in (grad, places, x, weight, *results))
-    description = describe(x, weight, stride, padding)
+    description = prepared.describe(x.shape, weight.shape, stride, padding)
     library.abele_conv_pool_backward(description, *pointers, threads)
     return results
 
@@ -164,10 +145,6 @@ def place_count(shape: Sequence[int]) -> int:
     """Return how many places ``conv_pool`` notes for results of ``shape`` ``[N, C, H, W]``."""
     images, *rest = shape
     return -(-images // _PLACED_TOGETHER) * _PLACED_TOGETHER * math.prod(rest)
-
-
-def _threads(library: ctypes.CDLL, y: torch.Tensor, weight: torch.Tensor, passes: int = 1) -> int:
-    return threads_for(library, 0, passes * y.numel() * weight[0].numel())
 
 
 def max_pool(

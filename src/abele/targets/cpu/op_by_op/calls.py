@@ -7,11 +7,13 @@ nobody else needs the argument.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from abele.kernels import prepared
 from abele.kernels.binding import Adam, AdamTensor, Norm, threads_for
 
 
@@ -19,9 +21,18 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-def _describe(x: torch.Tensor, slope: float, momentum: float = 0.0, eps: float = 0.0) -> Norm:
-    channels = x.shape[1]
-    return Norm(x.numel() // channels, channels, momentum, eps, slope)
+@functools.lru_cache(maxsize=4096)  # shapes of programs; the same at every step
+def _prepared(
+    library: ctypes.CDLL,
+    shape: torch.Size,
+    slope: float,
+    momentum: float = 0.0,
+    eps: float = 0.0,
+) -> tuple[Any, Callable[[], int]]:
+    """A norm of images of this shape, described for the kernels, and the threads it is worth."""
+    size, channels = shape.numel(), shape[1]
+    norm = Norm(size // channels, channels, momentum, eps, slope)
+    return ctypes.byref(norm), prepared.threads_worth(library, size)
 
 
 def norm_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
@@ -38,7 +49,8 @@ def norm_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., A
         slope: float,
     ) -> tuple[torch.Tensor, ...]:
         x = _rows(x)
-        norm, threads = _describe(x, slope, momentum, eps), threads_for(library, x.numel())
+        norm, worth = _prepared(library, x.shape, slope, momentum, eps)
+        threads = worth()
         statistics = x.new_empty((3, x.shape[1]))
         new_mean, new_var = torch.empty_like(mean), torch.empty_like(var)
         inputs = [each.data_ptr() for each in (x, weight, bias, mean, var)]
@@ -66,12 +78,12 @@ def norm_activation_backward(library: ctypes.CDLL, *, overwrite: bool) -> Callab
         slope: float,
     ) -> tuple[torch.Tensor, ...]:
         grad = _rows(grad)
-        norm, threads = _describe(kept, slope), threads_for(library, kept.numel())
+        norm, worth = _prepared(library, kept.shape, slope)
         grad_x = grad if overwrite else torch.empty_like(grad)
         grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(bias)
         inputs = [each.data_ptr() for each in (grad, kept, weight, bias, statistics)]
         outputs = [each.data_ptr() for each in (grad_x, grad_weight, grad_bias)]
-        library.abele_norm_backward(norm, *inputs, *outputs, threads)
+        library.abele_norm_backward(norm, *inputs, *outputs, worth())
         return grad_x, grad_weight, grad_bias
 
     return norm_activation_backward
@@ -92,7 +104,8 @@ def norm_sum_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..
         slope: float,
     ) -> tuple[torch.Tensor, ...]:
         x, added = _rows(x), _rows(added)
-        norm, threads = _describe(x, slope, momentum, eps), threads_for(library, x.numel())
+        norm, worth = _prepared(library, x.shape, slope, momentum, eps)
+        threads = worth()
         y, statistics = added if overwrite else torch.empty_like(x), x.new_empty((3, x.shape[1]))
         new_mean, new_var = torch.empty_like(mean), torch.empty_like(var)
         inputs = [each.data_ptr() for each in (x, weight, bias, mean, var)]
@@ -119,13 +132,13 @@ def norm_sum_activation_backward(library: ctypes.CDLL, *, overwrite: bool) -> Ca
         slope: float,
     ) -> tuple[torch.Tensor, ...]:
         grad, more = _rows(grad), None if more is None else _rows(more)
-        norm, threads = _describe(x, slope), threads_for(library, x.numel())
+        norm, worth = _prepared(library, x.shape, slope)
         masked, grad_x = grad if overwrite else torch.empty_like(x), torch.empty_like(x)
         grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(weight)
         second = None if more is None else more.data_ptr()
         inputs = [each.data_ptr() for each in (y, x, weight, statistics)]
         outputs = [each.data_ptr() for each in (masked, grad_x, grad_weight, grad_bias)]
-        library.abele_norm_sum_backward(norm, grad.data_ptr(), second, *inputs, *outputs, threads)
+        library.abele_norm_sum_backward(norm, grad.data_ptr(), second, *inputs, *outputs, worth())
         return masked, grad_x, grad_weight, grad_bias
 
     return norm_sum_activation_backward
@@ -143,8 +156,8 @@ def scale_shift_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable
         x = _rows(x)
         y = x if overwrite else torch.empty_like(x)
         pointers = [each.data_ptr() for each in (x, scale, shift, y)]
-        norm = _describe(x, slope)
-        library.abele_scale_shift(norm, *pointers, threads_for(library, x.numel()))
+        norm, worth = _prepared(library, x.shape, slope)
+        library.abele_scale_shift(norm, *pointers, worth())
         return y
 
     return scale_shift_activation

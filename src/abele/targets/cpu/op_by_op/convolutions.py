@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from abele.kernels import on_tensors, patches
+from abele.kernels import patches, prepared
 from abele.kernels.convolution import Convolution, convolution_of
 from abele.kernels.on_tensors import CHANNELS_LAST
 from abele.kernels.ways import Way, way_of
@@ -32,14 +33,14 @@ def own_convolution(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | N
     way = None if convolution is None else way_of(convolution)
     if convolution is None or way is None:
         return None
-    padding, winograd = list(convolution.padding), way is Way.WINOGRAD
+    winograd = way is Way.WINOGRAD
     if way is Way.PATCHES:
         make = _patches_backward if convolution.backward else _patches
         function = make(library, transposed=convolution.transposed)
     elif convolution.backward:
-        function = _backward(library, padding, winograd=winograd)
+        function = _backward(library, convolution, winograd=winograd)
     else:
-        function = _forward(library, padding, convolution.slope, winograd=winograd)
+        function = _forward(library, convolution, winograd=winograd)
     function.__name__ = name_of(convolution, way)
     return function
 
@@ -54,38 +55,51 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _forward(
-    library: ctypes.CDLL, padding: list[int], slope: float, *, winograd: bool
+    library: ctypes.CDLL, convolution: Convolution, *, winograd: bool
 ) -> Callable[..., torch.Tensor]:
-    settings: dict[str, Any] = {"layout": CHANNELS_LAST, "slope": slope, "winograd": winograd}
+    how: dict[str, Any] = {"slope": convolution.slope, "winograd": winograd}
+    run = prepared.conv(library, *_sizes(convolution), layout=CHANNELS_LAST, **how)
 
-    def convolution(
+    def run_forward(
         x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any
     ) -> torch.Tensor:
-        arguments = _rows(x), weight.contiguous(), bias, [1, 1], padding
-        return on_tensors.conv(library, *arguments, **settings)
+        return run(_rows(x), weight.contiguous(), bias)
 
-    return convolution
+    return run_forward
 
 
-def _backward(library: ctypes.CDLL, padding: list[int], *, winograd: bool) -> Callable[..., Any]:
+def _backward(
+    library: ctypes.CDLL, convolution: Convolution, *, winograd: bool
+) -> Callable[..., Any]:
+    weight_is_ours = winograd or _fill(*convolution.weight.shape)
+    sizes = _sizes(convolution)
     how: dict[str, Any] = {"layout": CHANNELS_LAST, "winograd": winograd}
+
+    @functools.cache
+    def prepared_for(*wanted: bool) -> prepared.Backward:
+        return prepared.conv_backward(library, *sizes, wanted, **how)
 
     def convolution_backward(
         grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *given: Any
     ) -> tuple[torch.Tensor | None, ...]:
-        *settings, wanted = given
+        *settings, (of_x, of_weight, of_bias) = given
         grad, x, weight = _rows(grad), _rows(x), weight.contiguous()
-        fills = winograd or _fill(*weight.shape)
-        ours = [wanted[0], wanted[1] and fills, wanted[2]]
-        arguments = grad, x, weight, [1, 1], padding, ours
-        gradients = on_tensors.conv_backward(library, *arguments, **how)
-        if wanted[1] and not fills:
+        run = prepared_for(of_x, of_weight and weight_is_ours, of_bias)
+        gradients = run(grad, x, weight)
+        if of_weight and not weight_is_ours:
             mask = [False, True, False]
             rest = aten.convolution_backward(grad, x, weight, *settings, mask)
             gradients[1] = rest[1]
         return tuple(gradients)
 
     return convolution_backward
+
+
+def _sizes(
+    convolution: Convolution,
+) -> tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]]:
+    shapes = convolution.image.shape, convolution.weight.shape
+    return (*shapes, convolution.stride, convolution.padding)
 
 
 def _patches(library: ctypes.CDLL, *, transposed: bool) -> Callable[..., torch.Tensor]:

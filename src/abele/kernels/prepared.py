@@ -1,0 +1,110 @@
+"""Convolutions of sizes that are known before: whatever depends on sizes alone is worked out once.
+
+A static program calls the same convolution at every step. Describing it and allotting its threads
+takes longer in Python than the call itself. ``on_tensors.py`` says what each computes and checks
+how tensors lie; here nothing is checked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from abele.kernels.binding import Conv
+
+Tensor = torch.Tensor
+#: Of images, weight and bias, or of the gradient, images and weight.
+Forward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Backward = Callable[[Tensor, Tensor, Tensor], list[Tensor | None]]
+
+
+def describe(
+    x: Sequence[int],
+    weight: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    layout: torch.memory_format = torch.contiguous_format,
+    slope: float = 1.0,
+) -> Conv:
+    """Return the convolution of images ``[N, C, H, W]`` with a weight ``[O, C, h, w]``."""
+    last = int(layout is torch.channels_last)
+    return Conv(*x, weight[0], *weight[2:], *stride, *padding, last, slope)
+
+
+def result_shape(
+    x: Sequence[int], weight: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> tuple[int, ...]:
+    """Return the shape ``[N, O, H, W]`` of a convolution's result."""
+    sizes = zip(x[2:], weight[2:], stride, padding, strict=True)
+    return (x[0], weight[0], *((n + 2 * pad - k) // step + 1 for n, k, step, pad in sizes))
+
+
+def conv(
+    library: ctypes.CDLL,
+    x: Sequence[int],
+    weight: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    *,
+    layout: torch.memory_format = torch.contiguous_format,
+    slope: float = 1.0,
+    threads: int | None = None,
+    winograd: bool = False,
+) -> Forward:
+    """A convolution of images of shape ``x`` with a weight of shape ``weight``."""
+    described = ctypes.byref(describe(x, weight, stride, padding, layout, slope))
+    shape = result_shape(x, weight, stride, padding)
+    run = library.abele_winograd_forward if winograd else library.abele_conv_forward
+    worth = threads_worth(library, 0, math.prod(shape) * math.prod(weight[1:]))
+
+    def conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = torch.empty(shape, memory_format=layout)
+        inputs = x.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr()
+        run(described, *inputs, y.data_ptr(), threads or worth())
+        return y
+
+    return conv
+
+
+def conv_backward(
+    library: ctypes.CDLL,
+    x: Sequence[int],
+    weight: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_mask: Sequence[bool],
+    *,
+    layout: torch.memory_format = torch.contiguous_format,
+    threads: int | None = None,
+    winograd: bool = False,
+) -> Backward:
+    """The gradients that the mask asks for; of the images, the weight and a bias."""
+    described = ctypes.byref(describe(x, weight, stride, padding, layout))
+    of_x, of_weight, of_bias = output_mask
+    x_shape, weight_shape = tuple(x), tuple(weight)
+    multiply_adds = math.prod(result_shape(x, weight, stride, padding)) * math.prod(weight[1:])
+    run = library.abele_winograd_backward if winograd else library.abele_conv_backward
+    worth = threads_worth(library, 0, (of_x + of_weight) * multiply_adds)
+
+    def conv_backward(grad: Tensor, x: Tensor, weight: Tensor) -> list[Tensor | None]:
+        results = [
+            torch.empty(x_shape, memory_format=layout) if of_x else None,
+            torch.empty(weight_shape) if of_weight else None,
+            torch.empty(weight_shape[:1]) if of_bias else None,
+        ]
+        outputs = [None if each is None else each.data_ptr() for each in results]
+        inputs = grad.data_ptr(), x.data_ptr(), weight.data_ptr()
+        run(described, *inputs, *outputs, threads or worth())
+        return results
+
+    return conv_backward
+
+
+def threads_worth(library: ctypes.CDLL, floats: int, multiply_adds: int = 0) -> Callable[[], int]:
+    """What ``binding.threads_for`` says of such a pass; asked once per number of threads."""
+    of = functools.cache(functools.partial(library.abele_threads, floats, multiply_adds))
+    return lambda: of(torch.get_num_threads())
