@@ -46,11 +46,13 @@ def _time(a: Steady | None, b: Steady | None) -> list[Difference]:
     if apart(a.quarters[1:4], b.quarters[1:4]) and abs(middle_b - middle_a) > LEAST * middle_a:
         differing.append(of_numbers("time", "a call (median)", middle_a, middle_b, words.seconds))
     # What is waited for before a call counts where it is much of the time from call to call.
-    waited_a, waited_b = a.waits[1], b.waits[1]
-    if apart(a.waits, b.waits) and abs(waited_b - waited_a) > LEAST * max(a.whole, b.whole):
-        said = "before a call, such as for data (median)"
-        whole = max(a.whole, b.whole)
-        differing.append(of_numbers("time", said, waited_a, waited_b, words.seconds, whole=whole))
+    waits = [("before a call, such as for data (median)", a.waits, b.waits)]
+    if a.loading and b.loading:
+        waits.append(("waiting for a batch, before a call (median)", a.loads, b.loads))
+    for said, before_a, before_b in waits:
+        one, other, whole = before_a[1], before_b[1], max(a.whole, b.whole)
+        if apart(before_a, before_b) and abs(other - one) > LEAST * whole:
+            differing.append(of_numbers("time", said, one, other, words.seconds, whole=whole))
     return differing
 
 

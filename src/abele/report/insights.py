@@ -26,6 +26,7 @@ _LEAST_BYTES = 2**20
 # What to do, for a caller of the engine; ``Run.advice`` has the words of a front-end.
 _ADVICE = {
     "waiting": "Load batches in processes of their own, ahead of time.",
+    "between": "Do less between calls, such as reading results, writing files or drawing bars.",
     "handling": "Let one call run several micro-batches: StepConfig(device_iterations=16).",
     "compiling": "Keep executables: build(..., cache=ExecutableCache(FOLDER)).",
     "exchanging": "Exchange less often: StepConfig(gradient_accumulation=n).",
@@ -77,19 +78,42 @@ def _advice(run: Run, topic: str) -> str:
 def _of_calls(run: Run, later: Steady | None, calls: int) -> Iterator[Insight]:
     if later is None:
         return
-    if later.waited > _WAITING * later.whole:
-        yield Insight(
-            what=f"{words.share(later.waited, later.whole)} of the time passes before calls: the "
-            "program loads data, or does something else.",
-            advice=_advice(run, "waiting"),
-            seconds=later.waited * calls,
-        )
+    yield from _before_calls(run, later, calls)
     around = later.inputs + later.outputs
     if around > _HANDLING * later.in_calls:
         yield Insight(
             what=f"{words.share(around, later.in_calls)} of a call hands inputs and results over.",
             advice=_advice(run, "handling"),
             seconds=around * calls,
+        )
+
+
+def _before_calls(run: Run, later: Steady, calls: int) -> Iterator[Insight]:
+    """Loading apart from whatever else happens there, where somebody could tell."""
+    least, share = _WAITING * later.whole, words.share
+    if not later.loading:
+        if later.waited > least:
+            yield Insight(
+                what=f"{share(later.waited, later.whole)} of the time passes before calls: the "
+                "program loads data, or does something else.",
+                advice=_advice(run, "waiting"),
+                seconds=later.waited * calls,
+            )
+        return
+    if later.loading > least:
+        single = "" if run.loop is None else run.loop.why_single
+        why = f" Items are fetched one by one: {single}." if single else ""
+        yield Insight(
+            what=f"{share(later.loading, later.whole)} of the time waits for batches.{why}",
+            advice=_advice(run, "waiting"),
+            seconds=later.loading * calls,
+        )
+    if later.other > least:
+        yield Insight(
+            what=f"{share(later.other, later.whole)} of the time passes between calls without "
+            "waiting for a batch: the program does something else.",
+            advice=_advice(run, "between"),
+            seconds=later.other * calls,
         )
 
 

@@ -49,6 +49,7 @@ class Window:
         first: number of the first call, from 0.
         count: how many.
         waited: before calls, since the call before: loading data, and whatever else the user does.
+        loading: seconds of that until a batch was there; 0 where nobody could tell.
         inputs: from a call's beginning to its first micro-step.
         computed: from the first micro-step's beginning to the last one's end.
         outputs: from there to the end of the call.
@@ -66,8 +67,14 @@ class Window:
     computed: float
     outputs: float
     quarters: tuple[float, float, float, float, float]
+    loading: float = 0.0
     loss: float | None = None
     not_finite: int = 0
+
+    @property
+    def other(self) -> float:
+        """Seconds before calls in which no batch was waited for."""
+        return max(0.0, self.waited - self.loading)
 
     @property
     def in_calls(self) -> float:
@@ -175,6 +182,7 @@ class Calls:
         times: of each call.
         parts: of all together: waited before them, for inputs, computing, and for outputs.
         losses: of those that have one.
+        loading: of the first part, until batches were there.
     """
 
     at: float
@@ -182,6 +190,7 @@ class Calls:
     times: Sequence[float]
     parts: Sequence[float]
     losses: Sequence[float]
+    loading: float = 0.0
 
 
 @dataclasses.dataclass
@@ -192,6 +201,7 @@ class _Open:
     first: int
     times: list[float] = dataclasses.field(default_factory=list[float])
     parts: list[float] = dataclasses.field(default_factory=lambda: [0.0] * 4)
+    loading: float = 0.0
     loss: float | None = None
     not_finite: int = 0
     until: float = 0.0
@@ -268,6 +278,7 @@ class JournalWriter:
             window.times += calls.times
             window.until = calls.until
             window.parts = [a + b for a, b in zip(window.parts, calls.parts, strict=True)]
+            window.loading += calls.loading
             if calls.losses:
                 last = calls.losses[-1]
                 window.loss = last if math.isfinite(last) else None
@@ -352,9 +363,13 @@ class JournalWriter:
 
 
 def window_of(
-    at: float, parts: Sequence[float], loss: float | None = None, first: int = 0
+    at: float,
+    parts: Sequence[float],
+    loss: float | None = None,
+    first: int = 0,
+    loading: float = 0.0,
 ) -> Window:
-    """One call; arguments are those of ``JournalWriter.call``, and the call's number."""
+    """One call; arguments are those of ``JournalWriter.call``, its number, and for its batch."""
     took = sum(parts[1:])
     names = ("waited", "inputs", "computed", "outputs")
     return Window(
@@ -364,6 +379,7 @@ def window_of(
         count=1,
         **dict(zip(names, parts, strict=True)),
         quarters=(took, took, took, took, took),
+        loading=loading,
         loss=loss if loss is not None and math.isfinite(loss) else None,
         not_finite=int(loss is not None and not math.isfinite(loss)),
     )
@@ -379,6 +395,7 @@ def _line(window: _Open) -> dict[str, Any]:
         "first": window.first,
         "count": len(window.times),
         **parts,
+        **({"loading": round(window.loading, 7)} if window.loading else {}),
         "quarters": [round(each, 7) for each in quarters_of(window.times)],
         "loss": window.loss,
         "not_finite": window.not_finite,
@@ -413,6 +430,7 @@ def joined(windows: Iterable[Window]) -> Window:
         computed=sum(each.computed for each in parts),
         outputs=sum(each.outputs for each in parts),
         quarters=(lowest, middle[0], middle[1], middle[2], highest),
+        loading=sum(each.loading for each in parts),
         loss=losses[-1] if losses else None,
         not_finite=sum(each.not_finite for each in parts),
     )

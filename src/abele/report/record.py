@@ -16,6 +16,7 @@ from typing import Any, cast
 from abele.errors import ReportError
 from abele.report.flow import Passage
 from abele.report.kernel_times import Limits, Timing
+from abele.report.loading import Loop
 from abele.storage.atomic import write_text
 
 SCHEMA = 1
@@ -319,6 +320,7 @@ class Run:
         host_steps: training steps that went round the programs, on the host; None if nobody
             counted them.
         host_said: where these were.
+        loop: the longest loop over a loader in which it was called; None without one.
     """
 
     schema: int = SCHEMA
@@ -339,6 +341,7 @@ class Run:
     pipeline: Pipeline | None = None
     host_steps: int | None = None
     host_said: str = ""
+    loop: Loop | None = None
 
     def write(self, folder: Path) -> None:
         """Write ``run.json`` at once or not at all.

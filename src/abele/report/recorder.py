@@ -22,6 +22,8 @@ from abele.runtime.observers import Observer
 from abele.warn import warn_user
 
 Latest = Callable[[Run, bool], Run]
+#: A call that has ended, its loss, and what ``loading`` gave then.
+_Ended = tuple[CallRecord, float | None, int]
 
 #: How runs end that went well; their wrappers are still there.
 WELL = ("finished", "ended: the wrapper was destroyed")
@@ -44,15 +46,23 @@ class Recorder(Observer):
         run: what is known before building.
         latest: gives what is known by now, such as what was exchanged; told what was known, and
             whether the run has ended well and may be looked at closely.
+        loading: gives how many nanoseconds its thread has waited for batches so far.
 
     Attributes:
         folder: as given.
         run: what is known now.
     """
 
-    def __init__(self, folder: Path, run: Run, latest: Latest = lambda run, over: run):
-        self.folder, self.run, self._latest = folder, run, latest
-        self._pending: deque[tuple[CallRecord, float | None]] = deque()
+    def __init__(
+        self,
+        folder: Path,
+        run: Run,
+        latest: Latest = lambda run, over: run,
+        loading: Callable[[], int] = lambda: 0,
+    ):
+        self.folder, self.run, self._latest, self._loading = folder, run, latest, loading
+        self._pending: deque[_Ended] = deque()
+        self._loaded_ns = 0
         self._lock, self._pid = threading.RLock(), os.getpid()
         self._journal = JournalWriter(folder, _warn, self._drain)
         self._ended_ns = self._due_ns = self._again_ns = 0
@@ -80,7 +90,7 @@ class Recorder(Observer):
         self.run, self._loss = run, loss
         self._add("stage", self._now(), "calls")
         self._keep(made)
-        self._ended_ns = time.perf_counter_ns()
+        self._ended_ns, self._loaded_ns = time.perf_counter_ns(), self._loading()
         self._write()
 
     def changed(self, run: Run, what: str, made: Executable) -> None:
@@ -106,7 +116,7 @@ class Recorder(Observer):
     def on_call_end(self, call: CallRecord) -> None:
         """Notes a call, or the error that it came to."""
         # At every call, so what can wait is done for many calls at once.
-        self._pending.append((call, self._value))
+        self._pending.append((call, self._value, self._loading()))
         self._value = None
         if call.error is not None:
             self._drain()
@@ -137,12 +147,12 @@ class Recorder(Observer):
             late = self._calls >= SINGLE
             self._due_ns = time.perf_counter_ns() + int(SPAN_S * 1e9) if late else 0
 
-    def _together(self, calls: Sequence[tuple[CallRecord, float | None]]) -> Calls:
+    def _together(self, calls: Sequence[_Ended]) -> Calls:
         """One line for calls; there may be thousands of them in a second."""
         start, before = self.run.process.clock_ns, self._ended_ns
         waited = inputs = computed = outputs = 0
         times: list[float] = []
-        for call, _ in calls:
+        for call, _, _ in calls:
             began, ended, marks = call.began_ns, call.ended_ns, call.marks
             if len(marks) == 2 and type(marks[0]) is int:  # most calls, in short
                 first, last = marks
@@ -156,13 +166,16 @@ class Recorder(Observer):
             outputs += ended - last
             times.append((ended - began) / 1e9)
             before = ended
-        self._ended_ns = before
+        # Batches are waited for between calls, and nowhere else.
+        loading = min(waited, max(0, calls[-1][2] - self._loaded_ns))
+        self._ended_ns, self._loaded_ns = before, calls[-1][2]
         return Calls(
             at=(calls[0][0].began_ns - start) / 1e9,
             until=(before - start) / 1e9,
             times=times,
             parts=[each / 1e9 for each in (waited, inputs, computed, outputs)],
-            losses=[loss for _, loss in calls if loss is not None],
+            losses=[loss for _, loss, _ in calls if loss is not None],
+            loading=loading / 1e9,
         )
 
     def failed(self, where: str, error: BaseException) -> None:

@@ -22,7 +22,7 @@ class Span:
 
     Attributes:
         name: what.
-        kind: ``stage``, ``pass``, ``call``, ``wait``, ``kernel`` or ``task``.
+        kind: ``stage``, ``pass``, ``call``, ``load``, ``wait``, ``kernel`` or ``task``.
         begin: in seconds.
         end: in seconds.
         details: what else is to be said.
@@ -112,6 +112,7 @@ def _calls(journal: Journal) -> Iterator[Span]:
                 "calls": window.count,
                 "median call, ms": 1e3 * window.quarters[2],
                 "waited before them, ms": 1e3 * window.waited,
+                "of that for batches, ms": 1e3 * window.loading,
             }
             name = f"calls {window.first + 1} to {window.first + window.count}"
             begin = max(before, window.at)
@@ -125,7 +126,12 @@ def _call(window: Window, before: float) -> Iterator[Span]:
     begin = max(before, window.at)
     waits = min(window.waited, begin - before)
     if waits > 0 and window.first:
-        yield Span(name="before the call", kind="wait", begin=begin - waits, end=begin)
+        # A batch is what is waited for last.
+        loads = begin - min(waits, window.loading)
+        if loads > begin - waits:
+            yield Span(name="before the call", kind="wait", begin=begin - waits, end=loads)
+        if begin > loads:
+            yield Span(name="waiting for a batch", kind="load", begin=loads, end=begin)
     details: dict[str, str | int | float] = {} if window.loss is None else {"loss": window.loss}
     end = max(begin, window.until)  # calls do not overlap, whatever rounding says
     name = f"call {window.first + 1}"

@@ -110,6 +110,8 @@ class Steady:
         whole: seconds from call to call, waiting included, on average.
         waited: seconds of that before a call, on average.
         waits: quartiles of that.
+        loading: seconds of that until a batch was there; 0 where nobody could tell.
+        loads: quartiles of that.
         inputs: for inputs.
         computed: in micro-steps.
         outputs: for outputs.
@@ -123,6 +125,13 @@ class Steady:
     inputs: float
     computed: float
     outputs: float
+    loading: float = 0.0
+    loads: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    @property
+    def other(self) -> float:
+        """Seconds before a call in which no batch was waited for, on average."""
+        return max(0.0, self.waited - self.loading)
 
     @property
     def in_calls(self) -> float:
@@ -144,6 +153,8 @@ def steady(journal: Journal) -> Steady | None:
         quarters=_quarters(windows),
         whole=sum(parts.values()),
         waits=_of_many([each.waited / each.count for each in windows for _ in range(each.count)]),
+        loading=total.loading / total.count,
+        loads=_of_many([each.loading / each.count for each in windows for _ in range(each.count)]),
         **parts,
     )
 

@@ -1,16 +1,19 @@
-"""How long a program waits for its batches, said in one line when the process ends."""
+"""How long a program waits for its batches, said in one line when the process ends.
+
+Reports of runs say the same of the loop around their wrapper's calls (``LoopAround``).
+"""
 
 import atexit
 import os
 import sys
+import threading
 import time
 from typing import Any
 
 from tqdm import tqdm
 
+from abele.report.loading import Loop
 from poptorch._logging import logger
-
-_LEAST_BATCHES, _LEAST_S = 100, 1.0  # a shorter loop says nothing of a rate
 
 
 class Waiting:
@@ -46,6 +49,8 @@ class Waiting:
             asked_ns: when it was asked for, on the clock of ``time.perf_counter_ns``.
             given_ns: when it was there.
         """
+        _here.waited_ns += given_ns - asked_ns
+        _here.latest = self
         if self._beginning != _beginning:
             self._beginning, self._last = _beginning, None
             self.batches = self.loop_ns = self.waiting_ns = 0
@@ -57,25 +62,22 @@ class Waiting:
         self._skip = self._last is None
         self._last = given_ns
 
-    def sentence(self) -> str | None:
-        """What bounds the loop and what free input would give; None after too short a loop."""
-        working_ns = self.loop_ns - self.waiting_ns
-        if self.batches < _LEAST_BATCHES or self.loop_ns < 1e9 * _LEAST_S or working_ns <= 0:
+    def loop(self) -> Loop | None:
+        """The times so far; None before the first one, and of programs that no longer run."""
+        if self._beginning != _beginning or not self.batches:
             return None
-        share, steps = self.waiting_ns / self.loop_ns, self.batches * self._steps
-        rate, free = (1e9 * steps / ns for ns in (self.loop_ns, working_ns))
-        bound = "input-bound" if share > 0.5 else "compute-bound"
-        text = (
-            f"{bound}: {rate:,.0f} steps/s, of which waiting for batches took {share:.0%}; with "
-            f"free input {free:,.0f} steps/s"
+        return Loop(
+            batches=self.batches,
+            steps=self._steps,
+            seconds=self.loop_ns / 1e9,
+            waiting=self.waiting_ns / 1e9,
+            why_single=self.why_single or "",
         )
-        if bound == "input-bound" and self.why_single is not None:
-            text += f" (items were fetched one by one: {self.why_single})"
-        return text
 
     def say(self) -> None:
         """Write the line, if there is one and this process has looped."""
-        text = self.sentence()
+        loop = self.loop()
+        text = None if loop is None else loop.sentence()
         if text is None or self._process != os.getpid():
             return
         if self._show:
@@ -109,6 +111,36 @@ class Timed:
         return len(self._batches)
 
 
+class _Here(threading.local):
+    """What this thread has waited for its batches, and of which loader the latest one was."""
+
+    waited_ns = 0
+    latest: Waiting | None = None
+
+
+class LoopAround:
+    """Finds out in which loop somebody stands who asks again and again how long it has waited.
+
+    Called, it gives the nanoseconds that this thread has waited for batches so far.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: Waiting | None = None
+
+    def __call__(self) -> int:
+        latest, longest = _here.latest, self._waiting
+        if latest is not longest and (
+            latest is not None and (longest is None or latest.loop_ns > longest.loop_ns)
+        ):
+            self._waiting = latest
+        return _here.waited_ns
+
+    def loop(self) -> Loop | None:
+        """The longest of the loops in which it was called; None without one."""
+        return None if self._waiting is None else self._waiting.loop()
+
+
+_here = _Here()
 _beginning = 0
 _longest: Waiting | None = None
 

@@ -26,6 +26,7 @@ from abele.storage.atomic import write_text
 from abele.version import __version__
 from poptorch._compiled.model import CompiledModel
 from poptorch._compiled.wrapped import WrappedModel
+from poptorch._data.waiting import LoopAround
 from poptorch._report.pipeline import report_of
 from poptorch._state.module_weights import shared_by, user_class
 from poptorch.options import Options, _table
@@ -35,6 +36,8 @@ from poptorch.options._engine import report_wanted
 _ADVICE = {
     "waiting": "Load ahead: poptorch.DataLoader(..., num_workers=2, "
     "mode=poptorch.DataLoaderMode.Async).",
+    "between": "Do less between calls, such as reading results, writing files or drawing bars; or "
+    "let one call take several batches: options.deviceIterations(16).",
     "handling": "Let one call run several micro-batches: options.deviceIterations(16).",
     "compiling": "Keep executables: options.enableExecutableCaching(FOLDER), or "
     "POPTORCH_CACHE_DIR.",
@@ -57,6 +60,7 @@ class Recording:
         self._model = model
         self._recorder: Recorder | None = None
         self._changes = Changes()
+        self._loop = LoopAround()
         self._began_ns = time.perf_counter_ns()
 
     @property
@@ -70,9 +74,9 @@ class Recording:
         self._began_ns = time.perf_counter_ns()
         self.end("ended: the model was compiled anew")
         folder = self._folder()
-        self._recorder = None
+        self._recorder, self._loop = None, LoopAround()
         if folder is not None:
-            self._recorder = Recorder(folder, self._before(), self._latest_run())
+            self._recorder = Recorder(folder, self._before(), self._latest_run(), self._loop)
         self._changes = Changes()
         watching = contextlib.nullcontext() if folder is None else passes.watched(self._changes)
         try:
@@ -149,7 +153,7 @@ class Recording:
         made = self._model.compiled
         if made is None or not run.programs:
             return run
-        run = dataclasses.replace(run, **_measured(made), **self._on_host())
+        run = dataclasses.replace(run, **_measured(made), **self._on_host(), loop=self._loop.loop())
         wanted = report_wanted(self._model.options, self._model.training)
         if over and wanted is not None and wanted.runs:
             return timing.timed(run, made.session.executable, made.session)
@@ -195,6 +199,7 @@ class Recording:
             programs=facts.programs(executable, made.record, self._changes.of_stamps),
             **_measured(made),
             **self._on_host(),
+            loop=self._loop.loop(),
         )
 
     def _on_host(self) -> dict[str, Any]:

@@ -169,6 +169,43 @@ def test_each_instance_has_a_folder_of_its_own(tmp_path):
     assert (tmp_path / "inference" / "instance_1" / "run.json").exists()
 
 
+LOOP = (
+    PROGRAM.replace("(False)", "(True)")
+    + """
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 240
+    def __getitem__(self, index):
+        time.sleep(0.004 if sys.argv[2] == "input-bound" else 0.0001)
+        return torch.ones(4), torch.ones(3)
+for x, y in poptorch.DataLoader(opts, Slow(), batch_size=2):
+    wrapped(x, y)
+    time.sleep(0.002 if sys.argv[2] == "input-bound" else 0.011)
+"""
+)
+
+
+@pytest.mark.parametrize("bound", ["input-bound", "compute-bound"])
+def test_the_page_says_what_bounded_the_loop_as_the_end_of_the_process_does(bound, tmp_path):
+    environment = {**os.environ, "ABELE_TARGET": "reference"}
+    ended = subprocess.run(
+        [python(), "-c", LOOP, str(tmp_path), bound],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (line,) = [each for each in ended.stderr.splitlines() if "steps/s" in each]
+    assert bound in line
+    text = words(tmp_path / "net" / "report.html")
+    assert f"The loop was {line.removeprefix('abele: ')}." in text
+    run, journal = recorded(tmp_path, "net")
+    # What calls were told of their batches is what the loop was told; the first few do not count.
+    loading = sum(each.loading for each in journal.windows[2:])
+    assert loading == pytest.approx(run.loop.waiting, rel=0.05)
+    assert loading <= sum(each.waited for each in journal.windows[2:])
+
+
 # -- what goes wrong ---------------------------------------------------------------------------
 
 

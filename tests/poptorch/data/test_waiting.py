@@ -1,6 +1,7 @@
 """The line at the end of a run: what bounded it, and what free input would give."""
 
 import subprocess
+import threading
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 import poptorch
 from helpers import warm_python
 from poptorch._data import waiting
-from poptorch._data.waiting import Waiting
+from poptorch._data.waiting import LoopAround, Waiting
 
 MS = 10**6
 
@@ -23,6 +24,11 @@ def looped(batches, work_ms, wait_ms, steps=1):
     return times
 
 
+def said(times):
+    loop = times.loop()
+    return None if loop is None else loop.sentence()
+
+
 @pytest.fixture(autouse=True)
 def _forget():
     yield
@@ -32,7 +38,7 @@ def _forget():
 def test_a_loop_that_waits_longer_than_it_works_is_input_bound():
     times = looped(202, work_ms=4, wait_ms=6)
     assert (times.batches, times.loop_ns, times.waiting_ns) == (200, 2000 * MS, 1200 * MS)
-    assert times.sentence() == (
+    assert said(times) == (
         "input-bound: 100 steps/s, of which waiting for batches took 60%; with free input 250 "
         "steps/s"
     )
@@ -41,21 +47,21 @@ def test_a_loop_that_waits_longer_than_it_works_is_input_bound():
 def test_it_says_why_items_were_fetched_one_by_one():
     times = looped(202, work_ms=4, wait_ms=6)
     times.why_single = "Scaled.__getitem__ does more"
-    assert (times.sentence() or "").endswith(
+    assert (said(times) or "").endswith(
         "(items were fetched one by one: Scaled.__getitem__ does more)"
     )
 
 
 def test_steps_are_those_of_the_device():
-    assert looped(202, work_ms=9, wait_ms=1, steps=8).sentence() == (
+    assert said(looped(202, work_ms=9, wait_ms=1, steps=8)) == (
         "compute-bound: 800 steps/s, of which waiting for batches took 10%; with free input 889 "
         "steps/s"
     )
 
 
 def test_short_loops_have_no_rate():
-    assert looped(90, work_ms=50, wait_ms=50).sentence() is None
-    assert looped(300, work_ms=1, wait_ms=1).sentence() is None
+    assert said(looped(90, work_ms=50, wait_ms=50)) is None
+    assert said(looped(300, work_ms=1, wait_ms=1)) is None
 
 
 def test_the_first_batch_of_an_epoch_and_what_lies_between_epochs_do_not_count():
@@ -74,6 +80,27 @@ def test_times_of_programs_that_no_longer_run_are_forgotten():
     assert (times.batches, times.loop_ns) == (0, 0)
     times.note(20 * MS, 26 * MS)
     assert (times.batches, times.loop_ns, times.waiting_ns) == (1, 10 * MS, 6 * MS)
+
+
+def test_the_loop_around_somebody_is_the_longest_in_which_it_was_called():
+    around = LoopAround()
+    begin = around()
+    training = looped(202, work_ms=4, wait_ms=6)
+    assert around() - begin == 202 * 6 * MS
+    looped(10, work_ms=4, wait_ms=6)  # validation, with a loader of its own
+    around()
+    assert around.loop() == training.loop()
+    waiting.begin_again()
+    assert around.loop() is None
+
+
+def test_batches_of_another_thread_are_not_waited_for_here():
+    around = LoopAround()
+    begin = around()
+    thread = threading.Thread(target=looped, args=(202, 4, 6))
+    thread.start()
+    thread.join()
+    assert (around() - begin, around.loop()) == (0, None)
 
 
 LOOP = """

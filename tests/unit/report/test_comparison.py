@@ -63,6 +63,16 @@ def test_waiting_for_data_is_seen(run):
     assert only.what.startswith("before a call")
 
 
+def test_waiting_for_batches_is_compared_apart(run):
+    def loaded(seed, share):
+        calls = timed(seed, waited=0.05)
+        loading = (dataclasses.replace(e, loading=share * e.waited) for e in calls.windows)
+        return run, Journal(windows=tuple(loading))
+
+    (only,) = differences(loaded(1, 0.1), loaded(1, 0.9))
+    assert only.what.startswith("waiting for a batch")
+
+
 def test_a_pause_that_one_of_two_equal_runs_made_is_no_change(run):
     first, second = timed(1), timed(2)
     paused = dataclasses.replace(second.windows[150], waited=60.0)

@@ -6,6 +6,7 @@ import pytest
 
 from abele.report.insights import MOST, insights
 from abele.report.journal import Journal, window_of
+from abele.report.loading import Loop
 from abele.report.page import page
 from helpers.reported import run_of
 
@@ -15,9 +16,10 @@ def run():
     return run_of("introduction")
 
 
-def calls(waited=0.0, inputs=0.0, computed=0.02, count=100):
+def calls(waited=0.0, inputs=0.0, computed=0.02, count=100, loading=0.0):
     parts = (waited, inputs, computed, 0.0)
-    return Journal(windows=tuple(window_of(i, parts, first=i) for i in range(count)))
+    windows = (window_of(i, parts, first=i, loading=loading) for i in range(count))
+    return Journal(windows=tuple(windows))
 
 
 def test_a_run_that_computes_all_the_time_gets_no_advice(run):
@@ -33,6 +35,21 @@ def test_waiting_for_data_says_how_long_and_what_to_do(run):
     assert "processes of their own" in only.advice
     named = dataclasses.replace(run, advice={"waiting": "Use more workers."})
     assert "Use more workers." in page(named, calls(waited=0.01))
+
+
+def test_what_waits_for_batches_is_told_apart_from_what_else_is_done_between_calls(run):
+    most, least = insights(run, calls(waited=0.02, loading=0.005))
+    assert (most.seconds, least.seconds) == pytest.approx((1.5, 0.5))
+    assert "37.5 % of the time passes between calls without waiting for a batch" in most.what
+    assert "Do less between calls" in most.advice
+    assert least.what == "12.5 % of the time waits for batches."
+    assert "processes of their own" in least.advice
+
+
+def test_it_says_why_items_are_fetched_one_by_one(run):
+    loop = Loop(batches=9, steps=1, seconds=1, waiting=0.9, why_single="Slow does more")
+    (only,) = insights(dataclasses.replace(run, loop=loop), calls(waited=0.02, loading=0.02))
+    assert only.what.endswith("waits for batches. Items are fetched one by one: Slow does more.")
 
 
 def test_small_calls_are_told_of_device_iterations(run):

@@ -9,6 +9,7 @@ import torch
 
 import poptorch
 from abele.report.journal import Journal
+from abele.report.loading import Loop
 from abele.report.page import page
 from abele.report.status import steady
 from helpers.reported import journal_of, run_before, run_of
@@ -176,6 +177,20 @@ def test_steps_that_went_round_the_programs_are_counted(introduction):
     assert proof.format(3) in words
     assert words.index(said) < words.index("What ran where")
     assert "went round it" not in read(introduction, journal_of(END))  # nobody counted
+
+
+def test_the_loader_is_a_part_of_the_time_where_one_was_seen(introduction):
+    text = read(introduction, journal_of(END))
+    assert "loading data, and what else the program does" in text
+    windows = tuple(dataclasses.replace(e, loading=0.004) for e in journal_of(END).windows)
+    loop = Loop(batches=200, steps=1, seconds=2.0, waiting=0.5)
+    text = read(dataclasses.replace(introduction, loop=loop), Journal(windows=windows))
+    assert "waiting for a batch of the loader 4.00 ms" in text
+    assert "what else the program does between calls 6.00 ms" in text
+    assert (
+        "The loop was compute-bound: 100 steps/s, of which waiting for batches took 25%; with free "
+        "input 133 steps/s." in text
+    )
 
 
 def test_the_parts_of_a_call_add_up_to_it():

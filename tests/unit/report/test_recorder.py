@@ -50,6 +50,23 @@ def test_no_call_is_lost_however_many_there_are(recorder):
     )
 
 
+def test_what_passes_before_a_call_is_loading_or_something_else(tmp_path, executable):
+    loaded = [7_000_000]
+    recorder = Recorder(tmp_path, run_before(), loading=lambda: loaded[0])
+    recorder.built(recorder.run, None, executable)  # what was loaded before is of no call
+    recorder.on_call_end(call())  # after which the page is written
+    begin = time.perf_counter_ns()
+    recorder.on_call_end(call(begin))
+    for index, loading in enumerate((300, 400, 5000), 1):
+        loaded[0] += loading
+        recorder.on_call_end(call(begin + 1500 * index))
+    windows = recorder.read().windows[-3:]
+    recorder.ended("finished")
+    # Nobody has waited longer for a batch than from call to call.
+    assert [round(1e9 * each.loading) for each in windows] == [300, 400, 500]
+    assert [round(1e9 * each.other) for each in windows] == [200, 100, 0]
+
+
 def test_the_parts_of_a_call_are_all_of_it():
     record = CallRecord(5, [10, 20, 15, 40], 50)  # micro-steps of a pipeline overlap
     assert parts_of(record) == (5, 30, 10)

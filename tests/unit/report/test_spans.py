@@ -130,6 +130,13 @@ def test_the_speedscope_file_is_as_its_schema_says(run):
     checked(speedscope.of_run(run_before(), Journal()))
 
 
+def test_the_loader_has_bars_of_its_own_right_before_the_calls():
+    windows = (window_of(0, (0, 0, 1, 0)), window_of(5, (3, 0, 1, 0), first=1, loading=2))
+    (line,) = lines(run_before(), Journal(windows=windows))
+    found = [(s.name, s.begin, s.end) for s in line.spans if s.kind in ("wait", "load")]
+    assert found == [("before the call", 2, 3), ("waiting for a batch", 3, 5)]
+
+
 def test_calls_that_overlap_in_rounding_do_not_overlap_there(run):
     windows = [window_of(i * 0.1, (0.2, 0.01, 0.1, 0.01), first=i, loss=1.0) for i in range(5)]
     told = Journal(windows=tuple(windows), moments=(Moment(at=0.0, kind="stage", what="x"),))

@@ -24,9 +24,17 @@ def verdict(run: Run, journal: Journal, status: Status) -> Html:
             f": {words.count(journal.calls, 'call')}, {words.seconds(later.quarters[2])} each "
             "(median)"
         )
-    said = html(parts, ". ", status.sentence, " ", _loss(journal), " ", _peak(run))
+    said = html(
+        parts, ". ", status.sentence, " ", _bound(run), " ", _loss(journal), " ", _peak(run)
+    )
     round_it = tag("p", tag("b", run.host_said, class_="bad"), class_="lead")
     return html(tag("p", said, class_="lead"), round_it if run.host_steps else None)
+
+
+def _bound(run: Run) -> str:
+    """What bounds the loop over a loader around the calls, as at the end of the process."""
+    said = None if run.loop is None else run.loop.sentence()
+    return f"The loop was {said}." if said else ""
 
 
 def _loss(journal: Journal) -> str:

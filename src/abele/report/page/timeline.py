@@ -12,11 +12,21 @@ from abele.report.record import Run
 from abele.report.status import steady
 
 _POINTS = 240
-_PARTS = (
-    ("wait", "waited", "before the call: loading data, and what else the program does"),
+#: Colour, name and words of each part of the time from call to call.
+Parts = tuple[tuple[str, str, str], ...]
+_IN_CALL: Parts = (
     ("c6", "inputs", "inputs: from the call to its first micro-step"),
     ("c1", "computed", "computing: micro-steps and updates"),
     ("c2", "outputs", "outputs: until the results are where the program wants them"),
+)
+_PARTS: Parts = (
+    ("wait", "waited", "before the call: loading data, and what else the program does"),
+    *_IN_CALL,
+)
+_PARTS_AND_LOADER: Parts = (
+    ("c4", "loading", "waiting for a batch of the loader"),
+    ("wait", "other", "what else the program does between calls"),
+    *_IN_CALL,
 )
 
 
@@ -24,8 +34,14 @@ def timeline(run: Run, journal: Journal) -> Html:
     """Building, and the parts of calls."""
     content: list[Content] = [_building(run, journal)]
     if journal.windows:
-        content += [tag("h3", "Calls"), _steady(journal), _calls(journal)]
+        parts = parts_of(journal)
+        content += [tag("h3", "Calls"), _steady(journal, parts), _calls(journal, parts)]
     return section("Time on the host", content, name="time")
+
+
+def parts_of(journal: Journal) -> Parts:
+    """Of what the time from call to call consists; the loader is a part where one was seen."""
+    return _PARTS_AND_LOADER if any(each.loading for each in journal.windows) else _PARTS
 
 
 def _building(run: Run, journal: Journal) -> Html:
@@ -58,7 +74,7 @@ def _building(run: Run, journal: Journal) -> Html:
     return tag("div", parts)
 
 
-def _steady(journal: Journal) -> Html | None:
+def _steady(journal: Journal, parts: Parts) -> Html | None:
     later = steady(journal)
     if later is None:
         return None
@@ -76,19 +92,19 @@ def _steady(journal: Journal) -> Html | None:
             words.share(getattr(later, name), later.whole),
             charts.part(getattr(later, name) / later.whole if later.whole else 0, kind),
         ]
-        for kind, name, said in _PARTS
+        for kind, name, said in parts
     ]
     return tag("div", tag("p", spread), table(("part", "seconds", "share", ""), rows, (1, 2)))
 
 
-def _calls(journal: Journal) -> Html:
+def _calls(journal: Journal, parts: Parts) -> Html:
     groups = grouped(journal.windows)
-    height = sorted(_each(group)[1] for group in groups)
+    height = sorted(_each(group, parts)[1] for group in groups)
     # A few long calls (the first, a saved checkpoint) would press all others flat.
     top = 1.25 * height[int(0.95 * (len(height) - 1))]
     rows: list[tuple[float, list[tuple[str, float, str]]]] = []
     for group in groups:
-        parts, total = _each(group)
+        values, total = _each(group, parts)
         first, last = group.first + 1, group.first + group.count
         where = f"call {first}" if first == last else f"calls {first} to {last}"
         shrink = min(1.0, top / total) if total else 1.0
@@ -97,7 +113,7 @@ def _calls(journal: Journal) -> Html:
             (
                 charts.WIDTH * group.count / journal.calls,
                 [(kind, value * shrink, f"{said}, {name} {words.seconds(value)}")
-                 for (kind, name, _), value in zip(_PARTS, parts, strict=True)],
+                 for (kind, name, _), value in zip(parts, values, strict=True)],
             )
         )  # fmt: skip
     picture = charts.frame(
@@ -108,13 +124,13 @@ def _calls(journal: Journal) -> Html:
         title="Parts of calls, over the run",
         height=10,
     )
-    return tag("div", picture, charts.legend([(kind, said) for kind, _, said in _PARTS]))
+    return tag("div", picture, charts.legend([(kind, said) for kind, _, said in parts]))
 
 
-def _each(window: Window) -> tuple[list[float], float]:
+def _each(window: Window, parts: Parts) -> tuple[list[float], float]:
     """Seconds of each part of one call, on average, and their sum."""
-    parts = [getattr(window, name) / window.count for _, name, _ in _PARTS]
-    return parts, sum(parts)
+    values = [getattr(window, name) / window.count for _, name, _ in parts]
+    return values, sum(values)
 
 
 def grouped(windows: Sequence[Window], points: int = _POINTS) -> list[Window]:

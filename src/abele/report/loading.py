@@ -1,0 +1,45 @@
+"""What bounds a loop over a loader: waiting for batches, or the work on them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+_LEAST_BATCHES, _LEAST_S = 100, 1.0  # a shorter loop says nothing of a rate
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loop:
+    """The times of a loop over a loader, from one batch to the next.
+
+    Attributes:
+        batches: how many.
+        steps: of the device, per batch.
+        seconds: from batch to batch, of all together.
+        waiting: seconds of that until a batch that was asked for was there.
+        why_single: why items were fetched one by one; empty if they were not.
+    """
+
+    batches: int
+    steps: int
+    seconds: float
+    waiting: float
+    why_single: str = ""
+
+    @property
+    def bound(self) -> str:
+        """``input-bound`` if waiting takes longer than the work, else ``compute-bound``."""
+        return "input-bound" if self.waiting > 0.5 * self.seconds else "compute-bound"
+
+    def sentence(self) -> str | None:
+        """What bounds the loop and what free input would give; None after too short a loop."""
+        working = self.seconds - self.waiting
+        if self.batches < _LEAST_BATCHES or self.seconds < _LEAST_S or working <= 0:
+            return None
+        share, steps = self.waiting / self.seconds, self.batches * self.steps
+        text = (
+            f"{self.bound}: {steps / self.seconds:,.0f} steps/s, of which waiting for batches took "
+            f"{share:.0%}; with free input {steps / working:,.0f} steps/s"
+        )
+        if self.bound == "input-bound" and self.why_single:
+            text += f" (items were fetched one by one: {self.why_single})"
+        return text
