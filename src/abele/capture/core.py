@@ -20,6 +20,7 @@ from abele.capture import forward, gradient_hooks, update
 from abele.capture.gradients import MicroBatch, micro_batch
 from abele.capture.recipe import Call, Recipe, recipe_of
 from abele.capture.update import Scaled
+from abele.capture.update_origins import Readers
 from abele.program import Program
 from abele.program.printing import hide_frames
 from abele.step import replica_groups
@@ -132,6 +133,7 @@ class _Result:
     updated: tuple[str, ...] = ()
     scaled: Scaled = dataclasses.field(default_factory=Scaled)
     loss: int | None = None
+    readers: Readers = dataclasses.field(default_factory=dict[str, Mapping[str, str]])
 
 
 def _captured(recipe: Recipe, lookup: Lookup) -> Captured:
@@ -164,7 +166,7 @@ def _forward(recipe: Recipe, trace: _Trace) -> _Traced:
 def _step(recipe: Recipe, trace: _Trace, lookup: Lookup) -> _Traced:
     def body(values: Values) -> tuple[list[torch.Tensor], _Result]:
         batch, result = _micro_batch(recipe, values, lookup)
-        update.update(recipe, values, batch.gradients, result.scaled)
+        update.update(recipe, values, batch.gradients, result.scaled, batch.readers)
         return batch.forward.outputs, result
 
     slots = recipe.model_slots + recipe.update_slots + recipe.counters
@@ -175,7 +177,7 @@ def _step(recipe: Recipe, trace: _Trace, lookup: Lookup) -> _Traced:
 def _accumulate_and_apply(recipe: Recipe, trace: _Trace, lookup: Lookup) -> _Traced:
     def body(values: Values) -> tuple[list[torch.Tensor], _Result]:
         batch, result = _micro_batch(recipe, values, lookup)
-        update.accumulate(recipe, values, batch.gradients)
+        update.accumulate(recipe, values, batch.gradients, batch.readers)
         return batch.forward.outputs, result
 
     slots = recipe.model_slots + recipe.accumulators(recipe.trained) + recipe.counters
@@ -189,7 +191,7 @@ def _apply(recipe: Recipe, trace: _Trace, result: _Result) -> Program:
     updated = replica_groups.names_in(result.updated, recipe.config.replica_groups)
 
     def body(values: Values) -> tuple[list[torch.Tensor], None]:
-        update.apply(recipe, values, updated, result.scaled)
+        update.apply(recipe, values, updated, result.scaled, result.readers)
         return [], None
 
     slots = [item for item in recipe.params if item.name in updated]
@@ -205,4 +207,5 @@ def _micro_batch(recipe: Recipe, values: Values, lookup: Lookup) -> tuple[MicroB
         updated=tuple(batch.gradients),
         scaled=update.count_saturated(recipe, values, batch),
         loss=batch.loss,
+        readers=batch.readers,
     )

@@ -15,6 +15,7 @@ from abele.capture.diagnose import explained
 from abele.capture.forward import Forward, state_in_place
 from abele.capture.losses import LossFinder
 from abele.capture.origins import backward_origins
+from abele.capture.update_origins import Readers, readers
 from abele.capture.recipe import Recipe
 from abele.capture.reentrant import refuse_reentrant_checkpoints
 from abele.capture.user_objects.references import References
@@ -34,12 +35,14 @@ class MicroBatch:
         gradients: of the loss, by parameter; scaled.
         largest_scale: upper limit of the loss scale.
         loss: which of forward's outputs is the loss; None if it returns another form of it.
+        readers: who reads each parameter, if that is wanted; see ``update_origins``.
     """
 
     forward: Forward
     gradients: Gradients
     largest_scale: float
     loss: int | None
+    readers: Readers
 
 
 def gradients_of(
@@ -101,7 +104,18 @@ def micro_batch(recipe: Recipe, values: Values) -> MicroBatch:
             loss_traps.warn_of_no_gradient(name, loss, trained)
     _torch.mark_traced("backward")
     at = _returned_at(loss, result)
-    return MicroBatch(forward=result, gradients=gradients, largest_scale=largest_scale, loss=at)
+    return MicroBatch(
+        forward=result,
+        gradients=gradients,
+        largest_scale=largest_scale,
+        loss=at,
+        readers=readers_of(recipe, values),
+    )
+
+
+def readers_of(recipe: Recipe, values: Values) -> Readers:
+    """Who reads each parameter in a forward that was traced, if origins are wanted."""
+    return readers(values.of(Role.PARAMETER)) if recipe.origins else {}
 
 
 def _returned_at(loss: torch.Tensor, result: Forward) -> int | None:

@@ -120,11 +120,12 @@ class _Makers(TorchFunctionMode):
             if node is self._last:
                 break
             if self._current is not None:
-                node.meta["custom"] = {**node.meta.get("custom", {}), **_origin(self._current)}
+                node.meta["custom"] = {**node.meta.get("custom", {}), **origin_of(self._current)}
         self._last = newest
 
 
-def _origin(node: torch.fx.Node) -> dict[str, Any]:
+def origin_of(node: torch.fx.Node) -> dict[str, Any]:
+    """What an operation that belongs to one of forward gets of its marks, and its line."""
     frame = user_line(node.meta.get("stack_trace"))
     custom: dict[str, Any] = node.meta.get("custom") or {}
     return {

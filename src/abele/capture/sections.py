@@ -15,7 +15,7 @@ from abele.capture import forward, gradient_hooks, update
 from abele.capture.core import Captured, tracing
 from abele.capture.diagnose import explained
 from abele.capture.forward import state_in_place
-from abele.capture.gradients import differentiable, gradients_of
+from abele.capture.gradients import differentiable, gradients_of, readers_of
 from abele.capture.losses import LossFinder
 from abele.capture.recipe import Call, Recipe, recipe_of
 from abele.capture.update import Scaled
@@ -171,7 +171,7 @@ def _step(
             heads = [result.returned[i] for i in starts]
             gradients = gradients_of(recipe, heads, given, values)
         _torch.mark_traced("backward")
-        update.update(recipe, values, gradients, Scaled())
+        update.update(recipe, values, gradients, Scaled(), readers_of(recipe, values))
         returned = [*result.outputs, *gradients.values()]
         return returned, (result.constants, tuple(gradients))
 

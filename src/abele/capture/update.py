@@ -11,6 +11,7 @@ import torch
 from abele import _torch
 from abele.capture.gradients import Gradients, MicroBatch
 from abele.capture.recipe import Recipe
+from abele.capture.update_origins import Readers, update_origins
 from abele.program import Role
 from abele.step import loss_scaling, reduction, rounding, update_rules
 from abele.step.replica_groups import ACCUMULATOR
@@ -46,12 +47,19 @@ def count_saturated(recipe: Recipe, values: Values, batch: MicroBatch) -> Scaled
     return Scaled(loss_scaling.elements(grads), batch.largest_scale)
 
 
-def accumulate(recipe: Recipe, values: Values, grads: Gradients) -> None:
-    """Add the gradients of a micro-batch to their sums."""
+def accumulate(recipe: Recipe, values: Values, grads: Gradients, origins: Readers) -> None:
+    """Add the gradients of a micro-batch to their sums.
+
+    Args:
+        recipe: what is captured.
+        values: the traced slots.
+        grads: by name of the parameter.
+        origins: who reads each parameter; see ``update_origins``.
+    """
     config, write = recipe.config, _writer(recipe)
     sums = values.of(Role.ACCUMULATOR)
     counted = values.of(Role.COUNTER).get(reduction.COUNTED)
-    with torch.no_grad():
+    with torch.no_grad(), update_origins(origins) as done:
         for name, grad in grads.items():
             total = sums[f"{ACCUMULATOR}{name}"]
             if counted is not None and name in config.replica_groups:
@@ -60,12 +68,15 @@ def accumulate(recipe: Recipe, values: Values, grads: Gradients) -> None:
                 reduction.replace(total, grad, write)
             else:
                 reduction.accumulate(total, grad, counted, write)
+            done(name)
         if counted is not None:
             counted.add_(1)
     _torch.mark_traced("update")
 
 
-def apply(recipe: Recipe, values: Values, updated: Sequence[str], scaled: Scaled) -> None:
+def apply(
+    recipe: Recipe, values: Values, updated: Sequence[str], scaled: Scaled, origins: Readers
+) -> None:
     """Update parameters from sums of gradients, and empty these.
 
     Args:
@@ -73,30 +84,39 @@ def apply(recipe: Recipe, values: Values, updated: Sequence[str], scaled: Scaled
         values: the traced slots.
         updated: parameters that have sums.
         scaled: what is known of each micro-batch.
+        origins: who reads each parameter; see ``update_origins``.
     """
     sums = values.of(Role.ACCUMULATOR)
-    grads = {
-        name: reduction.reduced(sums[f"{ACCUMULATOR}{name}"], recipe.config) for name in updated
-    }
-    update(recipe, values, grads, scaled)
+    grads: dict[str, torch.Tensor] = {}
+    with update_origins(origins) as done:
+        for name in updated:
+            grads[name] = reduction.reduced(sums[f"{ACCUMULATOR}{name}"], recipe.config)
+            done(name)
+    update(recipe, values, grads, scaled, origins)
     counted = values.of(Role.COUNTER).get(reduction.COUNTED)
     # What is replaced need not be emptied.
-    emptied = list(sums.values()) if recipe.config.adds_here else []
-    with torch.no_grad():
-        for total in (*emptied, *([] if counted is None else [counted])):
+    emptied = sums if recipe.config.adds_here else {}
+    with torch.no_grad(), update_origins(origins) as done:
+        for name, total in emptied.items():
             total.zero_()
+            done(name.removeprefix(ACCUMULATOR))
+        if counted is not None:
+            counted.zero_()
     _torch.mark_traced("update")
 
 
-def update(recipe: Recipe, values: Values, grads: Gradients, scaled: Scaled) -> None:
-    """Update parameters and the optimizer's state from gradients."""
+def update(
+    recipe: Recipe, values: Values, grads: Gradients, scaled: Scaled, origins: Readers
+) -> None:
+    """Update parameters and the optimizer's state from gradients; see ``apply``."""
     state: dict[str, dict[str, torch.Tensor]] = {item.name: {} for item in recipe.params}
     for name, value in values.of(Role.OPTIMIZER_STATE).items():
         param, key = name.rsplit(".", 1)
         state[param][key] = value
     params, hyper = values.of(Role.PARAMETER), values.of(Role.HYPER)
-    with torch.no_grad(), _following_scale(recipe, values, grads, scaled):
-        update_rules.apply(recipe.rule, params, grads, state, hyper, _writer(recipe))
+    following = _following_scale(recipe, values, grads, scaled)
+    with torch.no_grad(), following, update_origins(origins) as done:
+        update_rules.apply(recipe.rule, params, grads, state, hyper, _writer(recipe), done)
     _torch.mark_traced("update")
 
 

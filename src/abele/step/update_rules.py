@@ -222,11 +222,12 @@ def apply(
     state: Mapping[str, State],
     hyper: Mapping[str, torch.Tensor],
     write: Write = write_nearest,
+    done: Callable[[str], None] = lambda name: None,
 ) -> None:
     """Update ``params`` and ``state`` in place from ``grads``; all maps are by name.
 
     A group with ``maximize`` among its values ascends. ``write`` rounds results that are wider than
-    their tensor.
+    their tensor. ``done`` is told the name of each parameter that was updated.
     """
     names = [name for group in rule.groups for name in group.params if name in grads]
     scale: Number = hyper["loss_scaling"] if rule.loss_scaling_variable else rule.loss_scaling
@@ -247,6 +248,7 @@ def apply(
                 run = functools.partial(_update, update, *tensors, numbers, write)
                 key = (index, tuple(state[name]))
                 repeats.run(key, run, [*tensors[:2], *state[name].values()])
+                done(name)
 
 
 def _update(

@@ -59,12 +59,12 @@ def test_operators_of_a_run_that_is_over_can_still_be_timed(tmp_path, monkeypatc
     assert "Operators by time" in words(folder / "report.html")
 
 
-def test_backward_has_modules_and_lines_too(tmp_path):
+def test_backward_and_update_have_modules_and_lines_too(tmp_path):
     wrapped = trainer(scorer(), enableProfiling=str(tmp_path))
     wrapped.compile(*rows(4))
     (program,) = recorded(tmp_path)[0].programs
-    backward = [each for each in program.operators if each.phase == "backward"]
-    assert "fc" in {each.module for each in backward}
+    for phase in ("backward", "update"):
+        assert "fc" in {each.module for each in program.operators if each.phase == phase}
     lines = {each.line for each in program.memory.largest}
     assert any(line.startswith("wrapping.py:") for line in lines)
 
