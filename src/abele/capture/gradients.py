@@ -15,9 +15,9 @@ from abele.capture.diagnose import explained
 from abele.capture.forward import Forward, state_in_place
 from abele.capture.losses import LossFinder
 from abele.capture.origins import backward_origins
-from abele.capture.update_origins import Readers, readers
 from abele.capture.recipe import Recipe
 from abele.capture.reentrant import refuse_reentrant_checkpoints
+from abele.capture.update_origins import Readers, readers
 from abele.capture.user_objects.references import References
 from abele.program import Role
 from abele.step import loss_scaling, reduction
