@@ -139,6 +139,7 @@ def build(
     record = BuildRecord(forced=target is not None)
     wanted = Wanted.of(start, announce, gather)
     if target is None:
+        progress("choose the target", 0.05)
         target, record.forced = choose_target()
     while True:
         try:

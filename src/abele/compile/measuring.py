@@ -133,7 +133,12 @@ def _chosen(ways: Sequence[Way], times: Sequence[list[float]], clocked: Clocked)
 
 def _in_words(ways: Sequence[Way], medians: Sequence[float]) -> str:
     order = sorted(zip(medians, ways, strict=True), key=lambda pair: pair[0])
-    return "measured: " + ", ".join(f"{each * 1e3:.3g} ms {way.name}" for each, way in order)
+    # In one unit, so that they can be compared; of the slow ones, no digit that says nothing.
+    return "measured: " + ", ".join(f"{_ms(each)} ms {way.name}" for each, way in order)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f}" if seconds >= 1 else f"{seconds * 1e3:.3g}"
 
 
 def return_memory() -> None:

@@ -7,6 +7,10 @@ import dataclasses
 _LEAST_BATCHES, _LEAST_S = 100, 1.0  # a shorter loop says nothing of a rate
 
 
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loop:
     """The times of a loop over a loader, from one batch to the next.
@@ -37,8 +41,8 @@ class Loop:
             return None
         share, steps = self.waiting / self.seconds, self.batches * self.steps
         text = (
-            f"{self.bound}: {steps / self.seconds:,.0f} steps/s, of which waiting for batches took "
-            f"{share:.0%}; with free input {steps / working:,.0f} steps/s"
+            f"{self.bound}: {_rate(steps / self.seconds)} steps/s, of which waiting for batches "
+            f"took {share:.0%}; with free input {_rate(steps / working)} steps/s"
         )
         if self.bound == "input-bound" and self.why_single:
             text += f" (items were fetched one by one: {self.why_single})"

@@ -5,7 +5,7 @@ import dataclasses
 import shutil
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from abele.report.journal import Journal, window_of
 from abele.report.page import page
 from abele.report.record import Option, Run
 from abele.report.recorder import Latest, Recorder, parts_of
+from abele.report.uncalled import Uncalled
 from abele.runtime.observers import Observer
 from abele.storage.atomic import write_text
 from abele.version import __version__
@@ -62,6 +63,8 @@ class Recording:
         self._changes = Changes()
         self._loop = LoopAround()
         self._began_ns = time.perf_counter_ns()
+        folder = self._folder()
+        self._uncalled = None if folder is None else Uncalled(folder, _known_before(model))
 
     @property
     def observers(self) -> Sequence[Observer]:
@@ -71,6 +74,7 @@ class Recording:
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
         """While open, the model is compiled; an error is noted."""
+        self.begun()
         self._began_ns = time.perf_counter_ns()
         self.end("ended: the model was compiled anew")
         folder = self._folder()
@@ -86,6 +90,12 @@ class Recording:
             if self._recorder is not None:
                 self._recorder.failed("compiling", error)
             raise
+
+    def begun(self) -> None:
+        """Somebody asks something of the wrapper."""
+        if self._uncalled is not None:
+            self._uncalled.begun()
+        self._uncalled = None
 
     def compiled(self) -> None:
         """Notes what was compiled."""
@@ -104,8 +114,11 @@ class Recording:
     def end(self, how: str) -> None:
         """Ends the run."""
         recorder, self._recorder = self._recorder, None
+        uncalled, self._uncalled = self._uncalled, None
         if recorder is not None:
             recorder.ended(how)
+        if uncalled is not None:
+            uncalled.ended(how)
 
     def write(self, path: Path, *, measure: bool = False) -> None:
         """Writes the page, or a folder with all files, as things stand; see ``executor.report``."""
@@ -171,24 +184,7 @@ class Recording:
 
     def _before(self) -> Run:
         """What is known before anything was compiled."""
-        model, config = self._model, self._model.config
-        options = model.options
-        name = options.model_name if options.exists("model_name") else None
-        return Run(
-            abele=__version__,
-            name=name or user_class(model.user_module).__name__,
-            training=model.training,
-            process=facts.process(self._began_ns),
-            machine=facts.machine(),
-            configuration={
-                "device_iterations": config.device_iterations,
-                "gradient_accumulation": config.gradient_accumulation,
-                "replicas": config.replicas,
-                "processes": config.processes,
-            },
-            options=tuple(_options(options)),
-            advice=_ADVICE,
-        )
+        return _before(self._model, self._began_ns)
 
     def _run(self, before: Run, made: CompiledModel) -> Run:
         executable = made.session.executable
@@ -206,9 +202,45 @@ class Recording:
         """Training steps that the user's module made by itself, if somebody counts them."""
         watch = shared_by(self._model.user_module).host_training
         counts = self._model.training and self._model.options._host_training_warning
-        if watch is None or not counts:
-            return {}
-        return {"host_steps": watch.steps, "host_said": watch.sentence() if watch.steps else ""}
+        return _counted(watch) if watch is not None and counts else {}
+
+
+def _before(model: WrappedModel, began_ns: int) -> Run:
+    config, options = model.config, model.options
+    name = options.model_name if options.exists("model_name") else None
+    return Run(
+        abele=__version__,
+        name=name or user_class(model.user_module).__name__,
+        training=model.training,
+        process=facts.process(began_ns),
+        machine=facts.machine(),
+        configuration={
+            "device_iterations": config.device_iterations,
+            "gradient_accumulation": config.gradient_accumulation,
+            "replicas": config.replicas,
+            "processes": config.processes,
+        },
+        options=tuple(_options(options)),
+        advice=_ADVICE,
+    )
+
+
+def _known_before(model: WrappedModel) -> Callable[[], Run]:
+    """Gives what is known of a run that never began, but does not keep the model alive."""
+    began_ns = time.perf_counter_ns()
+    before = _before(model, began_ns)
+    shared = shared_by(model.user_module)
+    counts = model.training and model.options._host_training_warning
+
+    def known() -> Run:
+        watch = shared.host_training if counts else None
+        return before if watch is None else dataclasses.replace(before, **_counted(watch))
+
+    return known
+
+
+def _counted(watch: Any) -> dict[str, Any]:
+    return {"host_steps": watch.steps, "host_said": watch.sentence() if watch.steps else ""}
 
 
 def _measured(made: CompiledModel) -> dict[str, Any]:

@@ -204,6 +204,7 @@ class Compiling:
             poptorch.Error: as for ``prepare``.
             RuntimeError: likewise.
         """
+        self.recording.begun()
         self.prepare()
         return Trial(
             module=self._model.module,

@@ -278,6 +278,53 @@ def test_a_program_leaves_a_page_that_says_how_it_ended(last, said, status, tmp_
     assert recorded(tmp_path, "net")[1].calls == 5
 
 
+UNCALLED = (
+    PROGRAM
+    + """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(2, 4), torch.ones(2, 3)).backward()
+    optimizer.step()
+LAST
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("last", "said", "status"),
+    [
+        ("pass", "Training finished", 0),
+        ("del wrapped", "Training finished . It ended because its wrapper was deleted", 0),
+        ("raise ValueError('no such file')", "no such file", 1),
+    ],
+)
+def test_a_model_that_nobody_calls_leaves_a_page_that_says_so(last, said, status, tmp_path):
+    code = UNCALLED.replace("LAST", last)
+    environment = {**os.environ, "ABELE_TARGET": "reference"}
+    ended = subprocess.run(
+        [python(), "-c", code, str(tmp_path)], env=environment, capture_output=True
+    )
+    assert ended.returncode == status, ended.stderr.decode()[-2000:]
+    assert main(["report", str(tmp_path / "net")]) == 0
+    text = words(tmp_path / "net" / "report.html")
+    assert said in text
+    assert "Nothing was compiled, and nothing ran on a device" in text
+    assert "training steps of Net ran on the host, not on the device" in text
+
+
+def test_the_page_of_a_run_is_not_replaced_by_a_wrapper_that_nobody_calls(tmp_path):
+    wrapped = trainer(scorer(), enableProfiling=str(tmp_path), modelName="net")
+    wrapped(*rows(4))
+    wrapped.destroy()
+    uncalled = trainer(scorer(), enableProfiling=str(tmp_path), modelName="net")
+    del uncalled
+    assert recorded(tmp_path, "net")[1].calls == 1
+    estimated = trainer(scorer(), enableProfiling=str(tmp_path / "fit"))
+    estimated.fit(*rows(4))
+    del estimated
+    assert not (tmp_path / "fit").exists()
+
+
 def test_a_killed_program_leaves_files_that_say_so(tmp_path):
     code = CALLS.replace("LAST", "time.sleep(1.2); os.kill(os.getpid(), signal.SIGKILL)")
     environment = {**os.environ, "ABELE_TARGET": "reference"}

@@ -52,6 +52,12 @@ def test_it_says_why_items_were_fetched_one_by_one():
     )
 
 
+def test_slow_loops_have_digits_too():
+    sentence = said(looped(202, work_ms=300, wait_ms=40)) or ""
+    assert sentence.startswith("compute-bound: 2.94 steps/s")
+    assert sentence.endswith("with free input 3.33 steps/s")
+
+
 def test_steps_are_those_of_the_device():
     assert said(looped(202, work_ms=9, wait_ms=1, steps=8)) == (
         "compute-bound: 800 steps/s, of which waiting for batches took 10%; with free input 889 "

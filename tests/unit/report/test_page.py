@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import poptorch
-from abele.report.journal import Journal
+from abele.report.journal import Journal, window_of
 from abele.report.loading import Loop
 from abele.report.page import page
 from abele.report.status import steady
@@ -191,6 +191,14 @@ def test_the_loader_is_a_part_of_the_time_where_one_was_seen(introduction):
         "The loop was compute-bound: 100 steps/s, of which waiting for batches took 25%; with free "
         "input 133 steps/s." in text
     )
+
+
+def test_calls_that_scatter_are_said_in_the_first_sentence(introduction):
+    assert "some took far longer" not in read(introduction, journal_of(END))
+    windows = list(journal_of(END).windows)
+    windows[15] = window_of(1.5, (0.0, 0.0, 3.0, 0.0), first=15)
+    text = read(introduction, Journal(windows=tuple(windows)))
+    assert "23.0 ms each (median; 188 ms on average, some took far longer)" in text
 
 
 def test_the_parts_of_a_call_add_up_to_it():

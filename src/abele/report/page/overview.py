@@ -9,6 +9,11 @@ from abele.report.page.markup import Html, facts, html, section, tag
 from abele.report.record import Run
 from abele.report.status import State, Status, steady
 
+SCATTERED = 2.0
+_UNCALLED = (
+    "Nothing was compiled, and nothing ran on a device: the program made a wrapper of this model "
+    "and never called it."
+)
 _COLOURS = {State.FINISHED: "good", State.RUNNING: "good"}
 
 
@@ -20,15 +25,19 @@ def verdict(run: Run, journal: Journal, status: Status) -> Html:
     parts = [kind, where, " ", tag("b", status.state.value, class_=colour)]
     later = steady(journal)
     if later is not None:
-        parts.append(
-            f": {words.count(journal.calls, 'call')}, {words.seconds(later.quarters[2])} each "
-            "(median)"
-        )
+        middle = later.quarters[2]
+        often = f": {words.count(journal.calls, 'call')}, {words.seconds(middle)} each (median"
+        # Where some calls take far longer, the median alone would say that all was well.
+        if later.in_calls > SCATTERED * middle:
+            often += f"; {words.seconds(later.in_calls)} on average, some took far longer"
+        parts.append(f"{often})")
     said = html(
         parts, ". ", status.sentence, " ", _bound(run), " ", _loss(journal), " ", _peak(run)
     )
-    round_it = tag("p", tag("b", run.host_said, class_="bad"), class_="lead")
-    return html(tag("p", said, class_="lead"), round_it if run.host_steps else None)
+    begun = journal.calls or run.build or journal.of_kind("stage") or journal.end is None
+    warnings = ["" if begun else _UNCALLED, run.host_said if run.host_steps else ""]
+    shown = [tag("p", tag("b", each, class_="bad"), class_="lead") for each in warnings if each]
+    return html(tag("p", said, class_="lead"), shown)
 
 
 def _bound(run: Run) -> str:

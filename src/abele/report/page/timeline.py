@@ -66,7 +66,8 @@ def _building(run: Run, journal: Journal) -> Html:
     heads = ("stage", "took", "", "began after")
     parts: list[Content] = [tag("h3", "Building")]
     if run.build is not None:
-        listed = [f"{name} {words.seconds(took)}" for name, took in run.build.seconds.items()]
+        seconds = sorted(run.build.seconds.items(), key=lambda each: each[0] != "capture")
+        listed = [f"{name} {words.seconds(took)}" for name, took in seconds]
         why = f", because {run.build.why}" if run.build.why else ""
         said = f"Cache: {run.build.cache}{why}. As the build counts it: {', '.join(listed)}."
         parts.append(tag("p", said))
