@@ -146,11 +146,7 @@ def _abele(model: torch.nn.Module, batches: list) -> tuple[list[float], dict[str
     executable, record = build(captured.programs, config, target=get_target("cpu"), cache=None)
     if record.lowerings["step"].name != "op_by_op":
         raise RuntimeError("The network does not run operator by operator; nothing to compare.")
-    slots = {
-        f"{name}.{key}": value
-        for name, tensors in rule.initial_state(state.params).items()
-        for key, value in tensors.items()
-    }
+    slots = rule.initial_state(state.params)
     session = Session(executable, config, state.params, state.buffers, slots, rule.hyper())
     losses, gradients = [], {}
     for image, label in batches:

@@ -3,13 +3,11 @@
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
-from abele import build, capture
+from abele import build
 from abele.runtime.anchors import Anchor
-from abele.runtime.session import Session
 from abele.step.config import OutputMode, StepConfig
-from abele.trace.module_state import ModuleState
 from helpers.models import Dense
-from helpers.runs import flat, rule_for
+from helpers.runs import captured, rule_for, session_of
 
 WATCHED = ("fc1.weight", "Gradient___fc1.weight", "UpdatedVar___fc1.weight", "Tanh:0")
 
@@ -20,15 +18,9 @@ def test_anchors_show_what_the_program_computed(target):
     config = StepConfig(device_iterations=2, output_mode=OutputMode.FINAL)
     rule = rule_for(model, variable=("lr",), momentum=0.0)
     anchors = [Anchor(name=name, tensor=name, mode=OutputMode.ALL) for name in WATCHED]
-    found = capture(
-        lambda inputs: flat(model(*inputs)), model, [x[:4], wanted[:4]], config, rule,
-        anchors=WATCHED,
-    )  # fmt: skip
-    executable, _ = build(found.programs, config, target=target)
-    state = ModuleState.of(model)
-    session = Session(
-        executable, config, state.params, state.buffers, hyper=rule.hyper(), anchors=anchors
-    )
+    programs = captured(model, [x[:4], wanted[:4]], config, rule, anchors=WATCHED).programs
+    executable, _ = build(programs, config, target=target)
+    session = session_of(executable, model, config, rule, anchors=anchors)
     outputs = session.step([x.to(session.device), wanted.to(session.device)])
     assert [tuple(output.shape) for output in outputs] == [(4, 3), ()]
     expected = {name: [] for name in WATCHED}

@@ -14,12 +14,10 @@ from abele.compile.tolerances import TOLERANCE
 from abele.ops.host_call import HostCalls, host_call
 from abele.pipeline import Uncuttable, pipelined
 from abele.pipeline.schedule import Task
-from abele.runtime.session import Session
 from abele.step.config import MeanStrategy, OutputMode, Reduction, StepConfig
-from abele.trace.module_state import ModuleState
 from conftest import usable
 from helpers.pipelined import at_stage, parts_of, sessions
-from helpers.runs import assert_close_by_norm, assert_same_bits, rule_for, run
+from helpers.runs import assert_close_by_norm, assert_same_bits, rule_for, run, session_of
 
 ROWS, CALLS, MICRO_BATCHES = 3, 3, 5
 
@@ -445,11 +443,7 @@ def compiled_and_interpreted(module, config, rule, given):
     for part in parts.programs:
         assert made.compiled[part.name].released() is not made.compiled[part.name].run
     _, plain = sessions(module, micro(given[0]), config, rule, 2)
-    state = ModuleState.of(module)
-    hyper = rule.hyper() if rule else {}
-    slots = {name: value.clone() for name, value in plain.optimizer_state.items()}
-    arguments = (config, state.params, state.buffers, slots, hyper)
-    piped = Session(made, *arguments, plan=pipelined(parts))
+    piped = session_of(made, module, config, rule, plan=pipelined(parts))
     try:
         return run(piped, given), run(plain, given)
     finally:

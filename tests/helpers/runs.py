@@ -13,6 +13,7 @@ from abele.capture import Captured
 from abele.collectives.protocol import Collective
 from abele.compile.build import BuildRecord
 from abele.compile.cache import ExecutableCache
+from abele.compile.executable import Executable
 from abele.runtime.observers import Observer
 from abele.runtime.session import Session
 from abele.step.config import StepConfig
@@ -111,10 +112,11 @@ def captured(
     batch: Batch,
     config: StepConfig | None = None,
     rule: UpdateRule | None = None,
+    **settings: Any,
 ) -> Captured:
-    """Captures one micro-batch; trains by ``rule``, infers without."""
+    """Captures one micro-batch; trains by ``rule``, infers without; ``settings`` of ``capture``."""
     config = config or StepConfig(training=rule is not None)
-    return capture(lambda inputs: flat(module(*inputs)), module, batch, config, rule)
+    return capture(lambda inputs: flat(module(*inputs)), module, batch, config, rule, **settings)
 
 
 def started(
@@ -132,15 +134,22 @@ def started(
     programs = captured(module, micro_batch, config, rule).programs
     target = get_target(target) if isinstance(target, str) else target
     executable, record = build(programs, config, target=target, cache=cache)
+    return session_of(executable, module, config, rule, collective=collective), record
+
+
+def session_of(
+    executable: Executable,
+    module: torch.nn.Module,
+    config: StepConfig,
+    rule: UpdateRule | None,
+    **settings: Any,
+) -> Session:
+    """A session with the state of ``module``; ``settings`` are the session's own."""
     state = ModuleState.of(module)
-    slots = {}
-    for name, values in (rule.initial_state(state.params) if rule else {}).items():
-        slots |= {f"{name}.{key}": value for key, value in values.items()}
-    hyper = rule.hyper() if rule else {}
-    session = Session(
-        executable, config, state.params, state.buffers, slots, hyper, collective=collective
-    )
-    return session, record
+    slots = {} if rule is None else rule.initial_state(state.params)
+    hyper = {} if rule is None else rule.hyper()
+    arguments = (executable, config, state.params, state.buffers, slots, hyper)
+    return Session(*arguments, **settings)
 
 
 @dataclasses.dataclass(frozen=True)

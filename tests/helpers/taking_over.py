@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 
 from abele import get_target
 from abele.capture import Captured
-from abele.collectives import Collective
 from abele.compile.build import build
 from abele.compile.executable import Executable
 from abele.compile.later import Failure, Later, Running
 from abele.compile.start import Start
 from abele.program import Program
-from abele.runtime.session import Session
 from abele.step.config import StepConfig
-from abele.step.update_rules import UpdateRule
 from abele.targets import Compiled
-from abele.trace.module_state import ModuleState
 from helpers.fakes import Keeping, KeptCode
 
 ROUNDING = 2.0**-21  # far less than a compiled program may differ by, and another number
@@ -98,23 +92,3 @@ def both(
     interpreted, _ = build(captured.programs, config, target=get_target("reference"))
     compiled, _ = build(captured.programs, config, target=target or Rounded())
     return interpreted, compiled
-
-
-def session_of(
-    executable: Executable,
-    module: torch.nn.Module,
-    config: StepConfig,
-    rule: UpdateRule | None,
-    later: Later | None = None,
-    collective: Collective | None = None,
-) -> Session:
-    """A session with the state of ``module``."""
-    state = ModuleState.of(module)
-    slots = {}
-    for name, values in (rule.initial_state(state.params) if rule else {}).items():
-        slots |= {f"{name}.{key}": value for key, value in values.items()}
-    hyper = rule.hyper() if rule else {}
-    executable = dataclasses.replace(executable, later=later)
-    return Session(
-        executable, config, state.params, state.buffers, slots, hyper, collective=collective
-    )

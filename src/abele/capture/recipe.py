@@ -86,16 +86,10 @@ class Recipe:
         # Only layouts count here, and to write the state of a large model takes time and memory.
         params = {item.name: torch.empty_like(item.value, device="meta") for item in self.params}
         devices = {item.name: item.value.device for item in self.params}
-        initial = self.rule.initial_state(params)
         state = [
-            Named(
-                f"{param}.{key}",
-                Role.OPTIMIZER_STATE,
-                torch.empty_like(value, device=devices[param]),
-            )
-            for param, values in initial.items()
-            if param in trained
-            for key, value in values.items()
+            Named(slot, Role.OPTIMIZER_STATE, torch.empty_like(value, device=devices[param]))
+            for slot, value in self.rule.initial_state(params).items()
+            if (param := slot.rpartition(".")[0]) in trained
         ]
         return state + self.hyper_slots
 

@@ -88,17 +88,15 @@ class UpdateRule:
             values["loss_scaling"] = float(self.loss_scaling)
         return values
 
-    def initial_state(
-        self, params: Mapping[str, torch.Tensor]
-    ) -> dict[str, dict[str, torch.Tensor]]:
-        """Return fresh state tensors by parameter and name, for every parameter of the groups."""
-        state: dict[str, dict[str, torch.Tensor]] = {}
+    def initial_state(self, params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return fresh state of every parameter of the groups, by slot: ``fc.weight.exp_avg``."""
+        state: dict[str, torch.Tensor] = {}
         for group in self.groups:
             for name in group.params:
                 # State of half parameters is float32 unless asked otherwise.
                 fresh = RULES[self.kind].initial(_widened(params[name]), group.values)
-                state[name] = {
-                    key: value.to(self.state_dtypes.get(key, value.dtype))
+                state |= {
+                    f"{name}.{key}": value.to(self.state_dtypes.get(key, value.dtype))
                     for key, value in fresh.items()
                 }
         return state

@@ -230,9 +230,4 @@ def _initial_state(
     state = ModuleState.of(module)
     if rule is None:
         return state.params, state.buffers, {}, {}
-    optimizer_state = {
-        f"{name}.{key}": value
-        for name, values in rule.initial_state(state.params).items()
-        for key, value in values.items()
-    }
-    return state.params, state.buffers, optimizer_state, rule.hyper()
+    return state.params, state.buffers, rule.initial_state(state.params), rule.hyper()

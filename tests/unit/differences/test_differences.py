@@ -36,8 +36,7 @@ def subject_of(module, batch, rule=None):
     with origins.wanted():
         program = captured(module, batch, rule=rule).programs[0]
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    for name, values in rule.initial_state(dict(module.named_parameters())).items():
-        state |= {f"{name}.{key}": value for key, value in values.items()}
+    state |= rule.initial_state(dict(module.named_parameters()))
     given = iter(batch)
     arguments = tuple(
         state[slot.name].detach().clone() if slot.name in state else next(given)

@@ -54,8 +54,7 @@ def test_what_lives_all_the_time_is_what_the_session_has(kind):
     sizes = parts(moment(estimated(programs, config), "step"))
     assert sizes["parameters"].high == sizes["parameters"].low == weights(module)
     state = rule_for(module, kind).initial_state(dict(module.named_parameters()))
-    tensors = [value for values in state.values() for value in values.values()]
-    assert sizes["optimizer state"].expected == sum(each.nbytes for each in tensors)
+    assert sizes["optimizer state"].expected == sum(each.nbytes for each in state.values())
     assert sizes["the module's own weights and buffers"].expected == 1000
     assert sizes["inputs of a call"].expected == 200
     assert "gradient sums" not in sizes

@@ -13,8 +13,8 @@ from abele.runtime import agreement, state
 from abele.runtime.take_over import TakeOver
 from abele.step.config import OutputMode, StepConfig
 from helpers.models import MODELS
-from helpers.runs import captured, rule_for
-from helpers.taking_over import Rounded, Scripted, both, session_of
+from helpers.runs import captured, rule_for, session_of
+from helpers.taking_over import Rounded, Scripted, both
 
 DENSE = MODELS["dense"]
 HALF = dataclasses.replace(
@@ -33,7 +33,8 @@ def case(model=DENSE, kind="sgd", target=None, **config):
     programs = captured(module, model.batch(), config, rule)
     interpreted, compiled = both(programs, config, target)
     script = Scripted()
-    return session_of(interpreted, module, config, rule, script), script, compiled
+    waiting = dataclasses.replace(interpreted, later=script)
+    return session_of(waiting, module, config, rule), script, compiled
 
 
 def steps(session, batches):
@@ -151,7 +152,8 @@ def test_a_take_over_at_a_named_update_repeats_a_run_bit_by_bit(name):
 
     def run_in_one():
         script = Scripted(executables[1], at=first * config.device_iterations)
-        session = session_of(executables[0], module, config, rule, script)
+        waiting = dataclasses.replace(executables[0], later=script)
+        session = session_of(waiting, module, config, rule)
         outputs = steps(session, batches)
         assert script.running.since == first * config.device_iterations
         return outputs, bits(session)
@@ -291,7 +293,7 @@ def test_programs_with_effects_take_over_without_a_comparison(capsys):
     module, config = Printing(), StepConfig(training=False)
     interpreted, compiled = both(captured(module, [torch.ones(2)], config), config)
     script = Scripted(compiled)
-    session = session_of(interpreted, module, config, None, script)
+    session = session_of(dataclasses.replace(interpreted, later=script), module, config, None)
     session.step([torch.ones(2)])
     assert session.executable is compiled
     assert script.running.check == "not compared, because prints and host calls would happen twice"

@@ -3,6 +3,7 @@
 Threads stand for processes.
 """
 
+import dataclasses
 import threading
 import warnings
 
@@ -16,8 +17,8 @@ from abele.runtime import state
 from abele.step.config import StepConfig
 from helpers.instances import together
 from helpers.models import MODELS
-from helpers.runs import captured, rule_for
-from helpers.taking_over import Rounded, Scripted, both, session_of
+from helpers.runs import captured, rule_for, session_of
+from helpers.taking_over import Rounded, Scripted, both
 
 DENSE = MODELS["dense"]
 
@@ -70,7 +71,8 @@ class Instance:
         rule = rule_for(module, "adam")
         programs = captured(module, DENSE.batch(), config, rule)
         self.interpreted, self.compiled = both(programs, config, target)
-        self._parts = (self.interpreted, module, config, rule, self.script)
+        waiting = dataclasses.replace(self.interpreted, later=self.script)
+        self._parts = (waiting, module, config, rule)
         self._collective = Thread(rank, threads)
         self.session = None
 

@@ -105,20 +105,21 @@ def test_constants_have_no_slots():
 )
 def test_the_state_of_a_parameter(kind, values, names):
     rule = UpdateRule(kind=kind, groups=(Group(params=("w",), values=DEFAULTS[kind] | values),))
-    assert list(rule.initial_state({"w": torch.ones(2)})["w"]) == names
+    state = rule.initial_state({"w": torch.ones(2)})
+    assert list(state) == [f"w.{name}" for name in names]
 
 
 def test_the_tensorflow_variant_starts_at_one():
     values = DEFAULTS["rmsprop"] | {"tf_variant": True}
     rule = UpdateRule(kind="rmsprop", groups=(Group(params=("w",), values=values),))
-    state = rule.initial_state({"w": torch.zeros(2)})["w"]["square_avg"]
+    state = rule.initial_state({"w": torch.zeros(2)})["w.square_avg"]
     torch.testing.assert_close(state, torch.ones(2), rtol=0, atol=0)
 
 
 def test_state_may_have_another_type():
     rule = rule_for(DENSE.fresh(), "adam", settings={"state_dtypes": {"exp_avg": torch.float16}})
-    state = rule.initial_state(dict(DENSE.fresh().named_parameters()))["fc1.weight"]
-    kinds = {name: value.dtype for name, value in state.items()}
+    state = rule.initial_state(dict(DENSE.fresh().named_parameters()))
+    kinds = {name: state[f"fc1.weight.{name}"].dtype for name in ("step", "exp_avg", "exp_avg_sq")}
     assert kinds == {
         "step": torch.float64, "exp_avg": torch.float16, "exp_avg_sq": torch.float32,
     }  # fmt: skip

@@ -60,11 +60,8 @@ class LoadedGraph:
         self.record, self.path = record, path
         self.names = parameter_names(module)
         state = ModuleState.of(module)
-        initial: dict[str, torch.Tensor] = {}
-        if rule is not None:
-            for name, values in rule.initial_state(state.params).items():
-                initial |= {f"{name}.{key}": value for key, value in values.items()}
-        hyper = rule.hyper() if rule else {}
+        initial = {} if rule is None else rule.initial_state(state.params)
+        hyper = {} if rule is None else rule.hyper()
         config = StepConfig(training=rule is not None)
         self.session = SectionSession(made, config, state.params, state.buffers, initial, hyper)
         Attachment(self.session, made.target.name, self.session.device)
