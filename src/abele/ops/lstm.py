@@ -11,6 +11,7 @@ Importing this module registers them.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 
@@ -77,28 +78,11 @@ def _forward(
 
 
 @torch.library.impl(_BACKWARD, "CompositeExplicitAutograd")
-def _backward(
-    x: torch.Tensor,
-    w_ih: torch.Tensor,
-    w_hh: torch.Tensor,
-    b_ih: torch.Tensor,
-    b_hh: torch.Tensor,
-    h: torch.Tensor,
-    c: torch.Tensor,
-    states: torch.Tensor,
-    last_h: torch.Tensor,
-    last_c: torch.Tensor,
-    grad_states: torch.Tensor | None,
-    grad_h: torch.Tensor | None,
-    grad_c: torch.Tensor | None,
-    kept: torch.Tensor,
-    reverse: bool,
-    has_biases: bool,
-) -> tuple[torch.Tensor, ...]:
+def _backward(*args: Any) -> tuple[torch.Tensor, ...]:
     """Compute the gradients of the first seven arguments, which are those of forward."""
-    given = (x, w_ih, w_hh, b_ih, b_hh, h, c, states, last_h, last_c, grad_states, grad_h, grad_c)
-    sizes: list[int] = []
-    how = reverse, _MODE, h.shape[-1], 1, has_biases, True, False, sizes, False
+    *given, kept, reverse, has_biases = args
+    units, sizes = given[5].shape[-1], list[int]()
+    how = reverse, _MODE, units, 1, has_biases, True, False, sizes, False
     results = list(torch.ops.aten.mkldnn_rnn_layer_backward(*given, *how, kept))
     results[4] = results[4].clone()  # both biases have one gradient, which is one tensor there
     return tuple(results)
@@ -109,19 +93,8 @@ backward = torch.ops.abele.lstm_backward.default
 
 
 @shapes_of(_FORWARD)
-def _forward_shape(
-    x: torch.Tensor,
-    w_ih: torch.Tensor,
-    w_hh: torch.Tensor,
-    b_ih: torch.Tensor,
-    b_hh: torch.Tensor,
-    h: torch.Tensor,
-    c: torch.Tensor,
-    reverse: bool,
-    has_biases: bool,
-    differentiable: bool,
-) -> tuple[torch.Tensor, ...]:
-    del w_ih, w_hh, b_ih, b_hh, reverse, has_biases
+def _forward_shape(x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
+    *_, h, c, _, _, differentiable = others
     steps, batch, features = x.shape
     kept = _kept_bytes(steps, batch, features, h.shape[-1]) if differentiable else 0
     states = x.new_empty((steps, *h.shape))
@@ -151,29 +124,13 @@ def _probed(steps: int, batch: int, features: int, units: int) -> int:
         return forward(x, *weights, bias, bias, state, state, False, True, True)[3].numel()
 
 
-def forward_of(
-    x: torch.Tensor,
-    w_ih: torch.Tensor,
-    w_hh: torch.Tensor,
-    b_ih: torch.Tensor,
-    b_hh: torch.Tensor,
-    h: torch.Tensor,
-    c: torch.Tensor,
-    reverse: bool,
-    batch_sizes: list[int],
-    mode: int,
-    hidden_size: int,
-    num_layers: int,
-    has_biases: bool,
-    *rest: bool,
-) -> tuple[torch.Tensor, ...]:
+def forward_of(*args: Any) -> tuple[torch.Tensor, ...]:
     """Call ``forward`` in place of the library's operator, with its arguments."""
-    del batch_sizes, mode, hidden_size, num_layers, rest
-    needed = torch.is_grad_enabled()
-    return forward(x, w_ih, w_hh, b_ih, b_hh, h, c, reverse, has_biases, needed)
+    has_biases = args[12]
+    return forward(*args[:8], has_biases, torch.is_grad_enabled())
 
 
-def backward_of(*args: object) -> tuple[torch.Tensor, ...]:
+def backward_of(*args: Any) -> tuple[torch.Tensor, ...]:
     """Call ``backward`` in place of the library's operator, with its arguments."""
     reverse, has_biases, kept = args[13], args[17], args[22]
     return backward(*args[:13], kept, reverse, has_biases)

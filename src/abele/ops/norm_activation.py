@@ -13,6 +13,8 @@ Importing this module registers the operators.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from abele.ops._register import shapes_of
@@ -105,19 +107,9 @@ def _forward(
 
 
 @shapes_of(_FORWARD)
-def _forward_shapes(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    mean: torch.Tensor,
-    var: torch.Tensor,
-    momentum: float,
-    eps: float,
-    slope: float,
-) -> tuple[torch.Tensor, ...]:
-    y, x_copy = torch.empty_like(x), torch.empty_like(x)
-    statistics = x.new_empty((3, x.shape[1]))
-    return y, x_copy, statistics, torch.empty_like(mean), torch.empty_like(var)
+def _forward_shapes(x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
+    y, *statistics = _of_sum_shapes(x, *others)
+    return y, torch.empty_like(x), *statistics
 
 
 @torch.library.impl(_BACKWARD, "CompositeExplicitAutograd")
@@ -150,33 +142,20 @@ def _gradients(
 
 @shapes_of(_BACKWARD)
 def _backward_shapes(
-    grad: torch.Tensor,
-    kept: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    statistics: torch.Tensor,
-    slope: float,
+    grad: torch.Tensor, kept: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *others: Any
 ) -> tuple[torch.Tensor, ...]:
     return torch.empty_like(kept), torch.empty_like(weight), torch.empty_like(bias)
 
 
 @torch.library.impl(_EVALUATION, "CompositeExplicitAutograd")
 def _evaluation(
-    x: torch.Tensor,
-    scale: torch.Tensor,
-    shift: torch.Tensor,
-    slope: float,
+    x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, slope: float
 ) -> torch.Tensor:
     return _leaky(x * _along(scale, x) + _along(shift, x), slope)
 
 
 @shapes_of(_EVALUATION)
-def _evaluation_shape(
-    x: torch.Tensor,
-    scale: torch.Tensor,
-    shift: torch.Tensor,
-    slope: float,
-) -> torch.Tensor:
+def _evaluation_shape(x: torch.Tensor, *others: Any) -> torch.Tensor:
     return torch.empty_like(x)
 
 
@@ -203,10 +182,7 @@ def _of_sum_shapes(
     bias: torch.Tensor,
     mean: torch.Tensor,
     var: torch.Tensor,
-    added: torch.Tensor,
-    momentum: float,
-    eps: float,
-    slope: float,
+    *others: Any,
 ) -> tuple[torch.Tensor, ...]:
     statistics = x.new_empty((3, x.shape[1]))
     return torch.empty_like(x), statistics, torch.empty_like(mean), torch.empty_like(var)
@@ -236,8 +212,7 @@ def _of_sum_backward_shapes(
     y: torch.Tensor,
     x: torch.Tensor,
     weight: torch.Tensor,
-    statistics: torch.Tensor,
-    slope: float,
+    *others: Any,
 ) -> tuple[torch.Tensor, ...]:
     of_weight = torch.empty_like(weight), torch.empty_like(weight)
     return torch.empty_like(x), torch.empty_like(x), *of_weight

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,25 @@ def _prepared(
     return ctypes.byref(norm), prepared.threads_worth(library, size)
 
 
+def _statistics(
+    library: ctypes.CDLL, norm: Any, inputs: Sequence[torch.Tensor], threads: int
+) -> tuple[list[torch.Tensor], bool]:
+    """Statistics and new running ones, and whether backward needs nothing of x but y.
+
+    Args:
+        library: of kernels.
+        norm: ``_prepared`` described it.
+        inputs: x, weight, bias and the running statistics.
+        threads: that compute it.
+    """
+    x, _, _, mean, var = inputs
+    outputs = [x.new_empty((3, x.shape[1])), torch.empty_like(mean), torch.empty_like(var)]
+    addresses = [each.data_ptr() for each in (*inputs, *outputs)]
+    y_is_enough = ctypes.c_int32()
+    library.abele_norm_statistics(norm, *addresses, ctypes.byref(y_is_enough), threads)
+    return outputs, bool(y_is_enough)
+
+
 def norm_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
     """Forward of ``abele::norm_activation``; may write y over x."""
 
@@ -51,17 +70,12 @@ def norm_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., A
         x = _rows(x)
         norm, worth = _prepared(library, x.shape, slope, momentum, eps)
         threads = worth()
-        statistics = x.new_empty((3, x.shape[1]))
-        new_mean, new_var = torch.empty_like(mean), torch.empty_like(var)
-        inputs = [each.data_ptr() for each in (x, weight, bias, mean, var)]
-        outputs = [each.data_ptr() for each in (statistics, new_mean, new_var)]
-        y_is_enough = ctypes.c_int32()
-        from_y = ctypes.byref(y_is_enough)
-        library.abele_norm_statistics(norm, *inputs, *outputs, from_y, threads)
+        inputs = x, weight, bias, mean, var
+        (statistics, *new), y_is_enough = _statistics(library, norm, inputs, threads)
         y = x if overwrite and y_is_enough else torch.empty_like(x)
         inputs = [each.data_ptr() for each in (x, weight, bias, statistics)]
         library.abele_norm_apply(norm, *inputs, None, y.data_ptr(), threads)
-        return y, y if y_is_enough else x, statistics, new_mean, new_var
+        return y, y if y_is_enough else x, statistics, *new
 
     return norm_activation
 
@@ -106,15 +120,12 @@ def norm_sum_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..
         x, added = _rows(x), _rows(added)
         norm, worth = _prepared(library, x.shape, slope, momentum, eps)
         threads = worth()
-        y, statistics = added if overwrite else torch.empty_like(x), x.new_empty((3, x.shape[1]))
-        new_mean, new_var = torch.empty_like(mean), torch.empty_like(var)
-        inputs = [each.data_ptr() for each in (x, weight, bias, mean, var)]
-        outputs = [each.data_ptr() for each in (statistics, new_mean, new_var)]
-        y_is_enough = ctypes.byref(ctypes.c_int32())  # never: something was added
-        library.abele_norm_statistics(norm, *inputs, *outputs, y_is_enough, threads)
+        y = added if overwrite else torch.empty_like(x)
+        # What is said of y alone holds without something added.
+        (statistics, *new), _ = _statistics(library, norm, (x, weight, bias, mean, var), threads)
         inputs = [each.data_ptr() for each in (x, weight, bias, statistics, added)]
         library.abele_norm_apply(norm, *inputs, y.data_ptr(), threads)
-        return y, statistics, new_mean, new_var
+        return y, statistics, *new
 
     return norm_sum_activation
 
