@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.kinds import Thing
+from abele.port.analysis import batches
+from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step, StepError, training_steps
 from abele.port.analysis.things import Things
@@ -64,6 +67,19 @@ class Context:
         self.numbered: dict[cst.BaseExpression, str] = {}
         self.distributed = popdist or any(map(_has_processes, project.sources))
         self._names: dict[Source, dict[str, str]] = {}
+
+    def optimizers(self) -> Iterator[tuple[Thing, cst.Call]]:
+        """The optimizers of training steps, each with the call that makes it."""
+        used = {each for step in self.steps for each in step.gradients.optimizers}
+        for thing in self.things.all(Kind.OPTIMIZER):
+            if thing in used and isinstance(thing.made, cst.Call):
+                yield thing, thing.made
+
+    def trained_loaders(self) -> set[Thing]:
+        """The loaders that training steps get their batches from."""
+        around = ((s.source, each) for s in self.steps for each in s.source.above(s.backward))
+        loaders = (batches.loader_of(self.things, source, each) for source, each in around)
+        return {each for each in loaders if each is not None}
 
     def edits(self, source: Source) -> Edits:
         """The changes of a file."""

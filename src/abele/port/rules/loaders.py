@@ -34,11 +34,7 @@ _HOST_MEMORY = ("pin_memory", "pin_memory_device")
 
 def apply(context: Context) -> None:
     """Take data loaders from PopTorch."""
-    trained = {
-        batches.loader_of(context.things, step.source, each)
-        for step in context.steps
-        for each in step.source.above(step.backward)
-    }
+    trained = context.trained_loaders()
     for thing in context.things.all(Kind.LOADER):
         if thing.name.startswith("torch.") and isinstance(thing.made, cst.Call):
             if thing in trained | context.sampled or not batches.may_be_short(thing):

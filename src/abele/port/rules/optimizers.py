@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.kinds import Kind
 from abele.port.context import Context
 from abele.port.finding import Verdict
 
@@ -25,18 +23,15 @@ _TORCH = frozenset(("Adadelta", "Adagrad", "Adamax", "NAdam", "RAdam", "ASGD", "
 
 def apply(context: Context) -> None:
     """Take optimizers from ``poptorch.optim``."""
-    used = {each for step in context.steps for each in step.gradients.optimizers}
-    for thing in context.things.all(Kind.OPTIMIZER):
+    for thing, made in context.optimizers():
         name = thing.name.rpartition(".")[2]
-        if thing not in used or not isinstance(thing.made, cst.Call):
-            continue
         if thing.name.startswith("torch.optim.") and name in _POPTORCH:
             edits = context.edits(thing.source)
             edits.need("import poptorch")
-            edits.replace(thing.made.func, f"poptorch.optim.{name}")
+            edits.replace(made.func, f"poptorch.optim.{name}")
             context.say(
                 thing.source,
-                thing.made,
+                made,
                 "ABP401",
                 Verdict.MODIFIED,
                 f"poptorch.optim.{name} takes the same arguments, and more",
@@ -44,17 +39,17 @@ def apply(context: Context) -> None:
         elif name in _TORCH:
             context.say(
                 thing.source,
-                thing.made,
+                made,
                 "ABP402",
                 Verdict.MATCH,
                 f"torch's {name} is taken as it is; PopTorch on an IPU does not have it",
             )
-        elif not m.matches(thing.made, m.Call(func=m.Attribute(value=m.Attribute()))) and not (
+        elif not m.matches(made, m.Call(func=m.Attribute(value=m.Attribute()))) and not (
             thing.name.startswith("poptorch.")
         ):
             context.say(
                 thing.source,
-                thing.made,
+                made,
                 "ABP409",
                 Verdict.BLOCKED,
                 f"no program can be made of the update of {name}",

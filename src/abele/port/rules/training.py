@@ -72,20 +72,26 @@ def _rewrite(context: Context, step: Step) -> None:
         put_call(context, step, name)
     else:
         accumulation.call(context, step, name, divided)
+    take_out(context, step, "ABP302", "the call of the model does this, too", split is None)
+
+
+def take_out(context: Context, step: Step, code: str, reason: str, replaced: bool = True) -> None:
+    """Take out the statements that compute and apply gradients.
+
+    Args:
+        context: the program.
+        step: whose statements they are.
+        code: of what is said of them.
+        reason: that is said.
+        replaced: the call stands in the place of one of them, which has been said.
+    """
     for removed in step.gradients.removed:
         context.edits(step.source).remove(removed.statement)
         context.say(step.source, removed.statement, removed.code, Verdict.MODIFIED, removed.reason)
     for statement in (*step.zero, step.backward, step.update):
-        if statement is step.place and split is None:
-            continue
-        context.edits(step.source).remove(statement)
-        context.say(
-            step.source,
-            statement,
-            "ABP302",
-            Verdict.MODIFIED,
-            "the call of the model does this, too",
-        )
+        if statement is not step.place or not replaced:
+            context.edits(step.source).remove(statement)
+            context.say(step.source, statement, code, Verdict.MODIFIED, reason)
 
 
 def say_carried(context: Context, step: Step) -> None:

@@ -20,11 +20,7 @@ _REASON = "a program has one shape: a last, shorter batch of an epoch is left ou
 
 def apply(context: Context) -> None:
     """Have loaders of training steps drop a last, shorter batch."""
-    trained = {
-        batches.loader_of(context.things, step.source, each)
-        for step in context.steps
-        for each in step.source.above(step.backward)
-    }
+    trained = context.trained_loaders()
     for thing in context.things.all(Kind.LOADER):
         if thing in trained and isinstance(thing.made, cst.Call) and batches.may_be_short(thing):
             context.edits(thing.source).change(thing.made, _dropping)

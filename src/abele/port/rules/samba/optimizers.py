@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import libcst as cst
 
-from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.kinds import Thing
 from abele.port.context import Context
 from abele.port.finding import Verdict
 
@@ -28,19 +28,16 @@ _TOO = _TORCH | {"RAdam", "ASGD", "Rprop"}
 
 def apply(context: Context) -> None:
     """Take optimizers from ``samba.optim``."""
-    used = {each for step in context.steps for each in step.gradients.optimizers}
-    for thing in context.things.all(Kind.OPTIMIZER):
+    for thing, made in context.optimizers():
         name = thing.name.rpartition(".")[2]
-        if thing not in used or not isinstance(thing.made, cst.Call):
-            continue
         if not thing.name.startswith("torch.optim."):
             reason = f"no program can be made of the update of {name}"
-            context.say(thing.source, thing.made, "ABP2409", Verdict.BLOCKED, reason)
-        elif _fits(name, thing.made):
-            _replace(context, thing, thing.made, name)
+            context.say(thing.source, made, "ABP2409", Verdict.BLOCKED, reason)
+        elif _fits(name, made):
+            _replace(context, thing, made, name)
         elif name in _TOO:
             reason = f"torch's {name}, with these arguments, is taken as it is; SambaFlow has none"
-            context.say(thing.source, thing.made, "ABP2402", Verdict.MATCH, reason)
+            context.say(thing.source, made, "ABP2402", Verdict.MATCH, reason)
 
 
 def is_replaced(context: Context, optimizer: Thing) -> bool:

@@ -19,7 +19,7 @@ from abele.port.finding import Verdict
 from abele.port.routes import NoRouteError, Wrapped
 from abele.port.rules import places
 from abele.port.rules.samba import optimizers
-from abele.port.rules.training import define_module, put_call, say_carried
+from abele.port.rules.training import define_module, put_call, say_carried, take_out
 from abele.port.rules.wrapper import Wrapper, wrapper_of
 from abele.port.source import Source
 
@@ -84,14 +84,7 @@ def _rewrite(context: Context, step: Step) -> None:
     reason = "the first batch compiles the program, and each is one run of it"
     context.say(step.source, step.place, "ABP2303", Verdict.MODIFIED, reason)
     context.training |= dict.fromkeys(step.gradients.optimizers, model)
-    for removed in step.gradients.removed:
-        context.edits(step.source).remove(removed.statement)
-        context.say(step.source, removed.statement, removed.code, Verdict.MODIFIED, removed.reason)
-    for statement in (*step.zero, step.backward, step.update):
-        if statement is not step.place:
-            context.edits(step.source).remove(statement)
-            reason = "the run of the session does this, too"
-            context.say(step.source, statement, "ABP2302", Verdict.MODIFIED, reason)
+    take_out(context, step, "ABP2302", "the run of the session does this, too")
 
 
 def _require(context: Context, step: Step) -> None:
