@@ -12,7 +12,7 @@ import dataclasses
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -28,6 +28,9 @@ from abele.port.rungs.process import asked
 
 _STEPS = 5
 _TIMEOUT_S = 600.0
+
+#: Whether a step holds, and what was seen; those that a ``CheckError`` ends do not.
+_Said = tuple[bool, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,105 +76,90 @@ def climb(
     def of_port() -> list[str]:
         return arguments_of_port(result.switch, arguments)
 
-    steps = (
-        lambda: _runs(original, arguments, python),
-        lambda: _is_ported(result),
-        lambda: _takes_one_row(original, port, of_port(), python),
-        lambda: _trains(original, port, (arguments, of_port()), python),
-        lambda: _evaluates(original, port, of_port(), python),
-        lambda: _fits(port, of_port(), limit, python),
-    )
-    for step in steps:
-        rung = step()
-        yield rung
-        if not rung.passed:
+    steps: dict[str, Callable[[], _Said]] = {
+        "the program trains on this processor": lambda: _runs(original, arguments, python),
+        "its lines are ported": lambda: _is_ported(result),
+        "a batch of one row trains": lambda: _takes_one_row(original, port, of_port(), python),
+        "the training model computes the same": lambda: _trains(
+            original, port, (arguments, of_port()), python
+        ),
+        "the inference model computes the same": lambda: _evaluates(
+            original, port, of_port(), python
+        ),
+        f"it fits into {limit}": lambda: _fits(port, of_port(), limit, python),
+    }
+    for title, step in steps.items():
+        try:
+            passed, says = step()
+        except CheckError as error:
+            passed, says = False, str(error)
+        yield Rung(title, passed, says)
+        if not passed:
             return
 
 
-def _runs(original: Path, arguments: Sequence[str], python: str) -> Rung:
-    title = "the program trains on this processor"
+def _runs(original: Path, arguments: Sequence[str], python: str) -> _Said:
     deadline = time.monotonic() + _TIMEOUT_S
     script = Script(
         original, arguments, port=False, steps=1, seed=0, deadline=deadline, python=python
     )
     with closing(script):
         told = Told(script)
-        try:
-            if told.reach(0):
+        if told.reach(0):
+            told.go_on()
+            if told.reach(1):
                 told.go_on()
-                if told.reach(1):
-                    told.go_on()
-                told.finish(1)
-        except CheckError as error:
-            return Rung(title, False, str(error))
+            told.finish(1)
     if 1 not in told.updates:
-        return Rung(
-            title, False, "it ends without an update; give it arguments with which it trains"
-        )
-    return Rung(title, True, f"its first loss is {told.updates[1].losses[-1]:.6g}")
+        return False, "it ends without an update; give it arguments with which it trains"
+    return True, f"its first loss is {told.updates[1].losses[-1]:.6g}"
 
 
-def _is_ported(result: Port) -> Rung:
-    title = "its lines are ported"
+def _is_ported(result: Port) -> _Said:
     left = [each for each in result.findings if each.verdict in (Verdict.MANUAL, Verdict.BLOCKED)]
     if left:
-        return Rung(title, False, "\n".join(f"{each}\n    {each.text}" for each in left))
+        return False, "\n".join(f"{each}\n    {each.text}" for each in left)
     places = [f"{each.path}:{each.line}" for each in result.findings if each.code == "ABP502"]
     evaluates = f"; inference models run at {', '.join(places)}" if places else ""
-    looked = f"{len(result.findings)} lines were looked at, none is left to do"
-    return Rung(title, True, looked + evaluates)
+    return True, f"{len(result.findings)} lines were looked at, none is left to do{evaluates}"
 
 
-def _takes_one_row(original: Path, port: Path, arguments: Sequence[str], python: str) -> Rung:
-    title = "a batch of one row trains"
-    try:
-        told = asked("one_row", port, arguments, python, _TIMEOUT_S)
-    except CheckError as error:
-        return Rung(title, False, str(error))
+def _takes_one_row(original: Path, port: Path, arguments: Sequence[str], python: str) -> _Said:
+    told = asked("one_row", port, arguments, python, _TIMEOUT_S)
     if told["problem"]:
-        edit = mending.of_one_row(told, port, original)
-        return Rung(title, False, f"{told['problem']}\n{edit}")
+        return False, f"{told['problem']}\n{mending.of_one_row(told, port, original)}"
     if "untried" in told:
-        return Rung(title, True, f"there is nothing to try: {told['untried']}")
-    return Rung(title, True, f"one of {told['rows']} rows has a loss and gradients by itself")
+        return True, f"there is nothing to try: {told['untried']}"
+    return True, f"one of {told['rows']} rows has a loss and gradients by itself"
 
 
-def _evaluates(original: Path, port: Path, arguments: Sequence[str], python: str) -> Rung:
-    title = "the inference model computes the same"
-    try:
-        told = asked("inference", port, arguments, python, _TIMEOUT_S)
-    except CheckError as error:
-        return Rung(title, False, str(error))
+def _evaluates(original: Path, port: Path, arguments: Sequence[str], python: str) -> _Said:
+    told = asked("inference", port, arguments, python, _TIMEOUT_S)
     if told["result"] == "other":
-        return Rung(title, False, mending.of_inference(told, port, original))
+        return False, mending.of_inference(told, port, original)
     if not told["calls"]:
-        return Rung(title, True, "nothing is evaluated by a program with these arguments")
-    return Rung(title, True, f"{told['calls']} calls return what the plain model does, bit for bit")
+        return True, "nothing is evaluated by a program with these arguments"
+    return True, f"{told['calls']} calls return what the plain model does, bit for bit"
 
 
 def _trains(
     original: Path, port: Path, arguments: tuple[Sequence[str], Sequence[str]], python: str
-) -> Rung:
-    title = "the training model computes the same"
-    try:
-        comparison = check(
-            original,
-            port,
-            _STEPS,
-            arguments[0],
-            port_arguments=arguments[1],
-            timeout_s=_TIMEOUT_S,
-            python=python,
-        )
-    except CheckError as error:
-        return Rung(title, False, str(error))
+) -> _Said:
+    comparison = check(
+        original,
+        port,
+        _STEPS,
+        arguments[0],
+        port_arguments=arguments[1],
+        timeout_s=_TIMEOUT_S,
+        python=python,
+    )
     if comparison.status:
-        return Rung(title, False, str(comparison))
-    return Rung(title, True, f"losses and weights of {len(comparison.steps)} updates are equal")
+        return False, str(comparison)
+    return True, f"losses and weights of {len(comparison.steps)} updates are equal"
 
 
-def _fits(port: Path, arguments: Sequence[str], limit: str, python: str) -> Rung:
+def _fits(port: Path, arguments: Sequence[str], limit: str, python: str) -> _Said:
     command = [python, "-m", "abele", "fit", str(port), "--limit", limit, "--", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
-    says = done.stdout.strip() or done.stderr.strip()
-    return Rung(f"it fits into {limit}", done.returncode == 0, says)
+    return done.returncode == 0, done.stdout.strip() or done.stderr.strip()
