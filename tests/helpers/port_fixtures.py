@@ -55,6 +55,12 @@ def check(folder, name, to, update):
     assert not unexpected
 
 
+def check_again(folder, name, to):
+    """To port what a fixture becomes changes nothing."""
+    text = (folder / f"{name}.out.py").read_text()
+    assert port(Project([Source(f"{name}.py", text)]), to=to).after[f"{name}.py"] == text
+
+
 def printed(path):
     """What a program prints, without the lines that begin with the name of a package."""
     torch.manual_seed(7)

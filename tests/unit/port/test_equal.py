@@ -3,39 +3,22 @@
 Both run in this process, on target ``reference``.
 """
 
-import contextlib
-import io
 from pathlib import Path
 
 import pytest
-import torch
+
+from helpers import port_fixtures
 
 FIXTURES = Path(__file__).parent / "rules"
-
-
 #: Fixtures that print no losses.
 SILENT = {"optimizer_state"}
 
 
-def fixtures():
-    names = {each.name.removesuffix(".out.py") for each in FIXTURES.glob("*.out.py")}
-    return sorted(names - SILENT)
-
-
-def printed(path):
-    """The lines that a program prints."""
-    torch.manual_seed(7)
-    lines = io.StringIO()
-    names = {"__name__": "__main__", "__file__": str(path)}
-    with contextlib.redirect_stdout(lines):
-        exec(compile(path.read_text(), path, "exec"), names)
-    return lines.getvalue().splitlines()
-
-
-@pytest.mark.parametrize("name", fixtures())
-def test_a_port_prints_the_same_losses(name, monkeypatch, tmp_path):
-    monkeypatch.setenv("ABELE_TARGET", "reference")
-    monkeypatch.chdir(tmp_path)
-    before = printed(FIXTURES / f"{name}.in.py")
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(
+    "name", [each for each in port_fixtures.names(FIXTURES, whole=True) if each not in SILENT]
+)
+def test_a_port_prints_the_same_losses(name):
+    before = port_fixtures.printed(FIXTURES / f"{name}.in.py")
     assert len(before) > 1
-    assert printed(FIXTURES / f"{name}.out.py") == before
+    assert port_fixtures.printed(FIXTURES / f"{name}.out.py") == before

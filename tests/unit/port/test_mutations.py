@@ -6,7 +6,6 @@ instances, and files that it has them write, cannot be seen in one process: mist
 processes" are those that a program in one instance shows.
 """
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -276,11 +275,9 @@ def test_each_rule_that_computes_has_ten_mistakes():
     assert min(map(len, RULES.values())) >= 10
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(("rule", "name"), [*parameters()])
-def test_a_mistake_is_seen(rule, name, ports, tmp_path, monkeypatch):
-    monkeypatch.setenv("ABELE_TARGET", "reference")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["program.py"])
+def test_a_mistake_is_seen(rule, name, ports, tmp_path):
     program, right, wrong = RULES[rule][name]
     text, expected = right_port(program, ports)
     assert text.count(right) == 1, right

@@ -12,6 +12,7 @@ from abele.port.project import Project
 from abele.port.source import Source
 from helpers import port_fixtures
 
+pytestmark = pytest.mark.usefixtures("in_process")
 HERE = Path(__file__).parent
 FIXTURES = HERE / "rules_torch"
 #: They ask wrappers for what modules do not have.
@@ -34,15 +35,11 @@ def whole():
 
 @pytest.mark.parametrize("name", whole())
 def test_porting_the_port_changes_nothing(name):
-    text = (FIXTURES / f"{name}.out.py").read_text()
-    after = port(Project([Source(f"{name}.py", text)]), to="torch").after[f"{name}.py"]
-    assert after == text
+    port_fixtures.check_again(FIXTURES, name, "torch")
 
 
 @pytest.mark.parametrize("name", sorted({*whole()} - MANUAL))
-def test_a_port_prints_the_same_digits(name, monkeypatch, tmp_path):
-    monkeypatch.setenv("ABELE_TARGET", "reference")
-    monkeypatch.chdir(tmp_path)
+def test_a_port_prints_the_same_digits(name, tmp_path):
     result, _ = port_fixtures.ported(FIXTURES, name, "torch")
     (tmp_path / "before.py").write_text(result.before[f"{name}.py"])
     before = port_fixtures.printed(tmp_path / "before.py")
@@ -59,9 +56,7 @@ def there():
 
 
 @pytest.mark.parametrize("name", there())
-def test_there_and_back_prints_the_same_digits(name, monkeypatch, tmp_path):
-    monkeypatch.setenv("ABELE_TARGET", "reference")
-    monkeypatch.chdir(tmp_path)
+def test_there_and_back_prints_the_same_digits(name, tmp_path):
     text = (HERE / "rules" / f"{name}.out.py").read_text()
     result = port(Project([Source("there.py", text)]), to="torch")
     assert result.verdict is Verdict.MODIFIED, [str(each) for each in result.findings]

@@ -1,6 +1,5 @@
 """``--to samba``: plain programs become SambaFlow programs that train the same digits."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,22 +8,12 @@ from abele.port import files
 from abele.port.check import check
 from abele.port.engine import port
 from abele.port.finding import Verdict
-from abele.port.project import Project
-from abele.port.source import Source
 from helpers import port_fixtures
 from helpers.warm_python import python
-from sambaflow.samba import session
 
+pytestmark = pytest.mark.usefixtures("in_process")
 HERE = Path(__file__).parent
 FIXTURES = HERE / "rules_samba"
-
-
-@pytest.fixture(autouse=True)
-def nothing_loaded(monkeypatch, tmp_path):
-    monkeypatch.setenv("ABELE_TARGET", "reference")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(session, "graph", None)
-    monkeypatch.setattr(sys, "argv", ["program.py"])
 
 
 @pytest.mark.parametrize("name", port_fixtures.names(FIXTURES))
@@ -34,9 +23,7 @@ def test_a_fixture_becomes_what_it_should(name, request):
 
 @pytest.mark.parametrize("name", port_fixtures.names(FIXTURES, whole=True))
 def test_porting_the_port_changes_nothing(name):
-    text = (FIXTURES / f"{name}.out.py").read_text()
-    after = port(Project([Source(f"{name}.py", text)]), to="samba").after[f"{name}.py"]
-    assert after == text
+    port_fixtures.check_again(FIXTURES, name, "samba")
 
 
 @pytest.mark.parametrize("name", port_fixtures.names(FIXTURES, whole=True))
