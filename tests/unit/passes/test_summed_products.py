@@ -39,8 +39,16 @@ def batches(count, width=4):
     return [tuple(torch.randn(s, generator=generator) for s in shapes) for _ in range(count)]
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-@pytest.mark.parametrize("settings", [{}, {"bidirectional": True}, {"num_layers": 2}], ids=str)
+SETTINGS = ({}, {"bidirectional": True}, {"num_layers": 2})
+TWICE = {(nn.GRU, 0), (nn.GRU, 2), (nn.RNN, 0), (nn.RNN, 1)}  # an LSTM has each of these
+LAYERS = [
+    pytest.param(kind, values, marks=[pytest.mark.long] if (kind, number) in TWICE else [])
+    for kind in (nn.LSTM, nn.GRU, nn.RNN)
+    for number, values in enumerate(SETTINGS)
+]
+
+
+@pytest.mark.parametrize(("kind", "settings"), LAYERS)
 def test_a_recurrent_layer_trains_alike(kind, settings):
     model = Recurrent(kind, **settings)
     data = batches(3, 8 if settings.get("bidirectional") else 4)

@@ -53,7 +53,14 @@ def expected():
     return {}
 
 
-@pytest.mark.parametrize("name", [None, *MUTATIONS])
+def some():
+    """The right port, and mistakes, of which each second runs where long tests do not."""
+    yield None
+    for number, name in enumerate(MUTATIONS):
+        yield pytest.param(name, marks=[pytest.mark.long] if number % 2 else [])
+
+
+@pytest.mark.parametrize("name", [*some()])
 def test_a_mistake_is_seen(name, ported, run, expected, tmp_path):
     if not expected:
         expected["printed"] = run(TRAINER, "CPU")

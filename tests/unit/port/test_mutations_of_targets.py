@@ -1,7 +1,6 @@
 # ruff: noqa: E501 (lines of programs)
 """No mistake in a port to plain PyTorch or SambaFlow goes unnoticed: each changes what is printed."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from helpers import port_fixtures
 from sambaflow.samba import session
 
+pytestmark = pytest.mark.usefixtures("in_process")
 HERE = Path(__file__).parent
 TORCH, SAMBA = HERE / "rules_torch", HERE / "rules_samba"
 
@@ -109,12 +109,10 @@ SESSIONS = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def nothing_loaded(monkeypatch, tmp_path):
-    monkeypatch.setenv("ABELE_TARGET", "reference")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(session, "graph", None)
-    monkeypatch.setattr(sys, "argv", ["program.py"])
+def some(mistakes):
+    """Names of mistakes, of which each third runs where long tests do not."""
+    for number, name in enumerate(mistakes):
+        yield pytest.param(name, marks=[pytest.mark.long] if number % 3 else [])
 
 
 @pytest.fixture(scope="module")
@@ -137,11 +135,11 @@ def noticed(folder, mutation, prints, tmp_path):
     return port_fixtures.printed(broken) != prints[port]
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", [*some(PLAIN)])
 def test_a_mistake_in_plain_pytorch_is_seen(name, prints, tmp_path):
     assert noticed(TORCH, PLAIN[name], prints, tmp_path)
 
 
-@pytest.mark.parametrize("name", SESSIONS)
+@pytest.mark.parametrize("name", [*some(SESSIONS)])
 def test_a_mistake_in_runs_of_a_session_is_seen(name, prints, tmp_path):
     assert noticed(SAMBA, SESSIONS[name], prints, tmp_path)

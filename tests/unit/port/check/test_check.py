@@ -89,7 +89,10 @@ MISTAKES = {
     ),
 }  # fmt: skip
 
-RESEMBLE_OTHERS = ("weight decay", "another loss", "norm in eval", "another optimizer")
+RESEMBLE_OTHERS = (
+    "momentum", "weight decay", "another loss", "order of batches", "dropout in eval",
+    "norm in eval", "another optimizer",
+)  # fmt: skip
 
 
 def marked(name):
