@@ -3,7 +3,8 @@
 Loading torch takes seconds of processor time, most programs of the tests less than one. `python()`
 names a command that is called like `sys.executable`. It passes its streams, folder, arguments and
 environment to a server, which forks a program for them; then it ends as the program ends, and ends
-it if it is killed itself. Nothing of this repository is loaded before the fork.
+it if it is killed itself. Nothing of this repository is loaded before the fork. A program has one
+thread of torch's unless OMP_NUM_THREADS says otherwise.
 
 Not for tests of the start of Python itself: of options besides -W, -c and -m, of `PYTHONHASHSEED`,
 or of what an import loads. The process that the caller sees has another number than the program.
@@ -137,8 +138,8 @@ def _become(
     os.environ.update(variables)
     sys.path[:] = [*filter(None, variables.get("PYTHONPATH", "").split(os.pathsep)), *sys.path]
     np.random.seed()
-    if variables.get("OMP_NUM_THREADS"):
-        torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
+    # Those of torch that wait for each other take all of a processor that the tests share.
+    torch.set_num_threads(int(variables.get("OMP_NUM_THREADS") or 1))
     return arguments
 
 
