@@ -7,23 +7,11 @@ import pytest
 
 from abele import __main__ as command_line
 from abele import get_target
+from helpers.staged import model_of
 
-SCRIPT = """
-import torch, poptorch
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        sizes = (16, 64, 64, 32, 1)
-        self.layers = torch.nn.ModuleList(map(torch.nn.Linear, sizes[:-1], sizes[1:]))
-
-    def forward(self, x, target):
-        for layer in self.layers[:-1]:
-            x = torch.relu(layer(x))
-        return torch.nn.functional.mse_loss(self.layers[-1](x), target)
-
-torch.manual_seed(0)
-model = Model()
+SCRIPT = (
+    model_of(16, 64, 64, 32, 1)
+    + """\
 options = poptorch.Options().showCompilationProgressBar(False)
 options.Training.gradientAccumulation(8)
 trainer = poptorch.trainingModel(model, options, poptorch.optim.SGD(model.parameters(), lr=0.1))
@@ -32,6 +20,7 @@ print("losses", [trainer(x, target).item() for _ in range(3)])
 print("stages", trainer.placement.stages)
 print("lowerings", sorted({row.name for row in trainer.build_record.lowerings.values()}))
 """
+)
 
 
 @pytest.fixture

@@ -9,24 +9,11 @@ import torch
 import poptorch
 from abele import __main__ as command_line
 from abele.fit import Interval, Verdict
+from helpers.staged import model_of
 
-SCRIPT = """
-import sys
-import torch, poptorch
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        sizes = (16, 64, 64, 32, 128, 1)
-        self.layers = torch.nn.ModuleList(map(torch.nn.Linear, sizes[:-1], sizes[1:]))
-
-    def forward(self, x, target):
-        for layer in self.layers[:-1]:
-            x = torch.relu(layer(x))
-        return torch.nn.functional.mse_loss(self.layers[-1](x), target)
-
-torch.manual_seed(0)
-model = Model()
+SCRIPT = (
+    model_of(16, 64, 64, 32, 128, 1)
+    + """\
 poptorch.BeginBlock(model.layers[3], "old", ipu_id=1)
 options = poptorch.Options().showCompilationProgressBar(False)
 options.Training.gradientAccumulation(int(sys.argv[1]))
@@ -41,6 +28,7 @@ print("losses", losses)
 print("stages", trainer.placement.stages)
 print("still", [hook for hook in model.layers[3]._forward_pre_hooks.values()])
 """
+)
 
 
 @pytest.fixture(autouse=True)

@@ -43,12 +43,17 @@ def test_a_pass_says_what_it_took_away():
     assert removed == len(program.graph.graph.nodes) - len(done.graph.graph.nodes)
 
 
-def test_the_page_shows_what_passes_did():
-    module, changes = Twice(), Changes()
+def watched_page():
+    """What passes changed in a model, and the page of a report on it."""
+    changes = Changes()
     with passes.watched(changes):
-        session, record = started(module, [torch.ones(2, 4)], target=get_target("reference"))
+        session, record = started(Twice(), [torch.ones(2, 4)], target=get_target("reference"))
     run = recorded(session, record, facts.programs(session.executable, record, changes.of_stamps))
-    text = page(run, journal_of())
+    return changes, page(run, journal_of())
+
+
+def test_the_page_shows_what_passes_did():
+    changes, text = watched_page()
     assert "common_subexpressions: " in text
     assert "- exp_1 = aten.exp.default" in text
     assert "The program after common_subexpressions" in text
@@ -60,11 +65,7 @@ def test_the_page_shows_what_passes_did():
 
 def test_texts_that_would_make_the_page_too_large_are_left_out(monkeypatch):
     monkeypatch.setattr(programs, "TEXTS", 0)
-    module, changes = Twice(), Changes()
-    with passes.watched(changes):
-        session, record = started(module, [torch.ones(2, 4)], target=get_target("reference"))
-    run = recorded(session, record, facts.programs(session.executable, record, changes.of_stamps))
-    text = page(run, journal_of())
+    _, text = watched_page()
     assert "The program after it is in run.json." in text
     assert "The program after common_subexpressions" not in text
 
