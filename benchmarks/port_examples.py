@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "src")]
 
@@ -47,20 +49,24 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", help="names of examples")
     parser.add_argument("--steps", type=int, default=20, help="updates to compare (default 20)")
     parser.add_argument("--record", action="store_true", help="keep the result under records/")
+    parser.add_argument(
+        "--limit", type=float, default=900, help="seconds that an example may take (default 900)"
+    )
     options = parser.parse_args()
     checkout = options.checkout.resolve()
-    result: dict[str, Any] = {"steps": options.steps, "examples": []}
+    result: dict[str, Any] = {"steps": options.steps, "limit_s": options.limit, "examples": []}
     path = None
     for example in EXAMPLES:
         if options.only and example.name not in options.only:
             continue
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-            result["examples"].append(of_example(example, checkout, options.steps))
+            said = of_example(example, checkout, options.steps, options.limit)
+            result["examples"].append(said)
         print(row(result["examples"][-1]), flush=True)
         if options.record:  # after each, because the next may be stopped
             path = _keep(result, path)
-    if path is not None and not options.only:
-        renew(result, path.name)
+            if not options.only:
+                renew(result, path.name)
     return 0 if all(each["as_asked"] for each in result["examples"]) else 1
 
 
@@ -70,13 +76,16 @@ def _keep(result: dict[str, Any], path: Path | None) -> Path:
     return harness.write_record("port-examples", {"environment": harness.environment(), **result})
 
 
-def of_example(example: Example, checkout: Path, steps: int) -> dict[str, Any]:
+def of_example(
+    example: Example, checkout: Path, steps: int, limit_s: float = 900
+) -> dict[str, Any]:
     """Port one in the present folder and compare it.
 
     Args:
         example: which one.
         checkout: folder with the examples.
         steps: updates to compare.
+        limit_s: how long the comparison may take, in seconds.
     """
     script = Path("program") / Path(example.script).name
     shutil.copytree((checkout / example.script).parent, script.parent)
@@ -101,7 +110,8 @@ def of_example(example: Example, checkout: Path, steps: int) -> dict[str, Any]:
     if ported.verdict is not Verdict.BLOCKED and example.arguments is not None:
         files.write(ported, script, Path("ported"))
         prepare()
-        said |= _compared(script, Path("ported") / script.name, example.arguments, steps)
+        pair = script, Path("ported") / script.name
+        said |= _compared(*pair, example.arguments, steps, limit_s)
     return said | {"as_asked": _as_asked(said, example, steps)}
 
 
@@ -118,11 +128,21 @@ def _changed(ported: Port) -> int:
     return sum(line.startswith("-") and not line.startswith("---") for line in lines)
 
 
-def _compared(original: Path, ported: Path, arguments: str, steps: int) -> dict[str, Any]:
+def _compared(
+    original: Path, ported: Path, arguments: str, steps: int, limit_s: float
+) -> dict[str, Any]:
     began = time.monotonic()
+    bar = tqdm(total=steps, desc=original.stem, leave=False, disable=None)
+
+    def progress(step: int) -> None:
+        bar.update(step - bar.n)
+
     try:
-        with _standins():
-            comparison = check(original, ported, steps, arguments.split(), timeout_s=1800)
+        with _standins(), bar:
+            comparison = check(
+                original, ported, steps, arguments.split(), timeout_s=limit_s,
+                progress=progress,
+            )  # fmt: skip
     except CheckError as error:
         return {"error": str(error)}
     equal = sum(each.same_loss is True for each in comparison.steps)

@@ -61,8 +61,10 @@ from torchvision import datasets, models, transforms
 change = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1,), (0.3,))])
 image, target = datasets.MNIST("..", train=False, transform=change)[3]
 print(list(image.shape), image.dtype, target, len(datasets.MNIST("..")))
-network = models.resnet18(weights=None)
+network = models.ResNet(1000, (64, 128, 256, 512))
 print(sum(each.numel() for each in network.parameters()), len(list(network.children())))
+names = [name for name, _ in network.named_parameters()]
+print(names == [name for name, _ in models.resnet18(weights=None).named_parameters()])
 print(len(models.vgg16(pretrained=True).features))
 fake, _ = datasets.FakeData(9, (3, 8, 6), 5, transforms.ToTensor())[2]
 print(list(fake.shape))
@@ -76,5 +78,5 @@ print(list(fake.shape))
     )
     # The network of 18 layers has 11,689,512 parameters, as is published.
     assert made.stdout.splitlines() == [
-        "[1, 28, 28] torch.float32 8 1300", "11689512 10", "31", "[3, 8, 6]",
+        "[1, 28, 28] torch.float32 8 1300", "11689512 10", "True", "31", "[3, 8, 6]",
     ]  # fmt: skip

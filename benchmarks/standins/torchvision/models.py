@@ -1,4 +1,7 @@
-"""Networks with the layers and names of the published ones, and first weights of torch's own."""
+"""Networks with the layers and names of the published ones, and first weights of torch's own.
+
+They are narrower than published, so that twenty updates take seconds on a processor.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +32,30 @@ class _Block(nn.Module):
         return self.relu(self.bn2(self.conv2(y)) + past)
 
 
-class _ResNet(nn.Module):
-    def __init__(self, classes: int):
+class ResNet(nn.Module):
+    """A residual network of four stages with two blocks each.
+
+    Args:
+        classes: outputs.
+        widths: channels of each stage; the first convolution has 64, as published.
+    """
+
+    def __init__(self, classes: int, widths: tuple[int, int, int, int]):
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, 2, 1)
-        self.layer1 = nn.Sequential(_Block(64, 64, 1), _Block(64, 64, 1))
-        self.layer2 = nn.Sequential(_Block(64, 128, 2), _Block(128, 128, 1))
-        self.layer3 = nn.Sequential(_Block(128, 256, 2), _Block(256, 256, 1))
-        self.layer4 = nn.Sequential(_Block(256, 512, 2), _Block(512, 512, 1))
+        one, two, three, four = widths
+        self.layer1 = nn.Sequential(_Block(64, one, 1), _Block(one, one, 1))
+        self.layer2 = nn.Sequential(_Block(one, two, 2), _Block(two, two, 1))
+        self.layer3 = nn.Sequential(_Block(two, three, 2), _Block(three, three, 1))
+        self.layer4 = nn.Sequential(_Block(three, four, 2), _Block(four, four, 1))
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
-        self.fc = nn.Linear(512, classes)
+        self.fc = nn.Linear(four, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scores of each class."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(torch.flatten(self.avgpool(x), 1))
@@ -68,13 +80,16 @@ class _VGG(nn.Module):
 
 
 def resnet18(weights: Any = None, num_classes: int = 1000) -> nn.Module:
-    """A residual network of 18 layers."""
+    """A residual network of 18 layers, as wide as its first one to the end."""
     del weights  # none are published here
-    return _ResNet(num_classes)
+    return ResNet(num_classes, (64, 64, 64, 64))
 
 
 def vgg16(weights: Any = None, pretrained: bool = False, num_classes: int = 1000) -> nn.Module:
-    """The convolutions of a network of 16 layers, with one layer for the classes."""
+    """The convolutions of a network of 16 layers, with one layer for the classes.
+
+    They have a quarter of the channels.
+    """
     del weights, pretrained
-    block = (256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
-    return _VGG((64, 64, 0, 128, 128, 0, *block), num_classes)
+    block = (64, 64, 64, 0, 128, 128, 128, 0, 128, 128, 128, 0)
+    return _VGG((16, 16, 0, 32, 32, 0, *block), num_classes)

@@ -95,6 +95,9 @@ class Edits:
 
     def text(self) -> str:
         """The file with all changes made."""
+        added = self._imports, self._lines, self._functions, self._definitions
+        if not any((self._changes, self._around, *added)):
+            return self._source.text
         module = self.applied(self._source.module)
         return with_header(module, self._imports, self._defined()).code
 

@@ -13,6 +13,7 @@ import libcst as cst
 from libcst import metadata
 
 from abele.errors import PortError
+from abele.port import tree
 
 _MOST_LINES = 10_000
 _PYTHON_2 = re.compile(r"^\s*(print\s+[\"'\w]|exec\s+[\"'\w]|except\s+\w+\s*,\s*\w+\s*:)", re.M)
@@ -51,6 +52,7 @@ class Source:
             raise PortError(_no_python(name, text, error)) from error
         self._wrapper = metadata.MetadataWrapper(parsed, unsafe_skip_copy=True)
         self.module = self._wrapper.module
+        self._known_names: dict[cst.CSTNode, frozenset[metadata.QualifiedName]] = {}
 
     @classmethod
     def read(cls, path: Path, name: str | None = None) -> Source:
@@ -80,8 +82,8 @@ class Source:
         return self._wrapper.resolve(metadata.PositionProvider)
 
     @cached_property
-    def _parents(self) -> Any:
-        return self._wrapper.resolve(metadata.ParentNodeProvider)
+    def _parents(self) -> dict[cst.CSTNode, cst.CSTNode]:
+        return tree.parents(self.module)
 
     @cached_property
     def _scopes(self) -> Any:
@@ -123,22 +125,22 @@ class Source:
 
         A name of the file itself stands for itself.
         """
-        scope = self._scopes.get(node) if _is_dotted(node) else None
-        if scope is None:
-            return ""
-        names = scope.get_qualified_names_for(cast("Any", node))
-        return min((each.name for each in names), default="")
+        return min((each.name for each in self._names(node)), default="")
 
     def imported(self, node: cst.CSTNode) -> str:
         """The full name of what comes from an import; ``""`` for anything else."""
-        if not _is_dotted(node):
-            return ""
-        scope = self._scopes.get(node)
-        if scope is None:
-            return ""
-        names = scope.get_qualified_names_for(cast("Any", node))
         known = metadata.QualifiedNameSource.IMPORT
-        return min((each.name for each in names if each.source is known), default="")
+        return min((each.name for each in self._names(node) if each.source is known), default="")
+
+    def _names(self, node: cst.CSTNode) -> frozenset[metadata.QualifiedName]:
+        """The full names that an expression may stand for; they are asked for again and again."""
+        if node not in self._known_names:
+            scope = self._scopes.get(node) if _is_dotted(node) else None
+            if scope is None:
+                return frozenset()
+            names = scope.get_qualified_names_for(cast("Any", node))
+            self._known_names[node] = frozenset(names)
+        return self._known_names[node]
 
     def imported_as(self, module: str) -> bool:
         """Whether a module is imported by its own name."""

@@ -8,6 +8,8 @@ from typing import Any
 import libcst as cst
 from libcst import matchers as m
 
+from abele.port import tree
+
 #: Nodes by the name of their class, with their positions.
 _Nodes = dict[str, list[tuple[int, cst.CSTNode]]]
 _PIECES = 4096  # that are remembered
@@ -36,10 +38,10 @@ def findall(node: cst.CSTNode, matcher: Any) -> list[Any]:
 @functools.lru_cache(_PIECES)
 def _inside(node: cst.CSTNode) -> _Nodes:
     nodes: _Nodes = {}
-    rest, position = list(reversed(node.children)), 0
+    rest, position = tree.children(node)[::-1], 0
     while rest:
         each = rest.pop()
         nodes.setdefault(type(each).__name__, []).append((position, each))
-        rest.extend(reversed(each.children))
+        rest.extend(reversed(tree.children(each)))
         position += 1
     return nodes

@@ -31,6 +31,7 @@ class Specialised(Source):
         self._origins = pruner.origins
         self._wrapper = metadata.MetadataWrapper(module, unsafe_skip_copy=True)
         self.module = self._wrapper.module
+        self._known_names = {}
         self._here = {
             self._origins[node]: node for node in _all(self.module) if node in self._origins
         }

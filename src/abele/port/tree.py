@@ -1,0 +1,59 @@
+"""Walks through syntax trees: a node's children, without the copies that libcst makes for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import libcst as cst
+
+_FIELDS: dict[type[cst.CSTNode], tuple[str, ...]] = {}
+#: Their field for a format is visited only where there is one, so one node does not say it of all.
+_VARYING = frozenset(("FormattedStringExpression", "TemplatedStringExpression"))
+
+
+class _Fields(cst.CSTVisitor):
+    """Notes the fields of one node in the order of the text, which is not that of the class."""
+
+    def __init__(self, node: cst.CSTNode) -> None:
+        super().__init__()
+        self._node = node
+        self.names: list[str] = []
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        return node is self._node
+
+    def on_visit_attribute(self, node: cst.CSTNode, attribute: str) -> None:
+        if node is self._node:
+            self.names.append(attribute)
+
+
+def children(node: cst.CSTNode) -> list[cst.CSTNode]:
+    """What ``node.children`` says, in a tenth of its time."""
+    kind = type(node)
+    if kind.__name__ in _VARYING:
+        return list(node.children)
+    if kind not in _FIELDS:
+        fields = _Fields(node)
+        node.visit(fields)
+        _FIELDS[kind] = tuple(fields.names)
+    nodes: list[cst.CSTNode] = []
+    for name in _FIELDS[kind]:
+        value: Any = getattr(node, name)
+        if isinstance(value, cst.CSTNode):
+            nodes.append(value)
+        elif isinstance(value, list | tuple):
+            nodes.extend(cast("Sequence[cst.CSTNode]", value))
+    return nodes
+
+
+def parents(root: cst.CSTNode) -> dict[cst.CSTNode, cst.CSTNode]:
+    """The node that contains each one below a root."""
+    above: dict[cst.CSTNode, cst.CSTNode] = {}
+    rest = [root]
+    while rest:
+        node = rest.pop()
+        inner = children(node)
+        above.update(dict.fromkeys(inner, node))
+        rest.extend(inner)
+    return above
