@@ -8,9 +8,10 @@ embedding and the last product, often), the last stage goes to the device of the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import torch
 
@@ -77,9 +78,10 @@ def partition(chain: Chain, devices: int, device: Device, micro_batches: int) ->
     """
     if devices < 1:
         raise StageError(f"A model runs on one device at least, not on {devices}.")
-    search = _Search(chain, devices, device, micro_batches)
-    depths = sorted({unit.depth for unit in chain.units[1:]})
-    results = [search.best(depth) for depth in depths or [0]]
+    with _one_thread():
+        search = _Search(chain, devices, device, micro_batches)
+        depths = sorted({unit.depth for unit in chain.units[1:]})
+        results = [search.best(depth) for depth in depths or [0]]
     best = results[-1]
     if best is None:
         raise StageError(
@@ -97,6 +99,20 @@ def partition(chain: Chain, devices: int, device: Device, micro_batches: int) ->
     return next(good, best)
 
 
+@contextlib.contextmanager
+def _one_thread() -> Generator[None]:
+    """While open, torch computes in one thread: for thousands of small tables, several only wait.
+
+    Measured on a chain of 303 units: 0.46 s of processor time instead of 3.4 s with two.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _rank(result: Partition) -> int:
     return list(Verdict).index(result.verdict)
 
@@ -108,6 +124,7 @@ class _Search:
         times = [unit.forward + unit.backward for unit in chain.units]
         self.seconds = ranges.total(times)
         self._known: dict[tuple[int, int, End | None], ranges.Table] = {}
+        self._without: dict[int | None, frozenset[int]] = {}
 
     def most_devices(self) -> int:
         """How many devices can get a part at all."""
@@ -146,14 +163,20 @@ class _Search:
             depth: of the modules there, at most.
             wraps_from: states that are used before this unit may be on both sides.
         """
-        closed = {
-            place
-            for uses in self.chain.ties
-            if wraps_from is None or uses[0] >= wraps_from
-            for place in range(uses[0] + 1, uses[-1] + 1)
-        }
+        closed = self._closed(wraps_from)
         units = enumerate(self.chain.units)
         return [i for i, unit in units if i and i not in closed and unit.depth <= depth]
+
+    def _closed(self, wraps_from: int | None) -> frozenset[int]:
+        """Units at which no stage begins, because those around them share state."""
+        if wraps_from not in self._without:
+            self._without[wraps_from] = frozenset(
+                place
+                for uses in self.chain.ties
+                if wraps_from is None or uses[0] >= wraps_from
+                for place in range(uses[0] + 1, uses[-1] + 1)
+            )
+        return self._without[wraps_from]
 
     def _times(self, stage: int, stages: int, end: End | None) -> ranges.Table:
         """The time of each range as this stage; infinite where it cannot be that."""
@@ -195,20 +218,28 @@ class _Search:
         for first in self._places(depth, wraps_from=units):
             if self.seconds[0, first] >= below:
                 break  # and all that follow take longer
+            last = self._last_around(first)
+            if last is None:
+                continue
             places = [p for p in self._places(depth, wraps_from=first) if p > first]
-            allowed = [p for p in places if ends[first, p] < below and self._together(first, p)]
+            # What lies between takes its share on one of the devices there, however it is divided.
+            shares = torch.maximum(ends[first], self.seconds[first] / len(tables)).tolist()
+            allowed = [p for p in places if p <= last and shares[p] < below]
+            if not allowed:
+                continue
             made = _ended([first, *places], tables, allowed, ends[first])
             if made is not None and made[0] < below:
                 best, below = (made[0], [first, *made[1]]), made[0]
         return best
 
-    def _together(self, first: int, last: int) -> bool:
-        """Whether nothing between shares with the ends, and some state is at both of them."""
-        ties = self.chain.ties
-        around = [uses for uses in ties if uses[0] < first and uses[-1] >= first]
-        clear = all(not any(first <= use < last for use in uses) for uses in around)
-        behind = [uses for uses in ties if first <= uses[0] < last <= uses[-1]]
-        return clear and not behind and bool(around)
+    def _last_around(self, first: int) -> int | None:
+        """Where the last stage begins at the latest if the first one ends here.
+
+        None if they share no state. Nothing between may share any with them: what the first stage
+        shares is used by the last one alone. What units behind it share is in ``_closed``.
+        """
+        around = [uses for uses in self.chain.ties if uses[0] < first <= uses[-1]]
+        return min((use for uses in around for use in uses if use >= first), default=None)
 
 
 def _divided(

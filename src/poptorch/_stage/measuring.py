@@ -9,13 +9,14 @@ from poptorch._compiled.model import CompiledModel
 from poptorch._error import error
 from poptorch._fit.trial import Trial
 from poptorch._stage import blocks, reading
+from poptorch._stage.reading import Say, silent
 
 #: Compiling stages takes long, and the second division is mostly the last.
 _ROUNDS = 3
 _CALLS = 3
 
 
-def balanced(plan: Plan, trial: Trial) -> Plan:
+def balanced(plan: Plan, trial: Trial, say: Say = silent) -> Plan:
     """Run the stages of a plan and divide again by their times, until that changes nothing.
 
     The model's weights and the state of the optimizer stay as they are: what runs has copies.
@@ -23,6 +24,7 @@ def balanced(plan: Plan, trial: Trial) -> Plan:
     Args:
         plan: as modelled.
         trial: of the model.
+        say: told what takes time now.
 
     Returns:
         Of the plans that ran, the one whose slowest device took the least.
@@ -35,6 +37,7 @@ def balanced(plan: Plan, trial: Trial) -> Plan:
     devices = len(plan.loads)
     while len(seen) < _ROUNDS and (plan.spans, plan.homes) not in seen:
         seen.add((plan.spans, plan.homes))
+        say(f"compiling {plan.stages} stages and running them, {len(seen)} of at most {_ROUNDS}")
         times = measured(plan, trial)
         spans = [(span.begin, span.end) for span in plan.spans]
         chain = plan.chain.scaled(spans, times)

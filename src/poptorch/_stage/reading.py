@@ -1,6 +1,7 @@
 """The chain of a wrapped model, and the devices that its options describe."""
 
 import dataclasses
+from collections.abc import Callable
 
 from abele.fit import Limit
 from abele.stage import Device, Plan, Span, divided, mk2, partition, read
@@ -14,23 +15,34 @@ from poptorch._forward.blocks import without_blocks
 from poptorch._forward.tracing import BLOCK
 from poptorch.options import Options
 
+#: Told in words what takes time.
+Say = Callable[[str], None]
+
+
+def silent(text: str) -> None:
+    """Says nothing."""
+
+
 # autoRecomputation, by the original's numbers; unset it is 3 where there are several stages.
 _NOTHING_AGAIN, _STAGES_AGAIN = (0, 2), (1, 3, 4)
 
 
-def plan_of(trial: Trial, devices: int, limit: Limit) -> Plan:
+def plan_of(trial: Trial, devices: int, limit: Limit, say: Say = silent) -> Plan:
     """Divide a model among devices; the blocks that it has do not count.
 
     Args:
         trial: of the model, not captured yet.
         devices: how many.
         limit: the memory of each.
+        say: told what takes time now.
 
     Raises:
         CaptureError: forward cannot be captured.
         StageError: there are not as many parts.
     """
+    say("capturing the model")
     chain = _chain(trial, accumulates=devices > 1, widest=_widest(limit))
+    say(f"dividing it (parts: {len(chain.units)}, devices: {devices})")
     return divide(chain, devices, limit, trial)
 
 

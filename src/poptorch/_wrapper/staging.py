@@ -10,6 +10,7 @@ from abele.stage import asking
 from abele.stage.command import of_device, shown
 from poptorch._compiled.wrapped import WrappedModel
 from poptorch._stage import blocks, measuring, reading
+from poptorch._stage.reading import Say, silent
 from poptorch._stage.report import PlacedReport, StageReport
 from poptorch._values.arguments import Bound
 from poptorch._wrapper.compiling import Compiling
@@ -66,12 +67,14 @@ class Staging:
                 return self._divided(bound, limit.ipus, limit, measure=False)
             return PlacedReport(plan=reading.plan_as_placed(self._compiling.trial(bound), limit))
 
-    def _divided(self, bound: Bound, ipus: int, limit: Limit, *, measure: bool) -> StageReport:
+    def _divided(
+        self, bound: Bound, ipus: int, limit: Limit, *, measure: bool, say: Say = silent
+    ) -> StageReport:
         trial = self._compiling.trial(bound)
-        plan = reading.plan_of(trial, ipus, limit)
+        plan = reading.plan_of(trial, ipus, limit, say)
         if measure:
             blocks.refuse_if_not_applicable(plan, self._model.options)
-            plan = measuring.balanced(plan, trial)
+            plan = measuring.balanced(plan, trial, say)
         return StageReport(plan=plan, model=self._model.user_module)
 
     def answer_if_asked(self, bound: Bound) -> None:
@@ -82,7 +85,9 @@ class Staging:
         try:
             with self._translated:
                 limit = of_device(request.limit)
-                report = self._divided(bound, request.devices, limit, measure=request.measure)
+                report = self._divided(
+                    bound, request.devices, limit, measure=request.measure, say=_say
+                )
                 if request.run:
                     blocks.refuse_if_not_applicable(report.plan, self._model.options)
         except Exception as problem:
@@ -92,3 +97,8 @@ class Staging:
             raise answers.Answered(report)
         print(shown(report, json=request.json), file=sys.stderr)
         self._model.stages = report.plan
+
+
+def _say(text: str) -> None:
+    """On stderr, where the answer is not."""
+    print(f"abele stage: {text}", file=sys.stderr, flush=True)

@@ -230,6 +230,11 @@ def test_the_command_runs_the_program_in_stages(script, capsys, more):
     assert "stages 4" in out
     assert "still [BeginBlock(user_id=old, ipu_id=1)]" in out
     assert "It fits into 4 times mk2" in err
+    told = [line for line in err.splitlines() if line.startswith("abele stage: ")]
+    assert told[0] == "abele stage: capturing the model"
+    assert re.fullmatch(r"abele stage: dividing it \(parts: \d+, devices: 4\)", told[1])
+    runs = "abele stage: compiling 4 stages and running them, 1 of at most 3"
+    assert told[2:3] == ([runs] if more else [])
 
 
 def test_stages_that_cannot_run_say_why_and_the_program_ends(script, capsys):
