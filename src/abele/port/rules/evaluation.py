@@ -16,6 +16,7 @@ from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.routes import NoRouteError, Wrapped
 from abele.port.rules import evaluation_mode
+from abele.port.rules.evaluation_mode import Modes
 from abele.port.source import Source
 
 CODES = {
@@ -25,29 +26,34 @@ CODES = {
     ),
     "ABP502": (
         "The call runs the inference model; where a last, shorter batch may come, that one is "
-        "computed by the plain model."
+        "computed by the plain model, and so is what comes in training mode, if both modes may."
     ),
     "ABP503": (
         "The model's own forward reads self.training, of which an inference model has a copy: it "
         "has to be wrapped after eval()."
     ),
+    "ABP504": "The model may be in training mode here, where it renews averages.",
     "ABP509": "The inference model cannot be had here; the plain model runs on the host.",
 }
 
 _REASON = "the model without its loss runs as a program, too"
 _SHORT = "; a last, shorter batch has another shape and is computed by the plain model"
+_TRAINING = "; it keeps the mode of its first call, so in training mode the plain model runs"
 
 
 def apply(context: Context) -> None:
     """Wrap models that are called outside of training steps."""
     wrapped: dict[tuple[Thing, cst.CSTNode], Wrapped] = {}
-    for source, call, thing in _calls(context):
+    calls = list(_calls(context))
+    modes = evaluation_mode.of_calls(context, calls)
+    for source, call, thing in calls:
         owner = context.things.owner(source, call)
         try:
             if (thing, owner) not in wrapped:
                 wrapped[thing, owner] = _wrap(context, thing, call, len(wrapped))
             name = context.routes.name(wrapped[thing, owner], source, call)
-            _replace(context, source, call, name)
+            _replace(context, source, call, name, modes[call])
+            evaluation_mode.say_averages(context, thing, source, call, modes[call])
         except NoRouteError as error:
             reason = f"an inference model cannot be had here: {error}; the plain model runs"
             context.say(source, call, "ABP509", Verdict.MANUAL, reason)
@@ -117,17 +123,19 @@ def _last_assignment(context: Context, home: Home) -> Statement:
     return last
 
 
-def _replace(context: Context, source: Source, call: cst.Call, name: str) -> None:
-    """Call the inference model, or the plain one for a shorter batch."""
+def _replace(context: Context, source: Source, call: cst.Call, name: str, modes: Modes) -> None:
+    """Call the inference model, or the plain one for a shorter batch or in training mode."""
     loader = batches.loader_around(context.things, source, call)
-    short = ""
-    called = name
+    plain = source.code(call.func)
+    conditions, reason = list[str](), _REASON
     if loader is not None and batches.may_be_short(loader) and call.args:
         size = f"{context.routes.name_of(loader, source, call)}.batch_size"
-        plain, first = (
-            source.code(call.func),
-            source.code(context.edits(source).applied(call.args[0].value)),
-        )
-        called, short = f"({name} if len({first}) == {size} else {plain})", _SHORT
+        first = source.code(context.edits(source).applied(call.args[0].value))
+        conditions.append(f"len({first}) == {size}")
+        reason += _SHORT
+    if modes.other and True in modes.here:
+        conditions.append(f"not {plain}.training")
+        reason += _TRAINING
+    called = f"({name} if {' and '.join(conditions)} else {plain})" if conditions else name
     context.edits(source).replace(call.func, called)
-    context.say(source, call, "ABP502", Verdict.MODIFIED, _REASON + short)
+    context.say(source, call, "ABP502", Verdict.MODIFIED, reason)

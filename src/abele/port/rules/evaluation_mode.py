@@ -2,20 +2,94 @@
 
 ``model.eval()`` reaches the layers of that copy, which are the same objects, but not the copy.
 Inside of another module the model itself is a layer.
+
+A program keeps the mode of its first call, and renews no averages of normalisation outside of
+training steps. So it matters where a model may be called in training mode.
 """
 
 from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
 
 import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.kinds import Thing
 from abele.port.analysis.search import findall
+from abele.port.analysis.training_mode import EITHER, TrainingMode
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.source import Source
 
 _MODE = m.Attribute(value=m.Name("self"), attr=m.Name("training"))
+
+#: Names of what has averages.
+_AVERAGES = ("BatchNorm", "register_buffer", "track_running_stats")
+#: Packages whose networks have some, but for these.
+_NETWORKS = ("torchvision.models.", "timm.", "transformers.")
+_WITHOUT = re.compile(r"torchvision\.models\.(alexnet|squeezenet1_[01]|vgg(11|13|16|19))$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Modes:
+    """In which modes a model is called outside of training steps.
+
+    Attributes:
+        here: in which it may be in one call: True for training.
+        other: calls of it come in both.
+    """
+
+    here: frozenset[bool]
+    other: bool
+
+
+def of_calls(
+    context: Context, calls: Iterable[tuple[Source, cst.Call, Thing]]
+) -> dict[cst.Call, Modes]:
+    """The modes of each call of a model."""
+    here: dict[Thing, dict[cst.Call, frozenset[bool]]] = {}
+    for source, call, thing in calls:
+        mode = TrainingMode(context.project, context.things, thing).at(source, call)
+        here.setdefault(thing, {})[call] = mode
+    both = {thing: frozenset().union(*modes.values()) == EITHER for thing, modes in here.items()}
+    return {
+        call: Modes(mode, both[thing])
+        for thing, modes in here.items()
+        for call, mode in modes.items()
+    }
+
+
+def say_averages(
+    context: Context, thing: Thing, source: Source, call: cst.Call, modes: Modes
+) -> None:
+    """Name a call that may renew averages, which the training model does not see."""
+    if True in modes.here and _keeps_averages(context, thing):
+        reason = (
+            "the model may be in training mode here, where normalisation renews its averages, "
+            "which training does not see in a program: call eval() before"
+        )
+        context.say(source, call, "ABP504", Verdict.MANUAL, reason)
+
+
+def _keeps_averages(context: Context, thing: Thing) -> bool:
+    """Whether a model may have averages that training renews."""
+    made = thing.made.func if isinstance(thing.made, cst.Call) else thing.made
+    known = context.project.class_of(thing.source, made) is not None
+    if not known and not thing.name.startswith("torch.nn."):
+        return True
+    return any(map(_has_averages, context.project.sources))
+
+
+def _has_averages(source: Source) -> bool:
+    """Whether a file may make what has averages."""
+    names = {each.value for each in findall(source.module, m.Name())}
+    if any(part in name for part in _AVERAGES for name in names):
+        return True
+    calls: list[cst.Call] = findall(source.module, m.Call())
+    made = {source.imported(each.func) for each in calls}
+    return any(name.startswith(_NETWORKS) and not _WITHOUT.match(name) for name in made)
 
 
 def wrapped(context: Context, thing: Thing, source: Source, call: cst.Call, model: str) -> str:

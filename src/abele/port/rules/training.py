@@ -11,6 +11,7 @@ import libcst as cst
 from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.steps import Statement, Step, StepError
 from abele.port.analysis.things import Home, NoHomeError
+from abele.port.analysis.training_mode import EITHER, TrainingMode
 from abele.port.context import Context
 from abele.port.edits import parsed
 from abele.port.finding import Verdict
@@ -38,6 +39,7 @@ CODES = {
         "returns the loss of each batch."
     ),
     "ABP312": "A state goes from batch to batch; as an argument and result, its shape must stay.",
+    "ABP313": "The model may be in training mode or not where it is trained.",
     "ABP398": "The training model cannot be passed to where the step is.",
     "ABP399": "The training step has no counterpart as one program.",
 }
@@ -61,6 +63,7 @@ def _rewrite(context: Context, step: Step) -> None:
     if any(each in context.training for each in step.gradients.optimizers):
         raise StepError(step.backward, "its optimizer updates in another step, too")
     say_carried(context, step)
+    _say_modes(context, step)
     step, divided = accumulation.undivided(step)
     split = split_of(context, step)
     wrapper = wrapper_of(context, step) if split is None else split.whole
@@ -103,6 +106,19 @@ def say_carried(context: Context, step: Step) -> None:
                 f"{', '.join(carried)} goes in and comes back at each call: its shape must stay"
             )
             context.say(step.source, statement, "ABP312", Verdict.MANUAL, reason)
+
+
+def _say_modes(context: Context, step: Step) -> None:
+    """A step in either mode is one in the mode of the first call."""
+    for thing in step.models:
+        mode = TrainingMode(context.project, context.things, thing)
+        if mode.at(step.source, step.place) == EITHER:
+            reason = (
+                "the model may be in training mode here or not, and the program keeps the mode of "
+                "its first call: call train() before"
+            )
+            context.say(step.source, step.backward, "ABP313", Verdict.MANUAL, reason)
+            return
 
 
 def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:

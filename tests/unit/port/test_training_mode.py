@@ -1,0 +1,110 @@
+"""In which mode, training or not, a model may be where it is called."""
+
+import pytest
+from libcst import matchers as m
+
+from abele.port.analysis.kinds import Kind
+from abele.port.analysis.search import findall
+from abele.port.analysis.things import Things
+from abele.port.analysis.training_mode import TrainingMode
+from abele.port.engine import port
+from abele.port.project import Project
+from abele.port.source import Source
+
+HEAD = "import torch\nmodel = torch.nn.Linear(2, 2)\nother = torch.nn.ReLU()\n"
+STEP = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+{before}    for x, y in [(torch.ones(2, 2), torch.ones(2, 2))]:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+{after}"""
+
+
+def modes(text):
+    """The modes at the call ``model(here)``, sorted."""
+    source = Source("run.py", HEAD + text)
+    project = Project([source])
+    things = Things(project)
+    (model,) = (each for each in things.all(Kind.MODEL) if each.name == "torch.nn.Linear")
+    calls = findall(source.module, m.Call())
+    (call,) = (each for each in calls if source.code(each) == "model(here)")
+    return sorted(TrainingMode(project, things, model).at(source, call))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("model(here)", [True]),
+        ("model.eval()\nmodel(here)", [False]),
+        ("model.eval().train()\nmodel(here)", [True]),
+        ("model.eval(); model.train()\nmodel(here)", [True]),
+        ("model.train(False)\nmodel(here)", [False]),
+        ("model.train(mode)\nmodel(here)", [False, True]),
+        ("other.eval()\nmodel(here)", [True]),
+        ("unknown.eval()\nmodel(here)", [False, True]),
+        ("frame.eval('x')\nmodel(here)", [False, True]),
+        ("frame.train(x, y)\nmodel(here)", [True]),
+        ("if a:\n    model.eval()\nmodel(here)", [False, True]),
+        ("if a:\n    model.eval()\nelse:\n    model.train(False)\nmodel(here)", [False]),
+        ("if a:\n    model.eval()\n    model.train()\nmodel(here)", [True]),
+        ("if a: model.eval()\nelif b: pass\nmodel(here)", [False, True]),
+        ("try:\n    model.eval()\nexcept E:\n    pass\nmodel(here)", [False, True]),
+        ("with torch.no_grad():\n    model.eval()\nmodel(here)", [False]),
+        ("for i in a:\n    model(here)\n    model.eval()", [False, True]),
+        ("for i in a:\n    model.train()\n    model(here)\n    model.eval()", [True]),
+        ("for i in a:\n    model(here)\n    for j in b:\n        model.eval()", [False, True]),
+        ("def f():\n    model.eval()\nmodel(here)", [True]),
+        ("def f():\n    model.eval()\nf()\nmodel(here)", [False]),
+        ("def f(m):\n    m.eval()\nf(model)\nmodel(here)", [False]),
+        ("def f():\n    if a:\n        return\n    model.eval()\nf()\nmodel(here)", [False, True]),
+        ("def f():\n    model.eval()\n    f()\nf()\nmodel(here)", [False]),
+        ("def f():\n    model(here)\nf()\nmodel.eval()", [True]),
+        ("def f():\n    model(here)\nmodel.eval()\nf()", [False]),
+        ("def f():\n    model(here)\nf()\nmodel.eval()\nf()", [False, True]),
+        ("def f():\n    model(here)\nspawn(f)", [True]),
+        ("def f():\n    model(here)\nmodel.eval()\nspawn(f)", [False, True]),
+        ("f = lambda: model.eval()\nmodel(here)", [True]),
+    ],
+)
+def test_the_mode_that_was_set_last_counts(text, expected):
+    assert modes(text) == expected
+
+
+def said(text):
+    """Codes and verdicts of what somebody has to look at."""
+    result = port(Project([Source("run.py", text)]))
+    return [each.code for each in result.findings if each.verdict.value == "manual"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("", "", []),
+        ("    model.train()\n", "    model.eval()\n", []),
+        ("", "    model.eval()\n", ["ABP313"]),
+        ("", "model.eval()\n", []),
+    ],
+)
+def test_a_step_in_either_mode_is_named(before, after, expected):
+    assert said(HEAD + STEP.format(before=before, after=after)) == expected
+
+
+@pytest.mark.parametrize(
+    ("made", "mode", "expected"),
+    [
+        ("torch.nn.BatchNorm1d(2)", "", ["ABP504"]),
+        ("torch.nn.BatchNorm1d(2)", "model.eval()\n", []),
+        ("torch.nn.Dropout(0.5)", "", []),
+        ("torchvision.models.resnet18()", "", ["ABP504"]),
+        ("torchvision.models.vgg16()", "", []),
+    ],
+)
+def test_a_call_that_renews_averages_outside_of_training_is_named(made, mode, expected):
+    text = STEP.format(before="    model.train()\n", after="")
+    evaluated = f"{mode}with torch.no_grad():\n    print(model(torch.ones(2, 2)))\n"
+    head = "import torch\nimport torchvision\n"
+    head += f"model = torch.nn.Sequential({made}, torch.nn.Linear(2, 2))\n"
+    assert said(head + text + evaluated) == expected
