@@ -66,11 +66,13 @@ def _say_batches(context: Context, thing: Thing, made: cst.Call) -> None:
 
 
 def _call(context: Context, source: Source, call: cst.Call) -> None:
-    func = call.func
+    func, follows = call.func, False
     if isinstance(func, cst.IfExp) and context.things.of(source, func.body, Kind.INFERENCE):
         context.edits(source).change(func, lambda node: node.body)
+        follows = ".training" in source.code(func.test)  # it was called in the mode of the model
     statement = statement_of(source, call)
-    modes.set_before(context, source, call, statement, "eval")
+    if not follows:
+        modes.set_before(context, source, call, statement, "eval")
     if is_without(source, call) or statement in context.once:
         context.say(source, call, "ABP1202", Verdict.MODIFIED, "the model itself is called")
     elif isinstance(statement, cst.SimpleStatementLine):
