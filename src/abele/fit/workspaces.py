@@ -22,6 +22,8 @@ _KNOWN = (0.0, 0.1)
 _CONVOLUTIONS = (0.5, 2.0)
 _PRODUCTS = (0.0, 0.5)
 _OTHERS = (0.0, 0.25)
+#: Bytes that a library packs factors of a product in, at most, for each thread.
+_PACKED = 8 * 2**20
 _SHARES: dict[Any, tuple[float, float]] = {
     aten.convolution.default: _CONVOLUTIONS,
     aten.convolution_backward.default: _CONVOLUTIONS,
@@ -30,6 +32,9 @@ _SHARES: dict[Any, tuple[float, float]] = {
     aten.bmm.default: _PRODUCTS,
     aten.baddbmm.default: _PRODUCTS,
 }
+
+
+_MATRICES = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +73,10 @@ def workspace(node: torch.fx.Node, *, known: bool) -> Interval:
         return Interval.exact(0)
     expected, most = _KNOWN if known else _SHARES.get(node.target, _OTHERS)
     size = sum(_bytes(each.meta.get("val")) for each in (node, *node.all_input_nodes))
-    return Interval(0, expected * size, most * size)
+    high = most * size
+    if node.target in _MATRICES:
+        high = min(high, torch.get_num_threads() * _PACKED)
+    return Interval(0, expected * size, high)
 
 
 def _bytes(value: object) -> int:
