@@ -9,7 +9,7 @@ import torch
 
 from abele import arena
 from abele.fit.estimate import Interval, Part, Tensor
-from abele.fit.workspaces import SETTLED, Allocation, workspace
+from abele.fit.workspaces import RESULTS, SETTLED, Allocation, workspace
 from abele.program import Program, marks_of
 from abele.program.memory import MemoryUse, Piece
 from abele.program.printing import node_phase, user_line
@@ -21,6 +21,7 @@ SCRATCH = "kept by kernels for themselves"
 #: A larger call may come while the memory of smaller ones is kept.
 _SCRATCH_AT_MOST = 2
 _KEPT = "kept for backward"
+_RESULTS = "results"
 _OF_PHASE = {
     "forward": "used in forward only",
     "backward": "gradients",
@@ -63,14 +64,15 @@ def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
     busy = [alive + spaces.expected for alive, spaces in zip(use.alive(), inside, strict=True)]
     step = max(range(len(busy)), key=busy.__getitem__)
     if known:
-        allocation = SETTLED
+        allocation = SETTLED if use.shared else RESULTS
     kept = set(map(id, use.inside))
     sizes: dict[str, list[Interval]] = {}
     tensors: list[Tensor] = []
     for piece in use.at(step):
         role = _role(use, piece)
         placed = id(piece) in kept
-        size = Interval.exact(piece.size) if placed else allocation.of(piece.size)
+        way = SETTLED if known and role == _RESULTS else allocation
+        size = Interval.exact(piece.size) if placed else way.of(piece.size)
         sizes.setdefault(role, []).append(size)
         tensors.append(_tensor(piece, role))
     unused = use.needed()[step] - sum(tensor.size for tensor in tensors)
@@ -115,7 +117,7 @@ def _role(use: MemoryUse, piece: Piece) -> str:
     last = use.nodes[piece.last]
     read = None if last is None else node_phase(last)
     if last is not None and last.op == "output":
-        return "results"
+        return _RESULTS
     if made == "forward" and read in ("backward", "update"):
         return _KEPT
     return _OF_PHASE.get(made or "", "inside the program")

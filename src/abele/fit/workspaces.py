@@ -58,6 +58,8 @@ class Allocation:
 PIECES = Allocation(1.45, 2.2)
 #: What is left of these beside tensors at planned places: small ones, and results.
 SETTLED = Allocation(1.0, 1.3)
+#: Results that torch makes for a compiled program, and what it makes inside: large ones, too.
+RESULTS = Allocation(1.15, 1.4)
 #: One piece, or memory of a device whose allocator was asked for as much.
 WHOLE = Allocation(1.0, 1.0)
 

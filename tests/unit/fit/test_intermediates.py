@@ -1,0 +1,56 @@
+"""What a program needs at its peak: bands around what is planned."""
+
+import torch
+
+from abele.fit import intermediates, workspaces
+from abele.program import memory
+from abele.program.memory import MemoryUse, Piece
+from helpers.runs import captured
+
+
+class Twice(torch.nn.Module):
+    def forward(self, x):
+        return (x @ x).relu() @ x
+
+
+def program(side):
+    (step,) = captured(Twice(), (torch.randn(side, side),)).programs
+    return step
+
+
+def test_what_a_product_packs_does_not_grow_with_it():
+    (large,) = (
+        {
+            workspaces.workspace(n, known=False).high
+            for n in step.graph.graph.nodes
+            if "mm" in n.name
+        }
+        for step in (program(4096),)
+    )
+    assert large == {torch.get_num_threads() * 2**23}
+
+
+def test_what_torch_makes_for_a_compiled_program_leaves_gaps_and_results_do_not():
+    step = program(64)
+    nodes = tuple(step.graph.graph.nodes)
+    made = next(node for node in nodes if "relu" in node.name)
+    at, end = nodes.index(made), len(nodes) - 1
+    pieces = (
+        Piece(node=made, first=at, last=end - 1, size=1000),
+        Piece(node=nodes[-2], first=at, last=end, size=10),
+    )
+    use = MemoryUse(basis="", nodes=nodes, pieces=pieces, bare=frozenset(range(len(nodes))))
+    need = intermediates.need(step, use, workspaces.PIECES)
+    sizes = {part.role: part.size for part in need.parts}
+    assert sizes["used in forward only"] == workspaces.RESULTS.of(1000)
+    assert sizes["results"] == workspaces.SETTLED.of(10)
+    planned = MemoryUse(basis="", nodes=nodes, pieces=pieces, shared=True)
+    (inside, *_) = intermediates.need(step, planned, workspaces.PIECES).parts
+    assert inside.size == workspaces.SETTLED.of(1000)
+
+
+def test_the_graph_itself_has_no_plan_that_is_known():
+    step = program(64)
+    use = memory.of_graph(step)
+    (part, *_) = intermediates.need(step, use, workspaces.PIECES).parts
+    assert part.size == workspaces.PIECES.of(part.size.low)
