@@ -9,7 +9,7 @@ import torch
 
 from abele import arena
 from abele.fit.estimate import Interval, Part, Tensor
-from abele.fit.workspaces import RESULTS, SETTLED, Allocation, workspace
+from abele.fit.workspaces import PIECES, RESULTS, SETTLED, Allocation, workspace
 from abele.program import Program, marks_of
 from abele.program.memory import MemoryUse, Piece
 from abele.program.printing import node_phase, user_line
@@ -72,6 +72,8 @@ def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
         role = _role(use, piece)
         placed = id(piece) in kept
         way = SETTLED if known and role == _RESULTS else allocation
+        if use.shared and piece.inner:  # a library takes it piece by piece
+            way = PIECES
         size = Interval.exact(piece.size) if placed else way.of(piece.size)
         sizes.setdefault(role, []).append(size)
         tensors.append(_tensor(piece, role))

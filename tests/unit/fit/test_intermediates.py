@@ -47,6 +47,10 @@ def test_what_torch_makes_for_a_compiled_program_leaves_gaps_and_results_do_not(
     planned = MemoryUse(basis="", nodes=nodes, pieces=pieces, shared=True)
     (inside, *_) = intermediates.need(step, planned, workspaces.PIECES).parts
     assert inside.size == workspaces.SETTLED.of(1000)
+    pieces = (Piece(node=made, result=-1, first=at, last=at, size=1000, inner=True),)
+    of_library = MemoryUse(basis="", nodes=nodes, pieces=pieces, shared=True)
+    (inside, *_) = intermediates.need(step, of_library, workspaces.PIECES).parts
+    assert inside.size == workspaces.PIECES.of(1000)
 
 
 def test_the_graph_itself_has_no_plan_that_is_known():
