@@ -6,7 +6,8 @@ python benchmarks/fit.py --cell mlp interpreted sgd      one, in this process
 
 Each cell is a process of its own, forked from one that has loaded torch; see ``fit_measure.py``.
 ``--pieces FOLDER`` keeps a file for each, and what is there is not run again; ``--estimate``
-estimates it anew, where nothing has changed but the estimate.
+estimates it anew, where nothing has changed but the estimate. ``--earlier RECORD`` takes the cells
+that the folder has not from a record of before; each says of which commit it is.
 """
 
 from __future__ import annotations
@@ -51,7 +52,11 @@ def main() -> int:
         options.ways or fit_measure.WAYS,
     )
     with tempfile.TemporaryDirectory() as folder:
-        cells = run(list(asked), options.pieces or Path(folder), anew=options.estimate)
+        pieces = options.pieces or Path(folder)
+        if options.earlier:
+            cells = with_earlier(list(asked), pieces, options.earlier)
+        else:
+            cells = run(list(asked), pieces, anew=options.estimate)
     result = {
         "environment": harness.environment(),
         "errors": fit_page.errors(cells),
@@ -72,6 +77,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--ways", nargs="+", choices=fit_measure.WAYS, metavar="WAY")
     parser.add_argument("--pieces", type=Path, help="a folder in which cells are kept")
     parser.add_argument("--estimate", action="store_true", help="cells in the folder anew")
+    parser.add_argument("--earlier", type=Path, help="a record for cells the folder has not")
     parser.add_argument("--record", action="store_true", help="keep the result under records/")
     parser.add_argument("--cell", nargs=3, metavar=("MODEL", "WAY", "SETTING"), help="this alone")
     return parser.parse_args()
@@ -86,7 +92,7 @@ def run(asked: Sequence[Cell], folder: Path, *, anew: bool) -> list[dict[str, An
         anew: estimates the cells that are there anew, and measures none.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    paths = {each: folder / f"{'--'.join(each)}.json".replace(" ", "-") for each in asked}
+    paths = _paths(asked, folder)
     missing = [each for each, path in paths.items() if path.exists() == anew]
     began = time.monotonic()
     for number, asked_for in enumerate(missing, 1):
@@ -102,6 +108,30 @@ def run(asked: Sequence[Cell], folder: Path, *, anew: bool) -> list[dict[str, An
             f"{number} of {len(missing)}, {left:.0f} min left: {said}", file=sys.stderr, flush=True
         )
     return [json.loads(path.read_text()) for path in paths.values() if path.exists()]
+
+
+def with_earlier(asked: Sequence[Cell], folder: Path, record: Path) -> list[dict[str, Any]]:
+    """The cells of a folder, and of a record those that the folder has not; measures none.
+
+    Args:
+        asked: setting, model and way of each.
+        folder: has a file for each cell that is newer.
+        record: of before.
+    """
+    before = json.loads(record.read_text())
+    commit = before["environment"]["commit"]
+    cells = {
+        (each["setting"], each["model"], each["way"]): {"commit": commit, **each}
+        for each in before["cells"]
+    }
+    for each, path in _paths(asked, folder).items():
+        if path.exists():
+            cells[each] = json.loads(path.read_text())
+    return [cells[each] for each in asked if each in cells]
+
+
+def _paths(asked: Sequence[Cell], folder: Path) -> dict[Cell, Path]:
+    return {each: folder / f"{'--'.join(each)}.json".replace(" ", "-") for each in asked}
 
 
 def _estimated_anew(path: Path) -> dict[str, Any]:
@@ -120,7 +150,8 @@ def cell(model: str, way: str, setting: str) -> dict[str, Any]:
     if "refused" in facts:
         again = _in_process(fit_measure.measured, model, way, setting, False)
         facts = again if "refused" in again else {**again, **facts, "limited": True}
-    return {"model": model, "way": way, "setting": setting, **facts}
+    commit = harness.environment()["commit"]
+    return {"model": model, "way": way, "setting": setting, "commit": commit, **facts}
 
 
 def _in_process(ask: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:

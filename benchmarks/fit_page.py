@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import re
 import statistics
 from pathlib import Path
@@ -88,6 +89,10 @@ def lines(result: dict[str, Any]) -> list[str]:
         f"settings ({', '.join(names[1])}), {len(errors_of)} ways to run them. {limited} processes "
         f"ran under their limit, {refused or 'none'} of them wanted more."
     )
+    commits = collections.Counter(each.get("commit") for each in cells)
+    if len(commits) > 1:
+        parts = (f"{count} of commit {commit}" for commit, count in commits.items())
+        summary += f" They were not all measured at once: {', '.join(parts)}."
     head = ["way", "cells", "memory off, median", "worst", "inside the interval"]
     head += ["its width, median", "worst", "step time off, median", "worst"]
     said = [summary, "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]

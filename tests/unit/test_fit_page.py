@@ -65,9 +65,29 @@ def test_a_cell_without_a_number_says_why():
     assert fit_page.errors([REFUSED]) == {}
 
 
+def test_cells_of_several_commits_say_so(tmp_path):
+    import fit  # it sets the environment of a measurement
+
+    record, folder = tmp_path / "record.json", tmp_path / "pieces"
+    before = {"environment": {"commit": "aaa"}, "cells": [cell(), cell("compiled")]}
+    record.write_text(json.dumps(before))
+    folder.mkdir()
+    newer = cell("compiled", measured=101e6, commit="bbb")
+    (folder / "sgd--mlp--compiled.json").write_text(json.dumps(newer))
+    asked = [("sgd", "mlp", way) for way in ("interpreted", "op by op", "compiled")]
+    cells = fit.with_earlier(asked, folder, record)
+    assert [each["commit"] for each in cells] == ["aaa", "bbb"]
+    assert cells[1] == newer
+    (said, *_) = fit_page.lines({"cells": cells, "errors": fit_page.errors(cells)})
+    assert "1 of commit aaa, 1 of commit bbb" in said
+    assert "commit" not in fit_page.lines({"cells": [cell()], "errors": {}})[0]
+
+
 @pytest.mark.skipif(not RECORDS, reason="no record")
 def test_the_page_has_the_record():
-    newest = max(RECORDS, key=lambda path: json.loads(path.read_text())["environment"]["date"])
+    # Those of one day have a number.
+    dated = ((json.loads(each.read_text())["environment"]["date"], each.stem) for each in RECORDS)
+    newest = RECORDS[0].with_name(f"{max(dated)[1]}.json")
     page = (ROOT / "docs" / "fit.md").read_text()
     assert f"records/{newest.name}" in page
     assert "\n".join(fit_page.lines(json.loads(newest.read_text()))) in page
