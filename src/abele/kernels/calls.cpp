@@ -18,7 +18,7 @@ size_t rounded(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 Scratch::~Scratch() { release(); }
 
 void Scratch::begin() {
-  used_ = 0;
+  used_ = used_of_room_ = 0;
   if (blocks_.size() <= 1) return;
   const size_t bytes = total();
   release();
@@ -43,6 +43,24 @@ void* Scratch::take_bytes(size_t bytes) {
   return result;
 }
 
+void* Scratch::take_rooms(size_t bytes, int threads) {
+  bytes = rounded(bytes, LINE);
+  const size_t size = rounded(threads * ROOM, PAGE);
+  if (used_of_room_ + bytes > ROOM || size > MOST_KEPT / 4) return nullptr;
+  if (size > rooms_.size) {
+    if (used_of_room_ > 0) return nullptr;  // what was taken before has to stay
+    std::free(rooms_.memory);
+    rooms_ = {static_cast<char*>(std::aligned_alloc(PAGE, size)), size};
+    if (rooms_.memory == nullptr) {
+      rooms_.size = 0;
+      throw std::bad_alloc();
+    }
+  }
+  void* result = rooms_.memory + used_of_room_;
+  used_of_room_ += bytes;
+  return result;
+}
+
 void Scratch::add(size_t bytes) {
   blocks_.reserve(blocks_.size() + 1);
   const size_t size = rounded(std::max<size_t>(bytes, 1), PAGE);
@@ -55,6 +73,8 @@ void Scratch::add(size_t bytes) {
 void Scratch::release() {
   for (const Block& block : blocks_) std::free(block.memory);
   blocks_.clear();
+  std::free(rooms_.memory);
+  rooms_ = {nullptr, 0};
 }
 
 Scratch& scratch() {

@@ -261,14 +261,16 @@ Index column_parts(const AbeleProduct& p, int threads) {
 
 // The share of one of `threads` threads; it may be empty.
 Share share_of(const AbeleProduct& p, Share share, int threads, Index across, Index thread) {
-  const Index high = ceil_div(p.rows, PRODUCT_ROWS), wide = ceil_div(p.columns, PRODUCT_COLUMNS);
+  const Index high = ceil_div(p.rows, PRODUCT_ROWS);
+  // Where b is read where it lies, columns are not packed together: threads have equally many.
+  const Index step = !has_small_factors(p) && has_few_rows(p) ? 1 : PRODUCT_COLUMNS;
   const Part tiles = part(high, threads / across, thread / across);
-  const Part columns = part(wide, across, thread % across);
+  const Part columns = part(ceil_div(p.columns, step), across, thread % across);
   const Index row = tile_rows(p.rows, tiles.begin).begin;
   const Index last = tiles.begin + tiles.size;
-  const Index column = columns.begin * PRODUCT_COLUMNS;
+  const Index column = columns.begin * step;
   share.rows = (last == high ? p.rows : tile_rows(p.rows, last).begin) - row;
-  share.columns = std::min(p.columns - column, columns.size * PRODUCT_COLUMNS);
+  share.columns = std::min(p.columns - column, columns.size * step);
   share.a = share.a.from(row, 0);
   if (share.packed == nullptr) share.b = share.b.from(0, column);
   share.first_column = column;
@@ -298,12 +300,12 @@ int abele_product(const AbeleProduct* product, const float* a, const float* b, f
   return guarded([&](Scratch& memory) {
     const AbeleProduct& p = *product;
     const Way compute = way_of(p);
-    float* work = memory.take<float>(compute.room * threads);
+    const Each<float> work = memory.each<float>(compute.room, threads);
     const auto nth = [&](Index i) {
       return whole(p, a + i * p.a_next, b + i * p.b_next, c + i * p.c_next);
     };
     if (threads == 1) {
-      for (Index i = 0; i < p.count; ++i) compute(nth(i), work);
+      for (Index i = 0; i < p.count; ++i) compute(nth(i), work.first);
       return;
     }
     const bool alone = p.count >= threads;  // a thread computes whole products
@@ -313,7 +315,7 @@ int abele_product(const AbeleProduct* product, const float* a, const float* b, f
       const Part some = alone ? part(p.count, threads, thread) : Part{0, p.count};
       for (Index i = some.begin; i < some.begin + some.size; ++i)
         compute(alone ? nth(i) : share_of(p, nth(i), threads, across, thread),
-                work + thread * compute.room);
+                work.of(thread));
     }
   });
 }
@@ -327,11 +329,11 @@ int abele_product_by_rows(const AbeleProduct* product, const float* a, const flo
     const Index result = ceil_div(tiles, blocks) * PRODUCT_ROWS * p.columns;
     const Index unpacked = p.b_packed ? 0 : pieces(p);
     const Index room = A_WORK + result + (unpacked ? p.inner * whole_columns(p.columns) : 0);
-    float* work = memory.take<float>(room * threads);
+    const Each<float> work = memory.each<float>(room, threads);
     p.b_packed = 1, p.c_row = 0;  // each block begins at the same place
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
     for (int thread = 0; thread < threads; ++thread) {
-      float *mine = work + thread * room, *c = mine + A_WORK, *packed = c + result;
+      float *mine = work.of(thread), *c = mine + A_WORK, *packed = c + result;
       // Each thread for itself: from the cache of another it would come more slowly.
       for (Index i = 0; i < unpacked; ++i) pack_piece(*product, b, packed, i);
       const Part some = part(blocks, threads, thread);
