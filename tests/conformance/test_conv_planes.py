@@ -99,8 +99,10 @@ def test_gradients_do_not_depend_on_which_are_wanted(own, mask, batch, threads):
         assert ours is None if not wanted else torch.equal(ours, all_)
 
 
-def test_bits_of_single_samples_do_not_depend_on_threads(own):
-    x, weight, bias, grad = tensors(3, CASES[1])
+# Threads with half a register of samples each add what one thread adds.
+@pytest.mark.parametrize("batch", [3, 8, 11, 16])
+def test_bits_of_so_few_samples_do_not_depend_on_threads(own, batch):
+    x, weight, bias, grad = tensors(batch, CASES[1])
     one, two = (
         [
             on_tensors.conv(own, x, weight, bias, (1, 1), (0, 0), threads=threads),

@@ -67,6 +67,22 @@ def test_pools_what_the_convolution_gives(own, case, relu, batch, threads):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
+def test_places_are_read_by_any_number_of_threads(own):
+    x, weight, bias, *steps = tensors(24, CASES[1])
+    results = []
+    for one, other in ((1, 2), (2, 1)):
+        y, places = on_tensors.conv_pool(
+            own, x, weight, bias, *steps, relu=True, places=True, threads=one
+        )
+        back = own.abele_conv_pool_backward
+        grad_x = torch.empty_like(x)
+        pointers = (each.data_ptr() for each in (y, places, x, weight, grad_x))
+        back(on_tensors.describe(x, weight, *steps), *pointers, None, None, other)
+        results.append((y, grad_x))
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("mask", list(itertools.product([False, True], repeat=3))[1:], ids=str)
 def test_gradients_do_not_depend_on_which_are_wanted(own, mask):
     x, weight, bias, *steps = tensors(20, CASES[1])

@@ -89,6 +89,15 @@ def test_threads_are_those_that_are_worth_waking():
     assert library.abele_threads(2**40, 0, 0) == 1
 
 
+def test_a_convolution_wakes_threads_sooner_where_they_have_samples_of_their_own():
+    library = kernels()
+    sizes = 1, 3, 3, 1, 1, 1, 1, 0, 1.0  # a channel, 3x3, steps and borders of one
+    many, one = binding.Conv(64, 1, 31, 28, *sizes), binding.Conv(1, 1, 248, 224, *sizes)
+    assert library.abele_conv_threads(many, 2) == 2
+    assert library.abele_conv_threads(one, 2) == 1
+    assert library.abele_conv_threads(many, 1) == 1
+
+
 def test_a_call_without_memory_is_an_error():
     library = kernels()
     norm = binding.Norm(1, 2**58, 0.1, 1e-5, 1.0)

@@ -43,6 +43,10 @@ typedef struct AbeleConv {
   double slope;           // of an activation of the result below zero; 1 for none
 } AbeleConv;
 
+// How many of `available` threads a convolution of images with their channels apart keeps busy, or
+// its backward; at least 1.
+ABELE_API int abele_conv_threads(const AbeleConv* conv, int available);
+
 // With `channels_last` there is code for stride 1, kernels of 1x1, 3x3 and 5x5, padding that keeps
 // the size, and rows of at least 16 pixels (8 without AVX-512).
 //

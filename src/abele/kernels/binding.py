@@ -113,9 +113,10 @@ def _takes(structure: type[ctypes.Structure], pointers: int, *more: Any) -> tupl
     return (ctypes.POINTER(structure), *[ctypes.c_void_p] * pointers, *more, ctypes.c_int)
 
 
-#: Arguments of each function; all but ``abele_threads``, which counts, return a status.
+#: Arguments of each function; all but those that count threads return a status.
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "abele_threads": (ctypes.c_int64, ctypes.c_int64, ctypes.c_int),
+    "abele_conv_threads": _takes(Conv, 0),
     "abele_conv_forward": _takes(Conv, 4),
     "abele_conv_backward": _takes(Conv, 6),
     "abele_winograd_forward": _takes(Conv, 4),
@@ -186,7 +187,7 @@ def bound(path: Path) -> ctypes.CDLL:
     for name, arguments in SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, ctypes.c_int
-        if name != "abele_threads":
+        if not name.endswith("_threads"):
             function.errcheck = _checked
     return library
 

@@ -1,7 +1,65 @@
 // Convolutions as they are called: which of the ways computes one.
 #include "conv.h"
+#include "images.h"
+
+namespace abele {
+namespace {
+
+#if defined(__AVX512VL__)
+// Processors of this family multiply 512 bits in two steps.
+bool halves_are_as_fast() {
+  static const bool result = __builtin_cpu_is("amdfam19h");
+  return result;
+}
+#else
+bool halves_are_as_fast() { return false; }
+#endif
+
+}  // namespace
+
+// Halves are better for samples that fill no more, and where each thread has its own.
+bool planes::is_better_in_halves(const Conv& conv, int threads) {
+  const Index wholes = ceil_div(conv.images, LANES), halves = ceil_div(conv.images, LANES / 2);
+  const bool fewer = halves == 1;
+  const bool apart = !blocks_per_thread(wholes, threads) && blocks_per_thread(halves, threads);
+  return (fewer || apart) && halves_are_as_fast();
+}
+
+bool planes::are_apart(const Conv& conv, int threads) {
+  const Index lanes = is_better_in_halves(conv, threads) ? LANES / 2 : LANES;
+  return blocks_per_thread(ceil_div(conv.images, lanes), threads);
+}
+
+void planes::forward(const Conv& conv, const float* x, const float* weight, const float* bias,
+                     const Outputs& to, int threads, Scratch& scratch) {
+#if defined(__AVX512VL__)
+  if (is_better_in_halves(conv, threads))
+    return half_registers::forward(conv, x, weight, bias, to, threads, scratch);
+#endif
+  whole_registers::forward(conv, x, weight, bias, to, threads, scratch);
+}
+
+void planes::backward(const Conv& conv, const float* grad, const uint8_t* places, const float* x,
+                      const float* weight, const Gradients& to, int threads, Scratch& scratch) {
+#if defined(__AVX512VL__)
+  if (is_better_in_halves(conv, threads))
+    return half_registers::backward(conv, grad, places, x, weight, to, threads, scratch);
+#endif
+  whole_registers::backward(conv, grad, places, x, weight, to, threads, scratch);
+}
+
+}  // namespace abele
 
 using namespace abele;
+
+int abele_conv_threads(const AbeleConv* description, int available) {
+  const Conv conv(*description);
+  const int apart = abele_threads(0, 4 * conv.multiply_adds(), available);
+  // Threads that share samples wait for each other, and each reads what others wrote: for few
+  // products, that takes longer than one thread needs.
+  return planes::are_apart(conv, apart) ? apart
+                                        : abele_threads(0, conv.multiply_adds(), available);
+}
 
 int abele_conv_forward(const AbeleConv* description, const float* x, const float* weight,
                        const float* bias, float* y, int threads) {

@@ -36,14 +36,25 @@ struct Outputs {
   float* y;
   uint8_t* places;
   bool pooled;
-  Outputs from(Index at) const {
-    return {y + at, places == nullptr ? nullptr : places + at, pooled};
-  }
 };
-void forward(const Conv& conv, const float* x, const float* weight, const float* bias,
-             const Outputs& to, int threads, Scratch& scratch);
-void backward(const Conv& conv, const float* grad, const uint8_t* places, const float* x,
-              const float* weight, const Gradients& to, int threads, Scratch& scratch);
+#define ABELE_PLANES                                                                               \
+  void forward(const Conv& conv, const float* x, const float* weight, const float* bias,           \
+               const Outputs& to, int threads, Scratch& scratch);                                  \
+  void backward(const Conv& conv, const float* grad, const uint8_t* places, const float* x,        \
+                const float* weight, const Gradients& to, int threads, Scratch& scratch);
+// With samples in whole registers, in halves of them, and in what is faster.
+namespace whole_registers {
+ABELE_PLANES
+}
+namespace half_registers {
+ABELE_PLANES
+}
+ABELE_PLANES
+#undef ABELE_PLANES
+// Whether halves of registers are.
+bool is_better_in_halves(const Conv& conv, int threads);
+// Whether each thread has samples of its own.
+bool are_apart(const Conv& conv, int threads);
 }  // namespace planes
 
 // The same images one by one: conv_pixels.cpp.

@@ -13,22 +13,21 @@ struct Correlator {
   Index in_channels, planned = 0;
   Columns* plan = nullptr;
   float* packed = nullptr;
-  Vec* out = nullptr;
+  Each<Vec> out = {};
 
   Index weights() const { return c.out_channels * in_channels * c.kernel_h * c.kernel_w; }
   Index out_room() const { return MAX_ROWS * c.task_pixels(); }
   void prepare(const Packing& packing, Index width, int threads, Scratch& scratch) {
     plan = scratch.take<Columns>(c.max_columns());
     packed = scratch.take<float>(weights());
-    out = scratch.take<Vec>(threads * out_room());
+    out = scratch.each<Vec>(out_room(), threads);
     planned = plan_columns(c, width, plan);
     pack(c, packing, packed);
   }
   void run(const Team& team, int thread, const Image& in, const float* bias, float slope,
-           const planes::Outputs& to, Index valid) const {
-    const CorrelationTask task = {c,     in,   plan,      planned, packed, bias,
-                                  slope, to.y, to.places, valid};
-    team.share(c.blocks() * c.groups(), [&](Index t) { task(t, out + thread * out_room()); });
+           float* to, const Places<uint8_t>& places, Index valid) const {
+    const CorrelationTask task = {c, in, plan, planned, packed, bias, slope, to, places, valid};
+    team.share(c.blocks() * c.groups(), [&](Index t) { task(t, out.of(thread)); });
   }
 };
 
@@ -36,20 +35,22 @@ struct Correlator {
 struct Images {
   Image image;
   int count;
+  Each<Vec> pixels = {};
   Images(Image shape, Index blocks, int threads)
       : image(shape), count(blocks_per_thread(blocks, threads) ? threads : 1) {}
-  void prepare(Scratch& scratch) { image.pixels = scratch.take<Vec>(count * image.size()); }
+  void prepare(Scratch& scratch) { pixels = scratch.each<Vec>(image.size(), count); }
   Image of(int thread) const {
     Image result = image;
-    result.pixels += (count > 1 ? thread : 0) * image.size();
+    result.pixels = pixels.of(count > 1 ? thread : 0);
     return result;
   }
 };
 
 }  // namespace
 
-void planes::forward(const Conv& conv, const float* x, const float* weight, const float* bias,
-                     const Outputs& to, int threads, Scratch& scratch) {
+void planes::ABELE_LENGTH::forward(const Conv& conv, const float* x, const float* weight,
+                                   const float* bias, const Outputs& to, int threads,
+                                   Scratch& scratch) {
   Correlator correlator = {{conv.out_channels, conv.out_height, conv.out_width,
                             conv.kernel_height, conv.kernel_width, conv.stride_height,
                             conv.stride_width, conv.pad_height, conv.pad_width, 1, 1,
@@ -71,7 +72,8 @@ void planes::forward(const Conv& conv, const float* x, const float* weight, cons
       const Index n = b * LANES, valid = std::min<Index>(LANES, conv.images - n);
       fill(team, in, x + n * conv.in_size(), valid);
       team.wait();
-      correlator.run(team, thread, in, bias, slope, to.from(n * out_size), valid);
+      correlator.run(team, thread, in, bias, slope, to.y + n * out_size,
+                     Places<uint8_t>{to.places, out_size}.from(n, 0), valid);
       team.wait();
     }
   });
@@ -118,23 +120,25 @@ struct Backward {
       if (result.bias != nullptr)
         team.share(conv.out_channels, [&](Index o) { weights.bias(o, result.bias, first); });
       if (grad_x != nullptr)
-        correlator.run(team, thread, weights.grad, nullptr, 1.0f,
-                       {grad_x + n * conv.in_size(), nullptr, false}, valid);
+        correlator.run(team, thread, weights.grad, nullptr, 1.0f, grad_x + n * conv.in_size(), {},
+                       valid);
       team.wait();
     }
   }
 
   void fill_gradient(const Team& team, const Image& image, Index n, Index valid) const {
     if (places == nullptr) return fill(team, image, grad + n * conv.out_size(), valid);
-    const Index first = n * conv.out_channels * (conv.out_height / 2) * (conv.out_width / 2);
-    fill_pooled(team, image, grad + first, places + first, valid);
+    const Index size = conv.out_channels * (conv.out_height / 2) * (conv.out_width / 2);
+    const Places<const uint8_t> from = {places, size};
+    fill_pooled(team, image, grad + n * size, from.from(n, 0), valid);
   }
 };
 
 }  // namespace
 
-void planes::backward(const Conv& conv, const float* grad, const uint8_t* places, const float* x,
-                      const float* weight, const Gradients& to, int threads, Scratch& scratch) {
+void planes::ABELE_LENGTH::backward(const Conv& conv, const float* grad, const uint8_t* places,
+                                    const float* x, const float* weight, const Gradients& to,
+                                    int threads, Scratch& scratch) {
   Correlator correlator = {{conv.in_channels, conv.in_height, conv.in_width, conv.kernel_height,
                             conv.kernel_width, 1, 1, conv.kernel_height - 1 - conv.pad_height,
                             conv.kernel_width - 1 - conv.pad_width, conv.stride_height,

@@ -13,6 +13,7 @@
 #include "pooled_lanes.h"
 
 namespace abele {
+inline namespace ABELE_LENGTH {
 
 // Register blocks of output channels x columns leave room for the operands.
 constexpr int MAX_ROWS = REGISTERS == 32 ? 6 : 4;
@@ -160,7 +161,7 @@ struct CorrelationTask {
   const float *packed, *bias;
   float slope;
   float* samples;
-  uint8_t* places;  // of the largest in their windows; null: nobody wants to know
+  Places<uint8_t> places;  // of the largest in their windows; null: nobody wants to know
   Index valid;
 
   void operator()(Index task, Vec* out) const {
@@ -185,8 +186,7 @@ struct CorrelationTask {
       Vec* plane = out + r * tile.out_plane;
       const Index at = (first + r) * pixels + from * c.kept_width();
       if (c.window == 2)
-        pool_lanes(plane, count, c.out_width, slope == 0.0f,
-                   places == nullptr ? nullptr : places + at * LANES);
+        pool_lanes(plane, count, c.out_width, slope == 0.0f, places.from(0, at));
       from_lanes(plane, count * c.kept_width(), samples + at, c.out_channels * pixels, valid);
     }
   }
@@ -209,4 +209,5 @@ struct CorrelationTask {
   }
 };
 
+}  // namespace ABELE_LENGTH
 }  // namespace abele

@@ -6,6 +6,7 @@
 #include "lanes.h"
 
 namespace abele {
+inline namespace ABELE_LENGTH {
 
 // Who this thread is among those that work on the same blocks of samples, and which they are.
 struct Team {
@@ -80,4 +81,5 @@ inline void fill(const Team& team, const Image& image, const float* samples, Ind
   });
 }
 
+}  // namespace ABELE_LENGTH
 }  // namespace abele

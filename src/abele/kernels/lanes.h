@@ -10,9 +10,20 @@
 
 #include "calls.h"
 
-namespace abele {
+// What depends on how many lanes there are is in a namespace of its own: conv_planes.cpp is compiled
+// for whole registers and, with ABELE_HALF_REGISTERS, for halves of them.
+#if defined(ABELE_HALF_REGISTERS)
+#define ABELE_LENGTH half_registers
+#else
+#define ABELE_LENGTH whole_registers
+#endif
 
-#if defined(__AVX512F__)
+namespace abele {
+inline namespace ABELE_LENGTH {
+
+#if defined(ABELE_HALF_REGISTERS)
+constexpr int LANES = 8, REGISTERS = 32;
+#elif defined(__AVX512F__)
 constexpr int LANES = 16, REGISTERS = 32;
 #elif defined(__AVX__)
 constexpr int LANES = 8, REGISTERS = 16;
@@ -79,7 +90,7 @@ inline void transpose(Quad& a, Quad& b, Quad& c, Quad& d) {
   d = ABELE_SHUFFLE(Places4, ab_high, cd_high, 2, 3, 6, 7);
 }
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && !defined(ABELE_HALF_REGISTERS)
 using Places16 = int32_t __attribute__((vector_size(64)));
 // The places p, q, r, s of each quad, those of the second vector from 16 on; and whole quads.
 #define ABELE_IN_QUADS(a, b, p, q, r, s)                                                         \
@@ -129,16 +140,20 @@ inline void turn_lanes(const float* rows, Index step, float* to, Index width) {
 #undef ABELE_IN_QUADS
 #endif
 
-// sums[i] = the sum of lanes of v[i], as a tree: the rounding must not be the compiler's choice.
+// sums[i] = the sum of lanes of v[i], as a tree: the rounding must not be the compiler's choice. Eight
+// lanes are summed by themselves, so that two threads with half a register each get the same bits.
 inline void sum_lanes(const Vec* v, Index count, float* sums) {
   for (Index i = 0; i < count; i += 4) {
-    Quad quads[4] = {};
-    for (Index k = 0; k < std::min<Index>(4, count - i); ++k) {
-      const float* lanes = reinterpret_cast<const float*>(v + i + k);
-      for (int s = 0; s < LANES; s += 4) quads[k] += load_quad(lanes + s);
+    Quad total = {};
+    for (int first = 0; first < LANES; first += 8) {
+      Quad quads[4] = {};
+      for (Index k = 0; k < std::min<Index>(4, count - i); ++k) {
+        const float* lanes = reinterpret_cast<const float*>(v + i + k);
+        for (int s = first; s < std::min(first + 8, LANES); s += 4) quads[k] += load_quad(lanes + s);
+      }
+      transpose(quads[0], quads[1], quads[2], quads[3]);
+      total += (quads[0] + quads[1]) + (quads[2] + quads[3]);
     }
-    transpose(quads[0], quads[1], quads[2], quads[3]);
-    const Quad total = (quads[0] + quads[1]) + (quads[2] + quads[3]);
     std::memcpy(sums + i, &total, std::min<Index>(4, count - i) * sizeof(float));
   }
 }
@@ -195,4 +210,5 @@ inline void from_lanes(const Vec* lanes, Index count, float* samples, Index stri
   }
 }
 
+}  // namespace ABELE_LENGTH
 }  // namespace abele

@@ -7,14 +7,43 @@
 #include "images.h"
 
 namespace abele {
+inline namespace ABELE_LENGTH {
 
 using LanePlaces = int32_t __attribute__((vector_size(LANES * sizeof(int32_t))));
 using LaneBytes = uint8_t __attribute__((vector_size(LANES)));
 constexpr int32_t NO_PLACE = 4;
+// Those of so many samples lie side by side, whatever is computed at once: threads that have half a
+// register each must not write into the same lines of the cache.
+constexpr Index PLACED_TOGETHER = 8;
+
+// Where places of some samples lie, `size` of each.
+template <class Byte>
+struct Places {
+  Byte* first;
+  Index size;
+  // Those from sample n on, and of its i-th place on.
+  Places from(Index n, Index i) const {
+    if (first == nullptr) return *this;
+    const Index groups = n / PLACED_TOGETHER, rest = n % PLACED_TOGETHER;
+    return {first + (groups * size + i) * PLACED_TOGETHER + rest, size};
+  }
+};
+constexpr Index PLACE_BYTES = std::min<Index>(LANES, PLACED_TOGETHER);
+inline void store_places(const Places<uint8_t>& to, Index i, const LaneBytes& bytes) {
+  for (Index s = 0; s < LANES; s += PLACE_BYTES)
+    std::memcpy(to.from(s, i).first, reinterpret_cast<const uint8_t*>(&bytes) + s, PLACE_BYTES);
+}
+inline LaneBytes load_places(const Places<const uint8_t>& from, Index i) {
+  LaneBytes bytes;
+  for (Index s = 0; s < LANES; s += PLACE_BYTES)
+    std::memcpy(reinterpret_cast<uint8_t*>(&bytes) + s, from.from(s, i).first, PLACE_BYTES);
+  return bytes;
+}
 
 // Pools `count` rows of windows of a plane in its own memory. NaN counts as largest; the first of
 // equal values is taken, and the last NaN. `activated`: they went through a ReLU.
-inline void pool_lanes(Vec* plane, Index count, Index width, bool activated, uint8_t* places) {
+inline void pool_lanes(Vec* plane, Index count, Index width, bool activated,
+                       const Places<uint8_t>& places) {
   const Index columns = width / 2;
   for (Index y = 0; y < count; ++y)
     for (Index x = 0; x < columns; ++x) {
@@ -30,16 +59,15 @@ inline void pool_lanes(Vec* plane, Index count, Index width, bool activated, uin
       }
       const Index to = y * columns + x;
       plane[to] = best;
-      if (places == nullptr) continue;
+      if (places.first == nullptr) continue;
       if (activated) place = best <= 0.0f ? place * 0 + NO_PLACE : place;
-      const LaneBytes bytes = __builtin_convertvector(place, LaneBytes);
-      std::memcpy(places + to * LANES, &bytes, sizeof bytes);
+      store_places(places, to, __builtin_convertvector(place, LaneBytes));
     }
 }
 
 // An image of gradients, from those of its windows: `samples` is [channels, height / 2, width / 2].
 inline void fill_pooled(const Team& team, const Image& image, const float* samples,
-                        const uint8_t* places, Index valid) {
+                        const Places<const uint8_t>& places, Index valid) {
   const Index height = image.height / 2, width = image.width / 2;
   const Index stride = image.channels * height * width;
   const Index pieces = std::clamp<Index>(height, 1, 4);
@@ -57,8 +85,7 @@ inline void fill_pooled(const Team& team, const Image& image, const float* sampl
         to_lanes(samples + from, stride, valid, some, line);
         Vec* pixels = to + 2 * y * image.row() + image.left + 2 * x0;
         for (Index x = 0; x < some; ++x, pixels += 2) {
-          LaneBytes bytes;
-          std::memcpy(&bytes, places + (from + x) * LANES, sizeof bytes);
+          const LaneBytes bytes = load_places(places, from + x);
           const LanePlaces place = __builtin_convertvector(bytes, LanePlaces);
           pixels[0] = place == 0 ? line[x] : Vec{};
           pixels[1] = place == 1 ? line[x] : Vec{};
@@ -69,4 +96,5 @@ inline void fill_pooled(const Team& team, const Image& image, const float* sampl
   });
 }
 
+}  // namespace ABELE_LENGTH
 }  // namespace abele

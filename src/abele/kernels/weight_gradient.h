@@ -8,6 +8,7 @@
 #include "images.h"
 
 namespace abele {
+inline namespace ABELE_LENGTH {
 
 // Register blocks of output channels x taps of the kernel leave room for the operands.
 constexpr int MAX_TAPS = 5, MAX_CHANNELS = 6;
@@ -32,12 +33,15 @@ void correlate_taps(const Taps& t, Index y0, Index y1, Vec* totals) {
     const Vec* grad = t.grad + y * t.grad_row;
     const Vec* x = t.x + y * t.x_row;
     for (Index i = 0; i < t.cols; ++i, ++grad, x += t.x_step) {
+      Vec grads[ROWS];
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; ++r) grads[r] = grad[r * t.grad_plane], keep(grads[r]);
 #pragma GCC unroll 8
       for (int k = 0; k < TAPS; ++k) {
         Vec pixel = x[k * t.tap];
         keep(pixel);
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; ++r) sums[r][k] += grad[r * t.grad_plane] * pixel;
+        for (int r = 0; r < ROWS; ++r) sums[r][k] += grads[r] * pixel;
       }
     }
   }
@@ -127,4 +131,5 @@ struct WeightGradient {
   }
 };
 
+}  // namespace ABELE_LENGTH
 }  // namespace abele

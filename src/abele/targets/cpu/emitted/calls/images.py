@@ -26,9 +26,9 @@ def convolution(translator: Any, node: torch.fx.Node) -> bool:
     if bias is not None:
         reads.append(translator.contiguous(translator.places[bias]))
     result = translator.new_like(node)
-    sizes, threads = described(reads[0], reads[1], result, stride, padding)
+    sizes = described(reads[0], reads[1], stride, padding)
     pointers = "{0}, {1}, {2}, {3}" if bias is not None else "{0}, {1}, nullptr, {2}"
-    text = f"status |= abele::convolve({sizes}, {pointers}, {threads})"
+    text = f"status |= abele::convolve({sizes}, {pointers}, threads)"
     translator.add(Call(reads, [result], text))
     translator.places[node] = result
     return True
@@ -40,10 +40,8 @@ def convolution_backward(translator: Any, node: torch.fx.Node) -> bool:
     reads = [translator.contiguous(translator.places[each]) for each in (grad, x, weight)]
     results, pointers = gradients(translator, node, mask, len(reads))
     made = [each for each in results if each is not None]
-    sizes, threads = described(reads[1], reads[2], reads[0], stride, padding)
-    text = (
-        f"status |= abele::convolve_backward({sizes}, {{0}}, {{1}}, {{2}}, {pointers}, {threads})"
-    )
+    sizes = described(reads[1], reads[2], stride, padding)
+    text = f"status |= abele::convolve_backward({sizes}, {{0}}, {{1}}, {{2}}, {pointers}, threads)"
     translator.add(Call(reads, made, text))
     translator.places[node] = results
     return True
@@ -69,32 +67,19 @@ def gradients(
 
 
 def described(
-    x: Place,
-    weight: Place,
-    y: Place,
-    stride: list[int],
-    padding: list[int],
-    *,
-    pooled: bool = False,
-    slope: int = 1,
-) -> tuple[str, str]:
-    """The texts of a convolution's description, and of how many threads it is worth.
+    x: Place, weight: Place, stride: list[int], padding: list[int], slope: int = 1
+) -> str:
+    """The text of a convolution's description.
 
     Args:
         x: its images.
         weight: of each output and input channel.
-        y: its results, a quarter of them if they are pooled.
         stride: of rows and columns; likewise ``padding``.
         padding: zeros at each border.
-        pooled: whether the largest of 2 x 2 results is kept.
         slope: of its activation below zero.
     """
     numbers = (*x.shape, weight.shape[0], *weight.shape[2:], *stride, *padding, 0, slope)
-    sizes = f"AbeleConv{{{{{', '.join(map(str, numbers))}}}}}"
-    adds = y.size * (4 if pooled else 1) * weight.size // weight.shape[0]
-    # The floats that it moves do not count: where threads share 16 samples, each reads what others
-    # wrote, which takes longer than one thread needs for few products.
-    return sizes, f"abele_threads(0, {adds}, threads)"
+    return f"AbeleConv{{{{{', '.join(map(str, numbers))}}}}}"
 
 
 def max_pool(translator: Any, node: torch.fx.Node) -> bool:

@@ -51,10 +51,8 @@ def convolution(translator: Any, node: _Node) -> bool:
     pointers = "{0}, {1}, {2}, {3}, " if bias else "{0}, {1}, nullptr, {2}, "
     pointers += f"{{{len(inputs) + 1}}}" if chain.pool_backward else "nullptr"
     slope = 0 if chain.relu else 1
-    sizes, threads = images.described(
-        inputs[0], inputs[1], y, stride, padding, pooled=True, slope=slope
-    )
-    text = f"status |= abele::convolve_and_pool({sizes}, {pointers}, {threads})"
+    sizes = images.described(inputs[0], inputs[1], stride, padding, slope)
+    text = f"status |= abele::convolve_and_pool({sizes}, {pointers}, threads)"
     made = [y, places] if chain.pool_backward else [y]
     others = tuple(each for each in (chain.relu, chain.pool) if each)
     translator.add(Call(inputs, made, text, also=others))
@@ -75,10 +73,10 @@ def max_pool_backward(translator: Any, node: _Node) -> bool:
     _, x, weight, stride, padding, mask = arguments(nodes[-1])
     reads = [translator.contiguous(translator.places[each]) for each in (grad, indices, x, weight)]
     results, pointers = images.gradients(translator, nodes[-1], mask, len(reads))
-    sizes, threads = images.described(reads[2], reads[3], reads[0], stride, padding, pooled=True)
+    sizes = images.described(reads[2], reads[3], stride, padding)
     text = (
         f"status |= abele::convolve_and_pool_backward({sizes}, {{0}}, {{1}}, {{2}}, {{3}}, "
-        f"{pointers}, {threads})"
+        f"{pointers}, threads)"
     )
     made = [each for each in results if each is not None]
     translator.add(Call(reads, made, text, also=tuple(nodes[1:])))

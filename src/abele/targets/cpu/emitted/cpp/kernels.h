@@ -7,23 +7,24 @@ namespace abele {
 
 inline int convolve(AbeleConv conv, const float* x, const float* weight, const float* bias,
                     float* y, int threads) {
-  return abele_conv_forward(&conv, x, weight, bias, y, threads);
+  return abele_conv_forward(&conv, x, weight, bias, y, abele_conv_threads(&conv, threads));
 }
 inline int convolve_backward(AbeleConv conv, const float* grad, const float* x,
                              const float* weight, float* grad_x, float* grad_weight,
                              float* grad_bias, int threads) {
-  return abele_conv_backward(&conv, grad, x, weight, grad_x, grad_weight, grad_bias, threads);
+  return abele_conv_backward(&conv, grad, x, weight, grad_x, grad_weight, grad_bias,
+                             abele_conv_threads(&conv, threads));
 }
 
 inline int convolve_and_pool(AbeleConv conv, const float* x, const float* weight,
                              const float* bias, float* y, uint8_t* places, int threads) {
-  return abele_conv_pool(&conv, x, weight, bias, y, places, threads);
+  return abele_conv_pool(&conv, x, weight, bias, y, places, abele_conv_threads(&conv, threads));
 }
 inline int convolve_and_pool_backward(AbeleConv conv, const float* grad, const uint8_t* places,
                                       const float* x, const float* weight, float* grad_x,
                                       float* grad_weight, float* grad_bias, int threads) {
   return abele_conv_pool_backward(&conv, grad, places, x, weight, grad_x, grad_weight, grad_bias,
-                                  threads);
+                                  abele_conv_threads(&conv, threads));
 }
 
 inline int pool(AbelePool pool, const float* x, float* y, uint8_t* places, int threads) {
