@@ -48,7 +48,19 @@ def also_returned(x, weight):
     return F.max_pool2d(y, 2), y / 8
 
 
+def before_and_after(x, weight):
+    y = F.conv2d(x, weight)
+    return F.relu(y), y / 8
+
+
 APART = {
+    "no pool": Case(
+        lambda x, weight, bias: F.relu(F.conv2d(x, weight, bias)), (X, WEIGHT, BIAS), gradients=True
+    ),
+    "no pool, few samples": Case(
+        lambda x, weight: F.relu(F.conv2d(x, weight)), (FEW, WEIGHT), gradients=True
+    ),
+    "what goes into the activation is returned": Case(before_and_after, (X, WEIGHT)),
     "few samples": Case(activated, (FEW, WEIGHT, BIAS), gradients=True),
     "its result is returned": Case(also_returned, (X, WEIGHT), gradients=True),
     "indices are returned": Case(
@@ -83,6 +95,22 @@ def compiled():
 @pytest.mark.parametrize("name", [*JOINED, *APART])
 def test_as_the_interpreter(compiled, name):
     compiled.agree(name)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("name", "joined"),
+    [
+        ("no pool", True),
+        ("no pool, few samples", True),
+        ("its result is returned", True),
+        ("what goes into the activation is returned", False),
+    ],
+)
+def test_a_convolution_has_the_activation_that_alone_reads_it(compiled, name, joined):
+    text = compiled.text(name)
+    assert "abele::convolve(" in text
+    assert ("abele::relu(" in text) is not joined
 
 
 @pytest.mark.compiler

@@ -20,7 +20,7 @@ from abele.targets.cpu.emitted import build, choice, reasons, source
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
 from abele.targets.cpu.emitted.clocked import kernel_of, with_clocks
 from abele.targets.cpu.emitted.groups import Unit, grouped
-from abele.targets.cpu.emitted.memory import planned
+from abele.targets.cpu.emitted.memory import arranged
 from abele.targets.cpu.emitted.operations import Foreign, Translation
 from abele.targets.cpu.emitted.order import lifetimes, ordered
 from abele.targets.cpu.emitted.places import Buffer, Kind
@@ -141,7 +141,7 @@ def placed(program: Program) -> Placed:
     kept = _kept(units, translation)
     units = with_regions(units, kept)
     lives = {buffer: life for buffer, life in lifetimes(units).items() if buffer in kept}
-    offsets, size = planned(lives)
+    offsets, size = arranged(lives)
     return Placed(translation, units, kept, lives, offsets, size)
 
 

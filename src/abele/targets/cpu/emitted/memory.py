@@ -1,4 +1,9 @@
-"""Where each buffer lies in the arena, so that those in use at the same time do not overlap."""
+"""Where each buffer lies in the arena, so that those in use at the same time do not overlap.
+
+Buffers share memory where they need much. Where they need little, each has its own: a thread
+writes the same rows of it in every call, and finds them in its cache. Memory that another thread
+wrote last would have to come from there, even to be written over.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,15 @@ from collections.abc import Mapping
 from abele.targets.cpu.emitted.places import Buffer, Kind
 
 ALIGNMENT = 64  # a cache line, and the longest vector
+#: Buffers of so many bytes together do not share memory: as much as caches near two cores hold.
+MOST_APART = 1 << 21
+
+
+def arranged(lives: Mapping[Buffer, tuple[int, int]]) -> tuple[dict[Buffer, int], int]:
+    """Offsets in bytes of all buffers of the arena, and its size; ``lives`` as in ``planned``."""
+    together = (0, 0)  # as if all of them were in use at one time
+    apart = planned(dict.fromkeys(lives, together))
+    return apart if apart[1] <= MOST_APART else planned(lives)
 
 
 def planned(lives: Mapping[Buffer, tuple[int, int]]) -> tuple[dict[Buffer, int], int]:

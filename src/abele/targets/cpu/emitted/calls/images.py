@@ -20,17 +20,20 @@ _UNROLLED = 16
 
 
 def convolution(translator: Any, node: torch.fx.Node) -> bool:
-    """``abele::few_channel_conv``."""
+    """``abele::few_channel_conv``, with its activation if nobody else reads its result."""
     x, weight, bias, stride, padding = arguments(node)
+    relu = next(iter(node.users), None) if len(node.users) == 1 else None
+    if relu is not None and relu.target is not aten.relu.default:
+        relu = None
     reads = [translator.contiguous(translator.places[each]) for each in (x, weight)]
     if bias is not None:
         reads.append(translator.contiguous(translator.places[bias]))
     result = translator.new_like(node)
-    sizes = described(reads[0], reads[1], stride, padding)
+    sizes = described(reads[0], reads[1], stride, padding, 0 if relu else 1)
     pointers = "{0}, {1}, {2}, {3}" if bias is not None else "{0}, {1}, nullptr, {2}"
     text = f"status |= abele::convolve({sizes}, {pointers}, threads)"
-    translator.add(Call(reads, [result], text))
-    translator.places[node] = result
+    translator.add(Call(reads, [result], text, also=(relu,) if relu else ()))
+    translator.places |= {relu: result, node: None} if relu else {node: result}
     return True
 
 

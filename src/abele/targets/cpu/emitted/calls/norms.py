@@ -20,6 +20,11 @@ def _workers(parts: int, floats: int) -> int:
     return max(1, min(parts, floats // _FLOATS_PER_THREAD))
 
 
+def _passes(parts: int, x: Place) -> int:
+    """The same for what goes over images twice."""
+    return _workers(parts, 2 * x.size)
+
+
 def layer_norm(translator: Any, node: torch.fx.Node) -> bool:
     """``aten.native_layer_norm``."""
     x, shape, weight, bias, eps = (_place(translator, each) for each in arguments(node))
@@ -82,7 +87,7 @@ def group_norm(translator: Any, node: torch.fx.Node) -> bool:
     reads = [_dense(translator, each) for each in (x, weight, bias)]
     results = [_fresh(translator, each) for each in node.meta["val"]]
     text = (
-        f"abele::group_norm<{_workers(samples * groups, x.size)}>({samples}, {channels}, {pixels}, "
+        f"abele::group_norm<{_passes(samples * groups, x)}>({samples}, {channels}, {pixels}, "
         f"{groups}, {float(eps)!r}f, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}, threads)"
     )
     translator.add(Call(reads, results, text))
@@ -101,7 +106,7 @@ def group_norm_backward(translator: Any, node: torch.fx.Node) -> bool:
     grad_x = translator.new(x.shape, x.dtype)
     sums = translator.new((samples, channels, 2), x.dtype)
     text = (
-        f"abele::group_norm_backward<{_workers(samples * groups, x.size)}>({samples}, {channels}, "
+        f"abele::group_norm_backward<{_passes(samples * groups, x)}>({samples}, {channels}, "
         f"{pixels}, {groups}, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}, {{6}}, threads)"
     )
     translator.add(Call(reads, [grad_x, sums], text))
