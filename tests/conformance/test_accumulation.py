@@ -68,13 +68,13 @@ def test_a_call_is_the_loop_written_out(name, reduction, iterations, accumulatio
     whole, micro = calls(model, config)
     module = model.fresh()
     session, _ = started(module, micro[0][0], rule_for(module), config)
-    found = run(session, whole, seed=3)
+    output = run(session, whole, seed=3)
     torch.manual_seed(3)
     outputs, params, buffers = written_out(module, config, micro)
-    assert_equal(found.params, params)
+    assert_equal(output.params, params)
     for replica in range(replicas):
         assert_equal(session.buffers[replica], buffers[replica])
-    assert_equal(joined(found.outputs), joined(outputs))
+    assert_equal(joined(output.outputs), joined(outputs))
 
 
 def joined(outputs):
@@ -152,7 +152,7 @@ class Twin:
 def test_a_process_with_one_gradient_per_update_gives_that(strategy, dtype):
     model = MODELS["batch norm and dropout"]
     batches = model.batches(CALLS, 2 * ROWS)
-    found = []
+    results = []
     for processes in (1, 2):
         module = model.fresh()
         rule = dataclasses.replace(rule_for(module), accumulator_dtype=dtype)
@@ -166,10 +166,12 @@ def test_a_process_with_one_gradient_per_update_gives_that(strategy, dtype):
         for batch in batches:
             session.step(batch)
             assert not any(total.any() for total in session.read_accumulators().values())
-        found.append(session)
+        results.append(session)
     exact = dtype is torch.float32
-    for name, value in found[0].params.items():
-        torch.testing.assert_close(found[1].params[name], value, rtol=0, atol=0 if exact else 2e-3)
+    for name, value in results[0].params.items():
+        torch.testing.assert_close(
+            results[1].params[name], value, rtol=0, atol=0 if exact else 2e-3
+        )
 
 
 def test_accumulators_are_empty_after_each_update():
@@ -185,7 +187,7 @@ def test_accumulators_are_empty_after_each_update():
 @pytest.mark.parametrize("mode", OutputMode)
 def test_each_output_mode_picks_from_all_outputs(mode):
     model = MODELS["dense"]
-    everything, found = (
+    everything, gradients = (
         _one_call(
             model,
             StepConfig(
@@ -198,7 +200,7 @@ def test_each_output_mode_picks_from_all_outputs(mode):
         )
         for chosen in (OutputMode.ALL, mode)
     )
-    for values, picked in zip(everything, found, strict=True):
+    for values, picked in zip(everything, gradients, strict=True):
         by_step = values.reshape(4, 2, 2, -1, *values.shape[1:])  # [D, GA, R, m, ...]
         expected = {
             OutputMode.ALL: by_step,

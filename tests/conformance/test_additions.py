@@ -23,9 +23,9 @@ class Scaled(torch.nn.Module):
 def test_a_product_that_is_added_keeps_its_factor(target):
     module, x = Scaled(), torch.randn(4, 4)
     session, _ = started(module, [x], target=target)
-    found = [value.cpu() for value in session.step([x.to(session.device)])]
+    output = [value.cpu() for value in session.step([x.to(session.device)])]
     with torch.no_grad():
-        torch.testing.assert_close(found, flat(module(x)), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(output, flat(module(x)), rtol=1e-5, atol=1e-5)
     assert len(captured(module, [x]).programs) == 1
 
 
@@ -39,5 +39,5 @@ def test_a_constant_learning_rate_counts(target, momentum):
         )
         for model, name in ((module, target), (again, "reference"))
     ]
-    found, expected = (run(session, DENSE.batches(3)) for session, _ in sessions)
-    assert_close_by_norm(found, expected, TOLERANCE)
+    batches, expected = (run(session, DENSE.batches(3)) for session, _ in sessions)
+    assert_close_by_norm(batches, expected, TOLERANCE)

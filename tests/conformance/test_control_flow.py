@@ -68,9 +68,9 @@ def test_computes_what_the_host_does(function):
     wrapped = inference(function)
     for scale, count in ((1.0, 2), (-1.0, 1)):
         inputs = X * scale, torch.tensor(count, dtype=torch.int32)
-        expected, found = function(*inputs), wrapped(*inputs)
-        assert len(expected) == len(found)
-        for one, other in zip(found, expected, strict=True):
+        expected, output = function(*inputs), wrapped(*inputs)
+        assert len(expected) == len(output)
+        for one, other in zip(output, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6, check_dtype=False)
 
 
@@ -95,11 +95,11 @@ def test_the_ctc_loss_trains_like_plain_pytorch():
     batch = torch.randn(2, 7, 5), torch.tensor([[1, 2, 2], [3, 4, 1]])
     lengths = torch.tensor([7, 6]), torch.tensor([3, 2])
     for _ in range(3):
-        found = wrapped(*batch, *lengths)
+        output = wrapped(*batch, *lengths)
         optimizer.zero_grad()
         expected = plain(*batch, *lengths)
         expected.backward()
         optimizer.step()
-        torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=0)
+        torch.testing.assert_close(output, expected.detach(), rtol=1e-5, atol=0)
     with torch.no_grad():
         torch.testing.assert_close(model.fc.weight, plain.fc.weight, rtol=1e-5, atol=1e-6)

@@ -158,8 +158,8 @@ def test_weight_gradients_of_a_large_image_keep_their_digits(own):
     x += 3
     _, _, *exact = exactly(case, x, weight, None, grad, 1.0)
     for which in (1, 2):
-        found = gradient(own, case, which, x, weight, grad, threads=2)
-        assert error(found, exact[which - 1]) < 2e-6
+        gradients = gradient(own, case, which, x, weight, grad, threads=2)
+        assert error(gradients, exact[which - 1]) < 2e-6
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -167,9 +167,9 @@ def test_what_is_not_finite_reaches_its_neighbours_and_nobody_else(own, bad):
     case = (1, 8, 8, 3, 9, 33)
     x, weight, bias, grad = tensors(case)
     x[0, 3, 4, 32] = bad
-    found = convolved(own, case, x, weight, bias).isfinite()
-    assert torch.equal(found, aten.conv2d(x, weight, bias, [1, 1], [1, 1]).isfinite())
-    assert found.logical_not().sum() == 8 * 3 * 2
+    result = convolved(own, case, x, weight, bias).isfinite()
+    assert torch.equal(result, aten.conv2d(x, weight, bias, [1, 1], [1, 1]).isfinite())
+    assert result.logical_not().sum() == 8 * 3 * 2
     of_weight = gradient(own, case, 1, x, weight, grad)
     assert of_weight[:, 2].isfinite().all()
     assert not of_weight[:, 3].isfinite().any()
@@ -265,9 +265,9 @@ def test_backward_gives_what_was_asked_for(own, capable, case, mask):
     forward = node(case)
     inputs = forward.graph.placeholder("grad"), *forward.args[:2]
     backward = forward.graph.call_function(aten.convolution_backward.default, (*inputs, *settings))
-    found = convolutions.own_convolution(backward, own)(grad, x, weight, *settings)
+    result = convolutions.own_convolution(backward, own)(grad, x, weight, *settings)
     doubles = (each.double() for each in (grad, x, weight))
-    for value, exact in zip(found, aten.convolution_backward(*doubles, *settings), strict=True):
+    for value, exact in zip(result, aten.convolution_backward(*doubles, *settings), strict=True):
         assert (value is None) == (exact is None)
         assert value is None or error(value, exact) < 2e-6
 

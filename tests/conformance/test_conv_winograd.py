@@ -117,8 +117,8 @@ def check(own, case):
     for slope, start in itertools.product((1.0, 0.01, 0.0), (bias, None)):
         y, *exact = exactly(case, x, weight, start, grad, slope)
         assert error(convolved(own, case, x, weight, start, slope=slope), y) < 5e-7
-    for found, value in zip(gradients(own, case, x, weight, grad), exact, strict=True):
-        assert error(found, value) < 5e-7
+    for result, value in zip(gradients(own, case, x, weight, grad), exact, strict=True):
+        assert error(result, value) < 5e-7
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -144,10 +144,10 @@ def test_only_the_gradients_that_are_wanted_are_written(own, wanted):
     case = CASES[0]
     x, weight, _, grad = tensors(case)
     all_of_them = gradients(own, case, x, weight, grad)
-    for found, value in zip(
+    for result, value in zip(
         gradients(own, case, x, weight, grad, wanted=wanted), all_of_them, strict=True
     ):
-        assert found is None or torch.equal(found, value)
+        assert result is None or torch.equal(result, value)
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_weight_gradients_of_large_images_keep_their_digits(own):
     x, weight, _, grad = tensors(case)
     x += 3
     _, _, *exact = exactly(case, x, weight, None, grad)
-    _, *found = gradients(own, case, x, weight, grad, threads=2)
-    for value, right in zip(found, exact, strict=True):
+    _, *result = gradients(own, case, x, weight, grad, threads=2)
+    for value, right in zip(result, exact, strict=True):
         assert error(value, right) < 2e-6
 
 
@@ -189,9 +189,9 @@ def test_what_is_not_finite_reaches_what_it_reaches_in_torch(own, bad):
     case = (2, 16, 16, 8, 8, 1)
     x, weight, bias, grad = tensors(case)
     x[0, 3, 4, 4] = bad
-    found = convolved(own, case, x, weight, bias).isfinite()
-    assert torch.equal(found, aten.conv2d(x, weight, bias, [1, 1], [1, 1]).isfinite())
-    assert found.logical_not().sum() == 16 * 3 * 3
+    result = convolved(own, case, x, weight, bias).isfinite()
+    assert torch.equal(result, aten.conv2d(x, weight, bias, [1, 1], [1, 1]).isfinite())
+    assert result.logical_not().sum() == 16 * 3 * 3
     _, of_weight, _ = gradients(own, case, x, weight, grad)
     assert not of_weight[:, 3].isfinite().any()
     assert of_weight[:, 4].isfinite().all()

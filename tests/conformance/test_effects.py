@@ -47,14 +47,14 @@ def expected(capsys):
 
 
 def test_every_target_does_what_the_reference_does(target, expected, capsys, tmp_path):
-    found, _ = trained(target, ExecutableCache(tmp_path))
-    assert_close_by_norm(found, expected[0], TOLERANCE)
+    output, _ = trained(target, ExecutableCache(tmp_path))
+    assert_close_by_norm(output, expected[0], TOLERANCE)
     printed = capsys.readouterr().err
     assert _lines(printed) == _lines(expected[1])
     if target.cacheable:
         loaded, origin = trained(target, ExecutableCache(tmp_path))
         assert origin == "hit"
-        assert_same_bits(loaded, found)
+        assert_same_bits(loaded, output)
         assert capsys.readouterr().err == printed
 
 

@@ -55,8 +55,8 @@ def test_weights_are_the_same_bits_from_pytorch_to_a_file_and_back(target, tmp_p
     assert_same(trained, evaluating.state_dict())  # training wrapper -> inference wrapper
     evaluating.save(tmp_path / "x")
     # -> file -> new process; on a compiled target one that has no compiler
-    found, state = elsewhere(tmp_path / "x", tmp_path / "result", CXX="/no/compiler")
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    actual, state = elsewhere(tmp_path / "x", tmp_path / "result", CXX="/no/compiler")
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
     # The file holds what the evaluation counted on its device; that of the new process stays there.
     assert (trained.pop("calls"), state["calls"]) == (1, 2)
     assert_same(trained, {name: value for name, value in state.items() if name != "calls"})
@@ -91,8 +91,8 @@ def test_code_that_does_not_fit_is_made_again_with_one_warning(here, exported, m
         described = cpu.TARGET.describe()
         monkeypatch.setattr(cpu.Cpu, "describe", lambda self: {**described, "isa": "vsx"})
     with pytest.warns(RecompiledWarning, match=r"target\.isa: .* there.* made again") as caught:
-        found = poptorch.load(file)
+        loaded = poptorch.load(file)
     assert len(caught) == 1
-    assert torch.equal(found.model.fc.weight, weight)
+    assert torch.equal(loaded.model.fc.weight, weight)
     for seed, loss in zip((5, 6), losses, strict=True):
-        torch.testing.assert_close(found(*rows(4, seed))[0], loss, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(loaded(*rows(4, seed))[0], loss, rtol=1e-5, atol=1e-5)

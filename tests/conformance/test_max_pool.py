@@ -54,16 +54,16 @@ def test_a_kernel_equals_torch_in_both_layouts(own, kind, layout, shape, threads
             assert torch.equal(indices, wanted_indices)
         if places is not None:
             grad = torch.randn_like(y)
-            found = on_tensors.max_pool_backward(own, grad, x.shape, places, **settings)
+            tensors = on_tensors.max_pool_backward(own, grad, x.shape, places, **settings)
             exact = aten.max_pool2d_with_indices_backward(grad, x, *SETTINGS, wanted_indices)
-            assert torch.equal(found, exact)
+            assert torch.equal(tensors, exact)
 
 
 def test_an_image_without_a_window_has_no_gradient(own):
     places = torch.empty(2, 3, 0, 4, dtype=torch.uint8)
     shape = torch.Size((2, 3, 1, 8))
-    found = on_tensors.max_pool_backward(own, torch.empty(2, 3, 0, 4), shape, places)
-    assert torch.equal(found, torch.zeros(shape))
+    tensors = on_tensors.max_pool_backward(own, torch.empty(2, 3, 0, 4), shape, places)
+    assert torch.equal(tensors, torch.zeros(shape))
 
 
 def test_places_and_indices_at_once_have_no_code(own):

@@ -73,8 +73,8 @@ def test_trains_like_plain_pytorch(make, monkeypatch):
         expected = plain(x, y)
         expected.backward()
         optimizer.step()
-        found = wrapped(x, y)
-    torch.testing.assert_close(found, expected.detach(), rtol=0, atol=0)
+        output = wrapped(x, y)
+    torch.testing.assert_close(output, expected.detach(), rtol=0, atol=0)
 
 
 class Masked(nn.Module):
@@ -107,8 +107,8 @@ def test_transformers_take_masks(kind, monkeypatch):
         expected = plain(x, y)
         expected.backward()
         optimizer.step()
-        found = wrapped(x, y)
-    torch.testing.assert_close(found, expected.detach(), rtol=1e-6, atol=0)
+        output = wrapped(x, y)
+    torch.testing.assert_close(output, expected.detach(), rtol=1e-6, atol=0)
 
 
 def test_results_do_not_share_memory(monkeypatch):

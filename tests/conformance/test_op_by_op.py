@@ -41,7 +41,7 @@ def test_a_step_is_no_less_exact_than_eager():
     model, batches = planes(), events(1, 32)
     session, record = started(model, batches[0], adam(model), target="cpu")
     assert names(record) == {"step": "op_by_op"}
-    found = run(session, batches)
+    result = run(session, batches)
 
     def eager(kind):
         other = copy.deepcopy(model).to(kind)
@@ -49,7 +49,7 @@ def test_a_step_is_no_less_exact_than_eager():
         return run_eagerly(other, torch.optim.Adam(other.parameters(), lr=0.001), data)
 
     plain, exact = eager(torch.float32).tensors(), eager(torch.float64).tensors()
-    for name, value in found.tensors().items():
+    for name, value in result.tensors().items():
         if name.removeprefix("parameter ") not in WITHOUT_GRADIENT and value.is_floating_point():
             own, others = ((each - exact[name]).norm() for each in (value, plain[name]))
             assert own <= 4 * others + 1e-6 * exact[name].norm(), name
@@ -57,10 +57,10 @@ def test_a_step_is_no_less_exact_than_eager():
 
 def test_ten_losses_are_those_of_plain_torch():
     model, batches = planes(), events(10)
-    found = run(started(model, batches[0], adam(model), target="cpu")[0], batches)
+    result = run(started(model, batches[0], adam(model), target="cpu")[0], batches)
     eager = copy.deepcopy(model)
     plain = run_eagerly(eager, torch.optim.Adam(eager.parameters(), lr=0.001), batches)
-    for step, (own, others) in enumerate(zip(found.outputs, plain.outputs, strict=True)):
+    for step, (own, others) in enumerate(zip(result.outputs, plain.outputs, strict=True)):
         assert own[-1].item() == pytest.approx(others[-1].item(), abs=1e-4), step
 
 
@@ -92,22 +92,22 @@ def test_a_lowering_that_shrinks_what_is_counted_does_not_change_the_choice(tmp_
 def test_other_optimizers_and_relu_train_too(momentum):
     model, batches = planes(slope=0.0), events(2)
     rule = rule_for(model, "sgd", momentum=momentum or 0.0)
-    found = run(started(model, batches[0], rule, target="cpu")[0], batches)
+    result = run(started(model, batches[0], rule, target="cpu")[0], batches)
     plain = run(started(model, batches[0], rule)[0], batches)
-    assert_close_by_norm(found, plain, 3e-4, without=WITHOUT_GRADIENT)
+    assert_close_by_norm(result, plain, 3e-4, without=WITHOUT_GRADIENT)
 
 
 def test_inference_with_trained_norms():
     model, batches = planes().eval(), events(2)
     session, record = started(model, batches[0], target="cpu")
     assert names(record) == {"forward": "op_by_op"}
-    found, plain = run(session, batches), run(started(model, batches[0])[0], batches)
-    for own, others in zip(found.outputs, plain.outputs, strict=True):
+    result, plain = run(session, batches), run(started(model, batches[0])[0], batches)
+    for own, others in zip(result.outputs, plain.outputs, strict=True):
         for value, wanted in zip(own, others, strict=True):
             torch.testing.assert_close(value, wanted, rtol=1e-5, atol=1e-5)
             assert value.is_contiguous()
     session.write_params({name: value * 0.5 for name, value in session.params.items()})
-    assert not torch.equal(session.step(batches[0])[0], found.outputs[0][0])
+    assert not torch.equal(session.step(batches[0])[0], result.outputs[0][0])
 
 
 def test_memory_is_kept_while_a_program_runs_and_not_after(monkeypatch):
@@ -158,7 +158,7 @@ def test_convolutions_with_many_channels_train_as_in_plain_torch(monkeypatch):
     session, record = started(model, batches[0], rule_for(model, "sgd"), target="cpu")
     if "our kernels" not in record.lowerings["step"].reason:
         pytest.skip("this processor has no wide registers")
-    found = run(session, batches)
+    result = run(session, batches)
     eager = copy.deepcopy(model)
     plain = run_eagerly(eager, torch.optim.SGD(eager.parameters(), lr=0.05, momentum=0.9), batches)
-    assert_close_by_norm(found, plain, 1e-5)
+    assert_close_by_norm(result, plain, 1e-5)

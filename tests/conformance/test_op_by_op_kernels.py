@@ -49,8 +49,8 @@ def exactly(x, weight, bias, mean, var, slope, grad):
 def ours(own, x, weight, bias, mean, var, slope, grad, overwrite=False):
     forward = calls.norm_activation(own, overwrite=overwrite)
     backward = calls.norm_activation_backward(own, overwrite=overwrite)
-    found = forward(x.clone(), weight, bias, mean, var, MOMENTUM, EPS, slope)
-    y, kept, statistics, new_mean, new_var = found
+    output = forward(x.clone(), weight, bias, mean, var, MOMENTUM, EPS, slope)
+    y, kept, statistics, new_mean, new_var = output
     y = y.clone()
     grads = backward(grad.clone(), kept, weight, bias, statistics, slope)
     return [y, new_mean, new_var, *grads]
@@ -67,8 +67,8 @@ def test_a_layer_is_exact_to_a_millionth(own, shape, slope):
     grad = grad.contiguous(memory_format=torch.channels_last)
     exact = exactly(*values, slope, grad)
     for overwrite in (False, True):
-        found = ours(own, *values, slope, grad, overwrite)
-        for value, wanted in zip(found, exact, strict=True):
+        result = ours(own, *values, slope, grad, overwrite)
+        for value, wanted in zip(result, exact, strict=True):
             assert error(value, wanted) < 2e-6
 
 
@@ -89,8 +89,8 @@ def test_a_large_mean_does_not_swallow_the_variance(own):
     grad = torch.randn_like(x)
     # No activation: at its kink the last bit of float32 decides on a whole gradient.
     exact = exactly(x, weight, bias, mean, var, 1.0, grad)
-    found = ours(own, x, weight, bias, mean, var, 1.0, grad)
-    for value, wanted in zip(found, exact, strict=True):
+    result = ours(own, x, weight, bias, mean, var, 1.0, grad)
+    for value, wanted in zip(result, exact, strict=True):
         assert error(value, wanted) < 3e-4  # a mean of 1e4 is known to 5e-4
 
 
@@ -209,12 +209,12 @@ def test_adam_is_the_rule(own, decay):
     steps = [torch.tensor(float(k), dtype=torch.float64) for k in (0, 3, 100)]
     settings = torch.tensor([1e-3, 0.9, 0.999, 1e-8, decay], dtype=torch.float64).unbind()
     expected = adam.update(*columns, steps, *settings)
-    found = calls.adam(own, overwrite=False)(*columns, steps, *settings)
-    for value, wanted in zip(found, expected, strict=True):
+    actual = calls.adam(own, overwrite=False)(*columns, steps, *settings)
+    for value, wanted in zip(actual, expected, strict=True):
         torch.testing.assert_close(value, wanted, rtol=1e-6, atol=1e-7)
     assert [step.item() for step in steps] == [0, 3, 100]
     calls.adam(own, overwrite=True)(*columns, steps, *settings)
-    assert torch.equal(columns[0][1], found[1])
+    assert torch.equal(columns[0][1], actual[1])
 
 
 def test_a_library_that_is_none_is_refused():

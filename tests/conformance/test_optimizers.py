@@ -116,9 +116,9 @@ def trained_eagerly(optimizer_of, **parameters):
 
 @pytest.mark.parametrize(("kind", "values", "optimizer"), ALIKE.values(), ids=ALIKE)
 def test_a_rule_is_torch_optim_bit_by_bit(kind, values, optimizer):
-    found = trained(lambda module: rule_for(module, kind, **values))
+    output = trained(lambda module: rule_for(module, kind, **values))
     settings = for_torch(optimizer, DEFAULTS[kind] | values)
-    assert_same_bits(found, trained_eagerly(lambda params: optimizer(params, **settings)))
+    assert_same_bits(output, trained_eagerly(lambda params: optimizer(params, **settings)))
 
 
 def test_groups_have_values_of_their_own():
@@ -158,10 +158,10 @@ class ClippingSGD(torch.optim.SGD):
 
 
 def test_clipping_is_clip_grad_norm():
-    found = trained(lambda module: rule_for(module, settings={"max_grad_norm": 0.1}))
+    output = trained(lambda module: rule_for(module, settings={"max_grad_norm": 0.1}))
     plain = trained(rule_for)
-    assert_same_bits(found, trained_eagerly(lambda p: ClippingSGD(p, lr=0.05, momentum=0.9)))
-    assert not torch.equal(found.params["fc1.weight"], plain.params["fc1.weight"])
+    assert_same_bits(output, trained_eagerly(lambda p: ClippingSGD(p, lr=0.05, momentum=0.9)))
+    assert not torch.equal(output.params["fc1.weight"], plain.params["fc1.weight"])
 
 
 @pytest.mark.parametrize("variable", [False, True], ids=["constant", "variable"])
@@ -238,9 +238,9 @@ WRITTEN_OUT = {
 
 @pytest.mark.parametrize(("kind", "values", "update"), WRITTEN_OUT.values(), ids=WRITTEN_OUT)
 def test_a_rule_is_its_formula(kind, values, update):
-    found = trained(lambda module: rule_for(module, kind, **values))
+    output = trained(lambda module: rule_for(module, kind, **values))
     expected = by_formula(update)
-    for name, value in found.params.items():
+    for name, value in output.params.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-7)
 
 

@@ -59,14 +59,14 @@ def outcome(source, *, training):
         session, _ = started(module, batches[0], rule_for(module) if training else None)
     except CaptureError:
         return "refused"
-    found = run(session, batches)
+    actual = run(session, batches)
     if expected is not None:
-        assert_same_bits(found, expected)
+        assert_same_bits(actual, expected)
     else:
-        for left, right in zip(found.outputs, outputs, strict=True):
+        for left, right in zip(actual.outputs, outputs, strict=True):
             torch.testing.assert_close(left, right, rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close(
-            found.buffers["total"], plain.total, rtol=0, atol=0, equal_nan=True
+            actual.buffers["total"], plain.total, rtol=0, atol=0, equal_nan=True
         )
     for now, unchanged, changed in zip(module.plain_tensors(), before, after, strict=True):
         left = torch.equal(now, unchanged) or torch.allclose(now, changed, 0, 0, equal_nan=True)
@@ -81,5 +81,5 @@ def test_random_programs_agree_with_plain_pytorch(seed, length, training):
 
 
 def test_most_random_programs_mean_something():
-    found = [outcome(program(seed, 12), training=bool(seed % 2)) for seed in range(12)]
-    assert found.count("same") >= 4, found
+    result = [outcome(program(seed, 12), training=bool(seed % 2)) for seed in range(12)]
+    assert result.count("same") >= 4, result

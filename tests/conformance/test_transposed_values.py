@@ -86,12 +86,12 @@ def arguments(function):
 @pytest.mark.parametrize("function", _LIKE, ids=str)
 def test_results_are_laid_out_as_kernels_do_it(function):
     given = arguments(function)
-    found = function(*given)
+    output = function(*given)
     with _torch.static_fakes() as mode:
         fakes = [mode.from_tensor(v) if isinstance(v, torch.Tensor) else v for v in given]
         expected = actual(function, fakes, function(*fakes))
     count = len(_LIKE[function])
-    for left, right in list(zip(as_list(found), as_list(expected), strict=True))[:count]:
+    for left, right in list(zip(as_list(output), as_list(expected), strict=True))[:count]:
         assert left.stride() == right.stride()
 
 

@@ -47,23 +47,23 @@ def devices(tmp_path_factory):
     """One backend of each device, trained for ten steps; tracing them once is enough."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ABELE_TARGET", "reference")
-        found = {m: made(m, tmp_path_factory.mktemp(m)) for m in ("CPU", "IPU", "RDU")}
-        losses = {mode: trained(backend) for mode, backend in found.items()}
-    yield found, losses
-    for backend in found.values():
+        results = {m: made(m, tmp_path_factory.mktemp(m)) for m in ("CPU", "IPU", "RDU")}
+        losses = {mode: trained(backend) for mode, backend in results.items()}
+    yield results, losses
+    for backend in results.values():
         backend.close()
 
 
 @pytest.mark.parametrize("mode", ["IPU", "RDU"])
 def test_the_same_losses_weights_and_scores_in_all_modes(devices, mode):
-    found, losses = devices
+    actual, losses = devices
     assert losses[mode] == pytest.approx(losses["CPU"], abs=1e-5)
-    plain, device = found["CPU"].state_dict(), found[mode].state_dict()
+    plain, device = actual["CPU"].state_dict(), actual[mode].state_dict()
     assert list(device["state_dict"]) == list(plain["state_dict"])
     for name, value in plain["state_dict"].items():
         torch.testing.assert_close(device["state_dict"][name], value, atol=1e-4, rtol=1e-3)
     batch = batch_of(2, seed=99)
-    expected, result = (found[m].evaluate_step(batch) for m in ("CPU", mode))
+    expected, result = (actual[m].evaluate_step(batch) for m in ("CPU", mode))
     torch.testing.assert_close(result.loss, expected.loss, atol=1e-3, rtol=1e-3)
     torch.testing.assert_close(result.logits, expected.logits, atol=1e-3, rtol=1e-2)
 

@@ -98,13 +98,13 @@ def test_a_damaged_table_of_contents_is_noticed(tmp_path, field):
 
 def test_values_that_were_not_written_are_noticed_and_old_files_still_read(tmp_path):
     path = Checkpoints(tmp_path).save(1, content())
-    found = torch.load(path, weights_only=True)
-    found["state_dict"]["weight"][7] += 1
-    torch.save(found, path)
+    loaded = torch.load(path, weights_only=True)
+    loaded["state_dict"]["weight"][7] += 1
+    torch.save(loaded, path)
     with pytest.raises(CheckpointError, match=r"\['state_dict'\]\['weight'\] is not what was wri"):
         load(path)
-    del found["digests"]
-    torch.save(found, path)
+    del loaded["digests"]
+    torch.save(loaded, path)
     assert load(path)["state_dict"]["weight"][7] == 8
 
 

@@ -80,9 +80,9 @@ def test_presets_by_name(run, tmp_path):
         "run.iterations=1", "network=polaris", "network.blocks_per_layer=0",
     )  # fmt: skip
     assert status == 0
-    found = record(out)["config"]
-    assert found["network"]["name"] == "polaris"
-    assert found["data"]["name"] == "real"
+    result = record(out)["config"]
+    assert result["network"]["name"] == "polaris"
+    assert result["data"]["name"] == "real"
 
 
 def test_environment_variables(run, monkeypatch):
@@ -102,8 +102,8 @@ def test_several_runs_at_once(run, tmp_path):
     status, _ = run("--multirun", "mode=iotest", "run.iterations=1,2",
                     "output_dir=${run.id}-${run.iterations}")  # fmt: skip
     assert status == 0
-    found = {path.name for path in tmp_path.iterdir()}
-    assert found == {"x-1", "x-2", "output"}  # Hydra keeps the list of runs in output/
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"x-1", "x-2", "output"}  # Hydra keeps the list of runs in output/
 
 
 def test_compile_is_for_rdu_mode(capsys):

@@ -63,8 +63,8 @@ def test_the_sample_downsampled_has_the_specified_pixels():
 def test_the_sample_downsampled_is_exact(downsample):
     with EventFile(SAMPLE) as file:
         planes = [Plane(p.ids[:4000], p.values[:4000]) for p in file.sparse(IMAGE, 1)]
-        found = densify(planes, file.image_size, downsample)
-        np.testing.assert_array_equal(found, slowly(planes, file.image_size, 1 << downsample))
+        result = densify(planes, file.image_size, downsample)
+        np.testing.assert_array_equal(result, slowly(planes, file.image_size, 1 << downsample))
 
 
 @pytest.mark.parametrize("downsample", [0, 1, 2, 4])

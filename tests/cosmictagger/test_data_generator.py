@@ -46,11 +46,11 @@ def test_an_event_does_not_depend_on_those_before(tmp_path):
         for number in (2, 0):
             event = generator.simulate(number, 5, SMALL)
             for producer in (IMAGE, LABEL):
-                for found, made in zip(
+                for result, made in zip(
                     file.sparse(producer, number), event.planes[producer], strict=True
                 ):
-                    np.testing.assert_array_equal(found.ids, made.ids)
-                    np.testing.assert_array_equal(found.values, made.values)
+                    np.testing.assert_array_equal(result.ids, made.ids)
+                    np.testing.assert_array_equal(result.values, made.values)
             assert (file.particles(number) == event.particles).all()
 
 
@@ -195,13 +195,13 @@ def test_tracks_are_as_long_as_their_range_and_lose_their_energy():
     rng = np.random.default_rng(1)
     start, heading = np.zeros(3), np.array([0.0, 0.0, 1.0])
     kinetic = 300.0
-    found = track(rng, start, heading, kinetic, physics.MASSES[13], 0, 1e4)
-    assert found.stopped
+    result = track(rng, start, heading, kinetic, physics.MASSES[13], 0, 1e4)
+    assert result.stopped
     length = physics.range_of(kinetic, physics.MASSES[13])
-    assert 0.8 * length < found.end[2] <= length
-    freed = found.deposits.amount.sum() + found.deltas.energy.sum()
+    assert 0.8 * length < result.end[2] <= length
+    freed = result.deposits.amount.sum() + result.deltas.energy.sum()
     assert 0.5 * kinetic < freed < 0.95 * kinetic
-    ends = found.deposits.amount[-10:].mean(), found.deposits.amount[:100].mean()
+    ends = result.deposits.amount[-10:].mean(), result.deposits.amount[:100].mean()
     assert ends[0] > 2 * ends[1]
 
 
@@ -221,11 +221,11 @@ def test_showers_keep_the_energy_and_grow_with_its_logarithm():
         start = physics.Flying(
             np.zeros((20, 3)), np.tile([0.0, 0.0, 1.0], (20, 1)), np.full(20, energy), np.arange(20)
         )
-        found = cascade(rng, start, physics.Flying.joined([]), inside)
-        per_shower = np.bincount(found.origin, found.amount, 20)
+        result = cascade(rng, start, physics.Flying.joined([]), inside)
+        per_shower = np.bincount(result.origin, result.amount, 20)
         recombined = float(physics.charge(np.ones(1), physics.ELECTRON_LOSS)[0])
         assert per_shower.mean() / recombined == pytest.approx(energy, rel=0.06)
-        depths.append(np.average(found.position[:, 2], weights=found.amount))
+        depths.append(np.average(result.position[:, 2], weights=result.amount))
     # Each factor of e adds about one radiation length, here 2.3 of them.
     assert 15 < depths[1] - depths[0] < 50
 

@@ -293,7 +293,7 @@ def test_nothing_is_left_when_writing_fails(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         write_events(tmp_path / "f.h5", events(), SIZE)
-    assert [found.name for found in tmp_path.iterdir()] == ["f.h5"]
+    assert [result.name for result in tmp_path.iterdir()] == ["f.h5"]
     assert (tmp_path / "f.h5").read_text() == "precious"
 
 

@@ -105,13 +105,13 @@ def test_the_order_of_a_seed_never_changes():
 
 def test_across_epochs_all_batches_are_full_and_every_event_comes_once(path):
     with EventLoader(path, batch_size=3, shuffle=True, across_epochs=True) as loader:
-        lengths, found = [], []
+        lengths, results = [], []
         for _ in range(3):
             lengths.append(len(loader))
-            found += entries(loader)
+            results += entries(loader)
     assert lengths == [3, 2, 2]
-    assert all(len(batch) == 3 for batch in found)
-    stream = joined(found)
+    assert all(len(batch) == 3 for batch in results)
+    stream = joined(results)
     assert [sorted(stream[k : k + 7]) for k in (0, 7, 14)] == [list(range(7))] * 3
 
 
@@ -129,12 +129,12 @@ def test_instances_share_the_batches_of_one(path, across, instances, batch_size)
 
 
 def test_instances_in_inference_get_every_event_once(path):
-    found = []
+    batches = []
     for index in range(2):
         with EventLoader(path, batch_size=2, shard=(index, 2)) as loader:
-            found += joined(entries(loader))
+            batches += joined(entries(loader))
             assert len(loader) == 2
-    assert sorted(found) == list(range(7))
+    assert sorted(batches) == list(range(7))
     with EventLoader(path, batch_size=2, shard=(3, 4)) as loader:
         assert entries(loader) == [[6]]
     with EventLoader(path, batch_size=2, shard=(4, 5)) as loader:
@@ -197,12 +197,12 @@ def test_with_other_batch_sizes_each_event_still_comes_once_per_epoch(path, size
 
 
 def test_instances_get_as_many_batches_where_they_are_told_to(path):
-    found = []
+    batches = []
     for index in range(3):
         with EventLoader(path, batch_size=2, shard=(index, 3), equal=True) as loader:
-            found.append([batch.entries for batch in loader])
+            batches.append([batch.entries for batch in loader])
             assert loader.load([]).image.shape == (0, 3, *loader.image_size)
-    assert found == [[[0, 1], [6]], [[2, 3], []], [[4, 5], []]]
+    assert batches == [[[0, 1], [6]], [[2, 3], []], [[4, 5], []]]
 
 
 def test_a_stored_position_of_other_data_is_refused(path):
@@ -265,14 +265,14 @@ def test_an_error_in_the_background_comes_at_its_batch(path, prefetch):
     with EventFile(path) as file:
         row = int(file._tables[IMAGE].first[4, 1])
     change(path, "Data/sparse2d_sbndwire_group/voxels", row, "value", np.nan)
-    found = []
+    batches = []
     with (
         EventLoader(path, batch_size=2, prefetch=prefetch) as loader,
         pytest.raises(DataError, match=r"events\.h5: event 4, plane 1 of 'sbndwire' .* nan"),
     ):
         # extend keeps what came before the error.
-        found.extend(batch.entries for batch in loader)
-    assert found == [[0, 1], [2, 3]]
+        batches.extend(batch.entries for batch in loader)
+    assert batches == [[0, 1], [2, 3]]
     assert loader.position == 2
     assert not loader_threads()
 

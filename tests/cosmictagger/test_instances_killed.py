@@ -43,13 +43,13 @@ def start(server, events: Path, folder: Path, mode: str, restarts: int) -> launc
 
 def instances(run: launching.Run, attempt: int) -> list[int]:
     """The processes of an attempt, without what poprun starts them with."""
-    needle, found = f"TORCHELASTIC_RESTART_COUNT={attempt}\0".encode(), []
+    needle, result = f"TORCHELASTIC_RESTART_COUNT={attempt}\0".encode(), []
     for pid, command in run.processes().items():
         with contextlib.suppress(OSError):
             theirs = needle in Path(f"/proc/{pid}/environ").read_bytes()
             if theirs and command.split()[1:2] == [cli.__file__]:
-                found.append(pid)
-    return found
+                result.append(pid)
+    return result
 
 
 def steps(run: launching.Run) -> list[str]:

@@ -103,10 +103,10 @@ def test_training_goes_on_with_any_number_of_instances(share, run, mode):
         ended, folder = share(count, *several, name="shared")
         assert [one.status for one in ended] == [0] * count, ended[0].err
     assert run(*settings, name="shared")[0] == 0
-    found = content(folder)
-    assert found["global_step"] == 6
-    assert found["images"] == (36 if mode == "CPU" else 2 * 2 + 2 * 3 + 2 * 1)
-    loader = found["loader"]
+    result = content(folder)
+    assert result["global_step"] == 6
+    assert result["images"] == (36 if mode == "CPU" else 2 * 2 + 2 * 3 + 2 * 1)
+    loader = result["loader"]
     assert loader["origin"] == (0 if mode == "CPU" else 10)
     rates = [float(value) for value in column(folder, "learning_rate")]
     assert rates == sorted(rates)  # up to the plateau after the first epoch

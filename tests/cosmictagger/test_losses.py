@@ -34,8 +34,8 @@ def test_the_published_losses_and_gradients(scheme):
     wanted, norms = PUBLISHED[scheme]
     assert loss == pytest.approx(wanted, rel=1e-6)
     # The original's norms were added up in float32, which is the error of up to 3e-4 in them.
-    found = [torch.from_numpy(plane).norm().item() for plane in gradients]
-    assert found == pytest.approx(norms, rel=5e-4)
+    results = [torch.from_numpy(plane).norm().item() for plane in gradients]
+    assert results == pytest.approx(norms, rel=5e-4)
     _, exact = reference.loss(scheme, reference.published_logits(), reference.labels())
     for plane, expected in zip(gradients, exact, strict=True):
         difference = np.linalg.norm(plane - expected)
@@ -55,8 +55,8 @@ def test_losses_of_a_network_on_real_events(scheme):
     )
     assert wanted == pytest.approx(GOLDEN[scheme], rel=1e-5)  # rounding inside the network
     assert loss == pytest.approx(wanted, rel=1e-6)
-    for found, expected in zip(gradients, wanted_gradients, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6 * np.abs(expected).max())
+    for actual, expected in zip(gradients, wanted_gradients, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=2e-5, atol=1e-6 * np.abs(expected).max())
 
 
 def small(classes=(0, 1, 2), dtype=torch.float32):

@@ -44,21 +44,21 @@ GOLDEN = {
 def test_the_published_metrics():
     logits = list(torch.from_numpy(reference.published_logits()))
     label = torch.from_numpy(reference.labels())
-    found = metrics.compute(logits, label)
-    assert list(found.values()) == pytest.approx(np.ravel(PUBLISHED).tolist(), abs=6e-7)
+    output = metrics.compute(logits, label)
+    assert list(output.values()) == pytest.approx(np.ravel(PUBLISHED).tolist(), abs=6e-7)
     predicted = metrics.predictions(logits)
-    assert metrics.compute(predicted, label) == found
+    assert metrics.compute(predicted, label) == output
     wanted = reference.metrics(predicted.numpy(), label.numpy())
-    assert {key: found[key] for key in wanted} == pytest.approx(wanted, rel=1e-12)
+    assert {key: output[key] for key in wanted} == pytest.approx(wanted, rel=1e-12)
 
 
 @reference.needs_sample
 def test_metrics_of_a_network_on_real_events():
     logits = list(torch.from_numpy(reference.network_logits()))
-    found = metrics.compute(logits, torch.from_numpy(reference.labels()))
-    assert {key: found[key] for key in GOLDEN} == pytest.approx(GOLDEN, abs=2e-5)
+    classes = metrics.compute(logits, torch.from_numpy(reference.labels()))
+    assert {key: classes[key] for key in GOLDEN} == pytest.approx(GOLDEN, abs=2e-5)
     wanted = reference.metrics(metrics.predictions(logits).numpy(), reference.labels())
-    assert {key: found[key] for key in wanted} == pytest.approx(wanted, rel=1e-12)
+    assert {key: classes[key] for key in wanted} == pytest.approx(wanted, rel=1e-12)
 
 
 def test_keys_are_in_the_order_of_the_original():
@@ -86,11 +86,11 @@ def random_labels(images, classes, seed):
 def test_every_image_is_counted_by_itself(predicted, true):
     predicted, true = random_labels(4, predicted, 1), random_labels(4, true, 2)
     true[1] = 0  # an image without labelled pixels
-    found = metrics.compute(predicted, true)
+    output = metrics.compute(predicted, true)
     wanted = reference.metrics(predicted.numpy(), true.numpy())
-    assert {key: found[key] for key in wanted} == pytest.approx(wanted, nan_ok=True)
+    assert {key: output[key] for key in wanted} == pytest.approx(wanted, nan_ok=True)
     rows = metrics.per_event(predicted, true)
-    assert metrics.average(rows)["plane1/mIoU"] == pytest.approx(found["plane1/mIoU"])
+    assert metrics.average(rows)["plane1/mIoU"] == pytest.approx(output["plane1/mIoU"])
     for image, row in enumerate(rows):
         alone = metrics.compute(predicted[image : image + 1], true[image : image + 1])
         assert row == pytest.approx(alone, nan_ok=True)
@@ -112,9 +112,9 @@ def test_an_image_without_labels_spoils_no_average():
 def test_a_plane_without_labels_spoils_no_average():
     true = torch.zeros(1, 3, 2, 2, dtype=torch.int64)
     true[0, 0] = 2
-    found = metrics.compute(true, true)
-    assert math.isnan(found["plane1/Non_Bkg_Accuracy"])
-    assert found["Average/Non_Bkg_Accuracy"] == 1.0
+    output = metrics.compute(true, true)
+    assert math.isnan(output["plane1/Non_Bkg_Accuracy"])
+    assert output["Average/Non_Bkg_Accuracy"] == 1.0
 
 
 def test_what_no_row_has_is_no_number():
@@ -164,10 +164,10 @@ def test_the_neutrino_of_an_event():
 def test_the_neutrinos_of_the_real_events():
     data = pytest.importorskip("cosmictagger.data.larcv")
     with data.EventFile(reference.SAMPLE) as file:
-        found = [neutrino_of(file.particles(number)) for number in range(len(file))]
-    assert [neutrino is not None for neutrino in found] == [True] * 5
-    assert found[3] == Neutrino(pytest.approx(1.5036592), "nu_mu", "CC")
-    assert found[4] == Neutrino(pytest.approx(0.4947952), "nu_mu", "CC")
+        results = [neutrino_of(file.particles(number)) for number in range(len(file))]
+    assert [neutrino is not None for neutrino in results] == [True] * 5
+    assert results[3] == Neutrino(pytest.approx(1.5036592), "nu_mu", "CC")
+    assert results[4] == Neutrino(pytest.approx(0.4947952), "nu_mu", "CC")
 
 
 def test_bins_of_energy_have_their_lower_edge():

@@ -71,8 +71,8 @@ def test_training_as_one_program_equals_plain_training(scheme):
         loss = Loss(scheme)(plain(image), label)
         loss.backward()
         optimizer.step()
-        *logits, found = wrapped(image, label)
-        assert found.item() == pytest.approx(loss.item(), rel=1e-5)
+        *logits, output = wrapped(image, label)
+        assert output.item() == pytest.approx(loss.item(), rel=1e-5)
         assert [plane.shape for plane in logits] == [(2, 3, *SIZE)] * 3
 
 
@@ -87,8 +87,8 @@ def test_inference_as_one_program_equals_plain_inference(name):
     network = tiny(name).eval()
     with torch.no_grad():
         wanted = network(image)
-    for found, plane in zip(poptorch.inferenceModel(network)(image), wanted, strict=True):
-        torch.testing.assert_close(found, plane)
+    for result, plane in zip(poptorch.inferenceModel(network)(image), wanted, strict=True):
+        torch.testing.assert_close(result, plane)
 
 
 @pytest.mark.parametrize(("make", "scheme"), CASES, ids=IDS)
@@ -97,8 +97,8 @@ def test_torch_compile_needs_no_break(make, scheme):
     image, label = batch()
     wanted = module(image, label)
     compiled = torch.compile(module, backend="eager", fullgraph=True)
-    for found, value in zip(compiled(image, label), wanted, strict=True):
-        torch.testing.assert_close(found, value)
+    for result, value in zip(compiled(image, label), wanted, strict=True):
+        torch.testing.assert_close(result, value)
 
 
 @pytest.mark.parametrize(

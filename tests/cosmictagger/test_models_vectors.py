@@ -147,5 +147,5 @@ def _compare(logits, wanted, pixel, relative, pixel_relative):
         assert plane.mean().item() == pytest.approx(mean, rel=relative)
         assert plane.std().item() == pytest.approx(deviation, rel=relative)
     scale = max(map(abs, pixel))
-    found = logits[2][0, :, 100, 200].tolist()
-    assert found == pytest.approx(pixel, abs=pixel_relative * scale + 2e-5)
+    result = logits[2][0, :, 100, 200].tolist()
+    assert result == pytest.approx(pixel, abs=pixel_relative * scale + 2e-5)

@@ -76,10 +76,10 @@ def losses(folder: Path) -> list[float]:
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "CPU"])
 @pytest.mark.parametrize("source", SOURCES)
 def test_losses_are_those_of_cpu_mode(undisturbed, source, mode):
-    expected, found = losses(undisturbed(source, "CPU")), losses(undisturbed(source, mode))
+    expected, values = losses(undisturbed(source, "CPU")), losses(undisturbed(source, mode))
     assert len(expected) == STEPS
     assert len(set(expected)) == STEPS
-    assert found == pytest.approx(expected, abs=1e-4)
+    assert values == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("mode", MODES)

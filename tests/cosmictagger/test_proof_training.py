@@ -62,11 +62,11 @@ def test_it_reaches_what_was_asked_for(record):
 
 
 def test_it_finds_neutrinos_in_events_it_has_not_seen(record):
-    found, untrained = record["held_out"], record["untrained"]
-    assert found["events"] == untrained["events"] >= 40
+    output, untrained = record["held_out"], record["untrained"]
+    assert output["events"] == untrained["events"] >= 40
     assert untrained["mIoU"] < 0.05
-    assert found["mIoU"] == pytest.approx(
-        (found["Cosmic_IoU"] + found["Neutrino_IoU"]) / 2, abs=1e-3
+    assert output["mIoU"] == pytest.approx(
+        (output["Cosmic_IoU"] + output["Neutrino_IoU"]) / 2, abs=1e-3
     )
 
 
@@ -77,9 +77,9 @@ def test_the_curve_is_that_of_all_steps(record):
     for curve in (train, test):
         assert len({len(values) for values in curve.values()}) == 1
         # Not the loss: focal weights turn to what is still hard, and its mean falls little.
-        found = curve["Average/mIoU"]
-        tenth = len(found) // 10
-        assert statistics.mean(found[-tenth:]) > 2 * statistics.mean(found[:tenth])
+        result = curve["Average/mIoU"]
+        tenth = len(result) // 10
+        assert statistics.mean(result[-tenth:]) > 2 * statistics.mean(result[:tenth])
     last = statistics.mean(test["Average/mIoU"][-5:])
     assert last == pytest.approx(record["held_out"]["mIoU"], abs=0.15)
 

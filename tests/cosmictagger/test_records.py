@@ -65,8 +65,8 @@ def test_the_record_is_whole_at_any_time(tmp_path):
     assert json.loads((tmp_path / "run.json").read_text())["ended"] is None
     record.update({"weights_hash": "abc"})
     record.end("finished")
-    found = json.loads((tmp_path / "run.json").read_text())
-    assert (found["id"], found["weights_hash"], found["ended"]) == ("x", "abc", "finished")
+    text = json.loads((tmp_path / "run.json").read_text())
+    assert (text["id"], text["weights_hash"], text["ended"]) == ("x", "abc", "finished")
 
 
 def test_profile_files_need_no_pickle(tmp_path):
@@ -125,14 +125,14 @@ def test_tensorboard_scalars_and_pictures(tmp_path):
     scores[:, 1, 1] = 1  # the second one cosmic
     summaries.images(25, (scores,) * 3, torch.zeros(1, 3, 4, 5, dtype=torch.int64))
     summaries.close()
-    found = EventAccumulator(str(tmp_path)).Reload()
-    assert found.Scalars("loss")[0].value == 1.5
-    tags = found.Tags()
+    result = EventAccumulator(str(tmp_path)).Reload()
+    assert result.Scalars("loss")[0].value == 1.5
+    tags = result.Tags()
     assert set(tags["scalars"]) == {"loss", "plane0/mIoU"}
     assert set(tags["images"]) == {
         f"{what}/plane_{plane}" for what in ("prediction", "label") for plane in range(3)
     }
-    picture = found.Images("prediction/plane_1")[0]
+    picture = result.Images("prediction/plane_1")[0]
     assert (picture.width, picture.height) == (5, 4)
 
 

@@ -32,9 +32,9 @@ def test_columns_by_name(folder):
 def test_a_resumed_run_overrides_the_steps_it_repeats(tmp_path):
     path = tmp_path / "train_metrics.csv"
     path.write_text("step,loss\n0,5\n1,4\n2,3\n1,4.5\n2,3.5\n")
-    found = curves.read(path)
-    assert found["step"].tolist() == [0, 1, 2]
-    assert found["loss"].tolist() == [5, 4.5, 3.5]
+    result = curves.read(path)
+    assert result["step"].tolist() == [0, 1, 2]
+    assert result["loss"].tolist() == [5, 4.5, 3.5]
 
 
 def test_a_line_that_a_killed_run_left_unfinished_is_left_out(tmp_path):

@@ -81,8 +81,8 @@ def of_instances(folder, count, most, instances, label=True, size=2, owner=None)
 
 
 def files(folder):
-    found = [f for f in folder.rglob("*") if f.is_file() and "parts" not in f.parts]
-    return {str(file.relative_to(folder)): file.read_bytes() for file in found}
+    results = [f for f in folder.rglob("*") if f.is_file() and "parts" not in f.parts]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in results}
 
 
 @pytest.mark.parametrize(

@@ -127,8 +127,8 @@ def test_real_events_keep_their_voxels(tmp_path):
         with PredictionWriter(tmp_path / "p.h5", source.image_size) as writer:
             writer.add(image, [scores_of(logits)] * 3, source.event_ids[4])
         with open_predictions(tmp_path / "p.h5") as file:
-            for wanted, found in zip(
+            for wanted, result in zip(
                 source.sparse("sbndwire", 4), file.sparse("neutrino_prediction", 0), strict=True
             ):
-                np.testing.assert_array_equal(found.ids, wanted.ids)
-                assert found.values == pytest.approx(float(np.exp(2) / np.exp([0, 1, 2]).sum()))
+                np.testing.assert_array_equal(result.ids, wanted.ids)
+                assert result.values == pytest.approx(float(np.exp(2) / np.exp([0, 1, 2]).sum()))

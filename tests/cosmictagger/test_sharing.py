@@ -76,7 +76,7 @@ def instances(instance):
 
 def files(folder: Path) -> dict[str, bytes]:
     """What a pass leaves, without times and without what only a shared one says."""
-    found = {}
+    results = {}
     for file in folder.rglob("*"):
         name = str(file.relative_to(folder))
         if file.is_file() and not name.startswith(("process.log", "run.json", "profiles")):
@@ -85,8 +85,8 @@ def files(folder: Path) -> dict[str, bytes]:
                 row = rb"<tr><td>instances</td><td><code>\d</code></td></tr>"
                 content = re.sub(row, b"", content)
                 content = content.replace(bytes(folder.parent), b"")
-            found[name] = content
-    return found
+            results[name] = content
+    return results
 
 
 def compare(one: Path, many: Path) -> None:

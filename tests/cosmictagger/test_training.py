@@ -70,14 +70,15 @@ def test_a_run_leaves_what_the_original_leaves(run):
 
 def check_proof(out, mode, target):
     """Banner, log and record name the mode, its target and its program."""
-    found = record(out)
-    proof = found["proof"]
+    result = record(out)
+    proof = result["proof"]
     assert (proof["mode"], proof["target"], proof["training_steps"]) == (mode, target, 5)
     log = (out / "process.log").read_text()
     # At the start; where something is compiled, once more after that; and at the end.
     assert log.count(f"Mode {mode}: ") == (3 if mode == "IPU" else 2)
     assert re.search(
-        rf"Weights after step 5: {found['weights_hash']}\n.*Proof: Mode {mode}: .*; 5 training", log
+        rf"Weights after step 5: {result['weights_hash']}\n.*Proof: Mode {mode}: .*; 5 training",
+        log,
     )
     if mode == "IPU":
         assert proof["compile_seconds"] > 0
@@ -86,8 +87,8 @@ def check_proof(out, mode, target):
         assert line is not None
         assert proof["executable"].startswith(line[1])
     saved = torch.load(out / "checkpoints" / "model-5.ckpt", weights_only=True)
-    assert checkpoints.weights_hash(saved["state_dict"]) == found["weights_hash"]
-    assert (found["ended"], found["steps"], found["seeds"]["data"]) == ("finished", 5, 7)
+    assert checkpoints.weights_hash(saved["state_dict"]) == result["weights_hash"]
+    assert (result["ended"], result["steps"], result["seeds"]["data"]) == ("finished", 5, 7)
 
 
 def test_the_record_of_a_compiled_mode(run, plane_net):
@@ -326,10 +327,10 @@ class TestOtherModes:
         status, out = run("mode=inference", "mode.displays=1")
         assert status == 0
         assert "Inference report: 4 batches processed for 7 entries." in capsys.readouterr().out
-        found = record(out)
-        assert (found["events"], found["proof"]["evaluation_steps"]) == (7, 4)
-        assert found["metrics"]["Average/Total_Accuracy"] > 0
-        assert found["weights_hash"] == checkpoints.weights_hash(
+        result = record(out)
+        assert (result["events"], result["proof"]["evaluation_steps"]) == (7, 4)
+        assert result["metrics"]["Average/Total_Accuracy"] > 0
+        assert result["weights_hash"] == checkpoints.weights_hash(
             checkpoints.load(checkpoints.locate(out))["state_dict"]
         )
         assert (out / "predictions.h5").exists()

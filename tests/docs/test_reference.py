@@ -49,8 +49,8 @@ def test_every_public_name_has_a_heading(text, module):
 def test_every_setter_has_a_heading(text, namespace):
     section = text.split(f"\n### `{namespace}`\n")[1].split("\n### ")[0]
     for name in [*NAMESPACES[namespace]["methods"], *NAMESPACES[namespace]["properties"]]:
-        found = f"#### `{name}`" in section or f"#### `{name}(" in section
-        assert found or name.startswith("_"), f"{namespace}.{name}"
+        result = f"#### `{name}`" in section or f"#### `{name}(" in section
+        assert result or name.startswith("_"), f"{namespace}.{name}"
 
 
 def test_no_private_class_is_a_heading(text):
@@ -59,12 +59,12 @@ def test_no_private_class_is_a_heading(text):
 
 def anchors(page):
     """Headings as GitHub names them, in order; equal ones get a number."""
-    seen, found = {}, {}
+    seen, results = {}, {}
     for title in HEADING.findall(re.sub(r"```.*?```", "", page, flags=re.S)):
         slug = re.sub(r"[^\w -]", "", re.sub(r"\]\([^)]*\)", "", title).lower()).replace(" ", "-")
         number = seen[slug] = seen.get(slug, -1) + 1
-        found[f"{slug}-{number}" if number else slug] = title
-    return found
+        results[f"{slug}-{number}" if number else slug] = title
+    return results
 
 
 @pytest.mark.parametrize("page", sorted(FOLDER.glob("*.md")), ids=lambda path: path.name)

@@ -324,8 +324,8 @@ TABLES = {"options": OPTIONS, "running": RUNNING, "operators": OPERATORS, "data"
     ("kind", "words", "act"),
     [
         pytest.param(*row[1:], id=f"{table} {row[0]}")
-        for table, found in TABLES.items()
-        for row in found
+        for table, result in TABLES.items()
+        for row in result
     ],
 )
 def test_the_error_table(kind, words, act, tmp_path, monkeypatch):

@@ -92,11 +92,11 @@ def test_monitor_where_nothing_can_be_seen(tmp_path, at, capsys):
 
 def test_monitor_as_json(busy, capsys):
     monitor.main(["--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert [device["kind"] for device in found["devices"]] == ["CPU", "CPU", "GPU"]
-    assert found["devices"][2]["power_w"] == 312.5
-    assert found["devices"][0]["power_w"] is None
-    held = {(p["pid"], p["target"]): p for p in found["processes"]}
+    printed = json.loads(capsys.readouterr().out)
+    assert [device["kind"] for device in printed["devices"]] == ["CPU", "CPU", "GPU"]
+    assert printed["devices"][2]["power_w"] == 312.5
+    assert printed["devices"][0]["power_w"] is None
+    held = {(p["pid"], p["target"]): p for p in printed["processes"]}
     assert held[321, "cuda"]["devices"] == [2]
     assert held[9, "cpu"]["elsewhere"] == "pod-1"
 
@@ -104,8 +104,8 @@ def test_monitor_as_json(busy, capsys):
 def test_monitor_as_csv(busy, capsys):
     monitor.main(["--csv"])
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
-    found = {(row["id"], row["pid"]) for row in rows}
-    assert found == {("0", "321"), ("0", "9"), ("1", "9"), ("2", "321")}
+    results = {(row["id"], row["pid"]) for row in rows}
+    assert results == {("0", "321"), ("0", "9"), ("1", "9"), ("2", "321")}
     assert rows[-1]["temperature_c"] == "41"
     assert rows[0]["temperature_c"] == ""
 
@@ -151,11 +151,11 @@ def test_info_of_a_device(busy, capsys):
     assert info.main(["-d", "2", "--device-info"]) == 0
     first, *rest = capsys.readouterr().out.splitlines()
     assert first == "Device Info:"
-    found = dict(line.strip().split(": ", 1) for line in rest)
-    assert found["clock"] == "1980MHz"
-    assert found["link speed"] == "32.0GT/s"
-    assert found["ipu architecture"] == "sm_90"
-    assert found["user process id"] == "321"
+    results = dict(line.strip().split(": ", 1) for line in rest)
+    assert results["clock"] == "1980MHz"
+    assert results["link speed"] == "32.0GT/s"
+    assert results["ipu architecture"] == "sm_90"
+    assert results["user process id"] == "321"
 
 
 @pytest.mark.parametrize(
@@ -220,22 +220,22 @@ def test_inventory(busy, capsys):
 
 
 def test_gcipuinfo(busy):
-    found = gcipuinfo.gcipuinfo()
-    assert [device["target"] for device in found.getDevices()] == ["CPU", "CPU", "GPU"]
-    assert found.getNamedAttributeForAll(gcipuinfo.IpuPower) == ["N/A", "N/A", "312.5W"]
-    assert found.getNamedAttributeForDevice(2, "nothing") == "N/A"
-    assert json.loads(found.getDevicesAsJSON()) == {"devices": found.getDevices()}
+    result = gcipuinfo.gcipuinfo()
+    assert [device["target"] for device in result.getDevices()] == ["CPU", "CPU", "GPU"]
+    assert result.getNamedAttributeForAll(gcipuinfo.IpuPower) == ["N/A", "N/A", "312.5W"]
+    assert result.getNamedAttributeForDevice(2, "nothing") == "N/A"
+    assert json.loads(result.getDevicesAsJSON()) == {"devices": result.getDevices()}
     with pytest.raises(IndexError, match="Device 3 does not exist; this machine has 3"):
-        found.getNamedAttributeForDevice(3, "id")
+        result.getNamedAttributeForDevice(3, "id")
 
 
 def test_gcipuinfo_reads_anew_when_told(busy):
-    found = gcipuinfo.gcipuinfo()
-    assert found.getDevices()[0]["user process id"] == "321"
+    result = gcipuinfo.gcipuinfo()
+    assert result.getDevices()[0]["user process id"] == "321"
     (busy.registry / "321-5000.json").unlink()
-    assert found.getDevices()[0]["user process id"] == "321"
-    found.setUpdateMode(True)
-    assert "user process id" not in found.getDevices()[0]
+    assert result.getDevices()[0]["user process id"] == "321"
+    result.setUpdateMode(True)
+    assert "user process id" not in result.getDevices()[0]
 
 
 def test_scripts_find_themselves_on_a_device_that_others_share(busy):

@@ -29,20 +29,20 @@ def test_models_of_one_process_on_one_target_are_one_line(machine):
     machine.add_process(321)
     entries = [{"target": t, "device": "cpu", "since": s} for t, s in (("cpu", 9), ("cpu", 5))]
     machine.add_record(321, held=[*entries, {"target": "reference", "device": "cpu", "since": 7}])
-    found, _ = holds(machine)
-    assert [(hold.target, hold.devices) for hold in found] == [
+    result, _ = holds(machine)
+    assert [(hold.target, hold.devices) for hold in result] == [
         ("cpu", (0, 1)),
         ("reference", (0, 1)),
     ]
-    assert found[0].seconds > found[1].seconds
+    assert result[0].seconds > result[1].seconds
 
 
 def test_a_gpu_is_found_by_its_own_identifier(machine):
     machine.add_process(321)
     entry = {"target": "cuda", "device": "cuda:0", "since": 1, "uuid": "GPU-1"}
     machine.add_record(321, held=[entry, {**entry, "uuid": "GPU-77"}])
-    found, _ = holds(machine, Nvml(count=2))
-    assert [hold.devices for hold in found] == [(3,), ()]
+    result, _ = holds(machine, Nvml(count=2))
+    assert [hold.devices for hold in result] == [(3,), ()]
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_processes_of_other_containers_are_listed_apart_and_kept(machine, record
 def test_files_that_are_not_ours_are_left_alone_and_noted(machine, text):
     path = machine.registry / "1.json"
     path.write_text(text, encoding="latin-1")
-    found, notes = holds(machine)
-    assert found == []
+    result, notes = holds(machine)
+    assert result == []
     assert notes == [f"{path} is not a file of ours and is not listed."]
     assert path.exists()
 
@@ -113,15 +113,15 @@ def test_pipes_links_and_endless_files_do_not_stop_the_tool(machine):
     os.symlink("/dev/zero", machine.registry / "2.json")
     (machine.registry / "3.json").write_bytes(b" " * 100_000)
     (machine.registry / "4.json").mkdir()
-    found, notes = holds(machine)
-    assert found == []
+    result, notes = holds(machine)
+    assert result == []
     assert len(notes) == 4
 
 
 def test_a_later_version_is_noted(machine):
     machine.add_record(321, format=2)
-    found, (note,) = holds(machine)
-    assert found == []
+    result, (note,) = holds(machine)
+    assert result == []
     assert "of another version" in note
 
 
@@ -132,8 +132,8 @@ def test_a_folder_that_cannot_be_read_is_noted(machine, monkeypatch):
         raise PermissionError
 
     monkeypatch.setattr(_processes.Path, "iterdir", refuse)
-    found, (note,) = holds(machine)
-    assert found == []
+    result, (note,) = holds(machine)
+    assert result == []
     assert note.endswith("is not for this user: processes of its owner are not listed.")
 
 

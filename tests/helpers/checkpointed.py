@@ -90,9 +90,9 @@ class Program:
         return self.state()
 
     def state(self):
-        found = {name: value.clone() for name, value in self.model.state_dict().items()}
+        state_dict = {name: value.clone() for name, value in self.model.state_dict().items()}
         held = self.optimizer.state_dict().get("ipu_state") or {}
-        return found | {f"optimizer {name}": value for name, value in held.items()}
+        return state_dict | {f"optimizer {name}": value for name, value in held.items()}
 
     def close(self):
         self.loader.terminate()

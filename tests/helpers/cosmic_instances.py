@@ -23,9 +23,9 @@ def main(maker: str) -> None:
     assert group.bytes_from_first("a file", data if index == 0 else None) == data
     assert group.bytes_from_first("nothing", b"") == b""
     tensors = {"weights": torch.arange(3.0), "others": [1, None]}
-    found = group.tensors_from_first("weights", tensors if index == 0 else None)
-    assert found["weights"].equal(torch.arange(3.0))
-    assert found["others"] == [1, None]
+    values = group.tensors_from_first("weights", tensors if index == 0 else None)
+    assert values["weights"].equal(torch.arange(3.0))
+    assert values["others"] == [1, None]
     assert group.tensors_from_first("nothing", None) is None
     assert group.total([index, 0.5]) == [sum(range(count)), 0.5 * count]
     rows = torch.arange(6).view(2, 3) + 10 * index

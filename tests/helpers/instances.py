@@ -30,9 +30,9 @@ class Ended:
 
 def free_port() -> int:
     """A port that nobody listens on now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    with socket.socket() as result:
+        result.bind(("127.0.0.1", 0))
+        return result.getsockname()[1]
 
 
 def together(of: Sequence[Any], function: Callable[[Any], Any]) -> list[Any]:

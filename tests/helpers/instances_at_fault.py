@@ -147,12 +147,12 @@ def restored_counters(index):
     held = resuming.state_of(undisturbed)
     again, optimizer = made()
     resuming.put_back(again, held, optimizer)
-    found = []
+    tensors = []
     for wrapped in (again, undisturbed):
         wrapped(*training_cases.batch(case, 1, index, 1))
-        found.append(resuming.state_of(wrapped)["tensors"])
-    TOLD["counted"] = str(max(float(v) for n, v in found[0].items() if "saturated" in n) > 0)
-    unlike = [n for n, v in found[0].items() if not torch.equal(v, found[1][n])]
+        tensors.append(resuming.state_of(wrapped)["tensors"])
+    TOLD["counted"] = str(max(float(v) for n, v in tensors[0].items() if "saturated" in n) > 0)
+    unlike = [n for n, v in tensors[0].items() if not torch.equal(v, tensors[1][n])]
     TOLD["restored counters"] = str(unlike)
 
 

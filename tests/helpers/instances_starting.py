@@ -89,7 +89,7 @@ def main() -> None:
             after += decided
             time.sleep(0.05)  # the processes that compile need the cores
         said = [str(each.message) for each in shown if "take over" in str(each.message)]
-    found = {
+    results = {
         "since": running.since,
         "resumed": resumed,
         "sentence": running.sentence(),
@@ -99,7 +99,7 @@ def main() -> None:
         "warnings": said,
         "processes": len(workers),
     }
-    (folder / f"{index}.json").write_text(json.dumps(found))
+    (folder / f"{index}.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

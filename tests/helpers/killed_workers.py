@@ -172,13 +172,13 @@ def main() -> None:
     """Kills at every moment, each in a cache of its own."""
     base, folder = Path(sys.argv[1]), sys.argv[2]
     tempfile.tempdir = folder
-    found = {
+    results = {
         f"{victim} {moment}": killed(base / f"{victim} {moment}", moment, victim)
         for moment in MOMENTS
         for victim in ("worker", "parent")
     }
     temporary.sweep()
-    print(json.dumps(found))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

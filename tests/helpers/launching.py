@@ -67,19 +67,19 @@ class Run:
     def processes(self) -> dict[int, str]:
         """Command lines of living processes of this run."""
         needle = f"{MARK}={self.mark}".encode()
-        found = {}
+        results = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if needle in (folder / "environ").read_bytes():
-                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
-        return found
+                    results[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
+        return results
 
     def orphans(self) -> dict[int, str]:
         """What is left, some seconds later."""
         deadline = time.monotonic() + 20
-        while (found := self.processes()) and time.monotonic() < deadline:
+        while (result := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        return found
+        return result
 
     def until(self, condition, what: str) -> None:
         """Waits until something holds."""

@@ -55,8 +55,8 @@ def batch(step: int, first: int, count: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(step)
     own = slice(first, first + count)
     shape = (ACCUMULATION, REPLICAS, ROWS)
-    found = [torch.randn(*shape, width, generator=generator) for width in (4, 3)]
-    return [tensor[:, own].flatten(0, 2).contiguous() for tensor in found]
+    results = [torch.randn(*shape, width, generator=generator) for width in (4, 3)]
+    return [tensor[:, own].flatten(0, 2).contiguous() for tensor in results]
 
 
 def main() -> None:

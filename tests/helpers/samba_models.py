@@ -63,7 +63,7 @@ def named(tensors, names=("image", "label")):
 
 
 def equal_states(first, second):
-    found, wanted = first.state_dict(), second.state_dict()
-    assert found.keys() == wanted.keys()
-    for name, value in found.items():
+    state, wanted = first.state_dict(), second.state_dict()
+    assert state.keys() == wanted.keys()
+    for name, value in state.items():
         assert torch.equal(value, wanted[name]), name

@@ -154,7 +154,7 @@ def train(case: Case, options: poptorch.Options, first: int, count: int) -> dict
         wrapped.setOptimizer(optimizer)
         wrapped(*batch(case, step, first, count))
     session = wrapped._executable.session
-    found = {
+    state = {
         "weights": {name: value.clone() for name, value in model.state_dict().items()},
         "optimizer": {n: v.clone() for n, v in session.read_optimizer_state().items()},
         "hyper": {name: value.clone() for name, value in session.hyper.items()},
@@ -165,7 +165,7 @@ def train(case: Case, options: poptorch.Options, first: int, count: int) -> dict
         "updates": case.steps * case.iterations,
     }
     wrapped.destroy()
-    return found
+    return state
 
 
 def main() -> None:
@@ -174,11 +174,11 @@ def main() -> None:
     torch.set_num_threads(1)
     popdist.init()
     index, local = popdist.getInstanceIndex(), popdist.getNumLocalReplicas()
-    found = {
+    output = {
         name: train(CASES[name], popdist.poptorch.Options(), index * local, local)
         for name in names or CASES
     }
-    torch.save(found, Path(folder) / f"{index}.pt")
+    torch.save(output, Path(folder) / f"{index}.pt")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def poprun(monkeypatch):
     """Sets what poprun sets for one instance; a count of None leaves its variable out."""
 
     def start(index=0, instances=1, local=2, ipus=1, **changed):
-        found = {
+        results = {
             "POPDIST_NUM_TOTAL_REPLICAS": instances * local,
             "POPDIST_NUM_IPUS_PER_REPLICA": ipus,
             "POPDIST_NUM_LOCAL_REPLICAS": local,
@@ -31,7 +31,7 @@ def poprun(monkeypatch):
             "OMPI_COMM_WORLD_SIZE": instances,
             "OMPI_COMM_WORLD_RANK": index,
         } | changed
-        for name, value in found.items():
+        for name, value in results.items():
             if value is not None:
                 monkeypatch.setenv(name, str(value))
 

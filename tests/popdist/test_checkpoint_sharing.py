@@ -17,9 +17,9 @@ class Meeting:
     def _all(self, value):
         self._shared[self.rank] = value
         self._barrier.wait(10)
-        found = [self._shared[rank] for rank in range(self.size)]
+        results = [self._shared[rank] for rank in range(self.size)]
         self._barrier.wait(10)
-        return found
+        return results
 
     def gather(self, topic, text):
         return self._all(text)
@@ -32,23 +32,23 @@ class Meeting:
 
 
 def together(function, size=3):
-    shared, barrier, found = {}, threading.Barrier(size), {}
+    shared, barrier, results = {}, threading.Barrier(size), {}
 
     def run(rank):
         instances = sharing.Instances.__new__(sharing.Instances)
         instances._collective = Meeting(rank, size, shared, barrier)
         instances.index, instances.number = rank, size
         try:
-            found[rank] = function(instances)
+            results[rank] = function(instances)
         except CheckpointError as problem:
-            found[rank] = str(problem)
+            results[rank] = str(problem)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [found[rank] for rank in range(size)]
+    return [results[rank] for rank in range(size)]
 
 
 def test_parts_of_different_lengths_arrive_in_order():

@@ -53,8 +53,8 @@ def test_a_damaged_file_is_left_for_the_one_before(folder, damage):
     newest = folder / "step-4.ckpt"
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 255
-    found = {"cut": data[: len(data) // 2], "empty": b"", "bits": data, "nonsense": b"x" * 5000}
-    newest.write_bytes(found[damage])
+    results = {"cut": data[: len(data) // 2], "empty": b"", "bits": data, "nonsense": b"x" * 5000}
+    newest.write_bytes(results[damage])
     with pytest.warns(CheckpointWarning, match=r"from .*step-3\.ckpt.*damaged: .*step-4\.ckpt \("):
         assert resumed(folder).checkpointer.steps == 3
     assert sorted(os.listdir(folder)) == ["step-3.ckpt", "step-4.ckpt.damaged"]
@@ -271,19 +271,19 @@ def test_it_is_imported_without_torch():
 
 
 def test_an_executor_that_runs_already_takes_the_state_too(folder):
-    found = []
+    result = []
     for compiled in (False, True):
         program = Program(shutil.copytree(folder, folder / str(compiled)))
         if compiled:
             program.training(*next(iter(program.loader)))
         with pytest.raises(Killed):
             program.run(8)
-        found.append(program.state())
-    assert [n for n in found[0] if not torch.equal(found[0][n], found[1][n])] == []
+        result.append(program.state())
+    assert [n for n in result[0] if not torch.equal(result[0][n], result[1][n])] == []
 
 
 def test_weights_are_in_the_module_before_the_first_call(folder):
     program = resumed(folder)
     content = torch.load(folder / "step-4.ckpt", weights_only=True)
-    found = program.model.state_dict()
-    assert [n for n, v in content["state_dict"].items() if not torch.equal(found[n], v)] == []
+    state = program.model.state_dict()
+    assert [n for n, v in content["state_dict"].items() if not torch.equal(state[n], v)] == []

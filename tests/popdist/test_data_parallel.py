@@ -33,18 +33,18 @@ SPREADS += [rare(name, 4) for name in CASES]
 @pytest.fixture(scope="module")
 def spread(tmp_path_factory):
     """What every instance found, by case and number of instances; few starts serve all cases."""
-    found = {}
+    results = {}
 
     def start(names, count):
         folder = tmp_path_factory.mktemp(f"of {count}")
         instances.run(PROGRAM, [str(folder), *names], count, replicas=REPLICAS // count)
         kept = [torch.load(folder / f"{i}.pt", weights_only=True) for i in range(count)]
-        found.update({(name, count): [one[name] for one in kept] for name in names})
+        results.update({(name, count): [one[name] for one in kept] for name in names})
 
     def of(name, count=2):
-        if (name, count) not in found:
+        if (name, count) not in results:
             start(USUAL if name in USUAL else RARE, count)
-        return found[name, count]
+        return results[name, count]
 
     return of
 
@@ -72,11 +72,11 @@ def distance(found, expected):
 @pytest.mark.parametrize(("name", "count"), SPREADS)
 def test_weights_are_those_of_one_process(spread, alone, name, count):
     expected = alone(name)
-    for found in spread(name, count):
+    for actual in spread(name, count):
         for kind in ("weights", "optimizer", "hyper"):
             # Statistics of batches belong to a replica; see below.
             skipped = ("middle.0.running", NOISE) if name == NORMALISED else ()
-            own = {n: v for n, v in found[kind].items() if not n.startswith(skipped)}
+            own = {n: v for n, v in actual[kind].items() if not n.startswith(skipped)}
             for key, value in own.items():
                 gap = distance(value, expected[kind][key])
                 assert gap <= CASES[name].tolerance, f"{kind} {key}: {gap}"
@@ -95,19 +95,19 @@ def test_all_instances_end_with_the_same_bits(spread, name):
 @pytest.mark.parametrize("count", [2, rare(4)])
 def test_statistics_belong_to_each_replica(spread, alone, count):
     expected = alone(NORMALISED)["buffers"]
-    found = [held for one in spread(NORMALISED, count) for held in one["buffers"]]
-    assert len(found) == len(expected) == REPLICAS
-    for own, other in zip(found, expected, strict=True):
+    results = [held for one in spread(NORMALISED, count) for held in one["buffers"]]
+    assert len(results) == len(expected) == REPLICAS
+    for own, other in zip(results, expected, strict=True):
         for key, value in own.items():
             assert distance(value, other[key]) <= 1e-6
-    means = torch.stack([held["middle.0.running_mean"] for held in found])
+    means = torch.stack([held["middle.0.running_mean"] for held in results])
     assert (means[0] != means[1:]).any(1).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_exchange_per_update_and_type(spread, name):
-    for found in spread(name):
-        counted, updates = found["exchanges"], found["updates"]
+    for result in spread(name):
+        counted, updates = result["exchanges"], result["updates"]
         # 16 float32 or 32 half fill 64 bytes, at multiples of which tensors begin.
         step = 32 if "half" in name and name != SCALED and "stochastic" not in name else 16
         sizes = [24, 6, 18, 3, *([6, 6] if name == NORMALISED else [])]

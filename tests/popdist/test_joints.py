@@ -71,12 +71,12 @@ def test_pipelines_in_several_instances_go_on_from_checkpoints(poprun, tmp_path,
     run = poprun("--max-restarts", 1, *words, ABELE_RUNTIME_DIR=str(folder))
     assert run.wait() == 0, run.err
     printed = [dict(line.split(" ", 1) for line in run.lines(rank)) for rank in range(INSTANCES)]
-    for found in printed:
-        assert (found["begins"], found["stages"]) == (f"at {program.KILLED_AT + 1}", "2")
+    for result in printed:
+        assert (result["begins"], result["stages"]) == (f"at {program.KILLED_AT + 1}", "2")
     # gc-monitor saw those two, and not those of the first attempt.
     pids = [line.split()[1] for rank in (0, 1) for line in run.lines(rank) if "pid" in line]
     assert len(set(pids)) == 2 * INSTANCES
-    assert {*printed[0]["shown"].split()} & {*pids} == {found["pid"] for found in printed}
+    assert {*printed[0]["shown"].split()} & {*pids} == {result["pid"] for result in printed}
     assert not list(folder.glob("*"))
     monkeypatch.setenv("ABELE_PIPELINE", "sequential")
     together = torch.load(tmp_path / "end.pt", weights_only=True)
@@ -117,9 +117,9 @@ print(record.target, record.cache)
     for expected in (["hit", "miss"], ["hit", "hit"]):
         run = poprun(*command, ABELE_TARGET="cpu")
         assert run.wait() == 0, run.err
-        found = [run.lines(rank)[-1].split() for rank in range(INSTANCES)]
-        assert sorted(cache for _, cache in found) == expected
-        assert {target for target, _ in found} == {"cpu"}
+        lines = [run.lines(rank)[-1].split() for rank in range(INSTANCES)]
+        assert sorted(cache for _, cache in lines) == expected
+        assert {target for target, _ in lines} == {"cpu"}
         assert "each for itself" not in run.err
         seen.append(sorted(path.name for path in (tmp_path / "cache").iterdir()))
     assert seen[0] == seen[1]

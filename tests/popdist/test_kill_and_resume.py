@@ -117,12 +117,12 @@ def test_weights_after_kills_are_those_of_an_undisturbed_run(
             killed.kill(attempt, dice)
             if attempt + 1 == kills or not at_start(attempt + 1):
                 killed.check(attempt + 1)
-        found = killed.end()
+        actual = killed.end()
     finally:
         server.tidy()
     names = [name for name in expected[0] if "norm.running" not in name]
-    for mine, other in zip(found, expected, strict=True):
+    for mine, other in zip(actual, expected, strict=True):
         assert [name for name in other if not torch.equal(mine[name], other[name])] == []
     # Statistics of batches are each instance's own; they have to differ, or nothing was shared.
-    assert all(torch.equal(found[0][name], found[1][name]) for name in names)
-    assert not torch.equal(found[0]["norm.running_mean"], found[1]["norm.running_mean"])
+    assert all(torch.equal(actual[0][name], actual[1][name]) for name in names)
+    assert not torch.equal(actual[0]["norm.running_mean"], actual[1]["norm.running_mean"])

@@ -77,13 +77,13 @@ def test_copies_keep_class_and_values(poprun, monkeypatch, copied):
     original = Options().deviceIterations(5)
     for name in ("POPDIST_NUM_LOCAL_REPLICAS", "OMPI_COMM_WORLD_RANK"):
         monkeypatch.setenv(name, "0")  # a copy does not look again
-    for found in (copied(original), pickle.loads(pickle.dumps(copied(original)))):  # noqa: S301
-        assert type(found) is Options
-        assert numbers(found) == (3, 1, 2)
-        assert (found.ipus_per_replica, found.device_iterations) == (4, 5)
-        assert repr(found) == repr(original)
+    for result in (copied(original), pickle.loads(pickle.dumps(copied(original)))):  # noqa: S301
+        assert type(result) is Options
+        assert numbers(result) == (3, 1, 2)
+        assert (result.ipus_per_replica, result.device_iterations) == (4, 5)
+        assert repr(result) == repr(original)
         with pytest.raises(popdist.Error, match=r"Cannot call `Distributed.disable`"):
-            found.Distributed.disable()
+            result.Distributed.disable()
 
 
 def test_as_text_and_dictionary_also_when_frozen(poprun):

@@ -472,10 +472,10 @@ def test_a_rank_of_slurm_is_adopted(poprun):
     )
     import json
 
-    found = json.loads(run.out)
+    data = json.loads(run.out)
     names = (
         "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
         "POPDIST_REPLICA_INDEX_OFFSET", "OMPI_COMM_WORLD_RANK", "POPDIST_LOCAL_INSTANCE_INDEX",
     )  # fmt: skip
-    assert [found[name] for name in names] == ["3", "4", "1", "2", "n07", "6", "3", "1"]
-    assert 20000 <= int(found["MASTER_PORT"]) < 30000
+    assert [data[name] for name in names] == ["3", "4", "1", "2", "n07", "6", "3", "1"]
+    assert 20000 <= int(data["MASTER_PORT"]) < 30000

@@ -23,9 +23,9 @@ def poprun(capsys, *arguments):
     """Status, standard output, and poprun's log without time and process number."""
     status = cli.main([str(word) for word in arguments])
     captured = capsys.readouterr()
-    found = re.findall(r"^\d\d:\d\d:\d\d\.\d{3} \d+ POPRUN (.*)$", captured.err, re.MULTILINE)
-    assert len(found) == len(captured.err.splitlines()), captured.err
-    return status, captured.out, found
+    program = re.findall(r"^\d\d:\d\d:\d\d\.\d{3} \d+ POPRUN (.*)$", captured.err, re.MULTILINE)
+    assert len(program) == len(captured.err.splitlines()), captured.err
+    return status, captured.out, program
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_every_option_of_the_original_is_taken():
     ],
 )  # fmt: skip
 def test_mistakes_are_one_sentence_before_anything_is_launched(capsys, line, status, said):
-    found, out, log = poprun(capsys, *shlex.split(line))
-    assert (found, out) == (status, "")
+    result, out, log = poprun(capsys, *shlex.split(line))
+    assert (result, out) == (status, "")
     assert len(log) == 1
     assert log[0].startswith("[E] ")
     assert re.search(said, log[0])
@@ -237,10 +237,10 @@ def test_arguments_of_mpirun():
         "--mca btl_tcp_if_include eth0",
         "--oddity",
     ]
-    found = mpi_arguments.read([*texts, "-mca pml ob1"], "mpi-global-args")
-    assert found.names == ["A"]
-    assert found.values == {"B": "c=d", "GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
-    assert found.ignored == ["--bind-to core", "--oddity", "-mca pml ob1"]
+    result = mpi_arguments.read([*texts, "-mca pml ob1"], "mpi-global-args")
+    assert result.names == ["A"]
+    assert result.values == {"B": "c=d", "GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
+    assert result.ignored == ["--bind-to core", "--oddity", "-mca pml ob1"]
 
 
 def test_what_has_no_effect_is_said_once(capsys):

@@ -138,8 +138,8 @@ def test_cores_come_in_the_order_of_their_nodes(tmp_path, monkeypatch):
 
 
 def test_interfaces_of_this_host():
-    found = shim.interfaces()
-    assert "127.0.0.1" in found.values()
+    result = shim.interfaces()
+    assert "127.0.0.1" in result.values()
     assert shim.within("127.0.0.1", "127.0.0.0/8")
     assert not shim.within("127.0.0.1", "10.0.0.0/8")
 

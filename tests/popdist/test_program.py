@@ -24,16 +24,16 @@ def test_the_program_runs_alike_with_and_without_poprun(program, poprun, tmp_pat
         if started:
             poprun(instances=1, local=2)
         with caplog.at_level(logging.INFO):
-            found = program()
-        assert found["instance"] == 0
-        assert found["epochs"][-1] < found["epochs"][0]
-        assert found["seen"] == 32
+            result = program()
+        assert result["instance"] == 0
+        assert result["epochs"][-1] < result["epochs"][0]
+        assert result["seen"] == 32
         saved.append(torch.load(tmp_path / "model-0.ckpt", weights_only=True))
-        model = found["model"]
+        model = result["model"]
         x, y = rows(32)
         with torch.no_grad():
             plain = torch.nn.functional.mse_loss(model(x), y, reduction="sum").item()
-        assert found["error"] == pytest.approx(plain, rel=1e-5)
+        assert result["error"] == pytest.approx(plain, rel=1e-5)
         assert torch.equal(saved[-1]["fc.weight"], model.fc.weight)
         (tmp_path / "model-0.ckpt").unlink()
     assert torch.equal(saved[0]["fc.weight"], saved[1]["fc.weight"])

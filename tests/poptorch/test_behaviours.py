@@ -77,32 +77,32 @@ class Counter(torch.nn.Module):
 )
 def test_wide_results_come_back_narrow(wide, narrow):
     x = torch.tensor([1, 2, 3])
-    found = inference(lambda x: {"moved": x.to(wide), "computed": [x.to(wide) * 2]})(x)
-    assert (found["moved"].dtype, found["computed"][0].dtype) == (narrow, narrow)
-    assert found["computed"][0].tolist() == [2, 4, 6]
+    output = inference(lambda x: {"moved": x.to(wide), "computed": [x.to(wide) * 2]})(x)
+    assert (output["moved"].dtype, output["computed"][0].dtype) == (narrow, narrow)
+    assert output["computed"][0].tolist() == [2, 4, 6]
     assert inference(lambda x: x)(x.to(wide)).dtype is narrow
 
 
 def test_double_inputs_are_demoted_before_computing():
     seen = []
     wrapped = inference(lambda x: (seen.append(x.dtype), x + 1e-9 - x)[1])
-    found = wrapped(torch.ones(2, dtype=torch.float64))
+    output = wrapped(torch.ones(2, dtype=torch.float64))
     assert seen == [torch.float32]
-    assert found.tolist() == [0.0, 0.0]  # in double it would be 1e-9
+    assert output.tolist() == [0.0, 0.0]  # in double it would be 1e-9
 
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.uint8, torch.int16])
 def test_small_integers_pass_with_their_type(kind):
     x = torch.tensor([1, 100, 127], dtype=kind)
-    found = inference(lambda x: x)(x)
-    assert found.dtype is kind
-    assert torch.equal(found, x)
+    output = inference(lambda x: x)(x)
+    assert output.dtype is kind
+    assert torch.equal(output, x)
 
 
 def test_half_with_float_is_float():
-    found = inference(lambda a, b: (a + b, b * a, a - b))(X.half(), X)
-    assert {value.dtype for value in found} == {torch.float32}
-    assert torch.equal(found[1], X * X)
+    output = inference(lambda a, b: (a + b, b * a, a - b))(X.half(), X)
+    assert {value.dtype for value in output} == {torch.float32}
+    assert torch.equal(output[1], X * X)
 
 
 @pytest.mark.parametrize("layer", [torch.nn.Linear(4, 3), torch.nn.Conv1d(2, 3, 3)], ids=type)
@@ -111,9 +111,9 @@ def test_half_with_float_is_float():
 def test_layers_follow_the_activation(layer, weight, activation):
     layer = copy.deepcopy(layer).to(weight)
     x = torch.randn(3, 2, 4).to(activation)
-    found = poptorch.inferenceModel(layer, options())(x)
-    assert found.dtype is activation
-    torch.testing.assert_close(found, layer.to(activation)(x))
+    output = poptorch.inferenceModel(layer, options())(x)
+    assert output.dtype is activation
+    torch.testing.assert_close(output, layer.to(activation)(x))
 
 
 @pytest.mark.parametrize("make", [torch.nn.BatchNorm1d, torch.nn.InstanceNorm1d])
@@ -121,9 +121,9 @@ def test_half_inputs_work_with_float_normalisation(make):
     model = make(2, affine=True, track_running_stats=True)
     x = torch.randn(4, 2, 8)
     wrapped = poptorch.inferenceModel(model, options())
-    found = wrapped(x.half())
-    assert found.dtype is torch.float16
-    torch.testing.assert_close(found.float(), make(2)(x), rtol=0, atol=5e-3)
+    output = wrapped(x.half())
+    assert output.dtype is torch.float16
+    torch.testing.assert_close(output.float(), make(2)(x), rtol=0, atol=5e-3)
     wrapped.copyWeightsToHost()
     assert model.running_mean.dtype is torch.float32
     assert model.running_mean.abs().sum() > 0
@@ -380,12 +380,12 @@ def test_order_and_classes_of_results_survive(kind):
 
     outer = inference(forward)(X)
     assert (type(outer), type(outer[1])) == (list, tuple)
-    for found in (outer[0], outer[1][0]):
-        assert type(found) is kind
+    for results in (outer[0], outer[1][0]):
+        assert type(results) is kind
         if issubclass(kind, dict):
-            assert list(found) == ["z", "a", "m"]
-            found = list(found.values())
-        assert [value[0, 0].item() for value in found] == [0.0, 1.0, 2.0]
+            assert list(results) == ["z", "a", "m"]
+            results = list(results.values())
+        assert [value[0, 0].item() for value in results] == [0.0, 1.0, 2.0]
 
 
 def test_custom_types_are_split_and_rebuilt():
@@ -398,14 +398,14 @@ def test_custom_types_are_split_and_rebuilt():
             return data.Pair(pair.x.sum(0, keepdim=True), pair.y * 2, pair.note)
 
         given = data.Pair(X, torch.arange(4), "as it was")
-        found = inference(forward, deviceIterations=2)(given)
+        output = inference(forward, deviceIterations=2)(given)
     finally:
         poptorch.registerCustomArgParser(data.Pair, None)
     assert seen == [(data.Pair, (2, 3), "as it was")]
-    assert type(found) is data.Pair
-    assert torch.equal(found.x, X.reshape(2, 2, 3).sum(1))
-    assert found.y.tolist() == [0, 2, 4, 6]
-    assert found.note == "as it was"
+    assert type(output) is data.Pair
+    assert torch.equal(output.x, X.reshape(2, 2, 3).sum(1))
+    assert output.y.tolist() == [0, 2, 4, 6]
+    assert output.note == "as it was"
 
 
 @pytest.mark.parametrize(

@@ -68,16 +68,16 @@ def test_copies_keep_optimizer_attributes(kind):
     original = kind(model.parameters(), lr=0.1, loss_scaling=4.0, accum_type=torch.float16)
     original.variable_attrs.markAsConstant("lr")
     original.extra = "a user's own"
-    found = copy.copy(original)
-    assert type(found) is kind
-    assert (found.loss_scaling, found.accum_type, found.extra) == (
+    result = copy.copy(original)
+    assert type(result) is kind
+    assert (result.loss_scaling, result.accum_type, result.extra) == (
         4.0,
         torch.float16,
         "a user's own",
     )
-    assert found.variable_attrs.isConstant("lr")
-    assert not found.variable_attrs.isConstant("loss_scaling")
-    wrapped = trainer(model, found)
+    assert result.variable_attrs.isConstant("lr")
+    assert not result.variable_attrs.isConstant("loss_scaling")
+    wrapped = trainer(model, result)
     wrapped(*rows(4))
     assert not torch.equal(weights(model), weights(scorer()))
 
@@ -247,8 +247,8 @@ def test_batches_of_a_sampler_are_grouped_by_device_iterations(mode):
     assert loader.combinedBatchSize == 6
     seen = []
     wrapped = inference(lambda x, y: (seen.append(y.shape), y * 10)[1], deviceIterations=3)
-    found = [wrapped(*batch).tolist() for batch in loader]
-    assert found == [[10 * number for number in batch] for batch in expected]
+    batches = [wrapped(*batch).tolist() for batch in loader]
+    assert batches == [[10 * number for number in batch] for batch in expected]
     assert seen == [(2,)]  # forward has one micro-batch of the sampler
     loader.terminate()
 
@@ -265,9 +265,9 @@ def test_rebatching_merges_leftovers_across_workers(drop_last, sizes):
         worker_init_fn=id,
     )
     for _ in range(2):
-        found = labels(loader)
-        assert [len(batch) for batch in found] == sizes
-        numbers = flat(found)
+        classes = labels(loader)
+        assert [len(batch) for batch in classes] == sizes
+        numbers = flat(classes)
         assert len(set(numbers)) == len(numbers)
         assert drop_last or sorted(numbers) == list(range(23))
     loader.terminate()

@@ -26,10 +26,10 @@ def warned(caplog):
     caplog.set_level(logging.WARNING, "poptorch::python")
 
     def count(words):
-        found = [r.getMessage() for r in caplog.records if r.name == "poptorch::python"]
-        assert all(re.search(words, message) for message in found), found
+        messages = [r.getMessage() for r in caplog.records if r.name == "poptorch::python"]
+        assert all(re.search(words, message) for message in messages), messages
         assert all(record.levelno == logging.WARNING for record in caplog.records)
-        return len(found)
+        return len(messages)
 
     return count
 
@@ -184,9 +184,9 @@ def test_caching_works_with_the_simulator_chosen(warned, tmp_path, monkeypatch):
 def test_rrelu_is_torchs_with_its_noise(warned):
     """The original ignores the noise and says so; here slopes are drawn, and fixed in eval."""
     x = -torch.ones(1000)
-    found = -inference(lambda x: F.rrelu(x, 0.1, 0.3, training=True), randomSeed=1)(x)
-    assert 0.1 <= found.min() < 0.11
-    assert 0.29 < found.max() <= 0.3
+    output = -inference(lambda x: F.rrelu(x, 0.1, 0.3, training=True), randomSeed=1)(x)
+    assert 0.1 <= output.min() < 0.11
+    assert 0.29 < output.max() <= 0.3
     eval_mode = inference(lambda x: F.rrelu(x, 0.1, 0.3))(x)
     assert torch.equal(eval_mode, F.rrelu(x, 0.1, 0.3))
     assert warned("") == 0

@@ -72,8 +72,8 @@ def test_errors_in_a_file_of_options_show_the_line(tmp_path):
     with pytest.raises(AttributeError, match="nonsense"):
         poptorch.Options().loadFromFile(str(path))
     path.write_text("deviceIterations(3)\nTraining.gradientAccumulation(5) # five\n")
-    found = poptorch.Options().loadFromFile(str(path))
-    assert (found.device_iterations, found.Training.gradient_accumulation) == (3, 5)
+    loaded = poptorch.Options().loadFromFile(str(path))
+    assert (loaded.device_iterations, loaded.Training.gradient_accumulation) == (3, 5)
 
 
 def test_default_options_of_the_environment_take_enum_names_and_lists(monkeypatch):
@@ -83,12 +83,12 @@ def test_default_options_of_the_environment_take_enum_names_and_lists(monkeypatc
         '"outputMode": "OutputMode.Sum", "_Popart.set": ["enableOutlining", true], '
         '"connectionType": "ConnectionType.Never", "modelName": "OutputMode.None"}',
     )
-    found = poptorch.Options()
-    assert (found.device_iterations, found.Training.gradient_accumulation) == (4, 3)
-    assert found.output_mode == OutputMode.Sum
-    assert found.connection_type == poptorch.ConnectionType.Never
-    assert found._Popart.options["enableOutlining"] is True
-    assert found.model_name == "OutputMode.None"  # no member: the string itself
+    output = poptorch.Options()
+    assert (output.device_iterations, output.Training.gradient_accumulation) == (4, 3)
+    assert output.output_mode == OutputMode.Sum
+    assert output.connection_type == poptorch.ConnectionType.Never
+    assert output._Popart.options["enableOutlining"] is True
+    assert output.model_name == "OutputMode.None"  # no member: the string itself
 
 
 # --- loading
@@ -101,8 +101,8 @@ def load(opts, dataset, *args, **kwargs):
 
 def numbers(loader):
     """The numbers in all batches of one epoch."""
-    found = [batch[1] if isinstance(batch, list) else batch for batch in loader]
-    return [int(number) for batch in found for number in batch]
+    batches = [batch[1] if isinstance(batch, list) else batch for batch in loader]
+    return [int(number) for batch in batches for number in batch]
 
 
 def shards(size, processes, **settings):
@@ -221,9 +221,9 @@ def test_loops_and_branches_return_lists_and_do_not_train(function, positive, ne
     wrapped = inference(lambda x: (kinds.append(type(function(x))), function(x))[1])
     for call in (wrapped, function):
         for x, expected in ((torch.ones(2), positive), (-torch.ones(2), negative)):
-            found = call(x)
-            assert isinstance(found, list)
-            assert [value.tolist() for value in found] == [[expected] * 2]
+            output = call(x)
+            assert isinstance(output, list)
+            assert [value.tolist() for value in output] == [[expected] * 2]
     assert kinds == [list]
     with pytest.raises(poptorch.Error, match=r"poptorch\.\w+\(\) is only supported in inference\."):
         trainer(Calls(lambda self, x: F.mse_loss(function(x * self.weight)[0], x)))(X)
@@ -271,12 +271,12 @@ def test_counters_have_a_moment_for_every_transfer_in_order():
     kinds = ("input", "input_complete", "output", "output_complete")
     assert wrapped.getPerfCounters() == {kind: [[]] for kind in kinds}
     wrapped(*rows(12))
-    found = wrapped.getPerfCounters()
+    counters = wrapped.getPerfCounters()
     steps = iterations * accumulation * replicas
     for kind in kinds:  # two inputs, two outputs
-        assert [len(moments) for moments in found[kind]] == [steps, steps]
+        assert [len(moments) for moments in counters[kind]] == [steps, steps]
     for tensor in (0, 1):
-        for moments in zip(*(found[kind][tensor] for kind in kinds), strict=True):
+        for moments in zip(*(counters[kind][tensor] for kind in kinds), strict=True):
             assert list(moments) == sorted(moments)
     whole = wrapped.getLatency()
     for name in ("getHostIpuLatency", "getComputeLatency", "getIpuHostLatency", "getLatency"):
@@ -300,14 +300,14 @@ def test_a_training_wrapper_goes_on_from_its_file(tmp_path):
         wrapped(*rows(4, seed))
     later = tmp_path / "later"
     wrapped.save(str(later))
-    found = poptorch.load(str(path))
+    loaded = poptorch.load(str(path))
     for seed in (1, 2):
-        found(*rows(4, seed))
+        loaded(*rows(4, seed))
     follower = poptorch.load(str(later))
-    assert torch.equal(weights(found.model), weights(model))
+    assert torch.equal(weights(loaded.model), weights(model))
     assert torch.equal(weights(follower.model), weights(model))
     for seed in (3, 4):
-        results = [each(*rows(4, seed)) for each in (wrapped, found, follower)]
+        results = [each(*rows(4, seed)) for each in (wrapped, loaded, follower)]
         assert all(torch.equal(loss, results[0][0]) for loss, _ in results)
     assert torch.equal(weights(follower.model), weights(model))
 
@@ -317,8 +317,8 @@ def test_inference_comes_back_with_or_without_its_model(tmp_path, caplog):
     expected = wrapped(*rows(4))[1]
     wrapped.save(str(tmp_path))  # a directory
     assert "directory" in caplog.text
-    found = poptorch.load(str(tmp_path / "model.poptorch"))
-    assert torch.equal(found(*rows(4))[1], expected)
+    loaded = poptorch.load(str(tmp_path / "model.poptorch"))
+    assert torch.equal(loaded(*rows(4))[1], expected)
     bare = tmp_path / "bare"
     wrapped.save(str(bare), export_model=False)
     with pytest.raises(AssertionError, match=r"export_model=False"):
@@ -352,9 +352,9 @@ def test_half_inputs_and_float_weights_give_half_and_other_operators_promote():
     x = torch.randn(3, 4)
     layer = nn.Linear(4, 2)
     wrapped = poptorch.inferenceModel(layer, options())
-    found = wrapped(x.half())
-    assert found.dtype is torch.float16
-    torch.testing.assert_close(found.float(), layer(x).detach(), rtol=1e-2, atol=1e-3)
+    output = wrapped(x.half())
+    assert output.dtype is torch.float16
+    torch.testing.assert_close(output.float(), layer(x).detach(), rtol=1e-2, atol=1e-3)
     assert poptorch.inferenceModel(nn.Linear(4, 2).half(), options())(x).dtype is torch.float32
     sums = inference(lambda h, f: (h + f, h * f, h + h, h * 2.0))(x.half(), x)
     kinds = [torch.float32, torch.float32, torch.float16, torch.float16]
@@ -375,7 +375,7 @@ def test_random_numbers_follow_the_seed_and_differ_between_replicas():
     first = drawn(3)
     assert all(map(torch.equal, first, drawn(3)))
     assert not torch.equal(first[0], drawn(4)[0])
-    masks = {tuple(row.tolist()) for found in first for row in found}
+    masks = {tuple(row.tolist()) for result in first for row in result}
     assert len(masks) == 8  # every row of every call is of another replica or iteration
 
 

@@ -65,8 +65,8 @@ def program(tmp_path, monkeypatch):
 
 def check(printed):
     """Both instances end with the same weights; nobody else reaches their store."""
-    found = [line.partition("RESULT ")[2].split() for line in printed.splitlines()]
-    results = sorted(words for words in found if words)
+    lines = [line.partition("RESULT ")[2].split() for line in printed.splitlines()]
+    results = sorted(words for words in lines if words)
     assert [words[:2] for words in results] == [["0", "2"], ["1", "2"]], printed
     assert results[0][2:] == results[1][2:]
     assert results[0][3:] == [LOOPBACK]

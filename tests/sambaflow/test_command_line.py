@@ -57,15 +57,17 @@ def test_options_of_the_program():
 
 
 def test_options_of_single_commands():
-    found = []
+    results = []
     settings = {
-        f"{name}_parser_fn": lambda parser, name=name: found.append((name, parser.prog.split()[-1]))
+        f"{name}_parser_fn": lambda parser, name=name: results.append(
+            (name, parser.prog.split()[-1])
+        )
         for name in ("common", "run", "test", "compile")
     }
     parse_app_args(["compile"], **settings)
-    assert {who for who, where in found if where == "test"} == {"common", "test"}
-    assert {who for who, where in found if where == "compile"} == {"common", "compile"}
-    assert {who for who, where in found if where == "measure-sections"} == {"common", "run"}
+    assert {who for who, where in results if where == "test"} == {"common", "test"}
+    assert {who for who, where in results if where == "compile"} == {"common", "compile"}
+    assert {who for who, where in results if where == "measure-sections"} == {"common", "run"}
 
 
 def test_the_vendors_options_are_said_once(capsys):
@@ -154,10 +156,10 @@ def test_the_driver_does_every_command(tmp_path, capsys):
     assert "Test passed" in said
 
     stats = ("--json", "speed.json", "--compiled-stats-json", "compiled.json")
-    found = drive("measure-performance", "--pef", pef, "-n", "5", *stats)
-    assert json.loads(Path("speed.json").read_text()) == found
-    assert (found["target"], found["iterations"], found["batch_size"]) == ("reference", 5, 4)
-    assert found["samples_per_s"] == 4 / found["latency_s"]["median"] > 0
+    result = drive("measure-performance", "--pef", pef, "-n", "5", *stats)
+    assert json.loads(Path("speed.json").read_text()) == result
+    assert (result["target"], result["iterations"], result["batch_size"]) == ("reference", 5, 4)
+    assert result["samples_per_s"] == 4 / result["latency_s"]["median"] > 0
     assert json.loads(Path("compiled.json").read_text())["nodes"]["step"] > 10
     assert "samples/s, 5 iterations of 4 samples" in capsys.readouterr().out
 

@@ -55,6 +55,6 @@ def test_a_pef_runs_in_another_process(monkeypatch, tmp_path):
         other.zero_grad()
         plain(*rows(step))[0].backward()
         other.step()
-    found = torch.load("weights.pt", weights_only=True)
+    loaded = torch.load("weights.pt", weights_only=True)
     for name, value in plain.state_dict().items():
-        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(loaded[name], value, rtol=1e-5, atol=1e-5)

@@ -84,9 +84,9 @@ def test_sections_are_bitwise_pytorch(load, kind):
         expected = reference(x)
         expected = list(expected) if isinstance(expected, tuple) else [expected]
         gradients = [torch.randn(each.shape) for each in expected]
-        for found, wanted in zip(outputs, expected, strict=True):
-            assert torch.equal(found, wanted), step
-            found.zero_()  # what a caller does with results is no part of backward
+        for actual, wanted in zip(outputs, expected, strict=True):
+            assert torch.equal(actual, wanted), step
+            actual.zero_()  # what a caller does with results is no part of backward
         samba.session.run(grad_of_outputs=gradients, section_types=["bckwd", "opt"])
         other.zero_grad()
         torch.autograd.backward(expected, gradients)
@@ -96,8 +96,8 @@ def test_sections_are_bitwise_pytorch(load, kind):
             assert torch.equal(parameter.sn_grad, wanted.grad)
             assert torch.equal(parameter.sn_data, wanted)
     samba.session.to_cpu(model)
-    for found, wanted in zip(model.buffers(), reference.buffers(), strict=True):
-        assert torch.equal(found, wanted)
+    for actual, wanted in zip(model.buffers(), reference.buffers(), strict=True):
+        assert torch.equal(actual, wanted)
 
 
 def test_gradients_are_handed_over_and_not_copied(load):

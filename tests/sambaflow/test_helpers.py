@@ -99,8 +99,8 @@ def test_seeds_and_processes(monkeypatch):
 def test_first_gradients():
     outputs = [SambaTensor(shape=(2,), dtype=torch.float32, name=name) for name in ("a", "b")]
     given = {"b": torch.tensor([1.0, 2.0])}
-    found = utils.init_output_grads(outputs, [torch.tensor(3.0)], given)
-    assert torch.equal(found[0], torch.full((2,), 3.0))
+    gradients = utils.init_output_grads(outputs, [torch.tensor(3.0)], given)
+    assert torch.equal(gradients[0], torch.full((2,), 3.0))
     assert torch.equal(outputs[1].sn_grad, given["b"])
 
 

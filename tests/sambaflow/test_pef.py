@@ -62,13 +62,13 @@ def test_it_lies_where_the_options_say_with_its_log(pef, stored):
 
 
 def test_it_says_what_it_is(pef):
-    found = get_pefmeta_dict(pef)
-    assert found["made_by"] == "a test"
-    assert found["name"] == "dense"
-    assert found["target"] == "reference"
-    assert found["programs"] == ["step"]
-    assert found["config"]["learning_rate"] == "0.5"
-    assert [each["name"] for each in found["inputs"]] == ["image", "label"]
+    result = get_pefmeta_dict(pef)
+    assert result["made_by"] == "a test"
+    assert result["name"] == "dense"
+    assert result["target"] == "reference"
+    assert result["programs"] == ["step"]
+    assert result["config"]["learning_rate"] == "0.5"
+    assert [each["name"] for each in result["inputs"]] == ["image", "label"]
 
 
 def test_nothing_in_it_is_pickled(pef):

@@ -298,8 +298,8 @@ def test_a_model_in_bfloat16(load):
     assert scores.dtype is torch.bfloat16
     assert torch.equal(scores, expected)
     samba.session.to_cpu(model)
-    for found, wanted in zip(model.parameters(), reference.parameters(), strict=True):
-        assert torch.allclose(found, wanted, rtol=1e-2, atol=1e-3)
+    for actual, wanted in zip(model.parameters(), reference.parameters(), strict=True):
+        assert torch.allclose(actual, wanted, rtol=1e-2, atol=1e-3)
 
 
 def test_training_goes_on_from_a_checkpoint(load):
@@ -327,11 +327,11 @@ def test_state_of_the_optimizer_is_torchs(load):
     samba.session.run(named(rows(0)))
     plain_step(reference, other, rows(0))
     samba.session.to_cpu(model, optimizer)
-    found, wanted = optimizer.state_dict()["state"], other.state_dict()["state"]
+    state, wanted = optimizer.state_dict()["state"], other.state_dict()["state"]
     for index, values in wanted.items():
         for name, value in values.items():
-            assert torch.equal(found[index][name], value)
-            assert found[index][name].dtype is value.dtype
+            assert torch.equal(state[index][name], value)
+            assert state[index][name].dtype is value.dtype
 
 
 def test_weights_changed_on_the_host_are_pushed(load):
@@ -382,8 +382,8 @@ def test_inputs_may_go_by_keyword(load):
 def test_outputs_come_in_the_order_asked_for(load):
     (model, optimizer), _ = pair(Dense)
     traced = load(model, named(rows(0)), optimizer)
-    found = samba.session.run(named(rows(0)), (traced[1], traced[0]), section_types=["fwd"])
-    assert [each.sn_name for each in found] == ["output_1", "output_0"]
+    result = samba.session.run(named(rows(0)), (traced[1], traced[0]), section_types=["fwd"])
+    assert [each.sn_name for each in result] == ["output_1", "output_0"]
     assert model.output_tensors is traced
 
 

@@ -131,9 +131,9 @@ def test_all_packages_are_covered():
 
 def faults(files, names_of):
     """What a rule says of each file that breaks it: one test for all, thousands would take long."""
-    found = {str(path.relative_to(SOURCE)): sorted(names_of(path)) for path in files}
-    assert found, "the rule has no file to look at"
-    return {file: names for file, names in found.items() if names}
+    results = {str(path.relative_to(SOURCE)): sorted(names_of(path)) for path in files}
+    assert results, "the rule has no file to look at"
+    return {file: names for file, names in results.items() if names}
 
 
 def lower_packages(path):

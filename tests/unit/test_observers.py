@@ -213,12 +213,12 @@ def test_nobody_replaces_a_method_of_a_session_or_a_compiled_model():
     classes = ("abele/runtime/session.py", "abele/runtime/micro_steps.py")
     classes += ("poptorch/_compiled/model.py", "poptorch/_wrapper/executor.py")
     methods = {name for path in classes for name in methods_in(SOURCE / path)}
-    found = [
+    results = [
         place
         for path in (*SOURCE.glob("abele/**/*.py"), *SOURCE.glob("poptorch/**/*.py"))
         for place in replaced_in(path, methods)
     ]
-    assert found == []
+    assert results == []
 
 
 def test_a_call_tells_its_inputs_before_anything_runs():

@@ -58,8 +58,8 @@ def test_shares_belong_to_the_draws(kind):
     spread = Spread(kind, 1.0, 0.2)
     draws = spread.draw(numpy.random.default_rng(2), (50_000,))
     values = numpy.array([0.9, 1.0, 1.3])
-    found = [(draws <= value).mean() for value in values]
-    assert spread.below(values) == pytest.approx(found, abs=0.01)
+    results = [(draws <= value).mean() for value in values]
+    assert spread.below(values) == pytest.approx(results, abs=0.01)
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "halving"])
@@ -117,17 +117,17 @@ def test_backward_hides_all_but_the_last_bucket():
 
 def test_efficiency_falls_with_ranks_and_is_one_at_its_base():
     system = System("test", NET)
-    found = [efficiency(workload(), system, 2**n, base=4) for n in range(2, 13)]
-    assert found[0] == 1
-    assert all(later < earlier for earlier, later in itertools.pairwise(found))
+    results = [efficiency(workload(), system, 2**n, base=4) for n in range(2, 13)]
+    assert results[0] == 1
+    assert all(later < earlier for earlier, later in itertools.pairwise(results))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_kind_of_a_distribution_is_found_again(kind):
     times = Spread(kind, 2.0, 0.1).draw(numpy.random.default_rng(6), (5000,))
-    found, distances = fit_spread(list(times))
-    assert found.kind == kind
-    assert (found.mean, found.sd) == (pytest.approx(2, rel=0.01), pytest.approx(0.1, rel=0.1))
+    result, distances = fit_spread(list(times))
+    assert result.kind == kind
+    assert (result.mean, result.sd) == (pytest.approx(2, rel=0.01), pytest.approx(0.1, rel=0.1))
     assert set(distances) == set(KINDS)
 
 
@@ -138,9 +138,9 @@ def test_a_distribution_of_nine_times_is_refused():
 
 def test_a_network_is_found_again():
     measured = {n: {s: ring(n, s, NET) for s in (1000, 10**6, 10**8)} for n in (2, 4)}
-    found = fit_network(measured, 2)
-    assert found.latency == pytest.approx(NET.latency)
-    assert found.bandwidth == pytest.approx(NET.bandwidth)
+    result = fit_network(measured, 2)
+    assert result.latency == pytest.approx(NET.latency)
+    assert result.bandwidth == pytest.approx(NET.bandwidth)
 
 
 def test_published_rates_are_split_into_what_they_are_made_of():
@@ -149,10 +149,10 @@ def test_published_rates_are_split_into_what_they_are_made_of():
         return ranks / (work + tail * harmonic + hop * 2 * (ranks - 1))
 
     points = {n: rate(n, 0.3, 0.01, 1e-4) for n in (4, 16, 64, 256, 1024)}
-    found = fit_published(points)
-    assert found["work"] == pytest.approx(0.3)
-    assert found["hop"] == pytest.approx(1e-4)
-    assert found["error"] < 1e-9
+    result = fit_published(points)
+    assert result["work"] == pytest.approx(0.3)
+    assert result["hop"] == pytest.approx(1e-4)
+    assert result["error"] < 1e-9
     falling = {n: rate(n, 0.3, -0.01, 1e-4) for n in points}  # faster with ranks: no such tail
     assert fit_published(falling)["tail"] == 0
 
@@ -179,11 +179,11 @@ def test_a_record_holds_what_was_measured_assumed_and_follows():
     result = json.loads(json.dumps(scaling.project(HERE, MEASURED, 1.2)))
     assert result["fitted"]["loopback"]["latency_s"] == pytest.approx(NET.latency)
     assert list(result["fitted"]["measured_over_model_4"].values()) == pytest.approx([1.0] * 3)
-    found = {(entry["workload"], entry["system"]): entry for entry in result["projected"]}
-    assert found["A21", "ring"]["gradient_bytes"] == 34_042_188
-    assert found["ResNet-18", "ring"]["gradient_bytes"] == 44_695_848
-    assert len(found) == 8
-    terms = found["A21", "ring"]["terms_s"]["1024"]
+    results = {(entry["workload"], entry["system"]): entry for entry in result["projected"]}
+    assert results["A21", "ring"]["gradient_bytes"] == 34_042_188
+    assert results["ResNet-18", "ring"]["gradient_bytes"] == 44_695_848
+    assert len(results) == 8
+    terms = results["A21", "ring"]["terms_s"]["1024"]
     network = Network(NET.latency + scaling.WIRE_LATENCY, NET.bandwidth)
     assert terms["reduction"] == pytest.approx(ring(1024, 34_042_188, network))
     text = "\n".join(scaling_page.lines(result))

@@ -35,9 +35,9 @@ def compiled(tmp_path_factory):
     if reason is not None:
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("executables")
-    found = _run("--cache", str(folder))
-    assert found["cache"] == "miss"
-    return folder, found
+    done = _run("--cache", str(folder))
+    assert done["cache"] == "miss"
+    return folder, done
 
 
 def test_the_second_process_needs_no_compiler_and_computes_the_same_bits(compiled):
@@ -48,30 +48,30 @@ def test_the_second_process_needs_no_compiler_and_computes_the_same_bits(compile
 
 def test_the_environment_can_name_the_folder(compiled):
     folder, first = compiled
-    found = _run(compiler=False, POPTORCH_CACHE_DIR=str(folder))
-    assert (found["cache"], found["losses"]) == ("hit", first["losses"])
+    done = _run(compiler=False, POPTORCH_CACHE_DIR=str(folder))
+    assert (done["cache"], done["losses"]) == ("hit", first["losses"])
 
 
 def test_a_changed_learning_rate_is_the_same_executable(compiled):
     folder, first = compiled
-    found = _run("--cache", str(folder), "--rate", "0.5", compiler=False)
-    assert (found["cache"], found["executable"]) == ("hit", first["executable"])
-    assert found["weights"] != first["weights"]
+    done = _run("--cache", str(folder), "--rate", "0.5", compiler=False)
+    assert (done["cache"], done["executable"]) == ("hit", first["executable"])
+    assert done["weights"] != first["weights"]
 
 
 def test_a_changed_model_is_a_miss(compiled):
     folder, _ = compiled
     # Without a compiler a miss cannot be repaired, and the error says so.
-    found = _run("--cache", str(folder), "--wider", compiler=False)
-    assert "no C++ compiler was found" in found["error"]
+    done = _run("--cache", str(folder), "--wider", compiler=False)
+    assert "no C++ compiler was found" in done["error"]
 
 
 def test_a_damaged_file_costs_one_warning_and_a_rebuild(compiled, tmp_path):
     folder, first = compiled
     for file in folder.glob("*.abele"):
         (tmp_path / file.name).write_bytes(file.read_bytes()[:-1000])
-    found = _run("--cache", str(tmp_path))
-    assert (found["cache"], found["losses"]) == ("miss", first["losses"])
-    assert len(found["warnings"]) == 1
-    assert "is rebuilt" in found["warnings"][0]
+    done = _run("--cache", str(tmp_path))
+    assert (done["cache"], done["losses"]) == ("miss", first["losses"])
+    assert len(done["warnings"]) == 1
+    assert "is rebuilt" in done["warnings"][0]
     assert _run("--cache", str(tmp_path), compiler=False)["cache"] == "hit"

@@ -27,11 +27,11 @@ def sgd(model, **settings):
 
 @pytest.mark.parametrize("strategy", list(MeanReductionStrategy))
 def test_strategies_agree_on_float_gradients(strategy):
-    found, expected = scorer(), scorer()
+    actual, expected = scorer(), scorer()
     setting = {"setMeanAccumulationAndReplicationReductionStrategy": strategy}
-    trainer(found, gradientAccumulation=4, **setting)(*rows(8))
+    trainer(actual, gradientAccumulation=4, **setting)(*rows(8))
     trainer(expected, gradientAccumulation=4)(*rows(8))
-    torch.testing.assert_close(weights(found), weights(expected))
+    torch.testing.assert_close(weights(actual), weights(expected))
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_stochastic_rounding_follows_the_seed():
     start = weights(scorer().half())
     assert torch.equal(rounded(on=False), start)
     assert torch.equal(rounded(), rounded(by_key=True))
-    found = [rounded(seed) for seed in range(1, 9)]
-    assert any(not torch.equal(each, start) for each in found)
-    assert any(not torch.equal(each, found[0]) for each in found)
+    results = [rounded(seed) for seed in range(1, 9)]
+    assert any(not torch.equal(each, start) for each in results)
+    assert any(not torch.equal(each, results[0]) for each in results)
 
 
 # -- floating-point exceptions -------------------------------------------------------------
@@ -253,11 +253,11 @@ def test_training_recovers_from_an_overflowing_scale():
 def test_the_settings_are_keys():
     wrapped, *_ = scaling(sgd, updatePeriod=2, binEdgeLocation=0.5)
     batch = [value.half() for value in rows(4)]
-    found = []
+    output = []
     for _ in range(4):
         wrapped(*batch)
-        found.append(scale(wrapped))
-    assert found == [1.0, 2.0, 2.0, 4.0]
+        output.append(scale(wrapped))
+    assert output == [1.0, 2.0, 2.0, 4.0]
     with pytest.raises(ValueError, match="Automatic loss scaling needs"):
         scaling(sgd, binEdgeLocation=2.0)
 
@@ -281,6 +281,6 @@ def test_a_product_of_activations_promotes():
         "addmm": lambda m, x, y: torch.addmm(x, y, x),
     }
     for forward in products.values():
-        found = poptorch.inferenceModel(Calls(forward), options())(half, full)
-        assert found.dtype is torch.float32
-        torch.testing.assert_close(found, forward(None, half.float(), full))
+        output = poptorch.inferenceModel(Calls(forward), options())(half, full)
+        assert output.dtype is torch.float32
+        torch.testing.assert_close(output, forward(None, half.float(), full))

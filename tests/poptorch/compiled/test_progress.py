@@ -60,9 +60,9 @@ def test_a_file_gets_one_line_per_stage():
 
 def test_recorded_warnings_are_still_recorded():
     before = warnings.showwarning
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as result:
         warnings.simplefilter("always")
         with CompilationProgress(show=True):
             warnings.warn("the cache is full", UserWarning, stacklevel=1)
-    assert [str(one.message) for one in found] == ["the cache is full"]
+    assert [str(one.message) for one in result] == ["the cache is full"]
     assert warnings.showwarning is before

@@ -63,8 +63,8 @@ def trained(mode=None, checkpoints=True, **settings):
     ],
 )
 def test_containers_stay(given, expected):
-    found = poptorch.recomputationCheckpoint(*given)
-    assert type(found) is type(expected)
+    output = poptorch.recomputationCheckpoint(*given)
+    assert type(output) is type(expected)
     inside = inference(lambda x: poptorch.recomputationCheckpoint(x, x + 1))(ONE)
     assert isinstance(inside, tuple)
     assert [each.tolist() for each in inside] == [[1.0], [2.0]]
@@ -79,8 +79,8 @@ def test_other_values_are_refused(given):
 @pytest.mark.parametrize("settings", [{}, {"gradientAccumulation": 2}])
 def test_results_are_the_same_to_the_bit_with_dropout_too(settings):
     plain, computed_once = trained(checkpoints=False, **settings)
-    found, computed = trained(**settings)
-    assert torch.equal(found, plain)
+    output, computed = trained(**settings)
+    assert torch.equal(output, plain)
     # All but the last block, whose values are needed at once.
     assert (computed_once, computed) == (3, 3 + 3)
 
@@ -118,6 +118,6 @@ def test_pipelined_stages_are_computed_again_when_asked(mode, again):
         return weights(model), wrapped.program_text().count("gelu.default")
 
     plain, once = trained_in_stages(annotated=False)
-    found, computed = trained_in_stages(annotated=True)
-    assert torch.equal(plain, found)
+    output, computed = trained_in_stages(annotated=True)
+    assert torch.equal(plain, output)
     assert (computed > once) is again

@@ -23,16 +23,16 @@ def test_a_report_has_programs_memory_operators_and_times(tmp_path):
     opts = options(gradientAccumulation=2, enableProfiling=str(tmp_path))
     wrapped = poptorch.trainingModel(model, opts, sgd(model, momentum=0.9))
     wrapped.compile(*rows(8))
-    found = reported(tmp_path)
-    assert found["target"] == "reference"
-    assert found["executable"] == wrapped.executable_hash
-    assert found["memory"]["state"]["parameter"] == 4 * (3 * 4 + 3)
-    assert found["memory"]["state"]["optimizer_state"] == 4 * (3 * 4 + 3)
-    assert set(found["programs"]) == {"accumulate", "apply"}
-    accumulate = found["programs"]["accumulate"]
+    result = reported(tmp_path)
+    assert result["target"] == "reference"
+    assert result["executable"] == wrapped.executable_hash
+    assert result["memory"]["state"]["parameter"] == 4 * (3 * 4 + 3)
+    assert result["memory"]["state"]["optimizer_state"] == 4 * (3 * 4 + 3)
+    assert set(result["programs"]) == {"accumulate", "apply"}
+    accumulate = result["programs"]["accumulate"]
     assert accumulate["operators"]["forward"]["aten.addmm.default"] == 1
     assert [slot["shape"] for slot in accumulate["outputs"]] == [[], [4, 3]]
-    assert 0 < found["seconds"]["capture"] < found["seconds"]["total"]
+    assert 0 < result["seconds"]["capture"] < result["seconds"]["total"]
     text = (tmp_path / "training" / "programs" / "apply.py.txt").read_text()
     assert text in wrapped.program_text()
     page = (tmp_path / "training" / "report.md").read_text()

@@ -55,13 +55,15 @@ def test_moments_come_in_order_and_are_new_at_each_call():
     last = 0.0
     for _ in range(3):
         wrapped(torch.ones(6), torch.ones(6))
-        found = wrapped.getPerfCounters()
-        assert lengths(found) == dict(zip(KINDS, ([3] * 2, [3] * 2, [3] * 3, [3] * 3), strict=True))
-        steps = zip(*(found[kind][0] for kind in KINDS), strict=True)
+        counters = wrapped.getPerfCounters()
+        assert lengths(counters) == dict(
+            zip(KINDS, ([3] * 2, [3] * 2, [3] * 3, [3] * 3), strict=True)
+        )
+        steps = zip(*(counters[kind][0] for kind in KINDS), strict=True)
         for begin, ready, done, home in steps:
             assert begin < ready < done <= home
             assert begin > last
-        last = found["output_complete"][0][-1]
+        last = counters["output_complete"][0][-1]
     assert all(value > 0 for name in LATENCIES for value in getattr(wrapped, name)())
 
 

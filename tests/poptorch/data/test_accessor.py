@@ -93,9 +93,9 @@ def test_custom_types_keep_what_is_not_a_tensor(custom_pairs, strategy):
 )
 def test_all_kinds_of_tensors(tensor):
     with accessor(data.Sequence((torch.ones(5, dtype=torch.int8), tensor))) as opened:
-        found = next(opened)[1]
-        assert found.dtype == tensor.dtype
-        assert torch.equal(found, tensor.detach())
+        result = next(opened)[1]
+        assert result.dtype == tensor.dtype
+        assert torch.equal(result, tensor.detach())
 
 
 @pytest.mark.parametrize("buffer_size", [1, 2, 3, 8])
@@ -445,6 +445,6 @@ def run_script(directory, strategy, action):
     ids=lambda value: value.name if isinstance(value, Strategy) else None,
 )
 def test_nothing_outlives_the_program(tmp_path, strategy, action, code):
-    found, lines, problems = run_script(tmp_path, strategy, action)
-    assert (found, len(lines)) == (code, 1), problems
+    done, lines, problems = run_script(tmp_path, strategy, action)
+    assert (done, len(lines)) == (code, 1), problems
     assert problems == ""

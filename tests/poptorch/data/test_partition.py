@@ -29,11 +29,11 @@ def epoch(parts):
     ],
 )
 def test_ranges(num_elements, combined, processes, drop_last, expected):
-    found = [
+    results = [
         owned_range(num_elements, combined, process, processes, drop_last)
         for process in range(processes)
     ]
-    assert found == expected
+    assert results == expected
 
 
 @pytest.mark.parametrize("seed", [None, 7])

@@ -76,9 +76,9 @@ def test_the_host_runs_it_with_gradients_in_both_modes(training, path):
     for model in (live, other):
         model.train(training)
     for seed in (1, 2):
-        expected, found = (host_call(model, rows(8, seed)) for model in (live, other))
-        assert_same(expected[:2], found[:2])
-        for one, two in zip(expected[2], found[2], strict=True):
+        expected, output = (host_call(model, rows(8, seed)) for model in (live, other))
+        assert_same(expected[:2], output[:2])
+        for one, two in zip(expected[2], output[2], strict=True):
             assert (one is None and two is None) or torch.equal(one, two)
     assert_same_state(live, other)
     assert live.calls == other.calls == 3
@@ -160,34 +160,34 @@ def test_the_file_of_a_batched_training_serves_micro_batches(settings, path):
 def test_a_model_saved_for_inference_can_be_trained(training, path):
     live = everything().train(training)
     wrapped = inferred(live, *rows(8))
-    found = saved(wrapped, path).model
+    loaded = saved(wrapped, path).model
     # What the calls of an inference wrapper wrote in buffers is on its device, not in the module.
     wrapped.copyWeightsToHost()
-    trainers = [trained(model, calls=0) for model in (live, found)]
+    trainers = [trained(model, calls=0) for model in (live, loaded)]
     for seed in range(3):
         assert_same(*(each(*rows(8, seed)) for each in trainers))
     assert_same_state(*trainers)
 
 
 def test_the_mode_of_a_wrapper_is_that_of_the_model_when_it_is_made(path):
-    found = saved(trained(everything()), path).model
-    found.destroy()
+    loaded = saved(trained(everything()), path).model
+    loaded.destroy()
     results = []
     for training in (True, False, True):
-        found.train(training)
-        results.append(inferred(found, *rows(8), randomSeed=1)(*rows(8))[1])
+        loaded.train(training)
+        results.append(inferred(loaded, *rows(8), randomSeed=1)(*rows(8))[1])
     assert not torch.equal(results[0], results[1])
 
 
 def test_a_model_without_loss_cannot_be_trained_and_says_so(path):
-    found = saved(inferred(everything(), rows(8)[0]), path).model
+    loaded = saved(inferred(everything(), rows(8)[0]), path).model
     with pytest.raises(poptorch.Error, match="Couldn't find a loss in graph!"):
-        trained(found, calls=0)(rows(8)[0])
-    found.destroy()
+        trained(loaded, calls=0)(rows(8)[0])
+    loaded.destroy()
     with pytest.raises(
         poptorch.Error, match="Type mismatch for target: expected NoneType, found a"
     ):
-        trained(found, calls=0)(*rows(8))
+        trained(loaded, calls=0)(*rows(8))
 
 
 class Around(torch.nn.Module):
@@ -201,9 +201,9 @@ class Around(torch.nn.Module):
 
 def test_it_can_be_a_part_of_another_model(path):
     live = everything()
-    found = saved(inferred(live, *rows(8)), path).model
-    live.load_state_dict(found.state_dict())
-    wrappers = [inferred(Around(model.eval()), *rows(8)) for model in (live, found)]
+    loaded = saved(inferred(live, *rows(8)), path).model
+    live.load_state_dict(loaded.state_dict())
+    wrappers = [inferred(Around(model.eval()), *rows(8)) for model in (live, loaded)]
     assert_same(*(wrapper(*rows(8)) for wrapper in wrappers))
     texts = [wrapper.program_text().split("def forward")[1] for wrapper in wrappers]
     assert "exported.py" in texts[0]
@@ -325,22 +325,22 @@ class FrozenNorm(torch.nn.Module):
 
 def test_train_does_what_the_models_own_does(path):
     live = FrozenNorm().train()
-    found = saved(inferred(live, rows(8)[0]), path).model
+    loaded = saved(inferred(live, rows(8)[0]), path).model
     for mode in (True, False, True):
-        assert not found.train(mode).norm.training
-        assert found.drop.training is mode
+        assert not loaded.train(mode).norm.training
+        assert loaded.drop.training is mode
         live.train(mode)
-        for model in (live, found):
+        for model in (live, loaded):
             torch.manual_seed(1)
             model.result = model(rows(8)[0])
-        assert torch.equal(live.result, found.result)
+        assert torch.equal(live.result, loaded.result)
 
 
 def test_a_mixture_of_modes_that_is_not_in_the_file_is_refused(path):
-    found = saved(trained(everything()), path).model
-    found.norm.eval()
+    loaded = saved(trained(everything()), path).model
+    loaded.norm.eval()
     with pytest.raises(poptorch.Error, match=r"0 or 6 modules in training mode. Now 5 of its 6"):
-        found(*rows(8))
+        loaded(*rows(8))
     live = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
     same = saved(inferred(live, rows(8)[0]), path).model
     next(same.children()).eval()  # no module asks
@@ -370,14 +370,14 @@ class OnlyInTraining(torch.nn.Linear):
 def test_a_mode_that_could_not_be_stored_says_why_when_it_is_used(kind, reason, path):
     live = kind(4, 3)
     before = live.weight.detach().clone()
-    found = saved(inferred(live, rows(8)[0]), path).model
+    loaded = saved(inferred(live, rows(8)[0]), path).model
     assert torch.equal(live.weight, before)
-    assert torch.equal(found(rows(8)[0]), live(rows(8)[0]))
-    found.eval()
+    assert torch.equal(loaded(rows(8)[0]), live(rows(8)[0]))
+    loaded.eval()
     with pytest.raises(poptorch.Error, match=rf"forward could not be stored: .*({reason})"):
-        found(rows(8)[0])
+        loaded(rows(8)[0])
     with pytest.raises(poptorch.Error, match=rf"forward could not be stored: .*({reason})"):
-        inferred(found, rows(8)[0])
+        inferred(loaded, rows(8)[0])
 
 
 def test_saving_leaves_modes_and_random_numbers_alone(path):
@@ -389,13 +389,13 @@ def test_saving_leaves_modes_and_random_numbers_alone(path):
     wrapped.save(path)
     assert torch.equal(torch.get_rng_state(), random)
     assert [module.training for module in live.modules()] == flags
-    found = poptorch.load(path).model
-    assert [module.training for module in found.modules()] == flags
+    loaded = poptorch.load(path).model
+    assert [module.training for module in loaded.modules()] == flags
     wrapped.destroy()
-    for model in (live, found):
+    for model in (live, loaded):
         torch.manual_seed(2)
         model.result = model(*rows(8))
-    assert_same(live.result, found.result)
+    assert_same(live.result, loaded.result)
 
 
 def asks_where(self, x):
@@ -404,10 +404,10 @@ def asks_where(self, x):
 
 def test_forward_that_asks_where_it_runs_is_stored_for_both(path):
     wrapped = inferred(Calls(asks_where), torch.ones(2))
-    found = saved(wrapped, path)
-    assert found(torch.ones(2)).tolist() == [2, 2]
-    assert found.model(torch.ones(2)).tolist() == [-1, -1]
-    assert inferred(found.model, torch.ones(2))(torch.ones(2)).tolist() == [2, 2]
+    loaded = saved(wrapped, path)
+    assert loaded(torch.ones(2)).tolist() == [2, 2]
+    assert loaded.model(torch.ones(2)).tolist() == [-1, -1]
+    assert inferred(loaded.model, torch.ones(2))(torch.ones(2)).tolist() == [2, 2]
 
 
 # -- what forward may be ---------------------------------------------------------------------
@@ -418,8 +418,8 @@ def test_results_keep_their_containers(path):
         return {"pair": Pair(x * self.weight, [x + times]), "name": "it", "rows": x.shape[0]}
 
     live = Calls(forward)
-    found = saved(inferred(live, torch.ones(2), 3), path).model
-    for model in (found, live):
+    loaded = saved(inferred(live, torch.ones(2), 3), path).model
+    for model in (loaded, live):
         result = model(torch.ones(2), 3)
         assert isinstance(result["pair"], Pair)
         assert result["pair"].scores[0].tolist() == [4, 4]
@@ -433,8 +433,8 @@ def test_constants_are_stored_once_for_all_modes(path):
         y = x + self.weight * table.sum() + table[:2]
         return F.dropout(y, 0.5, self.training)
 
-    found = saved(inferred(Calls(forward), torch.ones(2)), path).model
-    assert found.eval()(torch.ones(2)).tolist() == [999001.0, 999002.0]
+    loaded = saved(inferred(Calls(forward), torch.ones(2)), path).model
+    assert loaded.eval()(torch.ones(2)).tolist() == [999001.0, 999002.0]
     assert len([name for name in forward_members(path) if "constants" in name]) == 1
 
 
@@ -454,9 +454,9 @@ def printed(self, x):
 def test_operators_of_all_kinds(forward, path):
     live = Calls(forward)
     wrapped = inferred(live, torch.ones(2, 2))
-    found = saved(wrapped, path).model
-    assert torch.equal(found(torch.ones(2, 2)), live(torch.ones(2, 2)))
-    again = inferred(found, torch.ones(2, 2))
+    loaded = saved(wrapped, path).model
+    assert torch.equal(loaded(torch.ones(2, 2)), live(torch.ones(2, 2)))
+    again = inferred(loaded, torch.ones(2, 2))
     assert torch.equal(again(torch.ones(2, 2)), wrapped(torch.ones(2, 2)))
 
 
@@ -474,14 +474,14 @@ class Blocks(torch.nn.Module):
 
 def test_blocks_go_where_the_new_strategy_puts_them(path):
     live = Blocks()
-    found = saved(trained(live, gradientAccumulation=4), path).model
+    loaded = saved(trained(live, gradientAccumulation=4), path).model
     live.destroy()
-    found.destroy()
+    loaded.destroy()
     made = options(gradientAccumulation=4)
     made.setExecutionStrategy(
         poptorch.PipelinedExecution(poptorch.Stage("one").ipu(1), poptorch.Stage("two").ipu(0))
     )
-    wrappers = [poptorch.trainingModel(model, made, sgd(model)) for model in (live, found)]
+    wrappers = [poptorch.trainingModel(model, made, sgd(model)) for model in (live, loaded)]
     assert_same(*(wrapper(*rows(8)) for wrapper in wrappers))
     assert str(wrappers[0].placement) == str(wrappers[1].placement)
     assert_same_state(*wrappers)
@@ -531,9 +531,9 @@ def test_code_of_the_host_is_named_when_it_is_missing(path):
         def forward(self, x):
             return self.host(x) * 2
 
-    found = saved(inferred(WithHost(), torch.ones(2)), path).model
+    loaded = saved(inferred(WithHost(), torch.ones(2)), path).model
     with pytest.raises(Exception, match="'mine' on the host"):
-        inferred(found, torch.ones(2))
+        inferred(loaded, torch.ones(2))
 
 
 # -- wrong input -----------------------------------------------------------------------------

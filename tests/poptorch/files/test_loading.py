@@ -62,11 +62,11 @@ def assert_go_on_alike(left, right, count=8):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_goes_on_bit_for_bit(name, path):
     wrapped = trained(OPTIMIZERS[name])
-    found = saved(wrapped, path)
-    assert found.isCompiled()
-    assert found.isAttachedToDevice()
-    assert_same_state(wrapped, found)
-    assert_go_on_alike(wrapped, found)
+    loaded = saved(wrapped, path)
+    assert loaded.isCompiled()
+    assert loaded.isAttachedToDevice()
+    assert_same_state(wrapped, loaded)
+    assert_go_on_alike(wrapped, loaded)
 
 
 SETTINGS = [
@@ -98,9 +98,9 @@ def test_a_model_that_was_only_compiled_starts_alike(path):
 def test_a_new_process_goes_on_without_the_class(path, tmp_path):
     wrapped = trained()
     wrapped.save(path)
-    found = continued_elsewhere(path, tmp_path / "weights.pt")
-    assert found["known"] is False
-    assert found["losses"] == [wrapped(*rows(8, seed))[0].item() for seed in (11, 12, 13)]
+    weights = continued_elsewhere(path, tmp_path / "weights.pt")
+    assert weights["known"] is False
+    assert weights["losses"] == [wrapped(*rows(8, seed))[0].item() for seed in (11, 12, 13)]
     model = everything(9)
     model.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
     assert_same_state(model, wrapped)
@@ -112,18 +112,18 @@ def test_torchs_own_random_stream_goes_on(path):
     wrapped.save(path)
     expected = [wrapped(*rows(8, seed))[0] for seed in (1, 2)]
     torch.manual_seed(99)
-    found = poptorch.load(path)
-    assert [found(*rows(8, seed))[0] for seed in (1, 2)] == expected
+    loaded = poptorch.load(path)
+    assert [loaded(*rows(8, seed))[0] for seed in (1, 2)] == expected
 
 
 def test_random_numbers_may_be_left_out(path):
     wrapped = trained()
     wrapped.save(path, save_rng_state=False)
-    found = poptorch.load(path)
-    assert found.rng_state != wrapped.rng_state
+    loaded = poptorch.load(path)
+    assert loaded.rng_state != wrapped.rng_state
     fresh = trained(calls=0)
     fresh.compile(*rows(8))
-    assert found.rng_state == fresh.rng_state
+    assert loaded.rng_state == fresh.rng_state
 
 
 def test_a_detached_model_is_saved_with_the_weights_of_the_host(path):
@@ -131,9 +131,9 @@ def test_a_detached_model_is_saved_with_the_weights_of_the_host(path):
     wrapped.detachFromDevice()
     with torch.no_grad():
         wrapped.model.last[0].bias.fill_(3.0)
-    found = saved(wrapped, path)
-    assert torch.equal(found.model.last.get_parameter("0.bias"), torch.full((3,), 3.0))
-    assert_go_on_alike(wrapped, found)
+    loaded = saved(wrapped, path)
+    assert torch.equal(loaded.model.last.get_parameter("0.bias"), torch.full((3,), 3.0))
+    assert_go_on_alike(wrapped, loaded)
 
 
 # -- inference -------------------------------------------------------------------------------
@@ -143,14 +143,14 @@ def test_inference_with_defaults_and_keywords(path):
     model = everything().eval()
     wrapped = poptorch.inferenceModel(model, options(deviceIterations=2))
     expected = wrapped(rows(8)[0])
-    found = saved(wrapped, path)
+    loaded = saved(wrapped, path)
     for given in ({"x": rows(8)[0]}, {"x": rows(8)[0], "target": None}):
-        assert torch.equal(found(**given), expected)
+        assert torch.equal(loaded(**given), expected)
     with pytest.raises(poptorch.Error, match="Type mismatch for target"):
-        found(*rows(8))
+        loaded(*rows(8))
     with pytest.raises(AssertionError, match="'y' is not a valid parameter"):
-        found(rows(8)[0], y=1)
-    assert found.options.output_mode == poptorch.OutputMode.All
+        loaded(rows(8)[0], y=1)
+    assert loaded.options.output_mode == poptorch.OutputMode.All
 
 
 def test_inference_beside_training_is_saved_in_step(path):
@@ -159,8 +159,8 @@ def test_inference_beside_training_is_saved_in_step(path):
     evaluating = poptorch.inferenceModel(model, options())
     evaluating(rows(8)[0])
     training(*rows(8))
-    found = saved(evaluating, path)
-    assert_same_state(found, training)
+    loaded = saved(evaluating, path)
+    assert_same_state(loaded, training)
     evaluating.detachFromDevice()
     training(*rows(8))
     assert_same_state(saved(evaluating, path), training)
@@ -188,33 +188,33 @@ def test_the_model_is_a_plain_tree_of_tensors(path):
 
 
 def test_the_restored_model_follows_training(path):
-    found = saved(trained(), path)
-    before = found.model.fc.weight.detach().clone()
-    found(*rows(8))
-    assert not torch.equal(found.model.fc.weight, before)
+    loaded = saved(trained(), path)
+    before = loaded.model.fc.weight.detach().clone()
+    loaded(*rows(8))
+    assert not torch.equal(loaded.model.fc.weight, before)
     model = everything(7)
-    model.load_state_dict(found.model.state_dict())
-    assert torch.equal(model.fc.weight, found.model.fc.weight)
+    model.load_state_dict(loaded.model.state_dict())
+    assert torch.equal(model.fc.weight, loaded.model.fc.weight)
 
 
 def test_the_learning_rate_changes_by_a_new_optimizer(path):
     wrapped = trained(OPTIMIZERS["SGD"])
-    found = saved(wrapped, path)
-    for each in (wrapped, found):
+    loaded = saved(wrapped, path)
+    for each in (wrapped, loaded):
         each.setOptimizer(poptorch.optim.SGD(each.model.parameters(), lr=0.5, momentum=0.9))
-    assert_go_on_alike(wrapped, found)
+    assert_go_on_alike(wrapped, loaded)
     with pytest.raises(poptorch.Error, match="not a valid replacement"):
-        found.setOptimizer(torch.optim.Adam(found.model.parameters()))
+        loaded.setOptimizer(torch.optim.Adam(loaded.model.parameters()))
 
 
 def test_the_users_own_class_can_be_handed_in(path):
     wrapped = trained()
     wrapped.save(path)
     model = everything(8)
-    found = poptorch.load(path, model=model)
-    assert found.model is model
+    loaded = poptorch.load(path, model=model)
+    assert loaded.model is model
     assert isinstance(model, Everything)
-    assert_go_on_alike(wrapped, found)
+    assert_go_on_alike(wrapped, loaded)
     with pytest.raises(RuntimeError, match="already been wrapped"):
         poptorch.load(path, model=model)
 
@@ -241,24 +241,24 @@ def test_options_come_back_and_can_be_edited(path):
         seen.append(opts.random_seed)
         opts.modelName("edited")
 
-    found = poptorch.load(path, edit)
+    loaded = poptorch.load(path, edit)
     assert seen == [6]
-    assert found.options.model_name == "edited"
-    assert found.options.connection_type == poptorch.ConnectionType.OnDemand
+    assert loaded.options.model_name == "edited"
+    assert loaded.options.connection_type == poptorch.ConnectionType.OnDemand
     with pytest.raises(AttributeError, match="frozen"):
-        found.options.deviceIterations(3)
-    assert_go_on_alike(wrapped, found)
+        loaded.options.deviceIterations(3)
+    assert_go_on_alike(wrapped, loaded)
 
 
 def test_the_number_of_iterations_may_change_without_another_program(path):
     wrapped = inference(lambda x: x * 2)
     wrapped(torch.ones(2, 3))
     wrapped.save(path)
-    found = poptorch.load(path, lambda opts: opts.deviceIterations(3))
+    loaded = poptorch.load(path, lambda opts: opts.deviceIterations(3))
     x = torch.randn(6, 3)
-    assert torch.equal(found(x), x * 2)
+    assert torch.equal(loaded(x), x * 2)
     with pytest.raises(poptorch.Error, match=r"Shape mismatch for arg.*expected \[6, 3\]"):
-        found(torch.ones(2, 3))
+        loaded(torch.ones(2, 3))
 
 
 def test_an_edit_that_needs_another_program_is_refused(path):
@@ -274,11 +274,11 @@ def test_what_was_compiled_offline_runs_where_it_is_loaded(path):
     wrapped.compileAndExport(path, *rows(4))
     with pytest.raises(AssertionError, match="offline device"):
         wrapped(*rows(4))
-    found = poptorch.load(path)
-    assert found.options.connection_type == poptorch.ConnectionType.Always
-    assert not found.options.exists("ipu_version")
+    loaded = poptorch.load(path)
+    assert loaded.options.connection_type == poptorch.ConnectionType.Always
+    assert not loaded.options.exists("ipu_version")
     online = trainer(scorer())
-    for a, b in zip(found(*rows(4)), online(*rows(4)), strict=True):
+    for a, b in zip(loaded(*rows(4)), online(*rows(4)), strict=True):
         assert torch.equal(a, b)
 
 

@@ -140,9 +140,9 @@ def test_results_keep_their_containers(index, tmp_path):
     x = torch.randn(3, 2)
     expected = wrapped(x)
     wrapped.save(tmp_path / "x")
-    found = poptorch.load(tmp_path / "x")(x)
-    assert type(found) is type(expected)
-    assert repr(found) == repr(expected)
+    loaded = poptorch.load(tmp_path / "x")(x)
+    assert type(loaded) is type(expected)
+    assert repr(loaded) == repr(expected)
 
 
 def test_arguments_keep_their_containers_and_constants(tmp_path):
@@ -157,12 +157,12 @@ def test_arguments_keep_their_containers_and_constants(tmp_path):
     settings = {"factor": 4.0, "deep": {"z": one, "on": True}}
     expected = wrapped(*arguments, **settings)
     wrapped.save(tmp_path / "x")
-    found = poptorch.load(tmp_path / "x")
-    assert torch.equal(found(*arguments, **settings), expected)
+    loaded = poptorch.load(tmp_path / "x")
+    assert torch.equal(loaded(*arguments, **settings), expected)
     with pytest.raises(poptorch.Error, match=r"Value mismatch for factor: expected 4\.0"):
-        found(*arguments, **settings | {"factor": 5.0})
+        loaded(*arguments, **settings | {"factor": 5.0})
     with pytest.raises(poptorch.Error, match="Missing arguments: deep"):
-        found(*arguments, factor=4.0)
+        loaded(*arguments, factor=4.0)
 
 
 def test_constant_results_come_back(tmp_path):
@@ -180,9 +180,9 @@ def test_a_named_tuple_of_an_unknown_module_is_made_again(tmp_path, monkeypatch)
     monkeypatch.setattr(Free, "__module__", "gone")
     expected = wrapped(torch.ones(2))
     wrapped.save(tmp_path / "x")
-    found = poptorch.load(tmp_path / "x")(torch.ones(2))
-    assert (type(found).__name__, found._fields) == ("Free", ("a", "b"))
-    assert torch.equal(found.b, expected.b)
+    loaded = poptorch.load(tmp_path / "x")(torch.ones(2))
+    assert (type(loaded).__name__, loaded._fields) == ("Free", ("a", "b"))
+    assert torch.equal(loaded.b, expected.b)
 
 
 def test_a_dictionary_class_of_an_unknown_module_is_named(tmp_path, monkeypatch):
@@ -341,10 +341,10 @@ def test_torch_save_of_a_wrapped_module_gives_plain_objects(wrap, tmp_path):
     torch.save(wrapped.model, tmp_path / "of the wrapper")
     torch.save(wrapped.state_dict(), tmp_path / "state")
     for name in ("module", "of the wrapper"):
-        found = torch.load(tmp_path / name, weights_only=False)
-        assert type(found).__name__ == "Scorer"
-        assert type(found.fc.weight) is torch.nn.Parameter
-        assert torch.equal(weights(found), weights(model))
+        loaded = torch.load(tmp_path / name, weights_only=False)
+        assert type(loaded).__name__ == "Scorer"
+        assert type(loaded.fc.weight) is torch.nn.Parameter
+        assert torch.equal(weights(loaded), weights(model))
     state = torch.load(tmp_path / "state", weights_only=True)
     assert {type(value) for value in state.values()} == {torch.Tensor}
     plain = scorer(8)
@@ -353,9 +353,9 @@ def test_torch_save_of_a_wrapped_module_gives_plain_objects(wrap, tmp_path):
 
 
 def test_torch_save_of_a_loaded_model(tmp_path):
-    found = poptorch.load(exported(tmp_path, export_model=True))
-    found(*rows(4))
-    torch.save(found.model, tmp_path / "module")
+    loaded = poptorch.load(exported(tmp_path, export_model=True))
+    loaded(*rows(4))
+    torch.save(loaded.model, tmp_path / "module")
     again = torch.load(tmp_path / "module", weights_only=False)
     assert type(again) is poptorch.RestoredModule
-    assert torch.equal(weights(again), weights(found.model))
+    assert torch.equal(weights(again), weights(loaded.model))

@@ -108,8 +108,8 @@ def test_a_file_continues_what_was_saved(case, tmp_path):
     assert str(loaded.placement) == str(wrapped.placement)
     assert loaded.getTensorNames() == wrapped.getTensorNames()
     if case == "anchored tensors":
-        found = loaded.getAnchoredTensor("gradient")
-        assert torch.equal(found, wrapped.getAnchoredTensor("gradient"))
+        gradients = loaded.getAnchoredTensor("gradient")
+        assert torch.equal(gradients, wrapped.getAnchoredTensor("gradient"))
 
 
 class Ensemble(torch.nn.Module):

@@ -31,12 +31,12 @@ def anchoring(*anchors, optimizer=None, **settings):
 
 def gradients(count, parts, scale=1.0):
     """The weight's gradient of each micro-batch, at the first weights."""
-    found = []
+    results = []
     for x, target in zip(*(tensor.split(count // parts) for tensor in rows(count)), strict=True):
         model = scorer()
         (scale * model(x, target)[0]).backward()
-        found.append(model.fc.weight.grad)
-    return found
+        results.append(model.fc.weight.grad)
+    return results
 
 
 def test_a_gradient_is_the_one_that_autograd_computes():
@@ -59,8 +59,8 @@ def test_gradients_are_per_micro_batch_and_replica(mode, expected):
     settings = {"gradientAccumulation": 2, "replicationFactor": 2}
     wrapped, _ = anchoring([GRADIENT, mode], **settings)
     wrapped(*rows(8))
-    found = wrapped.getAnchoredTensor("0")
-    torch.testing.assert_close(found, expected(gradients(8, 4)), rtol=0, atol=0)
+    output = wrapped.getAnchoredTensor("0")
+    torch.testing.assert_close(output, expected(gradients(8, 4)), rtol=0, atol=0)
 
 
 def test_gradients_are_scaled_by_the_loss_scaling():

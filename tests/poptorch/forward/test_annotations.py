@@ -31,8 +31,8 @@ def test_name_scopes_prefix_names():
                 x = torch.cos(x)
         return torch.tanh(x)
 
-    found = captured(forward)
-    scope = {operator: custom.get("scope") for operator, custom in found.items()}
+    program = captured(forward)
+    scope = {operator: custom.get("scope") for operator, custom in program.items()}
     assert scope[aten.sin.default] == "outer"
     assert scope[aten.cos.default] == "outer/inner"
     assert scope[aten.tanh.default] == ""
@@ -52,10 +52,10 @@ def test_the_operators_that_programs_call_by_name():
         x = torch.ops.poptorch.internal_cast(x, "FLOAT16")
         return torch.ops.poptorch.internal_cast(torch.cos(x), "FLOAT")
 
-    found = captured(forward)
-    assert found[aten.sin.default]["scope"] == "pushed"
-    assert found[aten.cos.default]["scope"] == ""
-    assert not any("poptorch" in str(operator) for operator in found)
+    program = captured(forward)
+    assert program[aten.sin.default]["scope"] == "pushed"
+    assert program[aten.cos.default]["scope"] == ""
+    assert not any("poptorch" in str(operator) for operator in program)
     expected = torch.cos(torch.sin(FLOATS).half()).float()
     assert torch.equal(forward(FLOATS), expected)
     assert torch.equal(inference(forward)(FLOATS), expected)
@@ -79,16 +79,16 @@ def test_attributes_nest_and_are_restored():
             x = torch.sinh(x)
         return torch.tanh(x)
 
-    found = captured(forward)
+    program = captured(forward)
     embedding = {"__outline": {"layer": "embedding"}}
-    assert found[aten.sin.default]["attributes"] == embedding
-    assert found[aten.cos.default]["attributes"] == {
+    assert program[aten.sin.default]["attributes"] == embedding
+    assert program[aten.cos.default]["attributes"] == {
         "__outline": {"layer": "inner"},
         "other": {"k": 1},
     }
-    assert found[aten.tan.default]["attributes"] == embedding
-    assert found[aten.sinh.default]["attributes"] == embedding
-    assert "attributes" not in found[aten.tanh.default]
+    assert program[aten.tan.default]["attributes"] == embedding
+    assert program[aten.sinh.default]["attributes"] == embedding
+    assert "attributes" not in program[aten.tanh.default]
     assert torch.equal(forward(FLOATS), inference(forward)(FLOATS))
 
 

@@ -70,9 +70,9 @@ def test_a_pipelined_model_trains_to_the_same_bits():
     assert [float(loss) for loss in losses] == [float(loss) for loss in expected]
     for name, value in plain.model.state_dict().items():
         assert torch.equal(pipelined.model.state_dict()[name], value), name
-    found = pipelined.pipelineReport()
-    assert found.pipelining.names == BLOCKS
-    assert found.measured.micro_batches == ACCUMULATION
+    actual = pipelined.pipelineReport()
+    assert actual.pipelining.names == BLOCKS
+    assert actual.measured.micro_batches == ACCUMULATION
     assert plain.pipelineReport().pipelining.stages == 1
 
 
@@ -151,8 +151,8 @@ def test_the_report_is_a_table_with_a_picture():
     trainer.compile(*batch())
     assert "Times come with the first call" in str(trainer.pipelineReport())
     trainer(*batch())
-    found = trainer.pipelineReport()
-    lines = str(found).splitlines()
+    result = trainer.pipelineReport()
+    lines = str(result).splitlines()
     assert lines[0].split()[:2] == ["stage", "blocks"]
     assert [line.split()[:2] for line in lines[1:4]] == [
         ["0", "features"],
@@ -166,7 +166,7 @@ def test_the_report_is_a_table_with_a_picture():
         assert signs & set("012345")
         assert signs & set("abcdef")
         assert signs <= set("012345abcdef.")
-    data = json.loads(json.dumps(found.as_data()))
+    data = json.loads(json.dumps(result.as_data()))
     parameters = sum(stage["state_bytes"]["parameter"] for stage in data["stages"])
     assert parameters == sum(p.numel() * 4 for p in trainer.model.parameters())
     assert [stage["held_micro_batches"] for stage in data["stages"]] == [3, 2, 1]
@@ -192,8 +192,8 @@ def test_a_saved_pipeline_goes_on_where_it_was(tmp_path):
     trainer.save(path)
     expected = trainer(*batch())
     loaded = poptorch.load(path)
-    for found, wanted in zip(loaded(*batch()), expected, strict=True):
-        assert torch.equal(found, wanted)
+    for actual, wanted in zip(loaded(*batch()), expected, strict=True):
+        assert torch.equal(actual, wanted)
     assert isinstance(loaded._executable.session.runner, PipelineRunner)
 
 

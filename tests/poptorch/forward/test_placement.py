@@ -103,11 +103,11 @@ def test_a_failed_check_leaves_the_wrapper_uncompiled():
 
 def test_the_table_counts_operators_and_parameters():
     wrapped = trained(Chain(), 7)
-    found = wrapped.placement.rows
-    assert [row.placement.ipu for row in found] == [0, 1, 2, 3]
-    assert [row.parameter_bytes for row in found] == [80] * 4
+    output = wrapped.placement.rows
+    assert [row.placement.ipu for row in output] == [0, 1, 2, 3]
+    assert [row.parameter_bytes for row in output] == [80] * 4
     # A transposed weight, a product and tanh; the last block also squares and averages.
-    assert [row.operators for row in found] == [3, 3, 3, 5]
+    assert [row.operators for row in output] == [3, 3, 3, 5]
     lines = str(wrapped.placement).splitlines()
     assert lines[0].split() == ["block", "stage", "phase", "ipu", "operators", "parameter", "bytes"]
     assert lines[2].split() == ["layer1", "1", "0", "1", "3", "80"]

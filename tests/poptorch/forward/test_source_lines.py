@@ -55,9 +55,9 @@ def test_excluded_files_are_not_named(halve):
         options().appendToLocationExcludes("/helpers/"),
         options().sourceLocationExcludes(["/helpers/"]),
     ):
-        found = text(halve, made)
-        assert "small.py" not in found
-        assert "test_source_lines.py" in found
+        result = text(halve, made)
+        assert "small.py" not in result
+        assert "test_source_lines.py" in result
 
 
 def test_default_fragments_do_not_hide_a_project_of_such_a_name(tmp_path):

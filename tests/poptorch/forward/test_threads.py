@@ -43,17 +43,17 @@ def trained(meanwhile=lambda: None):
 
 def started(function):
     """The thread of a function, and where what it returns or raises will be."""
-    found = []
+    output = []
 
     def run():
         try:
-            found.append(function())
+            output.append(function())
         except Exception as problem:  # noqa: BLE001 - raised by finished
-            found.append(problem)
+            output.append(problem)
 
     thread = threading.Thread(target=run)
     thread.start()
-    return thread, found
+    return thread, output
 
 
 def finished(thread, found):

@@ -24,10 +24,10 @@ def refused(function, *inputs):
 
 def same(function, *inputs):
     expected = function(*inputs)
-    found = inference(function)(*inputs)
-    assert type(found) is type(expected)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    return found
+    output = inference(function)(*inputs)
+    assert type(output) is type(expected)
+    torch.testing.assert_close(output, expected, rtol=0, atol=0)
+    return output
 
 
 given = torch.full((3, 4), 2.0)
@@ -75,10 +75,10 @@ class Reading(nn.Module):
 def test_a_body_is_traced_once_and_reads_its_surroundings():
     model = Reading(5)
     wrapped = poptorch.inferenceModel(model, options())
-    found = wrapped(X)
+    output = wrapped(X)
     assert model.runs == [1]
     with torch.no_grad():
-        torch.testing.assert_close(found, model(X), rtol=0, atol=0)
+        torch.testing.assert_close(output, model(X), rtol=0, atol=0)
     with torch.no_grad():
         model.fc.weight.zero_()
     wrapped.copyWeightsToDevice()
@@ -123,9 +123,9 @@ def test_random_numbers_of_a_body_are_torchs():
     wrapped = inference(forward)
     wrapped.compile(X)
     torch.manual_seed(5)
-    found = wrapped(X)
+    output = wrapped(X)
     torch.manual_seed(5)
-    torch.testing.assert_close(found, forward(X), rtol=0, atol=0)
+    torch.testing.assert_close(output, forward(X), rtol=0, atol=0)
 
 
 SIDES = {
@@ -143,9 +143,9 @@ def test_a_branch_is_chosen_when_the_program_runs(sides):
 
     wrapped = inference(forward)
     for truth in (True, False, True):
-        found = wrapped(torch.tensor(truth), X)
-        assert isinstance(found, list)
-        torch.testing.assert_close(found, forward(torch.tensor(truth), X), rtol=0, atol=0)
+        output = wrapped(torch.tensor(truth), X)
+        assert isinstance(output, list)
+        torch.testing.assert_close(output, forward(torch.tensor(truth), X), rtol=0, atol=0)
 
 
 def test_a_condition_may_have_one_dimension_or_be_computed():
@@ -199,8 +199,8 @@ MISFITS = [
 
 @pytest.mark.parametrize(("body", "message"), MISFITS)
 def test_results_of_a_loop_fit_its_inputs(body, message):
-    found = refused(lambda x: poptorch.for_loop(2, body, [x]), X)
-    assert re.search(message, found)
+    problem = refused(lambda x: poptorch.for_loop(2, body, [x]), X)
+    assert re.search(message, problem)
 
 
 @pytest.mark.parametrize(

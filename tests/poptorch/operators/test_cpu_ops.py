@@ -56,9 +56,9 @@ def test_several_results_are_a_list_and_other_arguments_are_constants():
         kinds.append(type(results))
         return results
 
-    found = inference(forward)(torch.ones(2), torch.tensor([1, 2, 3]))
+    output = inference(forward)(torch.ones(2), torch.tensor([1, 2, 3]))
     assert kinds == [list]
-    assert [each.tolist() for each in found] == [[3.0, 3.0], 6]
+    assert [each.tolist() for each in output] == [[3.0, 3.0], 6]
 
 
 def test_a_module_keeps_its_weights_and_needs_no_gradient():

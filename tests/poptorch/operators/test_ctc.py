@@ -44,12 +44,12 @@ def trains_alike(loss, *inputs):
     optimizer = sgd(plain)
     wrapped = trainer(model)
     for _ in range(3):
-        found = wrapped(*inputs)
+        output = wrapped(*inputs)
         optimizer.zero_grad()
         expected = plain(*inputs)
         expected.backward()
         optimizer.step()
-        torch.testing.assert_close(found, expected.detach(), rtol=0, atol=0)
+        torch.testing.assert_close(output, expected.detach(), rtol=0, atol=0)
     for one, other in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one.detach(), other.detach(), rtol=0, atol=0)
 
@@ -99,8 +99,8 @@ def test_training_without_reduction_is_refused():
 def test_inference_without_reduction_is_torchs():
     model = Speech(nn.CTCLoss(reduction="none"))
     inputs = (*batch(), INPUT_LENGTHS, TARGET_LENGTHS)
-    found = poptorch.inferenceModel(model, options())(*inputs)
-    torch.testing.assert_close(found, model(*inputs).detach(), rtol=0, atol=0)
+    output = poptorch.inferenceModel(model, options())(*inputs)
+    torch.testing.assert_close(output, model(*inputs).detach(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("function", [F.nll_loss, F.cross_entropy])
@@ -169,10 +169,10 @@ def test_a_prefix_that_returns_to_the_beam_is_the_same():
         _, sizes, paths = poptorch.ctc_beam_search_decoder(
             log_probs, torch.tensor([7]), beam_width=4, top_paths=4
         )
-        found = [
+        results = [
             tuple(path[:n].tolist()) for path, n in zip(paths[0], sizes[0].tolist(), strict=True)
         ]
-        assert len(set(found)) == 4
+        assert len(set(results)) == 4
 
 
 P, N = torch.zeros(4, 2, 3), torch.tensor([4, 4])

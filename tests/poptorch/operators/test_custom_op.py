@@ -45,8 +45,8 @@ def test_a_registered_function_becomes_part_of_the_program():
         kinds.append(type(results))
         return results
 
-    found = inference(forward)(torch.tensor([1.0, 2.0]))
-    assert [each.tolist() for each in found] == [[2.0, 16.0], 2]
+    output = inference(forward)(torch.tensor([1.0, 2.0]))
+    assert [each.tolist() for each in output] == [[2.0, 16.0], 2]
     assert kinds == [list]
 
 
@@ -71,8 +71,8 @@ def after_a_step(operator):
 
 def test_the_gradient_is_that_of_autograd():
     poptorch.register_custom_op("Cube", "com.acme")(cubes)
-    found = after_a_step(lambda x: cube(x, factor=2.0)[0])
-    assert torch.equal(found, after_a_step(lambda x: x**3 * 2.0))
+    output = after_a_step(lambda x: cube(x, factor=2.0)[0])
+    assert torch.equal(output, after_a_step(lambda x: x**3 * 2.0))
 
 
 def test_the_gradient_can_be_given():
@@ -137,9 +137,9 @@ def test_results_unlike_the_examples_are_refused(example):
 
 
 def test_on_the_host_the_results_are_zeros():
-    found = cube(torch.ones(2))
-    assert [each.tolist() for each in found] == [[0.0, 0.0], 0]
-    assert found[1].dtype is torch.int64
+    result = cube(torch.ones(2))
+    assert [each.tolist() for each in result] == [[0.0, 0.0], 0]
+    assert result[1].dtype is torch.int64
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ def test_each_point_is_farthest_from_those_before(ptr, ratio):
     for begin, end in itertools.pairwise(ptr):
         count = math.ceil((end - begin) * ratio)
         if count:
-            found = farthest(POINTS[begin:end], count, 0)
-            expected += [begin + i for i in found]
+            actual = farthest(POINTS[begin:end], count, 0)
+            expected += [begin + i for i in actual]
     assert poptorch.fps(POINTS, ptr, ratio).tolist() == expected
     assert inference(lambda p: poptorch.fps(p, ptr, ratio))(POINTS).tolist() == expected
 
@@ -37,10 +37,10 @@ def test_a_random_start_is_drawn_at_every_run():
     wrapped = inference(lambda p: poptorch.fps(p, [0, 9, 17], 0.5, True))
     starts = set()
     for _ in range(20):
-        found = wrapped(POINTS).tolist()
-        starts.add(found[0])
-        assert found[:5] == farthest(POINTS[:9], 5, found[0])
-        assert found[5:] == [9 + i for i in farthest(POINTS[9:], 4, found[5] - 9)]
+        output = wrapped(POINTS).tolist()
+        starts.add(output[0])
+        assert output[:5] == farthest(POINTS[:9], 5, output[0])
+        assert output[5:] == [9 + i for i in farthest(POINTS[9:], 4, output[5] - 9)]
     assert len(starts) > 2
 
 

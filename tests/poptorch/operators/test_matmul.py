@@ -24,12 +24,12 @@ def test_slices_give_the_product_and_its_gradients(mode, shapes):
     sliced = poptorch.serializedMatMul(lhs, rhs, mode, 4)
     plain = torch.matmul(lhs, rhs)
     torch.testing.assert_close(sliced, plain)
-    for found, expected in zip(
+    for actual, expected in zip(
         torch.autograd.grad(sliced.square().sum(), (lhs, rhs)),
         torch.autograd.grad(plain.square().sum(), (lhs, rhs)),
         strict=True,
     ):
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("mode", SLICED)
@@ -79,12 +79,12 @@ def test_kept_precision_reaches_gradients(mode):
 def test_vectors_and_matrices():
     vector, matrix = operands(shapes=((12,), (12, 16)))
     for mode in (Mode.ReducingDim, Mode.OutputChannels):
-        found = poptorch.serializedMatMul(vector, matrix, mode, 4)
-        torch.testing.assert_close(found, vector @ matrix)
+        output = poptorch.serializedMatMul(vector, matrix, mode, 4)
+        torch.testing.assert_close(output, vector @ matrix)
         with pytest.raises(poptorch.Error, match="slices a matrix, found an operand of shape"):
             poptorch.serializedMatMul(vector, vector, Mode.OutputChannels, 4)
-    found = poptorch.serializedMatMul(matrix.T, vector, Mode.InputChannels, 4)
-    torch.testing.assert_close(found, matrix.T @ vector)
+    output = poptorch.serializedMatMul(matrix.T, vector, Mode.InputChannels, 4)
+    torch.testing.assert_close(output, matrix.T @ vector)
 
 
 @pytest.mark.parametrize(("mode", "size"), [*zip(SLICED, (8, 12, 16), strict=True)])

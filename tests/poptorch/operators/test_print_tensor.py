@@ -43,11 +43,11 @@ def test_training_also_writes_the_gradient(capsys):
     scores = model.fc(x).detach().requires_grad_()
     (gradient,) = torch.autograd.grad(F.mse_loss(scores, target), scores)
     trainer(model)(x, target)
-    found = capsys.readouterr().err
-    numbers = [float(each) for each in re.findall(r"-?\d+\.\d+(?:e-\d+)?", found)]
+    errors = capsys.readouterr().err
+    numbers = [float(each) for each in re.findall(r"-?\d+\.\d+(?:e-\d+)?", errors)]
     expected = [*scores.flatten().tolist(), *gradient.flatten().tolist()]
     assert numbers == pytest.approx(expected, abs=1e-4)
-    assert re.findall(r"^\w+(?=: )", found, re.MULTILINE) == ["scores", "scores_gradient"]
+    assert re.findall(r"^\w+(?=: )", errors, re.MULTILINE) == ["scores", "scores_gradient"]
 
 
 def test_the_gradient_can_be_left_out(capsys):
@@ -124,13 +124,13 @@ def test_an_unknown_format_is_a_key_error():
 @pytest.mark.compiler
 @pytest.mark.thorough  # test_effects compiles prints too
 def test_compiled_prints_are_those_of_the_reference(capsys, monkeypatch):
-    found = []
+    errors = []
     for target in ("reference", "cpu"):
         monkeypatch.setenv("ABELE_TARGET", target)
         model = Printing(digits=2)
         wrapped = poptorch.trainingModel(model, options(), sgd(model))
         wrapped(*rows(2))
         assert wrapped.target == target
-        found.append(capsys.readouterr().err)
-    assert found[0] == found[1]
-    assert "scores_gradient: ((" in found[1]
+        errors.append(capsys.readouterr().err)
+    assert errors[0] == errors[1]
+    assert "scores_gradient: ((" in errors[1]

@@ -24,8 +24,8 @@ def test_a_slice_is_pythons(dtype, dim, size, step):
         index = [slice(None)] * 2
         index[dim] = slice(start, start + size, step)
         for run in (wrapped, forward):
-            found = run(X, torch.tensor(start, dtype=dtype))
-            torch.testing.assert_close(found, X[tuple(index)], rtol=0, atol=0)
+            output = run(X, torch.tensor(start, dtype=dtype))
+            torch.testing.assert_close(output, X[tuple(index)], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -40,8 +40,8 @@ def test_an_update_replaces_a_slice_in_a_copy(dtype):
         expected = X.clone()
         expected[:, start : start + 3] = src
         for run in (wrapped, forward):
-            found = run(X, torch.tensor([start], dtype=dtype))
-            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+            output = run(X, torch.tensor([start], dtype=dtype))
+            torch.testing.assert_close(output, expected, rtol=0, atol=0)
 
 
 def test_starts_out_of_range_compile_and_move_inside():
@@ -85,12 +85,12 @@ def test_gradients_pass_through(function):
     wrapped = trainer(model)
     for start in (0, 2, 1):
         batch = (*rows(4), torch.tensor(start))
-        found = wrapped(*batch)
+        output = wrapped(*batch)
         optimizer.zero_grad()
         expected = plain(*batch)
         expected.backward()
         optimizer.step()
-        torch.testing.assert_close(found, expected.detach(), rtol=0, atol=0)
+        torch.testing.assert_close(output, expected.detach(), rtol=0, atol=0)
     torch.testing.assert_close(model.fc.weight, plain.fc.weight, rtol=0, atol=0)
 
 
@@ -155,8 +155,8 @@ NOTATIONS = {
 def test_slices_a_constant_apart_are_pythons(forward):
     wrapped = inference(forward)
     for start in (1, 2, 3):
-        found = wrapped(X, torch.tensor(start))
-        torch.testing.assert_close(found, forward(X, torch.tensor(start)), rtol=0, atol=0)
+        output = wrapped(X, torch.tensor(start))
+        torch.testing.assert_close(output, forward(X, torch.tensor(start)), rtol=0, atol=0)
 
 
 def test_a_slice_can_be_assigned():
@@ -186,5 +186,5 @@ def test_other_slices_say_that_a_value_is_needed(forward):
 
 def test_other_indices_are_left_alone():
     wrapped = inference(lambda x: (x[1:3], x[torch.tensor([0, 2])], x[..., -1]))
-    for found, expected in zip(wrapped(X), (X[1:3], X[[0, 2]], X[:, -1]), strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    for actual, expected in zip(wrapped(X), (X[1:3], X[[0, 2]], X[:, -1]), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)

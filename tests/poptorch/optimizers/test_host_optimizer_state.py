@@ -151,12 +151,12 @@ def test_what_comes_back_is_torchs_state(name):
     train(wrapped, range(8))
     wrapped.destroy()
     plain_steps(plain, theirs, batches(range(8)))
-    found, expected = (each.state_dict()["state"] for each in (optimizer, theirs))
-    assert found.keys() == expected.keys()
+    state_dict, expected = (each.state_dict()["state"] for each in (optimizer, theirs))
+    assert state_dict.keys() == expected.keys()
     for number, state in expected.items():
-        assert found[number].keys() == state.keys()
+        assert state_dict[number].keys() == state.keys()
         for key, value in state.items():
-            torch.testing.assert_close(found[number][key], value, rtol=0, atol=0)
+            torch.testing.assert_close(state_dict[number][key], value, rtol=0, atol=0)
 
 
 def test_another_adagrad_goes_on_with_the_sums_of_the_first():
@@ -232,8 +232,8 @@ def test_the_state_is_in_what_is_exported(tmp_path):
     loaded = poptorch.load(tmp_path / "model")
     train(loaded, (7,))
     plain_steps(plain, theirs, batches((7,)))
-    found = torch.cat([value.flatten() for value in loaded.state_dict().values()])
-    assert torch.equal(found, weights(plain))
+    state = torch.cat([value.flatten() for value in loaded.state_dict().values()])
+    assert torch.equal(state, weights(plain))
 
 
 def test_reading_our_own_state_before_the_first_call_loses_nothing():

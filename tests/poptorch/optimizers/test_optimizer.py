@@ -50,9 +50,9 @@ def _plain_after(optimizer_of, steps=3):
 @pytest.mark.parametrize("package", [torch.optim, optim], ids=["torch", "poptorch"])
 @pytest.mark.parametrize(("name", "settings"), SETTINGS)
 def test_every_class_computes_what_torch_computes(package, name, settings):
-    found = _after(lambda m: getattr(package, name)(m.parameters(), **settings))
+    params = _after(lambda m: getattr(package, name)(m.parameters(), **settings))
     expected = _plain_after(lambda m: getattr(torch.optim, name)(m.parameters(), **settings))
-    assert torch.equal(found, expected)
+    assert torch.equal(params, expected)
 
 
 @pytest.mark.parametrize("correction", [True, False])
@@ -64,9 +64,9 @@ def test_the_host_step_of_lamb_is_the_compiled_one(correction):
 
 
 def test_dampening_acts_on_the_first_step():
-    found = _after(lambda m: optim.SGD(m.parameters(), 0.1, momentum=0.9, dampening=0.5), steps=1)
+    params = _after(lambda m: optim.SGD(m.parameters(), 0.1, momentum=0.9, dampening=0.5), steps=1)
     expected = _plain_after(lambda m: torch.optim.SGD(m.parameters(), lr=0.05), steps=1)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(params, expected)
 
 
 def test_the_tensorflow_variant_puts_epsilon_in_the_root():
@@ -79,7 +79,7 @@ def test_the_tensorflow_variant_puts_epsilon_in_the_root():
 
 @pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW])
 def test_clipping_is_that_of_torch(kind):
-    found = _after(lambda m: kind(m.parameters(), lr=0.1, max_grad_norm=0.05))
+    params = _after(lambda m: kind(m.parameters(), lr=0.1, max_grad_norm=0.05))
 
     class Clipped(getattr(torch.optim, kind.__name__)):
         def step(self, closure=None):
@@ -87,7 +87,7 @@ def test_clipping_is_that_of_torch(kind):
             return super().step(closure)
 
     expected = _plain_after(lambda m: Clipped(m.parameters(), lr=0.1))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(params, expected, rtol=0, atol=1e-6)
 
 
 def test_clipping_acts_on_the_reduced_gradient():
@@ -103,8 +103,8 @@ def test_clipping_acts_on_the_reduced_gradient():
 @pytest.mark.parametrize("scaling", [1024.0, 3.0])
 @pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW, optim.LAMB])
 def test_loss_scaling_is_neutral(kind, scaling):
-    found = _after(lambda m: kind(m.parameters(), lr=0.1, loss_scaling=scaling))
-    torch.testing.assert_close(found, _after(lambda m: kind(m.parameters(), lr=0.1)))
+    params = _after(lambda m: kind(m.parameters(), lr=0.1, loss_scaling=scaling))
+    torch.testing.assert_close(params, _after(lambda m: kind(m.parameters(), lr=0.1)))
 
 
 def test_a_variable_loss_scaling_doubles_and_halves():
@@ -167,11 +167,11 @@ def test_parameters_outside_the_optimizer_are_not_updated():
 @pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB])
 def test_copies_keep_what_this_package_adds(kind, duplicate):
     original = kind(scorer().parameters(), lr=0.1, loss_scaling=4.0, accum_type=torch.float16)
-    found = duplicate(original)
-    assert found.loss_scaling == 4.0
-    assert found.accum_type is torch.float16
-    assert not found.variable_attrs.isConstant("loss_scaling")
-    assert found.param_groups[0]["lr"] == 0.1
+    result = duplicate(original)
+    assert result.loss_scaling == 4.0
+    assert result.accum_type is torch.float16
+    assert not result.variable_attrs.isConstant("loss_scaling")
+    assert result.param_groups[0]["lr"] == 0.1
 
 
 @pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop])

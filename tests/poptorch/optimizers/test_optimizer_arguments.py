@@ -112,9 +112,9 @@ def rule(make):
 
 @pytest.mark.parametrize("name", TORCHS)
 def test_every_argument_of_torch_has_a_row(name):
-    found = set(arguments(getattr(torch.optim, name)))
-    assert found <= set(ARGUMENTS), "decide what becomes of it in abele.step.optimizer_arguments"
-    assert name not in NAMES or found <= set(arguments(getattr(optim, name)))
+    names = set(arguments(getattr(torch.optim, name)))
+    assert names <= set(ARGUMENTS), "decide what becomes of it in abele.step.optimizer_arguments"
+    assert name not in NAMES or names <= set(arguments(getattr(optim, name)))
 
 
 @pytest.mark.parametrize("name", [*NAMES, "LAMB"])
@@ -154,10 +154,10 @@ def test_an_argument_is_honoured(package, name, values, others, grouped):
         pytest.skip("torch reads the optimizer's alone")
     if "t0" in values:
         pytest.skip("it is of the mean alone, which test_host_optimizer_state.py compares")
-    found = by_rule(maker(package, name, grouped=grouped, **others | values))
+    actual = by_rule(maker(package, name, grouped=grouped, **others | values))
     expected = plainly(maker(torch.optim, name, grouped=grouped, **others | values))
-    assert torch.equal(found, expected)
-    assert not torch.equal(found, by_rule(maker(package, name, grouped=grouped, **others)))
+    assert torch.equal(actual, expected)
+    assert not torch.equal(actual, by_rule(maker(package, name, grouped=grouped, **others)))
 
 
 @pytest.mark.parametrize(("package", "name", "values", "others"), cases(SPEED))

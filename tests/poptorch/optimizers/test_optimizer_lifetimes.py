@@ -188,12 +188,12 @@ def test_an_optimizer_keeps_no_wrapper_alive():
 )
 def test_copies_keep_the_state_and_are_connected_to_nothing(duplicate):
     wrapped, _, optimizer = running(adam)
-    found = duplicate(optimizer)
+    result = duplicate(optimizer)
     then = optimizer.state_dict()["ipu_state"]
     wrapped(*rows(4))
-    assert found._connection() is None
-    assert same(found.state_dict()["ipu_state"], then)
-    assert found.param_groups[0]["lr"] == 0.1
+    assert result._connection() is None
+    assert same(result.state_dict()["ipu_state"], then)
+    assert result.param_groups[0]["lr"] == 0.1
 
 
 def test_two_wrappers_cannot_both_own_an_optimizer():

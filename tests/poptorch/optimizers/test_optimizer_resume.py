@@ -38,19 +38,19 @@ def _save(path, model, optimizer):
 
 def _resumed(path, make, when, **settings):
     """Fresh objects, other weights, then what the file has."""
-    found = torch.load(path, weights_only=True)
+    loaded = torch.load(path, weights_only=True)
     model = scorer(5)
-    model.load_state_dict(found["model"])
+    model.load_state_dict(loaded["model"])
     optimizer = make(model.parameters())
     if when == "before wrapping":
-        optimizer.load_state_dict(found["optimizer"])
+        optimizer.load_state_dict(loaded["optimizer"])
     wrapped = trainer(model, optimizer, **settings)
     if when == "before compiling":
-        optimizer.load_state_dict(found["optimizer"])
+        optimizer.load_state_dict(loaded["optimizer"])
     elif when == "after a run":
         wrapped(*rows(2 * 2 * 2 * 2 if settings else 4, seed=77))
-        wrapped.load_state_dict(found["model"])
-        optimizer.load_state_dict(found["optimizer"])
+        wrapped.load_state_dict(loaded["model"])
+        optimizer.load_state_dict(loaded["optimizer"])
     return wrapped, model
 
 
@@ -130,10 +130,10 @@ def test_checkpoints_read_without_this_package(tmp_path):
     model = scorer()
     optimizer = OPTIMIZERS["adam"](model.parameters())
     trainer(model, optimizer)(*rows(4))
-    found = optimizer.state_dict()
-    assert {type(value) for value in found["ipu_state"].values()} == {torch.Tensor}
-    assert {value.device.type for value in found["ipu_state"].values()} == {"cpu"}
-    assert {type(value) for value in found["ipu_param"].values()} == {torch.Tensor}
+    state = optimizer.state_dict()
+    assert {type(value) for value in state["ipu_state"].values()} == {torch.Tensor}
+    assert {value.device.type for value in state["ipu_state"].values()} == {"cpu"}
+    assert {type(value) for value in state["ipu_param"].values()} == {torch.Tensor}
 
 
 @pytest.mark.compiler

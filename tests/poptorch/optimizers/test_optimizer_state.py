@@ -43,11 +43,11 @@ def test_before_compiling_there_is_no_device_state():
     model = scorer()
     optimizer = adam(model)
     trainer(model, optimizer)
-    found = optimizer.state_dict()
-    assert list(found) == ["ipu_state", "ipu_param", "state", "param_groups"]
-    assert found["ipu_state"] is None
-    assert found["ipu_param"] is None
-    assert found["param_groups"][0]["lr"] == 0.1
+    state = optimizer.state_dict()
+    assert list(state) == ["ipu_state", "ipu_param", "state", "param_groups"]
+    assert state["ipu_state"] is None
+    assert state["ipu_param"] is None
+    assert state["param_groups"][0]["lr"] == 0.1
     assert not optimizer.has_state()
 
 
@@ -55,10 +55,10 @@ def test_after_compiling_there_is_fresh_state():
     model = scorer()
     optimizer = adam(model)
     trainer(model, optimizer).compile(*rows(4))
-    found = optimizer.state_dict()["ipu_state"]
-    assert set(found) == {f"{kind}___{p}" for kind in ("Accl1", "Accl2", "Step") for p in PARAMS}
-    assert all(not value.any() for value in found.values())
-    assert found["Accl1___fc.weight"].shape == (3, 4)
+    state = optimizer.state_dict()["ipu_state"]
+    assert set(state) == {f"{kind}___{p}" for kind in ("Accl1", "Accl2", "Step") for p in PARAMS}
+    assert all(not value.any() for value in state.values())
+    assert state["Accl1___fc.weight"].shape == (3, 4)
     assert optimizer.has_state()
 
 
@@ -80,11 +80,11 @@ def test_values_are_those_of_torch():
         theirs.zero_grad()
         plain(*rows(4, seed=step))[0].backward()
         theirs.step()
-    found = optimizer.state_dict()["ipu_state"]
+    state = optimizer.state_dict()["ipu_state"]
     for name, param in plain.named_parameters():
-        assert torch.equal(found[f"Accl1___{name}"], theirs.state[param]["exp_avg"])
-        assert torch.equal(found[f"Accl2___{name}"], theirs.state[param]["exp_avg_sq"])
-        assert found[f"Step___{name}"] == 3
+        assert torch.equal(state[f"Accl1___{name}"], theirs.state[param]["exp_avg"])
+        assert torch.equal(state[f"Accl2___{name}"], theirs.state[param]["exp_avg_sq"])
+        assert state[f"Step___{name}"] == 3
 
 
 NAMES = [
@@ -120,9 +120,9 @@ def test_accumulators_are_part_of_the_state():
     optimizer = momentum(model)
     wrapped = trainer(model, optimizer, gradientAccumulation=2)
     wrapped(*rows(4))
-    found = optimizer.state_dict()["ipu_state"]
-    assert set(found) == {f"{kind}___{p}" for kind in ("Accl1", "Accum") for p in PARAMS}
-    assert not found["Accum___fc.weight"].any()
+    state = optimizer.state_dict()["ipu_state"]
+    assert set(state) == {f"{kind}___{p}" for kind in ("Accl1", "Accum") for p in PARAMS}
+    assert not state["Accum___fc.weight"].any()
 
 
 def test_a_frozen_parameter_has_no_state():
@@ -142,7 +142,7 @@ def test_numbers_of_sgd():
         return optim.SGD(groups, 0.125, momentum=0.9, dampening=0.5, loss_scaling=4.0)
 
     _, _, optimizer = running(make)
-    found = optimizer.state_dict()["ipu_param"]
+    state = optimizer.state_dict()["ipu_param"]
     expected = {
         "lossScaling_FLOAT": 4.0,
         "scaledLearningRate0___default___FLOAT": 0.125 * 0.5 / 4,
@@ -152,8 +152,8 @@ def test_numbers_of_sgd():
         "weightDecayScaleFactor0___specific___fc.weight": 1.0,
         "weightDecayScaleFactor0___specific___fc.bias": 1 - 0.5 * 0.5 * 0.25,
     }
-    assert {name: value.item() for name, value in found.items()} == expected
-    assert {value.dtype for value in found.values()} == {torch.float32}
+    assert {name: value.item() for name, value in state.items()} == expected
+    assert {value.dtype for value in state.values()} == {torch.float32}
 
 
 @pytest.mark.parametrize(
@@ -169,11 +169,11 @@ def test_numbers_of_sgd():
 )
 def test_numbers_of_the_others(make, own):
     _, _, optimizer = running(make)
-    found = optimizer.state_dict()["ipu_param"]
+    state = optimizer.state_dict()["ipu_param"]
     for name, value in {"learningRate": 0.1, **own}.items():
-        assert found[f"{name}___specific___fc.bias"].item() == pytest.approx(value)
-        assert found[f"{name}___default___FLOAT"].item() == pytest.approx(value)
-    assert "weightDecay___specific___fc.weight" in found
+        assert state[f"{name}___specific___fc.bias"].item() == pytest.approx(value)
+        assert state[f"{name}___default___FLOAT"].item() == pytest.approx(value)
+    assert "weightDecay___specific___fc.weight" in state
 
 
 def test_the_numbers_follow_set_optimizer():
@@ -307,10 +307,10 @@ def test_a_part_loaded_before_compiling_is_completed_by_the_device():
     optimizer = adam(model)
     optimizer.load_state_dict({**done.state_dict(), "ipu_state": part})
     trainer(model, optimizer).compile(*rows(4))
-    found = optimizer.state_dict()["ipu_state"]
-    assert (found["Accl1___fc.bias"] == 5.0).all()
-    assert len(found) == 6
-    assert not found["Accl2___fc.bias"].any()
+    state = optimizer.state_dict()["ipu_state"]
+    assert (state["Accl1___fc.bias"] == 5.0).all()
+    assert len(state) == 6
+    assert not state["Accl2___fc.bias"].any()
 
 
 def test_a_dictionary_from_before_compiling_brings_its_groups_only():

@@ -44,10 +44,10 @@ def trained_on_the_host(model, optimizer, max_norm=None, seeds=range(4)):
 )
 def test_clipping_is_clip_grad_norm(ours, torchs):
     clipped, plain, unclipped = scorer(), scorer(), scorer()
-    found = trained(clipped, ours(clipped.parameters(), lr=0.1, max_grad_norm=0.05))
+    params = trained(clipped, ours(clipped.parameters(), lr=0.1, max_grad_norm=0.05))
     expected = trained_on_the_host(plain, torchs(plain.parameters(), lr=0.1), max_norm=0.05)
-    torch.testing.assert_close(found, expected)
-    assert not torch.allclose(found, trained(unclipped, ours(unclipped.parameters(), lr=0.1)))
+    torch.testing.assert_close(params, expected)
+    assert not torch.allclose(params, trained(unclipped, ours(unclipped.parameters(), lr=0.1)))
 
 
 RMSPROPS = {
@@ -61,10 +61,10 @@ RMSPROPS = {
 @pytest.mark.parametrize("name", RMSPROPS)
 def test_rmsprop_is_torchs(name):
     model, plain = scorer(), scorer()
-    found = trained(model, optim.RMSprop(model.parameters(), lr=0.01, **RMSPROPS[name]))
+    params = trained(model, optim.RMSprop(model.parameters(), lr=0.01, **RMSPROPS[name]))
     settings = RMSPROPS[name]
     expected = torch.optim.RMSprop(plain.parameters(), lr=0.01, **settings)
-    torch.testing.assert_close(found, trained_on_the_host(plain, expected))
+    torch.testing.assert_close(params, trained_on_the_host(plain, expected))
 
 
 class ByFormula(torch.optim.Optimizer):
@@ -98,10 +98,10 @@ def test_rmsprop_of_tensorflow_has_eps_inside_the_root_and_starts_at_one(centere
     model, plain, other = scorer(), scorer(), scorer()
     optimizer = optim.RMSprop(model.parameters(), use_tf_variant=True, **settings)
     formula = ByFormula(plain.parameters(), tensorflows_rmsprop(centered))
-    found = trained(model, optimizer)
-    torch.testing.assert_close(found, trained_on_the_host(plain, formula))
+    output = trained(model, optimizer)
+    torch.testing.assert_close(output, trained_on_the_host(plain, formula))
     default = optim.RMSprop(other.parameters(), **settings)
-    assert not torch.allclose(found, trained(other, default), atol=1e-4)
+    assert not torch.allclose(output, trained(other, default), atol=1e-4)
 
 
 def lamb(bias_correction, max_norm=65500.0):
@@ -194,9 +194,9 @@ def test_device_errors_say_how_to_recover():
     for kind in (TestErrorType.Poptorch, TestErrorType.Popart):
         with pytest.raises(poptorch.Error) as other:
             _throwTestError(kind)
-        found = other.value
-        assert not isinstance(found, poptorch.RecoverableError | poptorch.UnrecoverableError)
-        assert str(found).startswith(f"In {found.location}: '{found.type}': {found.message}")
+        error = other.value
+        assert not isinstance(error, poptorch.RecoverableError | poptorch.UnrecoverableError)
+        assert str(error).startswith(f"In {error.location}: '{error.type}': {error.message}")
 
 
 class Graph:

@@ -23,8 +23,8 @@ def test_two_enumerations_hold_strings(name):
 
 
 def test_there_are_no_others():
-    found = {k for k, v in vars(enums).items() if isinstance(v, enum.EnumMeta)}
-    assert found == set(API["enums"])
+    names = {k for k, v in vars(enums).items() if isinstance(v, enum.EnumMeta)}
+    assert names == set(API["enums"])
 
 
 def test_members_compare_equal_to_the_integers_that_options_store():

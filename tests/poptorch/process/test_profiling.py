@@ -60,9 +60,13 @@ def test_a_program_is_traced_from_import_to_exit(tmp_path):
     asked = {"enable": "true", "directory": str(tmp_path / "traces")}
     _, (events,) = run(tmp_path, json.dumps(asked))
     spans = [event for event in events if event["ph"] == "X"]
-    found = {(event["cat"], event["name"]) for event in spans}
-    assert found >= {("mine", "Work.add"), ("mine", "a step"), ("poptorch.DataLoader", "__next__")}
-    training = {name for channel, name in found if channel == "poptorch.trainingModel"}
+    results = {(event["cat"], event["name"]) for event in spans}
+    assert results >= {
+        ("mine", "Work.add"),
+        ("mine", "a step"),
+        ("poptorch.DataLoader", "__next__"),
+    }
+    training = {name for channel, name in results if channel == "poptorch.trainingModel"}
     assert training >= {
         "modelCompilation",
         "graphPreprocessing",

@@ -83,6 +83,6 @@ def test_unregistered_types_have_no_parser():
 
 
 def test_an_error_can_be_made():
-    found = poptorch.createPoptorchError("no luck")
-    assert (found.message, found.type, found.location) == ("no luck", "poptorch_py_error", "")
-    assert str(found) == "'poptorch_py_error': no luck"
+    output = poptorch.createPoptorchError("no luck")
+    assert (output.message, output.type, output.location) == ("no luck", "poptorch_py_error", "")
+    assert str(output) == "'poptorch_py_error': no luck"

@@ -42,9 +42,9 @@ USES = {
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_it_computes_like_the_parameter(proxy, use):
-    found = use(proxy)
-    assert not isinstance(found, ParameterProxy)
-    assert torch.equal(found, use(torch.nn.Parameter(VALUE)))
+    result = use(proxy)
+    assert not isinstance(result, ParameterProxy)
+    assert torch.equal(result, use(torch.nn.Parameter(VALUE)))
 
 
 def test_it_is_no_parameter_and_has_its_attributes(proxy):

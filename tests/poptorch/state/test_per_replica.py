@@ -115,8 +115,8 @@ def test_gradients_are_reduced_within_a_group(asked, optimizer, accumulation):
         OPTIMIZERS[optimizer](model.parameters()),
     )
     wrapped.weight.replicaGrouping(*asked, ONE)
-    found = torch.cat([wrapped(*batch)[0] for batch in batches])
-    torch.testing.assert_close(found, losses)
+    actual = torch.cat([wrapped(*batch)[0] for batch in batches])
+    torch.testing.assert_close(actual, losses)
     torch.testing.assert_close(model.weight.detach(), expected)
     torch.testing.assert_close(model.bias.detach(), shared[0].detach())
     torch.testing.assert_close(model.inner.weight.detach(), shared[1].detach())
@@ -130,10 +130,10 @@ def test_inference_computes_with_the_value_of_each_group(asked, mode):
     wrapped = poptorch.inferenceModel(model, options(replicationFactor=R))
     wrapped.per_replica_params["weight"] = (*asked, mode)
     x, target = data()
-    found = wrapped(x, target)[1]
+    output = wrapped(x, target)[1]
     for replica, rows in enumerate(x.split(2)):
         hidden = torch.tanh(F.linear(rows, model.weight[groups[replica]], model.bias))
-        torch.testing.assert_close(found[2 * replica : 2 * replica + 2], model.inner(hidden))
+        torch.testing.assert_close(output[2 * replica : 2 * replica + 2], model.inner(hidden))
 
 
 @grouped
@@ -276,7 +276,7 @@ def test_optimizer_state_has_one_entry_per_parameter_with_a_dimension_for_groups
     wrapped.load_state_dict(before)
     optimizer.load_state_dict(saved)
     wrapped(*batches[1])
-    found = model.state_dict(), optimizer.state_dict()["ipu_state"]
-    for left, right in zip(expected, found, strict=True):
+    state = model.state_dict(), optimizer.state_dict()["ipu_state"]
+    for left, right in zip(expected, state, strict=True):
         assert left.keys() == right.keys()
         assert all(torch.equal(left[name], right[name]) for name in left)

@@ -65,8 +65,8 @@ def test_groups_receive_the_same_rows(kind, seen):
     wrapped = inference(
         lambda x: x * 10, replicationFactor=4, inputReplicaGrouping=(2, kind), deviceIterations=2
     )
-    found = wrapped(torch.arange(4.0))
-    assert found.tolist() == [10 * (2 * iteration + g) for iteration in (0, 1) for g in seen]
+    output = wrapped(torch.arange(4.0))
+    assert output.tolist() == [10 * (2 * iteration + g) for iteration in (0, 1) for g in seen]
 
 
 def test_a_shared_batch_is_as_large_as_the_loader_makes_it():
@@ -143,8 +143,8 @@ def _detach(wrapped):
 
 def test_giving_up_the_device_changes_nothing():
     losses, mean = _trajectory(lambda wrapped: None)
-    for found, found_mean in (_trajectory(_detach), _trajectory(lambda w: w.copyWeightsToHost())):
-        assert torch.equal(found, losses)
+    for result, found_mean in (_trajectory(_detach), _trajectory(lambda w: w.copyWeightsToHost())):
+        assert torch.equal(result, losses)
         assert torch.equal(found_mean, mean)
 
 
@@ -252,10 +252,10 @@ def test_inference_of_parts_and_wholes_follows_the_training(relation):
     wrapped = trainer(model)
     for _ in range(2):
         wrapped(*rows(4))
-        found = evaluate(*batch)
-        for value, expected in zip(_list(found), _list(evaluated(*batch)), strict=True):
+        output = evaluate(*batch)
+        for value, expected in zip(_list(output), _list(evaluated(*batch)), strict=True):
             assert torch.equal(value, expected)
-        assert not torch.equal(_list(found)[0], _list(before)[0])
+        assert not torch.equal(_list(output)[0], _list(before)[0])
     copies = _counted(wrapped)
     evaluate(*batch)
     assert copies == []

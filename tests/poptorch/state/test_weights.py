@@ -174,8 +174,8 @@ def test_a_saved_state_needs_no_poptorch_to_load(tmp_path):
         "print(state['fc.weight'].flatten().tolist())\n"
     )
     run = [sys.executable, "-I", "-W", "ignore", "-c", code]
-    found = subprocess.run(run, capture_output=True, text=True, check=True).stdout
-    assert found.strip() == str(expected.flatten().tolist())
+    done = subprocess.run(run, capture_output=True, text=True, check=True).stdout
+    assert done.strip() == str(expected.flatten().tolist())
 
 
 @pytest.mark.parametrize("what", ["model", "parameter", "buffer"])
@@ -226,9 +226,9 @@ def test_inference_made_before_training_sees_trained_weights():
     wrapped = trainer(model)
     for _ in range(2):
         wrapped(x, target)
-        found = evaluate(x, target)[1]
-        assert torch.equal(found, model(x, target)[1])
-    assert not torch.equal(found, before)
+        output = evaluate(x, target)[1]
+        assert torch.equal(output, model(x, target)[1])
+    assert not torch.equal(output, before)
 
 
 def test_inference_refreshes_only_after_training():
@@ -271,8 +271,8 @@ def test_weights_changed_on_the_host_need_to_be_sent(send):
         wrapped.copyWeightsToDevice()
     x, target = rows(4)
     expected = scorer(5).fc.weight if send else trained
-    found = wrapped(x, target)[1]
-    torch.testing.assert_close(found, x @ expected.t() + (found - x @ expected.t())[0])
+    output = wrapped(x, target)[1]
+    torch.testing.assert_close(output, x @ expected.t() + (output - x @ expected.t())[0])
 
 
 def test_a_host_step_of_the_optimizer_leaves_the_device_alone():

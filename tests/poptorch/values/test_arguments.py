@@ -180,10 +180,10 @@ def test_writing_reaches_tensors_inside_lists():
     ],
 )
 def test_types_of_inputs(given, seen):
-    found = []
+    results = []
     x = X.to(given)
-    result = inference(lambda x: (found.append(x.dtype), x)[1])(x)
-    assert found == [seen]
+    result = inference(lambda x: (results.append(x.dtype), x)[1])(x)
+    assert results == [seen]
     assert torch.equal(result, x.to(seen))
 
 

@@ -186,8 +186,8 @@ def test_two_separate_losses_are_refused_and_none_too():
 
 def _by_autograd(function):
     model = Calls(function)
-    found = model(X)
-    loss = found if isinstance(found, torch.Tensor) else found[len(found) // 2]
+    output = model(X)
+    loss = output if isinstance(output, torch.Tensor) else output[len(output) // 2]
     loss.sum().backward()
     return 2.0 - 0.1 * model.weight.grad
 
@@ -205,7 +205,7 @@ def _by_autograd(function):
 )
 def test_a_nested_loss_and_one_between_other_outputs_train(forward):
     model = Calls(forward)
-    found = trainer(model)(X)
+    output = trainer(model)(X)
     expected = Calls(forward)(X)
-    torch.testing.assert_close(found, expected, check_dtype=True)
+    torch.testing.assert_close(output, expected, check_dtype=True)
     torch.testing.assert_close(model.weight.detach(), _by_autograd(forward))

@@ -18,9 +18,9 @@ LAYERS = [nn.Linear(4, 3), nn.Conv1d(2, 3, 3), nn.ConvTranspose1d(2, 3, 3)]
 def test_layers_follow_their_activations(layer, input_type, weight_type):
     layer = layer.to(weight_type)
     x = torch.randn(3, 2, 4).to(input_type)
-    found = poptorch.inferenceModel(layer, options())(x)
-    assert found.dtype is input_type
-    torch.testing.assert_close(found, layer.to(input_type)(x))
+    output = poptorch.inferenceModel(layer, options())(x)
+    assert output.dtype is input_type
+    torch.testing.assert_close(output, layer.to(input_type)(x))
 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm(4), nn.BatchNorm1d(2), nn.GroupNorm(1, 2)])
@@ -70,9 +70,9 @@ NORMS = {
 def test_float_inputs_work_with_half_normalisation(name, train):
     norm, plain = (NORMS[name]().train(train) for _ in range(2))
     x = torch.randn(3, 2, 4)
-    found = poptorch.inferenceModel(norm.half(), options())(x)
-    assert found.dtype is torch.float32
-    torch.testing.assert_close(found, plain(x))
+    output = poptorch.inferenceModel(norm.half(), options())(x)
+    assert output.dtype is torch.float32
+    torch.testing.assert_close(output, plain(x))
 
 
 def test_half_statistics_are_updated_from_float_inputs():
@@ -97,9 +97,9 @@ def test_half_statistics_are_updated_from_float_inputs():
 def test_attention_follows_its_activations(input_type, weight_type):
     layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True).to(weight_type)
     x = torch.randn(2, 3, 4).to(input_type)
-    found = poptorch.inferenceModel(layer, options())(x)
-    assert found.dtype is input_type
-    torch.testing.assert_close(found, layer.to(input_type)(x), rtol=1e-2, atol=1e-2)
+    output = poptorch.inferenceModel(layer, options())(x)
+    assert output.dtype is input_type
+    torch.testing.assert_close(output, layer.to(input_type)(x), rtol=1e-2, atol=1e-2)
 
 
 class Strided(nn.Module):

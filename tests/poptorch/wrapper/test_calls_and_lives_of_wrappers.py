@@ -60,10 +60,10 @@ class Images(nn.Module):
 def test_inference_of_ten_iterations_is_the_host_in_every_output_mode(mode, of_host):
     model, x = Images(), torch.randn(10, 1, 5, 6)
     chosen = {} if mode is None else {"outputMode": mode}
-    found = poptorch.inferenceModel(model, options(deviceIterations=10, **chosen))(x)
+    output = poptorch.inferenceModel(model, options(deviceIterations=10, **chosen))(x)
     expected = of_host(model(x)).detach()
-    assert found.shape == expected.shape
-    torch.testing.assert_close(found, expected)
+    assert output.shape == expected.shape
+    torch.testing.assert_close(output, expected)
 
 
 def test_ten_iterations_of_training_return_one_loss_by_default():
@@ -113,9 +113,9 @@ def test_replicas_return_their_rows_in_order_and_move_weights_together(reduction
         scores = plain(x, target)[1].detach()
         micro = list(zip(x.split(3), target.split(3), strict=True))
         losses = plain_steps(plain, expected, [micro], sum_gradients=reduction is Sum)
-        loss, found = wrapped(x, target)
+        loss, output = wrapped(x, target)
         torch.testing.assert_close(loss, torch.stack(losses))
-        torch.testing.assert_close(found, scores)
+        torch.testing.assert_close(output, scores)
     torch.testing.assert_close(weights(model), weights(plain))
 
 
@@ -173,8 +173,8 @@ def test_a_pipeline_of_four_blocks_needs_four_iterations_of_inference():
     for shallow in (1, 2, 3):
         with pytest.raises(poptorch.Error, match=words):
             poptorch.inferenceModel(model, options(deviceIterations=shallow))(x[:shallow])
-    found = poptorch.inferenceModel(model, options(deviceIterations=4))(x)
-    torch.testing.assert_close(found, model(x).detach())
+    output = poptorch.inferenceModel(model, options(deviceIterations=4))(x)
+    torch.testing.assert_close(output, model(x).detach())
 
 
 # --- weights, optimizers and the lives of wrappers
@@ -247,8 +247,8 @@ def test_a_second_state_dict_copies_nothing():
     first, second = model.state_dict(), model.state_dict()
     assert len(copies) == 1
     assert not wrapped.copyWeightsToHostIfNeeded()
-    for found in (first, second, wrapped.state_dict()):
-        assert torch.equal(found["fc.weight"], plain.fc.weight)
+    for result in (first, second, wrapped.state_dict()):
+        assert torch.equal(result["fc.weight"], plain.fc.weight)
     wrapped(*rows(4))
     wrapped.state_dict()
     assert len(copies) == 2

@@ -28,20 +28,20 @@ def test_classes():
 def test_errors_raised_from_python_name_their_type_and_no_place():
     with pytest.raises(poptorch.Error) as caught:
         poptorch.trainingModel(scorer(), {})
-    found = caught.value
-    assert (found.type, found.location) == ("poptorch_py_error", "")
-    assert found.message.startswith("Invalid type: 'options' is of type dict")
-    assert str(found) == f"'poptorch_py_error': {found.message}"
+    error = caught.value
+    assert (error.type, error.location) == ("poptorch_py_error", "")
+    assert error.message.startswith("Invalid type: 'options' is of type dict")
+    assert str(error) == f"'poptorch_py_error': {error.message}"
 
 
 @pytest.mark.parametrize("kind", list(TestErrorType))
 def test_errors_of_lower_layers_name_place_type_and_contexts(kind):
     with pytest.raises(poptorch.Error) as caught:
         _throwTestError(kind)
-    found = caught.value
-    assert re.fullmatch(r"poptorch_core\.py:\d+", found.location)
-    assert str(found) == (
-        f"In {found.location}: '{found.type}': {found.message}\n"
+    error = caught.value
+    assert re.fullmatch(r"poptorch_core\.py:\d+", error.location)
+    assert str(error) == (
+        f"In {error.location}: '{error.type}': {error.message}\n"
         "Error raised in:\n  [0] _throwTestError"
     )
 
@@ -55,9 +55,9 @@ def test_errors_of_lower_layers_name_place_type_and_contexts(kind):
     ],
 )
 def test_errors_between_processes_name_the_options_of_poprun(problem, text):
-    found = processes.problem_between(problem)
-    assert isinstance(found, poptorch.Error)
-    assert found.message == text
+    result = processes.problem_between(problem)
+    assert isinstance(result, poptorch.Error)
+    assert result.message == text
 
 
 def test_the_pretended_failures_have_the_originals_names():

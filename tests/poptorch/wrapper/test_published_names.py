@@ -70,8 +70,8 @@ def test_unwrapping_and_wrapping_again_need_not_apply():
 
 def test_submodules_are_there_after_importing_the_package_alone():
     code = "import poptorch; print(poptorch.testing.allclose, poptorch._impl.isDispatchTracing())"
-    found = subprocess.run([python(), "-c", code], capture_output=True, text=True, check=True)
-    assert "False" in found.stdout
+    done = subprocess.run([python(), "-c", code], capture_output=True, text=True, check=True)
+    assert "False" in done.stdout
 
 
 def test_helpers_of_tests_ask_whether_forward_is_being_captured():

@@ -106,11 +106,11 @@ def test_gradients_are_averaged_over_all_micro_batches_and_losses_left_alone(red
     x, target = rows(24)
     chosen = {"accumulationAndReplicationReductionType": reduction}
     settings = WORKED | {"deviceIterations": 1}
-    found, _ = trainer(model, outputMode=OutputMode.All, **settings, **chosen)(x, target)
+    output, _ = trainer(model, outputMode=OutputMode.All, **settings, **chosen)(x, target)
     summed = reduction is ReductionType.Sum
     micro = micro_batches(x, target, 3)
     losses = plain_steps(plain, sgd(plain), [micro], sum_gradients=summed)
-    torch.testing.assert_close(found, torch.stack(losses))
+    torch.testing.assert_close(output, torch.stack(losses))
     torch.testing.assert_close(weights(model), weights(plain))
 
 
@@ -171,15 +171,15 @@ def test_the_users_module_its_optimizer_and_averages_of_it_see_trained_weights()
 
 def test_results_are_detached_tensors_of_the_host_in_types_of_the_device():
     model = Calls(lambda self, x: (F.mse_loss(x * self.weight, x), x.long(), x.double(), x > 0))
-    found = trainer(model)(X)
+    output = trainer(model)(X)
     kinds = [torch.float32, torch.int32, torch.float32, torch.bool]
-    assert [value.dtype for value in found] == kinds
-    for value in found:
+    assert [value.dtype for value in output] == kinds
+    for value in output:
         assert type(value) is torch.Tensor
         assert value.is_cpu
         assert not value.requires_grad
     with pytest.raises(poptorch.Error, match=r"backward\(\)"):
-        found[0].backward()
+        output[0].backward()
 
 
 @pytest.mark.parametrize(
@@ -434,9 +434,9 @@ def test_a_call_after_detaching_attaches_with_the_same_state():
             assert not wrapped.isAttachedToDevice()
         return wrapped
 
-    (masks, found, seen), (expected_masks, expected, counted) = noisy(detached), noisy(lambda w: w)
+    (masks, actual, seen), (expected_masks, expected, counted) = noisy(detached), noisy(lambda w: w)
     assert all(map(torch.equal, masks, expected_masks))
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)
     assert torch.equal(seen, counted)
 
 

@@ -82,8 +82,8 @@ def test_modules_that_train_like_plain_ones(make):
             loss.backward()
             optimizer.step()
             torch.testing.assert_close(wrapped(X), loss.detach())
-    for found, expected in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(found.detach(), expected.detach())
+    for actual, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(actual.detach(), expected.detach())
 
 
 REFUSED = {

@@ -142,14 +142,14 @@ MAKERS = {
 
 def fakes_in(*roots):
     """Paths to tensors without data, found by another way than the engine's."""
-    stack, seen, found = [("", root) for root in roots], set(), []
+    stack, seen, results = [("", root) for root in roots], set(), []
     while stack:
         path, value = stack.pop()
         if id(value) in seen:
             continue
         seen.add(id(value))
         if isinstance(value, torch.Tensor):
-            found += [path] if isinstance(value, FakeTensor) else []
+            results += [path] if isinstance(value, FakeTensor) else []
         elif isinstance(value, dict):
             stack += [(f"{path}[{k}]", part) for k, v in value.items() for part in (k, v)]
         elif isinstance(value, list | tuple | set):
@@ -158,7 +158,7 @@ def fakes_in(*roots):
             stack += [(f"{path}.{k}", v) for k, v in getattr(value, "__dict__", {}).items()]
             for name in getattr(type(value), "__slots__", ()):
                 stack.append((f"{path}.{name}", getattr(value, name, None)))
-    return found
+    return results
 
 
 def loss_on_host(model, x):
@@ -178,8 +178,8 @@ def test_a_module_is_whole_after_it_was_captured(make):
         loss, y = plain(X)
         loss.backward()
         optimizer.step()
-        found = wrapped(X)
-        torch.testing.assert_close(found[1], y.detach())
+        output = wrapped(X)
+        torch.testing.assert_close(output[1], y.detach())
     assert not fakes_in(model, wrapped._wrapped.module, MEMO, LATEST, vars(ByFunction))
     file = io.BytesIO()
     torch.save(model.state_dict(), file)

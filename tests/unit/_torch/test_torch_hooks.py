@@ -66,8 +66,8 @@ def test_hooks_of_an_optimizer():
         register_optimizer_step_pre_hook(first),
         register_optimizer_step_post_hook(second),
     ]
-    found = [hook for hook in hooks.around_step(optimizer) if hook not in others]
-    assert found == [first, second, first, second]
+    output = [hook for hook in hooks.around_step(optimizer) if hook not in others]
+    assert output == [first, second, first, second]
     for handle in handles:
         handle.remove()
 

@@ -106,19 +106,19 @@ def test_a_decomposition_replaces_an_operator():
 
 
 def test_a_traced_tensor_knows_its_node():
-    found = []
+    results = []
 
     def function(x):
         y = x.sin()
-        found.extend([_torch.traced_node(y), _torch.traced_node(torch.ones(1)), y])
-        found.append(list(_torch.traced_nodes()))
+        results.extend([_torch.traced_node(y), _torch.traced_node(torch.ones(1)), y])
+        results.append(list(_torch.traced_nodes()))
         return y
 
     with _torch.FakeTensorMode(allow_non_fake_inputs=True) as mode:
         _torch.make_fx(function)(mode.from_tensor(torch.ones(2)))
-    assert found[0].target is torch.ops.aten.sin.default
-    assert _torch.traced_node(found[2]) is None
-    assert found[0] in found[3]
+    assert results[0].target is torch.ops.aten.sin.default
+    assert _torch.traced_node(results[2]) is None
+    assert results[0] in results[3]
     assert not _torch.traced_nodes()
     assert _torch.traced_node(torch.ones(1)) is None
 
@@ -202,13 +202,13 @@ def test_transformers_ask_whether_a_mask_is_causal():
     before = transformer._detect_is_causal_mask
     mask = nn.Transformer.generate_square_subsequent_mask(3)
     answers = {"known": lambda m: m, "unknown": lambda m: None}
-    found = {}
+    results = {}
     for name, answer in answers.items():
         with _torch.causal_masks_from(answer):
-            found[name] = transformer._detect_is_causal_mask(mask)
+            results[name] = transformer._detect_is_causal_mask(mask)
             assert transformer._detect_is_causal_mask(mask, True)
             assert not transformer._detect_is_causal_mask(None)
-    assert found == {"known": True, "unknown": False}
+    assert results == {"known": True, "unknown": False}
     assert transformer._detect_is_causal_mask is before
 
 
@@ -400,8 +400,8 @@ def test_a_convolution_can_apply_an_activation():
         (("none", [], ""), plain),
         (("leaky_relu", [0.1], ""), torch.nn.functional.leaky_relu(plain, 0.1)),
     ):
-        found = function(x, weight, bias, *settings, *activation)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        output = function(x, weight, bias, *settings, *activation)
+        torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_composite_operators_are_made_of_others():

@@ -85,8 +85,8 @@ def test_forward_alone_updates_nothing():
 
 def test_outputs_are_numbered_with_shape_and_type():
     (program,) = captured(Any(lambda m, x: (x.sum(), x.argmax(1))), (X,)).programs
-    found = [(slot.name, slot.role, slot.shape, slot.dtype) for slot in program.outputs]
-    assert found == [
+    result = [(slot.name, slot.role, slot.shape, slot.dtype) for slot in program.outputs]
+    assert result == [
         ("output0", Role.OUTPUT, (), torch.float32),
         ("output1", Role.OUTPUT, (4,), torch.int64),
     ]
@@ -103,10 +103,10 @@ def test_frozen_and_unused_parameters_are_read_and_not_written():
     model = MODELS["frozen parameters"]
     module = model.fresh()
     module.unused = nn.Parameter(torch.ones(2))
-    found = captured(module, model.batch(), None, rule_for(module))
-    assert found.updated == ("fc2.weight", "fc2.bias")
-    assert "unused" in slots(found.programs[0], Role.PARAMETER)
-    assert {"unused", "fc1.weight"}.isdisjoint(mutated(found.programs[0]))
+    program = captured(module, model.batch(), None, rule_for(module))
+    assert program.updated == ("fc2.weight", "fc2.bias")
+    assert "unused" in slots(program.programs[0], Role.PARAMETER)
+    assert {"unused", "fc1.weight"}.isdisjoint(mutated(program.programs[0]))
 
 
 def test_training_needs_a_rule():
@@ -141,10 +141,10 @@ def test_a_0d_constant_has_a_fingerprint():
 
 def test_a_returned_constant_is_kept_by_position():
     given = torch.ones(2)
-    found = captured(Any(lambda m, x: (x + 1, given, x + 2)), (X,))
-    assert list(found.constants) == [1]
-    assert torch.equal(found.constants[1], given)
-    assert len(found.programs[0].outputs) == 2
+    program = captured(Any(lambda m, x: (x + 1, given, x + 2)), (X,))
+    assert list(program.constants) == [1]
+    assert torch.equal(program.constants[1], given)
+    assert len(program.programs[0].outputs) == 2
 
 
 # -- outputs and state ---------------------------------------------------------------------
@@ -431,8 +431,8 @@ def test_non_contiguous_parameters_keep_their_values():
 def test_the_call_hides_how_arguments_are_passed():
     module = Any(lambda m, pair: pair["a"] + pair["b"])
     config = StepConfig(training=False)
-    found = capture(lambda ab: [module({"a": ab[0], "b": ab[1]})], module, [X, X[0]], config)
-    assert slots(found.programs[0], Role.INPUT) == ["input0", "input1"]
+    result = capture(lambda ab: [module({"a": ab[0], "b": ab[1]})], module, [X, X[0]], config)
+    assert slots(result.programs[0], Role.INPUT) == ["input0", "input1"]
 
 
 class Lingering:
@@ -461,5 +461,5 @@ def test_what_is_collected_meanwhile_is_not_captured():
         gc.set_threshold(*before)
     assert not program.graph.state_dict()
     gc.collect()
-    ((found,),) = copied
-    assert type(found) is torch.Tensor
+    ((result,),) = copied
+    assert type(result) is torch.Tensor

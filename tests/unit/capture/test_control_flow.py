@@ -27,8 +27,8 @@ class Calls(nn.Module):
 
 
 def program(function):
-    (found,) = captured(Calls(function), (X,)).programs
-    return passes.run(found)
+    (result,) = captured(Calls(function), (X,)).programs
+    return passes.run(result)
 
 
 def looped(body):
@@ -48,20 +48,20 @@ def test_the_text_is_of_the_whole_program():
 
 
 def test_views_stay_views_inside():
-    found = looped(lambda a: (a.t().reshape(2, 3)[:, :1] + a).view(3, 2).view(2, 3))
-    names = {str(node.target) for node in all_nodes(found.graph)}
+    result = looped(lambda a: (a.t().reshape(2, 3)[:, :1] + a).view(3, 2).view(2, 3))
+    names = {str(node.target) for node in all_nodes(result.graph)}
     assert not {name for name in names if "_copy" in name}
     assert "aten.slice.Tensor" in names
 
 
 def test_writes_inside_are_refused():
-    found = looped(lambda a: a * 2)
-    for name, inner in subgraphs(found.graph):
+    result = looped(lambda a: a * 2)
+    for name, inner in subgraphs(result.graph):
         if "body" in name:
             node = next(n for n in inner.graph.nodes if n.target is aten.mul.Tensor)
             node.target = aten.mul_.Tensor
     with pytest.raises(ProgramError, match=r"inside a loop or a branch.*aten\.mul_"):
-        found.verify()
+        result.verify()
 
 
 def test_equal_branches_with_random_numbers_stay_two():
@@ -71,17 +71,17 @@ def test_equal_branches_with_random_numbers_stay_two():
 
         return control_flow.choose(x.sum() > 0, (side, side), ([x], [x]), lambda a, b: None)
 
-    found = program(lambda x: [*draw(x), *draw(x)])
-    loops = [n for n in found.graph.graph.nodes if n.target is torch.ops.higher_order.cond]
+    result = program(lambda x: [*draw(x), *draw(x)])
+    loops = [n for n in result.graph.graph.nodes if n.target is torch.ops.higher_order.cond]
     assert len(loops) == 2
 
 
 def test_inner_graphs_move_as_copies():
     constant = torch.tensor([1.0, 2.0, 3.0])
-    found = looped(lambda a: a + torch.ones(3) * constant)
-    moved = on_device(found, torch.device("meta"))
+    result = looped(lambda a: a + torch.ones(3) * constant)
+    moved = on_device(result, torch.device("meta"))
     kinds = {}
-    for name, each in (("kept", found), ("moved", moved)):
+    for name, each in (("kept", result), ("moved", moved)):
         made = [n for n in all_nodes(each.graph) if n.target is aten.ones.default]
         kinds[name] = {n.kwargs["device"].type for n in made}
         assert {n.meta["val"].device.type for n in made} == kinds[name]
@@ -89,21 +89,21 @@ def test_inner_graphs_move_as_copies():
 
 
 def test_the_distance_of_traced_numbers():
-    found = []
+    results = []
 
     def forward(x):
         i = x.sum().long()
         stops = [i, i + 2, i - 3 + 1, (i + 1).clone(), x.sum().long() + 4, i * 2, 5]
-        found.extend(difference(i, stop) for stop in stops)
-        found.append(difference(torch.rand(()), torch.rand(())))
+        results.extend(difference(i, stop) for stop in stops)
+        results.append(difference(torch.rand(()), torch.rand(())))
         return [x]
 
     captured(Calls(forward), (X,))
-    assert found == [0, 2, -2, 1, 4, None, None, None]
+    assert results == [0, 2, -2, 1, 4, None, None, None]
 
 
 def test_values_of_constants_are_known():
-    found = []
+    results = []
     kept = torch.tensor([1.0, 2.0])
 
     def forward(x):
@@ -114,8 +114,8 @@ def test_values_of_constants_are_known():
         filled[0] = x[0, 0]
         for each in (made, kept, x, made + x[0, 0], torch.rand(2), changed, filled):
             value = constant_value(each)
-            found.append(None if value is None else value.tolist())
+            results.append(None if value is None else value.tolist())
         return [x]
 
     captured(Calls(forward), (X,))
-    assert found == [[3.0, 3.0], [1.0, 2.0], None, None, None, [2.0, 2.0], None]
+    assert results == [[3.0, 3.0], [1.0, 2.0], None, None, None, [2.0, 2.0], None]

@@ -106,10 +106,10 @@ def test_it_computes_and_writes_what_the_function_does(function):
     traced, fakes, mode = _traced(function)
     with mode:
         graph = functionalize.pure(traced, fakes)
-    expected, found = _values(), _values()
-    for one, other in zip(function(*expected), graph(*found), strict=True):
+    expected, actual = _values(), _values()
+    for one, other in zip(function(*expected), graph(*actual), strict=True):
         assert torch.equal(one, other)
-    for one, other in zip(expected, found, strict=True):
+    for one, other in zip(expected, actual, strict=True):
         assert torch.equal(one, other)
 
 
@@ -156,7 +156,7 @@ def test_a_second_write_under_the_name_of_the_input_is_the_last():
     mul.replace_all_uses_with(slot)
     with mode:
         graph = functionalize.pure(traced, fakes)
-    expected, found = _values(), _values()
+    expected, actual = _values(), _values()
     written_again(*expected)
-    graph(*found)
-    assert torch.equal(found[1], expected[1])
+    graph(*actual)
+    assert torch.equal(actual[1], expected[1])

@@ -13,10 +13,10 @@ from helpers import instances
 def test_texts_come_by_rank_and_topics_can_be_used_again(boards):
     made = boards(3)
     for turn in "ab":
-        found = instances.together(
+        result = instances.together(
             made, lambda board, turn=turn: board.gather("x", f"{turn}{board.rank}")
         )
-        assert found == [[f"{turn}0", f"{turn}1", f"{turn}2"]] * 3
+        assert result == [[f"{turn}0", f"{turn}1", f"{turn}2"]] * 3
 
 
 def test_facts_that_differ_are_named_with_both_values(boards):
@@ -67,11 +67,11 @@ def test_a_process_without_signs_of_life_is_lost_and_others_are_not(boards):
     assert first.lost(3.0) is None
     second._closing.set()  # as if it had been killed: no more signs, no last words
     second._thread.join()
-    found = None
-    while found is None:
-        found = first.lost(3.0)
-    assert found.startswith("process 1 died or hangs: no sign of it for ")
-    assert "last seen at work" in found
+    result = None
+    while result is None:
+        result = first.lost(3.0)
+    assert result.startswith("process 1 died or hangs: no sign of it for ")
+    assert "last seen at work" in result
     assert first.lost(3.0, ranks=[2]) is None
     assert third.lost(30.0) is None
 

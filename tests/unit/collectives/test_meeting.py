@@ -17,13 +17,13 @@ LISTENING, LOOPBACK, EVERYWHERE = "0A", "0100007F", "00000000"
 
 def listening(port):
     """Addresses that somebody listens at, as /proc/net writes them."""
-    found = set()
+    results = set()
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
             local, _, state = line.split()[1:4]
             if state == LISTENING and int(local.rpartition(":")[2], 16) == port:
-                found.add(local.rpartition(":")[0])
-    return found
+                results.add(local.rpartition(":")[0])
+    return results
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost"])
@@ -97,8 +97,8 @@ def notes():
 
 def test_signed_notes_are_read_as_they_were_written(notes):
     _, make = notes
-    found = instances.together(make(0, 1), lambda board: board.gather("x", f"note {board.rank}"))
-    assert found == [["note 0", "note 1"]] * 2
+    result = instances.together(make(0, 1), lambda board: board.gather("x", f"note {board.rank}"))
+    assert result == [["note 0", "note 1"]] * 2
 
 
 @pytest.mark.parametrize("forged", ["no", "yes", f"{'0' * 64} no", ""])
@@ -134,9 +134,9 @@ def test_signs_of_life_cannot_be_forged(notes):
 def test_the_secret_is_not_shown_and_comes_from_the_environment(monkeypatch):
     for name, value in {"MASTER_ADDR": "x", "MASTER_PORT": "1", place.SECRET: "hush"}.items():
         monkeypatch.setenv(name, value)
-    found = place.Place.of_environment(0, 2)
-    assert found.secret == "hush"
-    assert "hush" not in repr(found)
+    result = place.Place.of_environment(0, 2)
+    assert result.secret == "hush"
+    assert "hush" not in repr(result)
 
 
 def test_who_waits_for_nobody_says_where():

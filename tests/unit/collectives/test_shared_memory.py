@@ -92,8 +92,8 @@ def test_all_end_with_the_bits_of_the_sum_in_order(sums, monkeypatch, count, eve
     for numel, dtype in itertools.product(SIZES, DTYPES):
         rows = values(count, numel, dtype)
         wanted = in_order(rows)
-        for found in added(made, rows):
-            assert torch.equal(found, wanted), (numel, dtype)
+        for result in added(made, rows):
+            assert torch.equal(result, wanted), (numel, dtype)
 
 
 def test_shape_stays_and_neighbours_are_not_touched(sums):
@@ -118,14 +118,14 @@ def test_who_is_late_reads_what_belongs_to_its_turn(sums, monkeypatch):
     made, turns = sums(3), 40
 
     def run(rank):
-        found = []
+        results = []
         for turn in range(turns):
             if (turn + rank) % 7 == 0:
                 time.sleep(0.003)
             tensor = torch.full((1500 if turn % 5 else 3,), float(10**rank * (turn + 1)))
             made[rank].all_reduce(tensor, nothing_wrong)
-            found.append(tensor.unique().tolist())
-        return found
+            results.append(tensor.unique().tolist())
+        return results
 
     assert together(range(3), run) == [[[111.0 * (turn + 1)] for turn in range(turns)]] * 3
 

@@ -40,10 +40,10 @@ def result(made):
 def test_the_second_build_is_a_hit_and_compiles_nothing(programs, isolated_cache):
     target = Keeping()
     first, missed = built(programs, isolated_cache, target)
-    second, found = built(programs, isolated_cache, target)
-    assert (missed.cache, found.cache, target.compilations) == ("miss", "hit", 1)
-    assert first.key == second.key == found.executable
-    assert "load" in found.seconds
+    second, program = built(programs, isolated_cache, target)
+    assert (missed.cache, program.cache, target.compilations) == ("miss", "hit", 1)
+    assert first.key == second.key == program.executable
+    assert "load" in program.seconds
     assert "store" in missed.seconds
     torch.testing.assert_close(result(second), result(first), rtol=0, atol=0)
 
@@ -206,8 +206,8 @@ def test_a_miss_names_the_program_that_differs(programs, isolated_cache):
 def test_the_nearest_executable_explains_a_miss(programs, isolated_cache):
     built(programs, isolated_cache, Keeping(isa="x", system="plan9"))
     built(programs, isolated_cache, Keeping(isa="x", system="linux"))
-    found = why(programs, isolated_cache, target=Keeping(isa="y", system="linux"))
-    assert found.endswith("differs in target.isa: x there, y here")
+    program = why(programs, isolated_cache, target=Keeping(isa="y", system="linux"))
+    assert program.endswith("differs in target.isa: x there, y here")
 
 
 def test_unreadable_neighbours_explain_nothing(programs, isolated_cache):

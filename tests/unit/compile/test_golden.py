@@ -35,16 +35,16 @@ GOLDEN = {
 
 @pytest.mark.parametrize(("name", "make"), GOLDEN.items(), ids=GOLDEN)
 def test_the_printed_program_is_the_golden_one(name, make, update_golden):
-    found = "\n\n".join(program.text(provenance=False) for program in make())
+    result = "\n\n".join(program.text(provenance=False) for program in make())
     path = FOLDER / f"{name}.py.txt"
     if update_golden:
-        path.write_text(found)
+        path.write_text(result)
     expected = path.read_text() if path.exists() else ""
     difference = difflib.unified_diff(
-        expected.splitlines(), found.splitlines(), str(path), "printed now", lineterm=""
+        expected.splitlines(), result.splitlines(), str(path), "printed now", lineterm=""
     )
     text = "\n".join(difference)
-    assert found == expected, f"see --update-golden\n{text}"
+    assert result == expected, f"see --update-golden\n{text}"
 
 
 def test_no_golden_file_is_left_over():

@@ -42,12 +42,12 @@ def left(tmp_path_factory):
 @pytest.mark.parametrize("victim", ["worker", "parent"])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_kill_leaves_nothing_behind(left, moment, victim):
-    found = left[f"{victim} {moment}"]
-    assert found["orphans"] == []
-    assert not found["folder"]
-    assert found["next"] == "works"
+    result = left[f"{victim} {moment}"]
+    assert result["orphans"] == []
+    assert not result["folder"]
+    assert result["next"] == "works"
     said = ["the process that compiled was ended by SIGKILL"] if victim == "worker" else []
-    assert found["outcome"] == said
+    assert result["outcome"] == said
 
 
 def test_a_full_disk_is_a_failure_and_leaves_no_file(tmp_path, monkeypatch):

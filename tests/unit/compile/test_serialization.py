@@ -31,16 +31,16 @@ def again(program):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_program_survives(name):
     for program in programs_of(name):
-        found = again(program)
-        assert found.text() == program.text()
-        assert found.fingerprint() == program.fingerprint()
-        assert (found.inputs, found.outputs, found.history) == (
+        result = again(program)
+        assert result.text() == program.text()
+        assert result.fingerprint() == program.fingerprint()
+        assert (result.inputs, result.outputs, result.history) == (
             program.inputs,
             program.outputs,
             program.history,
         )
         # Passes look at strides and phases, which the text does not show.
-        assert passes.run(found).fingerprint() == passes.run(program).fingerprint()
+        assert passes.run(result).fingerprint() == passes.run(program).fingerprint()
 
 
 def test_accumulate_and_apply_survive():
@@ -122,14 +122,14 @@ def branching_program():
 
 def test_graphs_inside_operators_survive():
     program = branching_program()
-    found = again(program)
-    assert found.text() == program.text()
-    assert sorted(name for name, _ in found.graph.named_children()) == sorted(
+    result = again(program)
+    assert result.text() == program.text()
+    assert sorted(name for name, _ in result.graph.named_children()) == sorted(
         name for name, _ in program.graph.named_children()
     )
     for x in (torch.tensor([1.0, 2.0]), torch.tensor([-1.0, -2.0])):
-        assert torch.equal(found.graph(x)[0], program.graph(x)[0])
-    assert not torch.equal(found.graph(-x)[0], found.graph(x)[0])
+        assert torch.equal(result.graph(x)[0], program.graph(x)[0])
+    assert not torch.equal(result.graph(-x)[0], result.graph(x)[0])
 
 
 # -- what cannot be stored, and what must not be believed -----------------------------------

@@ -28,17 +28,17 @@ CONFIG = StepConfig(training=False)
 
 
 def stored(path, target, model=AFFINE):
-    found = captured(model.fresh(), model.batch())
-    made, _ = build(found.programs, CONFIG, target=target)
-    content, members = pack(found, made)
+    program = captured(model.fresh(), model.batch())
+    made, _ = build(program.programs, CONFIG, target=target)
+    content, members = pack(program, made)
     write(path, "test", content, members)
     return made
 
 
 def restored(path, target, cache=None):
     with Container(path, "test") as file:
-        found = captured_in(file, file.content)
-        return restore(file, file.content, found.programs, CONFIG, target=target, cache=cache)
+        program = captured_in(file, file.content)
+        return restore(file, file.content, program.programs, CONFIG, target=target, cache=cache)
 
 
 def result(made):
@@ -49,9 +49,9 @@ def result(made):
 def test_code_that_fits_is_used(tmp_path):
     there, here = Keeping(isa="avx2"), Keeping(isa="avx2")
     made = stored(tmp_path / "x", there)
-    found, record = restored(tmp_path / "x", here)
-    assert (found.key, here.compilations, record.cache) == (made.key, 0, "hit")
-    assert torch.equal(result(found)[0], result(made)[0])
+    outcome, record = restored(tmp_path / "x", here)
+    assert (outcome.key, here.compilations, record.cache) == (made.key, 0, "hit")
+    assert torch.equal(result(outcome)[0], result(made)[0])
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_code_that_does_not_fit_is_made_again_with_one_warning(tmp_path, here):
     made = stored(tmp_path / "x", Keeping(isa="avx2"))
     named = r"does not fit here \(target\.isa: avx2 there, .*\). It was made again from the prog"
     with pytest.warns(RecompiledWarning, match=named) as caught:
-        found, record = restored(tmp_path / "x", here)
+        outcome, record = restored(tmp_path / "x", here)
     assert (len(caught), record.target) == (1, here.name)
-    assert torch.equal(result(found)[0], result(made)[0])
+    assert torch.equal(result(outcome)[0], result(made)[0])
 
 
 def test_the_file_says_how_its_code_was_lowered(tmp_path):
@@ -74,9 +74,9 @@ def test_the_file_says_how_its_code_was_lowered(tmp_path):
 
 def test_code_of_the_layout_before_is_made_again_with_one_sentence(tmp_path):
     path = tmp_path / "x"
-    found = captured(AFFINE.fresh(), AFFINE.batch())
-    made, _ = build(found.programs, CONFIG, target=Keeping())
-    content, members = pack(found, made)
+    program = captured(AFFINE.fresh(), AFFINE.batch())
+    made, _ = build(program.programs, CONFIG, target=Keeping())
+    content, members = pack(program, made)
     content["key_parts"] = {**content["key_parts"], "format": 1}
     del content["key_parts"]["lowerings"]
     write(path, "test", content, members)
@@ -135,9 +135,9 @@ def test_a_compiler_that_fails_is_an_error(tmp_path):
 
 def test_a_program_that_was_exchanged_is_corrupt(tmp_path):
     path = tmp_path / "x"
-    found = captured(AFFINE.fresh(), AFFINE.batch())
-    made, _ = build(found.programs, CONFIG, target=Keeping())
-    content, members = pack(found, made)
+    program = captured(AFFINE.fresh(), AFFINE.batch())
+    made, _ = build(program.programs, CONFIG, target=Keeping())
+    content, members = pack(program, made)
     text = members["programs/forward.json"].replace(b"aten::mul.Tensor", b"aten::div.Tensor")
     write(path, "test", content, {**members, "programs/forward.json": text})
     with pytest.raises(CorruptExecutable, match="program forward is not the one that was stored"):

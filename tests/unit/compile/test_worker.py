@@ -63,10 +63,10 @@ def stored(folder, job):
 def test_a_job_is_read_as_it_was_written(tmp_path):
     job = job_of("somewhere")
     jobs.write(tmp_path, job)
-    found = jobs.read(tmp_path)
-    assert [p.text() for p in found.programs] == [p.text() for p in job.programs]
-    assert (found.parts, found.target, found.cache) == (job.parts, job.target, job.cache)
-    assert found.threads == 1
+    result = jobs.read(tmp_path)
+    assert [p.text() for p in result.programs] == [p.text() for p in job.programs]
+    assert (result.parts, result.target, result.cache) == (job.parts, job.target, job.cache)
+    assert result.threads == 1
 
 
 def test_a_damaged_job_is_refused(tmp_path):

@@ -51,8 +51,8 @@ def functions():
 
 
 def test_structures_have_the_fields_of_the_header():
-    found = {name: list(kind._fields_) for name, kind in binding.STRUCTURES.items()}
-    assert found == dict(structures())
+    results = {name: list(kind._fields_) for name, kind in binding.STRUCTURES.items()}
+    assert results == dict(structures())
 
 
 def test_functions_take_what_the_header_declares():

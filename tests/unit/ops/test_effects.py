@@ -70,8 +70,8 @@ def test_results_of_a_call_nobody_reads_still_make_it_wait():
     calls = HostCalls()
     calls.functions["sum"] = lambda inputs: [inputs[0], inputs[0].sum()]
     with calls.in_use():
-        (found,) = Interpreter().compile(program).run([X])
-    assert found.tolist() == [3.0, 3.0]
+        (result,) = Interpreter().compile(program).run([X])
+    assert result.tolist() == [3.0, 3.0]
 
 
 def called(function, results="float32[2]"):

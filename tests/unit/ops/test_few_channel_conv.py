@@ -24,12 +24,12 @@ def program_of(function, *inputs: torch.Tensor) -> Program:
             for i, value in enumerate(values)
         )
 
-    found = [node.meta["val"] for node in outputs]
+    output = [node.meta["val"] for node in outputs]
     return Program(
         name="forward",
         graph=graph,
         inputs=slots(inputs, Role.INPUT),
-        outputs=slots(found, Role.OUTPUT),
+        outputs=slots(output, Role.OUTPUT),
     ).verify()
 
 
@@ -62,8 +62,8 @@ def test_replaces_forward_and_backward():
     after = few_channel_convolutions(before).verify()
     assert {few_channel_conv.forward, few_channel_conv.backward} <= targets(after)
     assert not {aten.convolution.default, aten.convolution_backward.default} & targets(after)
-    for found, expected in zip(after.graph(*inputs), before.graph(*inputs), strict=True):
-        assert torch.equal(found, expected)
+    for actual, expected in zip(after.graph(*inputs), before.graph(*inputs), strict=True):
+        assert torch.equal(actual, expected)
 
 
 def test_keeps_what_is_known_about_a_node():
@@ -123,9 +123,9 @@ def test_operators_mean_what_aten_means(mask):
     rest = [2, 1], [1, 0], [1, 1], False, [0, 0], 1
     assert torch.equal(y, aten.convolution(x, weight, bias, *rest))
     grad = torch.randn_like(y)
-    found = few_channel_conv.backward(grad, x, weight, [2, 1], [1, 0], mask)
+    actual = few_channel_conv.backward(grad, x, weight, [2, 1], [1, 0], mask)
     expected = aten.convolution_backward(grad, x, weight, [4], *rest, mask)
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(actual, expected, strict=True):
         assert ours is theirs is None or torch.equal(ours, theirs)
 
 
@@ -167,5 +167,5 @@ def test_replaces_plain_pools_of_two(arguments, ours):
     before = program_of(function, x)
     after = unpadded_max_pools(before).verify()
     assert (max_pool.forward in targets(after)) is ours
-    for found, expected in zip(after.graph(x), before.graph(x), strict=True):
-        assert torch.equal(found, expected)
+    for actual, expected in zip(after.graph(x), before.graph(x), strict=True):
+        assert torch.equal(actual, expected)

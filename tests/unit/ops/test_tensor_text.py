@@ -50,8 +50,8 @@ def test_float_formats(value, form, expected):
 
 def test_a_summary_keeps_the_edges_of_each_dimension():
     values = torch.arange(100).reshape(10, 10)
-    found = tensor_text(values, Layout(summarise_threshold=99, edge_items=2))
-    assert found.splitlines() == [
+    result = tensor_text(values, Layout(summarise_threshold=99, edge_items=2))
+    assert result.splitlines() == [
         "(( 0,  1, ...,  8,  9),",
         " (10, 11, ..., 18, 19),",
         " ...,",
@@ -62,9 +62,9 @@ def test_a_summary_keeps_the_edges_of_each_dimension():
 
 
 def test_long_rows_break():
-    found = text(list(range(10, 30)), max_line_width=17)
-    assert found.splitlines()[:2] == ["(10, 11, 12, 13,", " 14, 15, 16, 17,"]
-    assert max(map(len, found.splitlines())) <= 17
+    result = text(list(range(10, 30)), max_line_width=17)
+    assert result.splitlines()[:2] == ["(10, 11, 12, 13,", " 14, 15, 16, 17,"]
+    assert max(map(len, result.splitlines())) <= 17
     assert "\n" not in text(list(range(10, 300)), max_line_width=0, summarise_threshold=1000)
 
 

@@ -48,8 +48,8 @@ def step_of(slope=0.01, kind="sgd", **values):
 
 
 def forward_of(model, *inputs):
-    found = capture(lambda x: flat(model(*x)), model, inputs, StepConfig(training=False))
-    return passes.run(found.programs[0])
+    output = capture(lambda x: flat(model(*x)), model, inputs, StepConfig(training=False))
+    return passes.run(output.programs[0])
 
 
 @pytest.mark.parametrize("slope", [0.01, 0.0], ids=["leaky", "relu"])
@@ -67,8 +67,8 @@ def test_a_lowered_step_trains_alike(slope, those):
     model, batches = planes(slope), events(2)
     rule = rule_for(model, "sgd", variable=("lr",))
     plain = run(started(model, batches[0], rule)[0], batches)
-    found = run(started(model, batches[0], rule, target=lowered_by(*those))[0], batches)
-    assert_close_by_norm(found, plain, 3e-4, without=WITHOUT_GRADIENT)
+    program = run(started(model, batches[0], rule, target=lowered_by(*those))[0], batches)
+    assert_close_by_norm(program, plain, 3e-4, without=WITHOUT_GRADIENT)
 
 
 def test_fused_adam_computes_the_rule():
@@ -184,9 +184,9 @@ def test_a_norm_whose_result_is_read_twice_keeps_its_activation_apart():
     rule = rule_for(model, "sgd")
     plain = run(started(model, [x], rule)[0], [[x]])
     session, _ = started(model, [x], rule, target=lowered_by(fused_normalisation))
-    found = run(session, [[x]])
+    output = run(session, [[x]])
     assert aten.relu.default in targets(session.executable.programs[0])
-    assert_close_by_norm(found, plain, 1e-5)
+    assert_close_by_norm(output, plain, 1e-5)
 
 
 def test_norms_in_half_stay():
@@ -207,8 +207,8 @@ def test_a_trained_norm_goes_into_its_convolution_or_one_pass():
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     named = {f"input{i}": value for i, value in enumerate(inputs)} | state
     with torch.no_grad():
-        found = program.graph(*(named[slot.name] for slot in program.inputs))
-    for value, plain in zip(found, expected, strict=True):
+        result = program.graph(*(named[slot.name] for slot in program.inputs))
+    for value, plain in zip(result, expected, strict=True):
         torch.testing.assert_close(value, plain, rtol=1e-5, atol=1e-6)
 
 

@@ -53,15 +53,15 @@ def program_of(build):
 
 
 def _values(module):
-    found = []
+    results = []
 
     class Recorder(torch.fx.Interpreter):
         def run_node(self, node):
-            found.append(super().run_node(node))
-            return found[-1]
+            results.append(super().run_node(node))
+            return results[-1]
 
     Recorder(module).run(X)
-    return found
+    return results
 
 
 def targets(program):
@@ -190,8 +190,8 @@ def test_arguments_that_python_calls_equal_are_not(one, other):
     before = program_of(build)
     after = common_subexpressions(before).verify()
     assert count(after, aten.mul.Tensor) == 2
-    found, expected = after.graph(X), before.graph(X)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    program, expected = after.graph(X), before.graph(X)
+    torch.testing.assert_close(program, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(

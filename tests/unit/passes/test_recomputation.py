@@ -117,8 +117,8 @@ def test_a_mark_on_a_strided_value_copies_it():
     program = lowered(model, [X, Y])
     assert phases(program, aten.clone.default) == ["forward"]
     plain = Two(between=lambda x: x.unsqueeze(0).expand(2, 3, 4).reshape(6, 4)[:3])
-    found, expected = (run(started(m, [X, Y], rule_for(m))[0], [[X, Y]]) for m in (model, plain))
-    assert_same_bits(found, expected)
+    actual, expected = (run(started(m, [X, Y], rule_for(m))[0], [[X, Y]]) for m in (model, plain))
+    assert_same_bits(actual, expected)
 
 
 def test_values_that_pass_to_another_segment_are_marked():

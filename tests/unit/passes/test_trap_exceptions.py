@@ -110,9 +110,9 @@ SILENT = {
 
 @pytest.mark.parametrize("name", SILENT)
 def test_constants_and_finite_results_are_silent(name):
-    (found,) = inferring(SILENT[name], X).step([X])
+    (output,) = inferring(SILENT[name], X).step([X])
     (plain,) = started(Of(SILENT[name]), (X,))[0].step([X])
-    assert torch.equal(found, plain)
+    assert torch.equal(output, plain)
 
 
 def test_what_comes_in_is_nobodys_fault():

@@ -20,11 +20,11 @@ MICRO_BATCHES = st.integers(1, 24)
 
 def waiting(tasks):
     """How many micro-batches wait for their backward after each task of a stage."""
-    count, found = 0, []
+    count, result = 0, []
     for task in tasks:
         count += -1 if task.backward else 1
-        found.append(count)
-    return found
+        result.append(count)
+    return result
 
 
 @given(STAGES, MICRO_BATCHES)

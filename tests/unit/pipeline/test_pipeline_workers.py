@@ -53,10 +53,10 @@ def test_workers_have_threads_of_their_own_and_the_caller_keeps_his():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     crew = WorkerPool(2, 1)
-    found = []
+    results = []
     try:
-        crew.run([lambda: found.append(torch.get_num_threads())] * 2, never)
-        assert found == [1, 1]
+        crew.run([lambda: results.append(torch.get_num_threads())] * 2, never)
+        assert results == [1, 1]
         assert torch.get_num_threads() == 2
         assert share_of_cores(10_000) == 1
     finally:
@@ -67,9 +67,9 @@ def test_workers_have_threads_of_their_own_and_the_caller_keeps_his():
 def test_the_callers_context_is_that_of_the_jobs(crew):
     variable = contextvars.ContextVar("variable", default=0)
     variable.set(5)
-    found = []
-    crew.run([lambda: found.append(variable.get())] * 2, never)
-    assert found == [5, 5]
+    results = []
+    crew.run([lambda: results.append(variable.get())] * 2, never)
+    assert results == [5, 5]
 
 
 def test_an_error_is_raised_as_it_is_and_workers_go_on(crew):

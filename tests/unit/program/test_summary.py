@@ -16,18 +16,18 @@ def programs(**config):
 
 def test_state_is_counted_once_however_many_programs_use_it():
     bytes_of_weights = 4 * (6 * 8 + 8 + 8 * 3 + 3)
-    found = summary.state_bytes(programs(gradient_accumulation=2))
-    assert found["parameter"] == found["optimizer_state"] == found["accumulator"]
-    assert found["parameter"] == bytes_of_weights
-    assert found["buffer"] == found["hyper"] == 0
+    gradients = summary.state_bytes(programs(gradient_accumulation=2))
+    assert gradients["parameter"] == gradients["optimizer_state"] == gradients["accumulator"]
+    assert gradients["parameter"] == bytes_of_weights
+    assert gradients["buffer"] == gradients["hyper"] == 0
 
 
 def test_operators_are_counted_by_phase():
     (step,) = programs()
-    found = summary.operators(step)
-    assert found["forward"]["aten.addmm.default"] == 2
-    assert found["backward"]["aten.tanh_backward.default"] == 1
-    assert list(found) == ["forward", "backward", "update", "program"]
+    result = summary.operators(step)
+    assert result["forward"]["aten.addmm.default"] == 2
+    assert result["backward"]["aten.tanh_backward.default"] == 1
+    assert list(result) == ["forward", "backward", "update", "program"]
 
 
 def test_the_peak_of_a_chain_is_two_values():

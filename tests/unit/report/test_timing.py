@@ -65,12 +65,12 @@ def test_a_program_with_clocks_computes_the_same_bits(way, monkeypatch):
     ]
     clocked = session.executable.lowering(program.name).clocked(program)
     calls = (session.executable.compiled[program.name].run, clocked.run)
-    found = []
+    outcomes = []
     for call in calls:
         copies = [each.clone() for each in arguments]
         results = call(list(copies))
-        found.append([*results, *copies])
-    assert all(map(torch.equal, *found))
+        outcomes.append([*results, *copies])
+    assert all(map(torch.equal, *outcomes))
     times = clocked.times()
     assert len(times) == len(clocked.kernels)
     assert all(0 < begin <= end for begin, end in times)

@@ -129,7 +129,7 @@ def test_a_session_consumes_and_returns_rows_in_the_documented_order(config, m, 
     rule = rule_for(model, "sgd", lr=LR, momentum=0.0) if config.training else None
     x = torch.from_numpy(rows).float()
     session, _ = started(model, [x[0]], rule, config)
-    found = session.step([x.flatten(0, 1)])
+    output = session.step([x.flatten(0, 1)])
     weight, per_iteration = 1.0, []
     for pieces in seen:
         per_iteration.append(rows[pieces] * weight)  # [GA, R, m, 2]
@@ -140,7 +140,7 @@ def test_a_session_consumes_and_returns_rows_in_the_documented_order(config, m, 
     outputs = [scores, scores.sum((3, 4)), numpy.broadcast_to(runs, seen.shape)]
     expected = [kept(config, values) for values in outputs]
     expected[0] = expected[0].reshape(-1, 2)
-    for value, wanted in zip(found, expected, strict=True):
+    for value, wanted in zip(output, expected, strict=True):
         wanted = wanted.reshape(()) if wanted.shape == (1,) else wanted
         torch.testing.assert_close(value, torch.from_numpy(wanted.copy()).float())
     torch.testing.assert_close(session.params["weight"], torch.tensor(weight, dtype=torch.float32))

@@ -36,11 +36,11 @@ def session_of(scale, settings=EVERY, *, target="reference", module=None, kind="
 def scales(session, grads):
     """The scale after each call with such a gradient per micro-batch."""
     count = session.config.micro_batches_per_update
-    found = []
+    results = []
     for grad in grads:
         session.step([torch.full((count,), grad, device=session.device)])
-        found.append(session.hyper["loss_scaling"].item())
-    return found
+        results.append(session.hyper["loss_scaling"].item())
+    return results
 
 
 @pytest.mark.thorough  # compiled; test_half always compiles a scale that adapts

@@ -42,8 +42,8 @@ def moved(strategy, grads, *args, **config):
 @pytest.mark.parametrize(("accumulation", "replicas"), [(1, 1), (4, 1), (1, 4), (2, 2)])
 def test_every_strategy_gives_the_mean(strategy, accumulation, replicas):
     grads = [1.0, 2.0, 4.0, 9.0][: accumulation * replicas]
-    found = moved(strategy, grads, gradient_accumulation=accumulation, replicas=replicas)
-    assert found == pytest.approx(sum(grads) / len(grads), rel=1e-6)
+    gradients = moved(strategy, grads, gradient_accumulation=accumulation, replicas=replicas)
+    assert gradients == pytest.approx(sum(grads) / len(grads), rel=1e-6)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -56,18 +56,18 @@ def test_a_sum_is_none_of_their_business(strategy):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_half_sums_overflow_and_half_means_do_not(strategy, target):
     grads = [30000.0, 40000.0, 20000.0, 10000.0]
-    found = moved(strategy, grads, torch.float16, target, gradient_accumulation=4)
+    gradients = moved(strategy, grads, torch.float16, target, gradient_accumulation=4)
     if strategy is MeanStrategy.RUNNING:
-        assert found == pytest.approx(25000.0, rel=1e-3)
+        assert gradients == pytest.approx(25000.0, rel=1e-3)
     else:
-        assert found == float("inf")
+        assert gradients == float("inf")
 
 
 def test_dividing_the_loss_by_replicas_keeps_their_sum_in_range():
     grads = [40000.0, 40000.0]
-    found = [moved(strategy, grads, torch.float16, replicas=2) for strategy in STRATEGIES]
+    gradients = [moved(strategy, grads, torch.float16, replicas=2) for strategy in STRATEGIES]
     expected = dict.fromkeys(STRATEGIES, 40000.0) | {MeanStrategy.POST: float("inf")}
-    assert dict(zip(STRATEGIES, found, strict=True)) == expected
+    assert dict(zip(STRATEGIES, gradients, strict=True)) == expected
 
 
 def test_the_accumulator_holds_the_mean_so_far():

@@ -91,13 +91,13 @@ def _updates(scale_of):
 
 
 def _described(graph):
-    found = []
+    results = []
     for node in graph.graph.nodes:
         if node.op == "call_function":
             value = node.meta["val"]
             layout = value.dtype, value.shape, value.stride()
-            found.append((node.target, layout, node.meta.get("tensor_meta")))
-    return found
+            results.append((node.target, layout, node.meta.get("tensor_meta")))
+    return results
 
 
 def test_updates_of_elements_are_traced_once_for_all_plain_shapes():
@@ -183,9 +183,9 @@ def test_what_an_update_reads_of_its_surroundings_is_shared():
         numbers = [torch.arange(4.0) + index for index in range(6)]
         return [*numbers, torch.tensor(0.5).double(), torch.tensor(0.25).double()]
 
-    expected, found = values(), values()
+    expected, actual = values(), values()
     body(*expected)
     graph = _traced(body, *values())
-    graph(*found)
-    for one, other in zip(expected, found, strict=True):
+    graph(*actual)
+    for one, other in zip(expected, actual, strict=True):
         assert torch.equal(one, other)

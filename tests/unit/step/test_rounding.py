@@ -94,13 +94,13 @@ def pulled(target="reference", *, stochastic=True, seed=5, steps=40, **config):
 
 def test_small_updates_arrive_on_average_and_are_lost_otherwise(target):
     assert torch.equal(pulled(stochastic=False), torch.ones(1000).half())
-    found = pulled(target).double()
+    result = pulled(target).double()
     # The gradient is rounded to half before it gets here; what is subtracted is that.
     drift = 40 * (torch.tensor(1e-5 * 1024).half().double() / 1024)
     step = 2.0**-11
     error = step * (40 * (1e-5 / step) / 1000) ** 0.5
-    assert (found.mean() - (1 - drift)).abs() < STANDARD_ERRORS * error
-    assert found.unique().numel() > 1
+    assert (result.mean() - (1 - drift)).abs() < STANDARD_ERRORS * error
+    assert result.unique().numel() > 1
 
 
 def test_the_stream_is_the_sessions_own():

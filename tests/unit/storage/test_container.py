@@ -33,8 +33,8 @@ def file(tmp_path):
 
 
 def read_all(path):
-    with Container(path, "test") as found:
-        return found.content, found.read("code"), found.tensors("t/")
+    with Container(path, "test") as result:
+        return result.content, result.read("code"), result.tensors("t/")
 
 
 def test_a_round_trip_keeps_everything(file):
@@ -82,14 +82,14 @@ def test_every_flipped_bit_is_noticed_or_harmless(file):
         file.write_bytes(data)
         data[position] ^= 8
         try:
-            found = read_all(file)
+            actual = read_all(file)
         except CorruptExecutable:
             noticed += 1
         else:
-            assert found[:2] == expected[:2]
+            assert actual[:2] == expected[:2]
             for name, value in expected[2].items():
-                assert value.dtype == found[2][name].dtype
-                torch.testing.assert_close(value, found[2][name], rtol=0, atol=0, equal_nan=True)
+                assert value.dtype == actual[2][name].dtype
+                torch.testing.assert_close(value, actual[2][name], rtol=0, atol=0, equal_nan=True)
     assert noticed > 0.5 * len(data)
 
 

@@ -23,24 +23,24 @@ def test_content_comes_back_as_it_was(tmp_path):
         "mappings": [OrderedDict(a=1), Counter({3: 2}), {4: {5}}],
     }
     state_file.write(tmp_path / "new" / "file", state_file.plain(content))
-    found = state_file.from_bytes((tmp_path / "new" / "file").read_bytes())
-    assert torch.equal(found.pop("tensor"), content.pop("tensor"))
-    assert found == content
-    assert [type(each) for each in found["mappings"]] == [OrderedDict, Counter, dict]
+    result = state_file.from_bytes((tmp_path / "new" / "file").read_bytes())
+    assert torch.equal(result.pop("tensor"), content.pop("tensor"))
+    assert result == content
+    assert [type(each) for each in result["mappings"]] == [OrderedDict, Counter, dict]
     assert state_file.damage(tmp_path / "new" / "file") is None
 
 
 def test_a_part_of_a_storage_does_not_bring_all_of_it(tmp_path):
     whole = torch.zeros(100_000)
-    found = state_file.plain({"part": whole[:2], "twice": [whole, whole]})
-    assert found["part"].untyped_storage().nbytes() == 8
-    assert found["twice"][0].data_ptr() == found["twice"][1].data_ptr()
-    assert len(state_file.to_bytes(found)) < 450_000
+    result = state_file.plain({"part": whole[:2], "twice": [whole, whole]})
+    assert result["part"].untyped_storage().nbytes() == 8
+    assert result["twice"][0].data_ptr() == result["twice"][1].data_ptr()
+    assert len(state_file.to_bytes(result)) < 450_000
 
 
 def test_numbers_of_numpy_become_plain():
-    found = state_file.plain([np.float64(0.1), np.int32(3)], "x")
-    assert [(type(n), n) for n in found] == [(float, 0.1), (int, 3)]
+    result = state_file.plain([np.float64(0.1), np.int32(3)], "x")
+    assert [(type(n), n) for n in result] == [(float, 0.1), (int, 3)]
     parameter = torch.nn.Parameter(torch.ones(2))
     assert type(state_file.plain(parameter)) is torch.Tensor
 
@@ -68,10 +68,10 @@ def test_damage_is_found_before_anything_is_read(tmp_path):
         broken = bytearray(whole)
         broken[at] ^= 16
         try:
-            found = state_file.from_bytes(bytes(broken))
+            result = state_file.from_bytes(bytes(broken))
         except ValueError:
             continue
-        assert torch.equal(found["weights"], torch.zeros(1000))  # padding, or a name nobody reads
+        assert torch.equal(result["weights"], torch.zeros(1000))  # padding, or a name nobody reads
     with pytest.raises(ValueError, match="not complete \\(500 bytes"):
         state_file.from_bytes(whole[:500])
     with pytest.raises(ValueError, match="is damaged"):
@@ -103,12 +103,12 @@ def check_flips(data, bits):
     refused = 0
     for bit in bits:
         try:
-            found = state_file.from_bytes(flipped(data, bit))
+            result = state_file.from_bytes(flipped(data, bit))
         except ValueError:
             refused += 1
             continue
-        found.pop("digests", None)  # its own name may have changed
-        assert digests.first_difference(digests.of_content(CONTENT), found) is None, bit
+        result.pop("digests", None)  # its own name may have changed
+        assert digests.first_difference(digests.of_content(CONTENT), result) is None, bit
     assert refused
 
 
@@ -166,8 +166,8 @@ def test_other_values_than_those_written_are_named(change, place):
 
 
 def test_files_without_digests_are_read():
-    found = state_file.from_bytes(without_digests())
-    assert digests.first_difference(digests.of_content(CONTENT), found) is None
+    result = state_file.from_bytes(without_digests())
+    assert digests.first_difference(digests.of_content(CONTENT), result) is None
     with pytest.raises(SerializationError, match="'digests' is taken"):
         state_file.to_bytes({"digests": {}})
 

@@ -37,8 +37,8 @@ VALUES = [
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_a_value_survives(value):
-    found = decode(json.loads(json.dumps(encode(value), allow_nan=False)))
-    assert (type(found), repr(found)) == (type(value), repr(value))
+    data = decode(json.loads(json.dumps(encode(value), allow_nan=False)))
+    assert (type(data), repr(data)) == (type(value), repr(value))
 
 
 def test_nan_survives():
@@ -46,8 +46,8 @@ def test_nan_survives():
 
 
 def test_one_and_one_point_zero_and_true_stay_different():
-    found = decode(json.loads(json.dumps(encode([1, 1.0, True]))))
-    assert [type(value) for value in found] == [int, float, bool]
+    data = decode(json.loads(json.dumps(encode([1, 1.0, True]))))
+    assert [type(value) for value in data] == [int, float, bool]
 
 
 @pytest.mark.parametrize("value", [object(), [torch.nn.Linear], {"a": b"raw"}, torch.ones(1)])

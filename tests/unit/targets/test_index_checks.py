@@ -78,8 +78,8 @@ def test_each_operator_takes_what_plain_pytorch_takes_and_refuses_the_rest(name)
             with pytest.raises(IndexCheckError, match=text):
                 session.step([index])
         else:
-            (found,) = session.step([index])
-            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+            (output,) = session.step([index])
+            torch.testing.assert_close(output, expected, rtol=0, atol=0)
 
 
 def test_an_index_found_by_another_index_is_named_by_its_own_line():
@@ -144,8 +144,8 @@ def test_indices_inside_loops_and_branches(function, right, wrong):
     plain, _ = started(Indexed(function), start, None, INFER, target=Reference())
     for value in right:
         index = torch.tensor([value, value, max(value, 0)])
-        (found,), (expected,) = session.step([index]), plain.step([index])
-        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        (output,), (expected,) = session.step([index]), plain.step([index])
+        torch.testing.assert_close(output, expected, rtol=0, atol=0)
     for value, named in wrong:
         with pytest.raises(IndexCheckError, match=rf"checks\.py:\d+ in .* takes .* {named}\.$"):
             session.step([torch.tensor([0, value, 0])])
@@ -160,8 +160,8 @@ def test_a_wrong_index_inside_a_compiled_loop_does_not_end_the_process():
     with pytest.raises(IndexCheckError, match=r"embedding takes .*, found 5\.$"):
         session.step([torch.tensor([0, 3, 2])])
     plain, _ = started(Indexed(_walk), (torch.tensor([0, 1, 2]),), None, INFER, target=Reference())
-    found, expected = (each.step([torch.tensor([0, 1, 2])])[0] for each in (session, plain))
-    torch.testing.assert_close(found, expected)
+    output, expected = (each.step([torch.tensor([0, 1, 2])])[0] for each in (session, plain))
+    torch.testing.assert_close(output, expected)
 
 
 class Classifier(nn.Module):

@@ -38,9 +38,9 @@ def test_other_threads_run_while_compiled_code_does():
     compiled = made.compiled["forward"]
     released = compiled.released()
     arguments = [module.weight.detach(), x]
-    (found,), (expected,) = released(list(arguments)), compiled.run(list(arguments))
-    assert torch.equal(found, expected)
-    assert found.data_ptr() != expected.data_ptr()
+    (output,), (expected,) = released(list(arguments)), compiled.run(list(arguments))
+    assert torch.equal(output, expected)
+    assert output.data_ptr() != expected.data_ptr()
 
     # What goes in and comes out is freed by who holds it last.
     temporary = x.clone()

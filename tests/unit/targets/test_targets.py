@@ -31,10 +31,10 @@ def test_an_unknown_target_is_refused_with_the_known_ones():
 
 
 def test_available_gives_a_reason_for_each_that_is_not():
-    found = available()
-    assert list(found) == list(NAMES)
-    assert found["reference"] is found["null"] is None
-    assert found["cuda"] is None or found["cuda"].endswith(".")
+    result = available()
+    assert list(result) == list(NAMES)
+    assert result["reference"] is result["null"] is None
+    assert result["cuda"] is None or result["cuda"].endswith(".")
 
 
 @pytest.mark.parametrize("name", ["reference", "null", "cpu"])

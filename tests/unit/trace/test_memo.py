@@ -35,22 +35,22 @@ def numbers_that_are_equal(x, w, n):
 
 
 def views_and_copies(x, w, n):
-    found = []
+    results = []
     for each in (x, x.t(), x.view(6, 4), x.view(6, 4).t(), x[1:], x[:11]):
-        found += [each.reshape(-1), each.contiguous(), each + 1, each.sum(0)]
-    return found
+        results += [each.reshape(-1), each.contiguous(), each + 1, each.sum(0)]
+    return results
 
 
 def in_place(x, w, n):
-    found = []
+    results = []
     for factor in (2, 3, 2):
         y = x * factor
         z = y.relu_()
         z.add_(1)
         y[0].mul_(2)
         n.add_(1)
-        found += [y, z, n * 1]
-    return found
+        results += [y, z, n * 1]
+    return results
 
 
 def types(x, w, n):
@@ -58,12 +58,12 @@ def types(x, w, n):
 
 
 def default_types(x, w, n):
-    found = []
+    results = []
     before = torch.get_default_dtype()
     for kind in (torch.float64, before):
         torch.set_default_dtype(kind)
-        found.append(torch.full((2,), 1.0))
-    return found
+        results.append(torch.full((2,), 1.0))
+    return results
 
 
 def constants(x, w, n):
@@ -72,10 +72,10 @@ def constants(x, w, n):
 
 
 def several_results(x, w, n):
-    found = []
+    results = []
     for each in (x, x * 2, w):
-        found += [*each.split(3), *each.max(1), *torch.var_mean(each, 0), each.unbind(1)[0]]
-    return found
+        results += [*each.split(3), *each.max(1), *torch.var_mean(each, 0), each.unbind(1)[0]]
+    return results
 
 
 FUNCTIONS = [convolutions, same_argument_or_not, numbers_that_are_equal, views_and_copies]
@@ -114,8 +114,8 @@ def _described(graph):
 
 @pytest.mark.parametrize("function", [*FUNCTIONS, default_types])
 def test_the_trace_is_that_of_the_tracer(function):
-    reference, found = (_traced(function, remembered=each) for each in (False, True))
-    assert list(_described(found)) == list(_described(reference))
+    reference, result = (_traced(function, remembered=each) for each in (False, True))
+    assert list(_described(result)) == list(_described(reference))
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -123,8 +123,8 @@ def test_it_computes_what_the_function_does(function):
     expected = function(*_values())
     graph = _traced(function, remembered=True)
     with torch.no_grad():
-        found = graph(*_values())
-    for one, other in zip(expected, found, strict=True):
+        program = graph(*_values())
+    for one, other in zip(expected, program, strict=True):
         assert one.dtype == other.dtype
         assert torch.equal(one, other)
 

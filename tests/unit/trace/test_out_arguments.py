@@ -66,9 +66,9 @@ def test_the_result_is_written_where_it_should_be(forward):
     torch.manual_seed(0)
     expected = forward(X.clone())
     torch.manual_seed(0)
-    (found,) = session.step([X.clone()])
-    assert found.dtype == expected.dtype
-    assert torch.equal(found, expected)
+    (output,) = session.step([X.clone()])
+    assert output.dtype == expected.dtype
+    assert torch.equal(output, expected)
 
 
 def test_spectral_norm_trains():

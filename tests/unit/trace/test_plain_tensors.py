@@ -40,17 +40,17 @@ def stepped(forward, *, warned=False):
 
 def values_in(forward):
     """What is known in forward of the tensors that it yields."""
-    found = []
+    results = []
 
     def collecting(module, x):
         for each in forward(module, x):
             value = constant_value(each)
-            found.append(None if value is None else value.tolist())
+            results.append(None if value is None else value.tolist())
         return x
 
     with pytest.warns(UserWarning, match=CHANGES):
         captured(Holding(lambda m, x: collecting(m, x) + m.count.fill_(0)), (X,))
-    return found
+    return results
 
 
 # -- values that are known -----------------------------------------------------------------
@@ -252,8 +252,8 @@ def test_a_parameter_in_a_list_is_the_parameter():
     expected = run_eagerly(plain, torch.optim.SGD(plain.parameters(), lr=0.05), [(X,)] * 3)
     losses = Listed(lambda m, x: F.l1_loss(forward(m, x), torch.tensor(-1e9), reduction="sum"))
     session, _ = started(losses, (X,), rule_for(module, momentum=0.0))
-    found = run(session, [(X,)] * 3)
-    assert torch.equal(found.params["weight"], expected.params["weight"])
+    output = run(session, [(X,)] * 3)
+    assert torch.equal(output.params["weight"], expected.params["weight"])
 
 
 def test_a_parameter_in_a_list_that_is_returned_is_current():

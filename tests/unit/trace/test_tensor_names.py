@@ -91,8 +91,8 @@ def test_a_parameter_called_like_an_input_keeps_its_name():
 def test_optimizer_state_has_the_names_that_programs_know(kind, settings, expected):
     model, batch = Dense(), [torch.randn(2, 6), torch.randn(2, 3)]
     names = captured(model, batch, rule=rule_for(model, kind, **settings)).tensor_names
-    found = {name.partition("___")[0] for name in names if name.endswith("___fc1.bias")}
-    assert found == expected | {"Gradient", "UpdatedVar"}
+    results = {name.partition("___")[0] for name in names if name.endswith("___fc1.bias")}
+    assert results == expected | {"Gradient", "UpdatedVar"}
 
 
 def test_unknown_state_keeps_its_own_word():

@@ -14,8 +14,8 @@ class Net(nn.Module):
         with poptorch.autocast():  # ABP1909 blocked
             x = poptorch.dynamic_slice(x, 0, torch.tensor(1), 2, 1)  # ABP1909 blocked
         (x,) = poptorch.for_loop(3, lambda v: v * 2, [x])  # ABP1909 blocked
-        found = poptorch.ctc_beam_search_decoder(x, y)  # ABP1909 blocked
-        return poptorch.custom_op([x], "Cube", "domain", 1, [found])  # ABP1909 blocked
+        output = poptorch.ctc_beam_search_decoder(x, y)  # ABP1909 blocked
+        return poptorch.custom_op([x], "Cube", "domain", 1, [output])  # ABP1909 blocked
 
 
 model = poptorch.load("model.poptorch")  # ABP1909 blocked
