@@ -146,7 +146,6 @@ def test_an_inference_model_that_keeps_another_mode_is_named_with_the_edit(climb
     text = text.replace("for _ in", first) + f"{later}    net.train()\n"
     assert [rung.passed for rung in climbed(text)] == [True] * 6  # the port knows the modes
     text = text.replace("net.eval()", 'getattr(net, "eval")()')  # but not these
-    first = first.replace("net.eval()", 'getattr(net, "eval")()')
     *others, last = climbed(text)
     assert [rung.passed for rung in others] == [True] * 4
     assert "FAILED  the inference model computes the same: call 2, " in str(last)
