@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Generator, Sequence
+from typing import Any, cast
 
 import torch
 
@@ -223,7 +224,8 @@ class _Search:
                 continue
             places = [p for p in self._places(depth, wraps_from=first) if p > first]
             # What lies between takes its share on one of the devices there, however it is divided.
-            shares = torch.maximum(ends[first], self.seconds[first] / len(tables)).tolist()
+            least = torch.maximum(ends[first], self.seconds[first] / len(tables))
+            shares: list[float] = cast("Any", least).tolist()
             allowed = [p for p in places if p <= last and shares[p] < below]
             if not allowed:
                 continue
