@@ -272,6 +272,14 @@ def test_backward_gives_what_was_asked_for(own, capable, case, mask):
         assert value is None or error(value, exact) < 2e-6
 
 
+def test_a_bias_may_be_a_column(own, capable):
+    case = (2, 8, 8, 3, 6, 40)
+    x, weight, bias, _ = tensors(case)
+    column = torch.stack([torch.full_like(bias, CANARY), bias], 1)[:, 1]
+    run = convolutions.own_convolution(node(case), own)
+    assert torch.equal(run(x, weight, column), run(x, weight, bias))
+
+
 # -- other processors and compilers ----------------------------------------------------------------
 
 

@@ -72,6 +72,23 @@ def test_a_layer_is_exact_to_a_millionth(own, shape, slope):
             assert error(value, wanted) < 2e-6
 
 
+def test_weights_and_statistics_may_be_columns(own):
+    """As those of a norm that takes its parameters out of a table, one column for each domain."""
+    shape = (2, 8, 12, 12)
+    x, *vectors = inputs(shape)
+    columns = [torch.stack([torch.full_like(each, 1e3), each], 1)[:, 1] for each in vectors]
+    added, grad = (
+        torch.randn(shape).contiguous(memory_format=torch.channels_last) for _ in range(2)
+    )
+    run = calls.scale_shift_activation(own, overwrite=False)
+    for one, other in (
+        (ours(own, x, *v, 0.01, grad) for v in (vectors, columns)),
+        (ours_of_sum(own, x, *v, added, 0.01, [grad]) for v in (vectors, columns)),
+        ([run(x, *v[:2], 0.01)] for v in (vectors, columns)),
+    ):
+        assert all(map(torch.equal, one, other))
+
+
 @pytest.mark.parametrize(("scale", "offset"), [(0.0, 0.0), (1e-20, 0.0), (1e-4, 1.0), (-1.0, 0.0)])
 def test_weights_that_lose_the_input_keep_it(own, scale, offset):
     """From y alone nothing could be recovered where the weight is zero or drowns in the bias."""
@@ -99,7 +116,7 @@ def test_threads_do_not_change_a_bit(own, monkeypatch):
     grad = grad.contiguous(memory_format=torch.channels_last)
     results = []
     for threads in (1, 2, 5):
-        monkeypatch.setattr(calls, "threads_for", lambda *_, count=threads: count)
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
         results.append(ours(own, *values, 0.01, grad, True))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
@@ -157,7 +174,7 @@ def test_threads_do_not_change_a_bit_of_a_sum(own, monkeypatch):
     )
     results = []
     for threads in (1, 2, 5):
-        monkeypatch.setattr(calls, "threads_for", lambda *_, count=threads: count)
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
         results.append(ours_of_sum(own, *values, added, 0.01, grads, True))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))

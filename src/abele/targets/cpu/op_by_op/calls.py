@@ -21,6 +21,11 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
+def _dense(*vectors: torch.Tensor) -> list[torch.Tensor]:
+    """The same numbers one after the other: a program's vectors may be columns of something."""
+    return [each.contiguous() for each in vectors]
+
+
 @functools.lru_cache(maxsize=4096)  # shapes of programs; the same at every step
 def _prepared(
     library: ctypes.CDLL,
@@ -70,11 +75,11 @@ def norm_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., A
         x = _rows(x)
         norm, worth = _prepared(library, x.shape, slope, momentum, eps)
         threads = worth()
-        inputs = x, weight, bias, mean, var
+        inputs = x, *_dense(weight, bias, mean, var)
         (statistics, *new), y_is_enough = _statistics(library, norm, inputs, threads)
         y = x if overwrite and y_is_enough else torch.empty_like(x)
-        inputs = [each.data_ptr() for each in (x, weight, bias, statistics)]
-        library.abele_norm_apply(norm, *inputs, None, y.data_ptr(), threads)
+        addresses = [each.data_ptr() for each in (*inputs[:3], statistics)]
+        library.abele_norm_apply(norm, *addresses, None, y.data_ptr(), threads)
         return y, y if y_is_enough else x, statistics, *new
 
     return norm_activation
@@ -91,7 +96,7 @@ def norm_activation_backward(library: ctypes.CDLL, *, overwrite: bool) -> Callab
         statistics: torch.Tensor,
         slope: float,
     ) -> tuple[torch.Tensor, ...]:
-        grad = _rows(grad)
+        grad, (weight, bias) = _rows(grad), _dense(weight, bias)
         norm, worth = _prepared(library, kept.shape, slope)
         grad_x = grad if overwrite else torch.empty_like(grad)
         grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(bias)
@@ -121,10 +126,11 @@ def norm_sum_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..
         norm, worth = _prepared(library, x.shape, slope, momentum, eps)
         threads = worth()
         y = added if overwrite else torch.empty_like(x)
-        # What is said of y alone holds without something added.
-        (statistics, *new), _ = _statistics(library, norm, (x, weight, bias, mean, var), threads)
-        inputs = [each.data_ptr() for each in (x, weight, bias, statistics, added)]
-        library.abele_norm_apply(norm, *inputs, y.data_ptr(), threads)
+        inputs = x, *_dense(weight, bias, mean, var)
+        # Backward needs x in any case: from y, what was added could not be told apart.
+        (statistics, *new), _ = _statistics(library, norm, inputs, threads)
+        addresses = [each.data_ptr() for each in (*inputs[:3], statistics, added)]
+        library.abele_norm_apply(norm, *addresses, y.data_ptr(), threads)
         return y, statistics, *new
 
     return norm_sum_activation
@@ -143,6 +149,7 @@ def norm_sum_activation_backward(library: ctypes.CDLL, *, overwrite: bool) -> Ca
         slope: float,
     ) -> tuple[torch.Tensor, ...]:
         grad, more = _rows(grad), None if more is None else _rows(more)
+        (weight,) = _dense(weight)
         norm, worth = _prepared(library, x.shape, slope)
         masked, grad_x = grad if overwrite else torch.empty_like(x), torch.empty_like(x)
         grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(weight)
@@ -164,7 +171,7 @@ def scale_shift_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable
         shift: torch.Tensor,
         slope: float,
     ) -> torch.Tensor:
-        x = _rows(x)
+        x, (scale, shift) = _rows(x), _dense(scale, shift)
         y = x if overwrite else torch.empty_like(x)
         pointers = [each.data_ptr() for each in (x, scale, shift, y)]
         norm, worth = _prepared(library, x.shape, slope)

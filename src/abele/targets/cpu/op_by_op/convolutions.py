@@ -54,6 +54,10 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous(memory_format=CHANNELS_LAST)
 
 
+def _dense(bias: torch.Tensor | None) -> torch.Tensor | None:
+    return None if bias is None else bias.contiguous()  # it may be a column of something
+
+
 def _forward(
     library: ctypes.CDLL, convolution: Convolution, *, winograd: bool
 ) -> Callable[..., torch.Tensor]:
@@ -63,7 +67,7 @@ def _forward(
     def run_forward(
         x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any
     ) -> torch.Tensor:
-        return run(_rows(x), weight.contiguous(), bias)
+        return run(_rows(x), weight.contiguous(), _dense(bias))
 
     return run_forward
 
@@ -108,7 +112,7 @@ def _patches(library: ctypes.CDLL, *, transposed: bool) -> Callable[..., torch.T
     def convolution(
         x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any
     ) -> torch.Tensor:
-        return run(library, _rows(x), weight.contiguous(), bias)
+        return run(library, _rows(x), weight.contiguous(), _dense(bias))
 
     return convolution
 
