@@ -5,7 +5,8 @@
 namespace abele {
 namespace {
 
-#if defined(__AVX512VL__)
+// GCC before 11 and Clang before 12 do not know the family's name.
+#if defined(__AVX512VL__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
 // Processors of this family multiply 512 bits in two steps.
 bool halves_are_as_fast() {
   static const bool result = __builtin_cpu_is("amdfam19h");
