@@ -12,6 +12,21 @@ from abele.port.project import Project
 from abele.port.source import Source
 
 HEAD = "import torch\nmodel = torch.nn.Linear(2, 2)\nother = torch.nn.ReLU()\n"
+EVALUATING = """
+@contextlib.contextmanager
+def evaluating(model):
+    model.eval()
+    yield
+    model.train()
+"""
+EVALUATOR = """
+class Evaluator:
+    def __init__(self, model):
+        self.model = model
+
+    def __enter__(self):
+        self.model.eval()
+"""
 STEP = """
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(2):
@@ -23,12 +38,12 @@ for epoch in range(2):
 {after}"""
 
 
-def modes(text):
+def modes(text, head=HEAD, name="torch.nn.Linear"):
     """The modes at the call ``model(here)``, sorted."""
-    source = Source("run.py", HEAD + text)
+    source = Source("run.py", head + text)
     project = Project([source])
     things = Things(project)
-    (model,) = (each for each in things.all(Kind.MODEL) if each.name == "torch.nn.Linear")
+    (model,) = (each for each in things.all(Kind.MODEL) if each.name == name)
     calls = findall(source.module, m.Call())
     (call,) = (each for each in calls if source.code(each) == "model(here)")
     return sorted(TrainingMode(project, things, model).at(source, call))
@@ -67,10 +82,34 @@ def modes(text):
         ("def f():\n    model(here)\nspawn(f)", [True]),
         ("def f():\n    model(here)\nmodel.eval()\nspawn(f)", [False, True]),
         ("f = lambda: model.eval()\nmodel(here)", [True]),
+        ("model.train() if a else model.eval()\nmodel(here)", [False, True]),
+        ("model.eval()\na and model.train()\nmodel(here)", [False, True]),
+        ("model.eval()\n[model.train() for i in a]\nmodel(here)", [False, True]),
+        ("model.eval(); model(here)", [False]),
+        ("if a: model.eval(); model(here)", [False]),
+        (f"{EVALUATING}with evaluating(model):\n    model(here)", [False, True]),
+        (f"{EVALUATING}with evaluating(model):\n    pass\nmodel(here)", [False, True]),
+        (f"{EVALUATOR}with Evaluator(model):\n    model(here)", [False, True]),
     ],
 )
 def test_the_mode_that_was_set_last_counts(text, expected):
     assert modes(text) == expected
+
+
+OWN = """
+import torch
+class Net(torch.nn.Linear):
+    def train(self, mode=True):
+        super().train(mode)
+        return self
+model = Net(2, 2)
+model.eval()
+"""
+
+
+@pytest.mark.parametrize(("text", "expected"), [("", [False]), ("model.train()\n", [True])])
+def test_a_models_own_train_sets_the_mode(text, expected):
+    assert modes(f"{text}model(here)", OWN, "Net") == expected
 
 
 def said(text):

@@ -25,6 +25,7 @@ from abele.port.source import Source
 EITHER = frozenset((True, False))
 _SETS = m.Call(func=m.Attribute(attr=m.Name("train") | m.Name("eval")))
 _FUNCTIONS = cst.FunctionDef | cst.Lambda
+_BLOCKS = cst.IndentedBlock | cst.Module | cst.SimpleStatementLine | cst.SimpleStatementSuite
 _DEFINITIONS = cst.FunctionDef | cst.ClassDef
 
 
@@ -87,6 +88,8 @@ class TrainingMode:
                     return modes
             if isinstance(each, cst.For | cst.While):
                 modes |= self._of_all(source, [each]).modes  # of the turn before
+            elif isinstance(each, cst.With):
+                modes |= self._entered(source, each).modes
             elif isinstance(each, cst.FunctionDef):
                 return modes | self._at_calls(each, seen)
             inner = each
@@ -109,7 +112,7 @@ class TrainingMode:
             self._set(source, call).modes
             for source in self._project.sources
             for call in findall(source.module, _SETS)
-            if self._things.function(source, call) is None
+            if self._sets(source, call)
         ]
         return frozenset[bool]().union(*calls)
 
@@ -126,7 +129,8 @@ class TrainingMode:
         if isinstance(statement, cst.SimpleStatementLine | cst.SimpleStatementSuite):
             return self._of_all(source, statement.body)
         if isinstance(statement, cst.With):
-            return self._of_all(source, _statements(statement.body))
+            body = self._of_all(source, _statements(statement.body))
+            return body.then(self._entered(source, statement))
         if isinstance(statement, cst.If):
             other = _Effect() if statement.orelse is None else self._of(source, statement.orelse)
             body = self._of_all(source, _statements(statement.body))
@@ -138,18 +142,31 @@ class TrainingMode:
         blocks = [self._of_all(source, each.body) for each in _blocks(source, statement)]
         return _Effect.either(_Effect(), *blocks)
 
+    def _entered(self, source: Source, statement: cst.With) -> _Effect:
+        """What managers of a ``with`` may set before and after it: whatever their code sets."""
+        effect = _Effect()
+        for call in (each for item in statement.items for each in findall(item, m.Call())):
+            function = self._things.function(source, call)
+            if function is not None:
+                at = self._project.source(function)
+                whole = at.enclosing(function, cst.ClassDef) or function
+                for each in findall(whole, _SETS):
+                    effect = effect.then(self._set(at, each).perhaps())
+        return effect
+
     def _of_calls(self, source: Source, node: cst.CSTNode) -> _Effect:
         """The effect of the calls in an expression or small statement, inner ones first."""
         effect = _Effect()
         for call in reversed(findall(node, m.Call())):
             if _within(source, call, node):
-                effect = effect.then(self._of_call(source, call))
+                given = self._of_call(source, call)
+                effect = effect.then(given if _is_sure(source, call, node) else given.perhaps())
         return effect
 
     def _of_call(self, source: Source, call: cst.Call) -> _Effect:
-        function = self._things.function(source, call)
-        if function is None and m.matches(call, _SETS):
+        if self._sets(source, call):
             return self._set(source, call)
+        function = self._things.function(source, call)
         if function is None or function in self._inside:
             return _Effect()
         self._inside.add(function)
@@ -160,6 +177,17 @@ class TrainingMode:
         returns = [each for each in findall(function, m.Return()) if _within(at, each, function)]
         early = any(at.parent(at.parent(each) or each) is not body for each in returns)
         return effect.perhaps() if early else effect
+
+    def _sets(self, source: Source, call: cst.Call) -> bool:
+        """Whether a call sets a mode: not a function of the program that has such a name.
+
+        Unless it is the model's own, which does more beside.
+        """
+        if not m.matches(call, _SETS):
+            return False
+        assert isinstance(call.func, cst.Attribute)
+        models = self._things.of(source, call.func.value, Kind.MODEL)
+        return self._model in models or self._things.function(source, call) is None
 
     def _set(self, source: Source, call: cst.Call) -> _Effect:
         """The effect of a call of ``train`` or ``eval``."""
@@ -186,10 +214,8 @@ def _asked(call: cst.Call) -> frozenset[bool]:
 
 
 def _statements(node: cst.CSTNode) -> Sequence[cst.CSTNode]:
-    """The statements of a block or module."""
-    if isinstance(node, cst.SimpleStatementSuite):
-        return [node]
-    return list(node.body) if isinstance(node, cst.IndentedBlock | cst.Module) else []
+    """The statements of a block, line or module."""
+    return list(node.body) if isinstance(node, _BLOCKS) else []
 
 
 def _blocks(source: Source, statement: cst.CSTNode) -> Iterator[cst.BaseSuite]:
@@ -207,4 +233,18 @@ def _within(source: Source, node: cst.CSTNode, outer: cst.CSTNode) -> bool:
             return True
         if isinstance(each, _FUNCTIONS):
             return False
+    return True
+
+
+def _is_sure(source: Source, node: cst.CSTNode, outer: cst.CSTNode) -> bool:
+    """Whether a piece of an expression is computed whenever that is."""
+    inner = node
+    for each in source.above(node):
+        if inner is outer:
+            break
+        chosen = isinstance(each, cst.IfExp) and inner is not each.test
+        shortened = isinstance(each, cst.BooleanOperation) and inner is each.right
+        if chosen or shortened or isinstance(each, cst.BaseComp):
+            return False
+        inner = each
     return True
