@@ -1,4 +1,7 @@
-"""``abele why-different SCRIPT A B``: where two ways to run a program part."""
+"""``abele why-different SCRIPT A B``: where two ways to run a program part.
+
+``abele why-different RUN RUN2``: how two recorded runs differ.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,32 @@ from pathlib import Path
 from typing import Any
 
 from abele.differences.finding import why_different
+from abele.differences.runs import why_runs_differ
 from abele.differences.settings import setting
 from abele.differences.subject import of_script
+from abele.errors import DifferenceError
+from abele.report.record import FILE
 
 
 def add_parser(commands: Any) -> None:
     """Add the command to a parser's commands."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "why-different",
-        help="say where two ways to run a program part",
-        usage="abele why-different [-h] [--json] SCRIPT A B [-- ARG ...]",
+        help="say where two ways to run a program part, or how two runs differ",
+        usage="abele why-different [-h] [--json] SCRIPT A B [-- ARG ...]\n"
+        "       abele why-different [-h] [--json] RUN RUN2",
         description="Runs SCRIPT up to its first training step and computes that step in two ways "
         "and in float64. Exits with 0 if the two are equal but for rounding, 1 if they part, 2 if "
-        "that cannot be said.",
+        "that cannot be said. Of two recorded RUNs, says which options, programs, kernels, targets "
+        "and versions differ, and at which update their losses part; runs nothing. Exits with 0 if "
+        "nothing differs, 1 if anything does, 2 if that cannot be said.",
     )
-    parser.add_argument("script", type=Path, metavar="SCRIPT", help="a Python program")
     ways = "reference, cpu, cuda, a lowering as cpu:emitted, half, bfloat16 or float64"
-    parser.add_argument("first", metavar="A", help=ways)
-    parser.add_argument("second", metavar="B", help="another of these")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    subject = f"a Python program; or the folder of a run, or its {FILE}"
+    parser.add_argument("script", type=Path, metavar="SCRIPT", help=subject)
+    parser.add_argument("first", metavar="A", help=f"{ways}; or another run")
+    parser.add_argument("second", metavar="B", nargs="?", help="another of these; not of two runs")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.set_defaults(command=command, name="why-different", cannot=2)
 
 
@@ -38,15 +48,47 @@ def command(parsed: argparse.Namespace) -> int:
         parsed: what ``add_parser`` says, and in ``rest`` the arguments of the script.
 
     Raises:
-        DifferenceError: there is no such setting, or it cannot run the program.
+        DifferenceError: there is no such setting, it cannot run the program, or the arguments are
+            neither a script with two settings nor two runs.
         FitError: there is no such script.
+        ReportError: there is no such run, or its record cannot be read.
         Exception: of the script.
     """
-    settings = setting(parsed.first), setting(parsed.second)  # before the script does anything
-    subject = of_script(parsed.script, parsed.rest)
-    answer = why_different(subject, settings, _say)
+    _check(parsed)
+    if parsed.second is None:
+        answer = why_runs_differ(parsed.script, Path(parsed.first))
+    else:
+        settings = setting(parsed.first), setting(parsed.second)  # before the script does anything
+        answer = why_different(of_script(parsed.script, parsed.rest), settings, _say)
     print(json.dumps(answer.data(), indent=1) if parsed.json else answer)
     return answer.status
+
+
+def _check(parsed: argparse.Namespace) -> None:
+    """Refuse arguments that are neither a script with two settings nor two runs."""
+    script: Path = parsed.script
+    if parsed.second is not None:
+        if _is_run(script):
+            raise DifferenceError(
+                f"{script} is no program. Runs are compared by themselves, without settings: "
+                f"abele why-different {script} RUN2"
+            )
+        return
+    for each in (script, Path(parsed.first)):
+        if each.suffix == ".py":
+            raise DifferenceError(
+                f"{each} is a program, not a run. Compare two ways to run it: abele why-different "
+                f"{each} reference cpu; or give two folders that runs were recorded in."
+            )
+    if parsed.rest:
+        raise DifferenceError(
+            f"Two runs take no arguments, but {' '.join(parsed.rest)!r} is given behind --: runs "
+            "that were recorded are compared, and nothing is run."
+        )
+
+
+def _is_run(path: Path) -> bool:
+    return path.is_dir() or path.name == FILE
 
 
 def _say(text: str) -> None:
