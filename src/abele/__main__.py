@@ -6,6 +6,8 @@ abele stage SCRIPT   divides a program's model into stages of a pipeline
 abele port SCRIPT    ports a plain PyTorch program
 abele why-different SCRIPT A B
                      says where two ways to run a program part
+abele why-different RUN RUN2
+                     says how two recorded runs differ
 """
 
 from __future__ import annotations

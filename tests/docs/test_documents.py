@@ -60,6 +60,7 @@ def test_quickstart(tmp_path):
         "stages",
         "starting",
         "why_different",
+        "why_runs_differ",
     ],
 )
 def test_a_document_of_blocks(name, tmp_path):

@@ -258,6 +258,20 @@ def test_a_run_that_was_not_built_is_compared_by_what_there_is(first, tmp_path):
     assert "has no journal.jsonl" in str(answer)
 
 
+def test_losses_between_which_records_have_none_may_have_parted_before(first, make, tmp_path):
+    other = changed(make("rate", rate=0.2), tmp_path / "together", lambda run: run)
+    lines = (other / "journal.jsonl").read_text().splitlines()
+    calls = [index for index, line in enumerate(lines) if '"e": "calls"' in line]
+    second, third = (json.loads(lines[index]) for index in calls[1:3])
+    lines[calls[1]] = json.dumps(third | {"first": second["first"], "count": 2})
+    del lines[calls[2]]
+    (other / "journal.jsonl").write_text("\n".join([*lines, ""]))
+    said = str(why_runs_differ(first, other))
+    assert "they part at update 3: " in said
+    assert "Since update 1 records have no loss of the same update, so it may be before" in said
+    assert "Of 5 and 5 calls, 4 have a loss in both records" in said
+
+
 def test_json_has_everything(first, make, capsys):
     other = make("tanh", activation="tanh")
     assert main(["why-different", str(first / "run.json"), str(other), "--json"]) == 1
