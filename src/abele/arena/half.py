@@ -31,7 +31,7 @@ def widens_sum(tensor: torch.Tensor, dimensions: Sequence[int]) -> bool:
         tensor: dense, in the order of its dimensions.
         dimensions: over which it is summed up.
     """
-    added = {each % tensor.dim() for each in dimensions}
+    added = {each % max(1, tensor.dim()) for each in dimensions}  # torch takes 0 and -1 of a number
     rows, before = 0, False
     for axis, size in enumerate(tensor.shape):
         if size > 1:
