@@ -65,13 +65,20 @@ def _sentence(check: Check, result: float) -> str:
         if math.isnan(result)
         else "overflow or division by zero: infinity from finite operands"
     )
-    where = f"module {check.scope.replace('/', '.')!r}" if check.scope else "outside submodules"
-    line = check.line or f"the {check.phase} pass, which has no line in the user's source"
     return (
-        f"Floating-point exception in {check.operator} ({check.phase}, {where}, at {line}): "
+        f"Floating-point exception in {check.operator} ({check.phase}{_place(check)}): "
         f"{what}. Weights, optimizer state and buffers are as after the last complete update. "
         "Lower the loss scale or the learning rate, or compute this in float32."
     )
+
+
+def _place(check: Check) -> str:
+    """Module and line; of an update, those of the parameter that it changes."""
+    where = f"module {check.scope.replace('/', '.')!r}" if check.scope else "outside submodules"
+    if check.phase == "update" and check.line:
+        return f" of a parameter that forward reads at {check.line}, {where}"
+    line = check.line or f"the {check.phase} pass, which has no line in the user's source"
+    return f", {where}, at {line}"
 
 
 class Rollback:
