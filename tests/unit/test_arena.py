@@ -258,3 +258,21 @@ def test_every_tensor_of_training_finds_its_place(name, library):
     _, in_gap, elsewhere = (b - a for a, b in zip(before, running.counts(), strict=True))
     assert in_gap == 0
     assert elsewhere <= 6
+
+
+class Degenerate(nn.Module):
+    """A scalar that is summed over its dimension 0, and convolutions of no images."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.back = nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(3, 4, 2)
+
+    def forward(self, x):
+        none = x[:0]
+        scalars = x.mean().sum(0), x.mean().mean(0)
+        return (*scalars, self.conv(none), self.back(none), none.half().sum((0, 2)).float())
+
+
+def test_scalars_and_no_images_have_a_plan():
+    (step,) = captured(Degenerate(), (torch.randn(2, 3, 8, 8),)).programs
+    assert len(Interpreter().compile(step).run(arguments(step))) == 5

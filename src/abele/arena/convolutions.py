@@ -124,7 +124,7 @@ def forward(node: torch.fx.Node, channels_last: bool) -> Calls | None:
     """What a convolution makes; None if nothing."""
     x, w = value(node, 0), value(node, 1)
     c, calls = _of(x, w, node.meta["val"], node.args[3:], channels_last), Calls()
-    if c.as_they_lie or not torch.backends.mkldnn.is_available():
+    if c.as_they_lie or not (x.numel() and torch.backends.mkldnn.is_available()):
         return None
     copied = calls.make(c.copied)
     if c.by_columns:
@@ -200,7 +200,7 @@ def backward(node: torch.fx.Node, channels_last: bool) -> Calls | None:
     y, x, w = (value(node, index) for index in range(3))
     c, calls = _of(x, w, y, node.args[4:], channels_last), Calls()
     wanted = cast("list[bool]", node.args[-1])
-    if c.as_they_lie or not torch.backends.mkldnn.is_available():
+    if c.as_they_lie or not (x.numel() and torch.backends.mkldnn.is_available()):
         return None
     if c.by_columns:
         if int(cast("int", node.args[-2])) == 1:  # else group by group, with little for each
