@@ -48,8 +48,7 @@ class Losses:
         largest: of all from there, the one with the largest distance; None if none is finite.
         a_call: updates in one call, of each run.
         known: losses that each run's journal has.
-
-    Inference makes no updates: there, a batch counts as one.
+        training: one of them trains; else there are no updates, and batches are counted.
     """
 
     updates: tuple[int, int]
@@ -60,6 +59,7 @@ class Losses:
     largest: Pair | None
     a_call: tuple[int, int]
     known: tuple[int, int]
+    training: bool
 
 
 def compare(first: tuple[Run, Journal], second: tuple[Run, Journal]) -> Losses:
@@ -83,6 +83,7 @@ def compare(first: tuple[Run, Journal], second: tuple[Run, Journal]) -> Losses:
         largest=max(finite, key=lambda each: each[:2])[2] if finite else None,
         a_call=(_a_call(first[0]), _a_call(second[0])),
         known=(len(one), len(other)),
+        training=first[0].training or second[0].training,
     )
 
 

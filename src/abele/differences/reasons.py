@@ -30,11 +30,10 @@ def of(losses: Losses, run: Run) -> Iterator[str]:
     else:
         yield (
             "The first losses that both have differ, so what the runs began with may differ: "
-            "weights (made from a seed, or read from a file) or the first batch."
+            "weights (made from a seed, or read from a file) or the first batches."
         )
     hyper = [name for name, kind in _slots(run).items() if f" {Role.HYPER}" in kind]
-    early = losses.first.update <= min(losses.a_call)  # its loss was there before any update
-    if hyper and run.training and not early:
+    if hyper and losses.first.update > 1:  # the first update's loss is there before it
         yield f"Records do not have the values of {', '.join(hyper)}, which programs are given."
     yield "Records do not have the data: samples, their order, or what is done to them on the host."
     if random:

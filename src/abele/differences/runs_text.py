@@ -80,9 +80,7 @@ def _parted(program: Parted) -> Iterator[str]:
 
 def _made_by(by: str) -> str:
     if by == "capture":
-        return (
-            " The model, its loss, its optimizer or its inputs differ, not what was made of them."
-        )
+        return " They differ as captured: by the model, its loss, optimizer, inputs or options."
     return f" Both were captured alike; {by} made them differ." if by else ""
 
 
@@ -95,7 +93,8 @@ def _operation(made: Operation | None) -> str:
 
 def _losses(losses: Losses) -> Iterator[str]:
     if losses.updates[0] != losses.updates[1]:
-        yield f"Updates: {losses.updates[0]} and {losses.updates[1]}."
+        noun = "Updates" if losses.training else "Batches"
+        yield f"{noun}: {losses.updates[0]} and {losses.updates[1]}."
     if not losses.compared:
         yield f"Losses: nothing to compare, {_missing(losses)}."
         return

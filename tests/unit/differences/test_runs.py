@@ -41,16 +41,19 @@ def line_of(text):
     return f"test_runs.py:{number} in forward"
 
 
-def recorded(folder, *, seed=3, rate=0.1, activation="relu", scale=1.0, rows=2, calls=5):
+def recorded(
+    folder, *, seed=3, rate=0.1, activation="relu", scale=1.0, rows=2, calls=5, iterations=1
+):
     """A run of a few updates; its folder."""
     torch.manual_seed(seed)
     model = Net(activation, scale)
     options = poptorch.Options().showCompilationProgressBar(False).randomSeed(seed)
+    options.deviceIterations(iterations)
     options.enableProfiling(str(folder.parent)).modelName(folder.name)
     trainer = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=rate))
     torch.manual_seed(seed)
     for _ in range(calls):
-        trainer(torch.randn(rows, 4), torch.randn(rows, 3))
+        trainer(torch.randn(rows * iterations, 4), torch.randn(rows * iterations, 3))
     trainer.destroy()
     return folder
 
@@ -120,12 +123,35 @@ def test_another_learning_rate_is_not_recorded_so_it_is_among_the_reasons(first,
     assert "Nothing that the records have differs, but losses do." in str(answer)
 
 
+def test_of_calls_with_several_updates_the_first_loss_may_come_from_the_learning_rate(make):
+    how = {"activation": "tanh", "iterations": 2}
+    runs = [make(f"several{rate}", rate=rate, **how) for rate in (0.1, 0.2)]
+    answer = why_runs_differ(*runs)
+    assert (answer.losses.before, answer.losses.first.update) == (0, 2)
+    assert "Records do not have the values of group0_lr" in answer.reasons[1]
+
+
 def test_operators_that_draw_random_numbers_are_among_the_reasons(make):
     runs = [make(f"drop{rate}", activation="dropout", rate=rate) for rate in (0.1, 0.2)]
     assert any(
         each.startswith("Programs draw random numbers (aten.") and "randomSeed is 3" in each
         for each in why_runs_differ(*runs).reasons
     )
+
+
+def test_threads_and_seeds_that_nobody_has_set_are_among_the_reasons(first, make, tmp_path):
+    def without_seed(run):
+        machine = dataclasses.replace(run.machine, threads=4)
+        options = tuple(each for each in run.options if each.name != "Options.randomSeed")
+        return dataclasses.replace(run, machine=machine, options=options)
+
+    runs = (first, make("seed", seed=4))
+    copies = [changed(each, tmp_path / each.name, without_seed) for each in runs]
+    reasons = why_runs_differ(*copies).reasons
+    assert reasons[0].startswith("The first losses that both have differ")
+    assert not any("group0_lr" in each for each in reasons)  # no update came before
+    assert "No option has set a seed" in reasons[2]
+    assert reasons[3].startswith("With 4 threads")
 
 
 def test_both_losses_are_those_that_the_runs_returned(first, make):
