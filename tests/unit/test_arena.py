@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import time
 
 import pytest
 import torch
@@ -27,9 +26,9 @@ class Model(nn.Module):
         return x * 2, plain_loss(self.second(self.first(x).tanh()).tanh() - x, "mean")
 
 
-def program():
+def program(rows=64):
     torch.manual_seed(0)
-    (step,) = captured(Model(), (torch.randn(64, 64),)).programs
+    (step,) = captured(Model(), (torch.randn(rows, 64),)).programs
     return step
 
 
@@ -93,19 +92,15 @@ def test_the_bits_are_those_without_and_tensors_go_to_their_places(library, monk
 
 
 def test_memory_goes_back_with_the_last_program(library):
-    gc.collect()
-    before = running.bytes_of_slabs()
-    step = program()
+    # Larger than any program that another test or its thread may still hold in this process.
+    step = program(rows=2**16)
+    _, needed = places.offsets(arena.placed(memory.of_graph(step)).inside)
     run = Interpreter().compile(step).run
     results = run(arguments(step))
-    assert running.bytes_of_slabs() > 0
+    assert running.bytes_of_slabs() >= needed
     del run
-    for _ in range(50):  # threads that earlier tests have left may run a program meanwhile
-        gc.collect()
-        if running.bytes_of_slabs() <= before:
-            break
-        time.sleep(0.1)
-    assert running.bytes_of_slabs() <= before
+    gc.collect()
+    assert running.bytes_of_slabs() < needed
     assert torch.isfinite(results[0]).all()
 
 
