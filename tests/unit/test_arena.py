@@ -104,6 +104,17 @@ def test_memory_goes_back_with_the_last_program(library):
     assert torch.isfinite(results[0]).all()
 
 
+def test_memory_stays_while_the_largest_program_needs_it(library):
+    step = program(rows=2**16 + 1)  # no whole number of pages
+    _, needed = places.offsets(arena.placed(memory.of_graph(step)).inside)
+    run = Interpreter().compile(step).run
+    run(arguments(step))
+    arena.Arena(memory.of_graph(program()))
+    gc.collect()
+    assert running.bytes_of_slabs() >= needed
+    del run
+
+
 def test_a_tensor_that_outlives_its_program_keeps_its_memory(library):
     with arena.Arena(memory.of_graph(program())).used():
         outlives = torch.full((64, 128), 3.0)

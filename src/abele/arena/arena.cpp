@@ -27,6 +27,7 @@ namespace {
 constexpr size_t kAlignment = 64;
 constexpr size_t kOff = 4;  // tensors
 constexpr size_t kSmall = size_t{1} << 20;  // up to here unplanned tensors take no gap
+constexpr size_t kPage = 4096;
 constexpr size_t kHugePages = size_t{32} << 20;  // from here on large pages are asked for
 
 struct Slab {
@@ -197,10 +198,11 @@ void install() {
   });
 }
 
+// Bytes of a slab in which every program has room: whole pages.
 size_t most() {
   size_t most = 0;
   for (const Plan* plan : state().plans) most = std::max(most, plan->total);
-  return most;
+  return (most + kPage - 1) / kPage * kPage;
 }
 
 // The slabs that no plan needs any more go back to the system when their last tensor dies.
@@ -225,7 +227,7 @@ Slab* slab_for(size_t total) {
     slab->retired = true;
     unmap_if_unused(slab);
   }
-  const size_t size = (most() + 4095) / 4096 * 4096;
+  const size_t size = most();
   void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (base == MAP_FAILED) return nullptr;
   if (size >= kHugePages) madvise(base, size, MADV_HUGEPAGE);
