@@ -53,8 +53,8 @@ def conv(
         MemoryError: there is no memory.
         ValueError: a tensor does not lie as it has to.
     """
-    for tensor, its_layout in ((x, layout), (weight, PLANES), (bias, PLANES)):
-        pointer(tensor, its_layout)
+    _require(layout, x)
+    _require(PLANES, weight, bias)
     how: dict[str, Any] = {"layout": layout, "threads": threads, "winograd": winograd}
     run = prepared.conv(library, x.shape, weight.shape, stride, padding, slope=slope, **how)
     return run(x, weight, bias)
@@ -77,8 +77,8 @@ def conv_backward(
 
     Takes and raises what ``conv`` does; ``grad`` is that of its result without activation.
     """
-    for tensor, its_layout in ((grad, layout), (x, layout), (weight, PLANES)):
-        pointer(tensor, its_layout)
+    _require(layout, grad, x)
+    _require(PLANES, weight)
     how: dict[str, Any] = {"layout": layout, "threads": threads, "winograd": winograd}
     run = prepared.conv_backward(
         library, x.shape, weight.shape, stride, padding, output_mask, **how
@@ -241,8 +241,24 @@ def pointer(tensor: torch.Tensor | None, layout: torch.memory_format = PLANES) -
     Raises:
         ValueError: it does not lie as it has to.
     """
-    if tensor is None:
-        return None
-    if not tensor.is_contiguous(memory_format=layout):
-        raise ValueError(f"The kernels want {layout}, not strides {tensor.stride()}.")
-    return tensor.data_ptr()
+    _require(layout, tensor)
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _require(layout: torch.memory_format, *tensors: torch.Tensor | None) -> None:
+    for each in tensors:
+        if each is not None and not each.is_contiguous(memory_format=layout):
+            raise ValueError(f"The kernels want {layout}, not strides {each.stride()}.")
+
+
+def channels_last(images: torch.Tensor) -> torch.Tensor:
+    """Return images ``[N, C, H, W]`` channels last; a copy only if they lie otherwise."""
+    return images.contiguous(memory_format=CHANNELS_LAST)
+
+
+def dense(*tensors: torch.Tensor | None) -> list[Any]:
+    """Return contiguous tensors, copied where they are not, such as columns of something larger.
+
+    ``None`` stays ``None``.
+    """
+    return [None if each is None else each.contiguous() for each in tensors]

@@ -23,30 +23,30 @@ Backward = Callable[[Tensor, Tensor, Tensor], list[Tensor | None]]
 
 
 def describe(
-    x: Sequence[int],
-    weight: Sequence[int],
+    images: Sequence[int],
+    kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     layout: torch.memory_format = torch.contiguous_format,
     slope: float = 1.0,
 ) -> Conv:
-    """Return the convolution of images ``[N, C, H, W]`` with a weight ``[O, C, h, w]``."""
+    """Return the convolution of images ``[N, C, H, W]`` with a kernel ``[O, C, h, w]``."""
     last = int(layout is torch.channels_last)
-    return Conv(*x, weight[0], *weight[2:], *stride, *padding, last, slope)
+    return Conv(*images, kernel[0], *kernel[2:], *stride, *padding, last, slope)
 
 
 def result_shape(
-    x: Sequence[int], weight: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+    images: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[int, ...]:
     """Return the shape ``[N, O, H, W]`` of a convolution's result."""
-    sizes = zip(x[2:], weight[2:], stride, padding, strict=True)
-    return (x[0], weight[0], *((n + 2 * pad - k) // step + 1 for n, k, step, pad in sizes))
+    sizes = zip(images[2:], kernel[2:], stride, padding, strict=True)
+    return (images[0], kernel[0], *((n + 2 * pad - k) // step + 1 for n, k, step, pad in sizes))
 
 
 def conv(
     library: ctypes.CDLL,
-    x: Sequence[int],
-    weight: Sequence[int],
+    images: Sequence[int],
+    kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     *,
@@ -55,11 +55,11 @@ def conv(
     threads: int | None = None,
     winograd: bool = False,
 ) -> Forward:
-    """A convolution of images of shape ``x`` with a weight of shape ``weight``."""
-    described = ctypes.byref(describe(x, weight, stride, padding, layout, slope))
-    shape = result_shape(x, weight, stride, padding)
+    """A convolution of images of shape ``[N, C, H, W]`` with a weight of ``[O, C, h, w]``."""
+    described = ctypes.byref(describe(images, kernel, stride, padding, layout, slope))
+    shape = result_shape(images, kernel, stride, padding)
     run = library.abele_winograd_forward if winograd else library.abele_conv_forward
-    worth = threads_worth(library, 0, math.prod(shape) * math.prod(weight[1:]))
+    worth = threads_worth(library, 0, math.prod(shape) * math.prod(kernel[1:]))
 
     def conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         y = torch.empty(shape, memory_format=layout)
@@ -72,8 +72,8 @@ def conv(
 
 def conv_backward(
     library: ctypes.CDLL,
-    x: Sequence[int],
-    weight: Sequence[int],
+    images: Sequence[int],
+    kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     output_mask: Sequence[bool],
@@ -83,18 +83,17 @@ def conv_backward(
     winograd: bool = False,
 ) -> Backward:
     """The gradients that the mask asks for; of the images, the weight and a bias."""
-    described = ctypes.byref(describe(x, weight, stride, padding, layout))
+    described = ctypes.byref(describe(images, kernel, stride, padding, layout))
     of_x, of_weight, of_bias = output_mask
-    x_shape, weight_shape = tuple(x), tuple(weight)
-    multiply_adds = math.prod(result_shape(x, weight, stride, padding)) * math.prod(weight[1:])
+    multiply_adds = math.prod(result_shape(images, kernel, stride, padding)) * math.prod(kernel[1:])
     run = library.abele_winograd_backward if winograd else library.abele_conv_backward
     worth = threads_worth(library, 0, (of_x + of_weight) * multiply_adds)
 
     def conv_backward(grad: Tensor, x: Tensor, weight: Tensor) -> list[Tensor | None]:
         results = [
-            torch.empty(x_shape, memory_format=layout) if of_x else None,
-            torch.empty(weight_shape) if of_weight else None,
-            torch.empty(weight_shape[:1]) if of_bias else None,
+            torch.empty(images, memory_format=layout) if of_x else None,
+            torch.empty(kernel) if of_weight else None,
+            torch.empty(kernel[:1]) if of_bias else None,
         ]
         outputs = [None if each is None else each.data_ptr() for each in results]
         inputs = grad.data_ptr(), x.data_ptr(), weight.data_ptr()

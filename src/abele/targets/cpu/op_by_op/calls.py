@@ -15,15 +15,7 @@ import torch
 
 from abele.kernels import prepared
 from abele.kernels.binding import Adam, AdamTensor, Norm, threads_for
-
-
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
-
-
-def _dense(*vectors: torch.Tensor) -> list[torch.Tensor]:
-    """The same numbers one after the other: a program's vectors may be columns of something."""
-    return [each.contiguous() for each in vectors]
+from abele.kernels.on_tensors import channels_last, dense
 
 
 @functools.lru_cache(maxsize=4096)  # shapes of programs; the same at every step
@@ -72,10 +64,10 @@ def norm_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., A
         eps: float,
         slope: float,
     ) -> tuple[torch.Tensor, ...]:
-        x = _rows(x)
+        x = channels_last(x)
         norm, worth = _prepared(library, x.shape, slope, momentum, eps)
         threads = worth()
-        inputs = x, *_dense(weight, bias, mean, var)
+        inputs = x, *dense(weight, bias, mean, var)
         (statistics, *new), y_is_enough = _statistics(library, norm, inputs, threads)
         y = x if overwrite and y_is_enough else torch.empty_like(x)
         addresses = [each.data_ptr() for each in (*inputs[:3], statistics)]
@@ -96,7 +88,7 @@ def norm_activation_backward(library: ctypes.CDLL, *, overwrite: bool) -> Callab
         statistics: torch.Tensor,
         slope: float,
     ) -> tuple[torch.Tensor, ...]:
-        grad, (weight, bias) = _rows(grad), _dense(weight, bias)
+        grad, (weight, bias) = channels_last(grad), dense(weight, bias)
         norm, worth = _prepared(library, kept.shape, slope)
         grad_x = grad if overwrite else torch.empty_like(grad)
         grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(bias)
@@ -122,11 +114,11 @@ def norm_sum_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..
         eps: float,
         slope: float,
     ) -> tuple[torch.Tensor, ...]:
-        x, added = _rows(x), _rows(added)
+        x, added = channels_last(x), channels_last(added)
         norm, worth = _prepared(library, x.shape, slope, momentum, eps)
         threads = worth()
         y = added if overwrite else torch.empty_like(x)
-        inputs = x, *_dense(weight, bias, mean, var)
+        inputs = x, *dense(weight, bias, mean, var)
         # Backward needs x in any case: from y, what was added could not be told apart.
         (statistics, *new), _ = _statistics(library, norm, inputs, threads)
         addresses = [each.data_ptr() for each in (*inputs[:3], statistics, added)]
@@ -148,8 +140,8 @@ def norm_sum_activation_backward(library: ctypes.CDLL, *, overwrite: bool) -> Ca
         statistics: torch.Tensor,
         slope: float,
     ) -> tuple[torch.Tensor, ...]:
-        grad, more = _rows(grad), None if more is None else _rows(more)
-        (weight,) = _dense(weight)
+        grad, more = channels_last(grad), None if more is None else channels_last(more)
+        (weight,) = dense(weight)
         norm, worth = _prepared(library, x.shape, slope)
         masked, grad_x = grad if overwrite else torch.empty_like(x), torch.empty_like(x)
         grad_weight, grad_bias = torch.empty_like(weight), torch.empty_like(weight)
@@ -171,7 +163,7 @@ def scale_shift_activation(library: ctypes.CDLL, *, overwrite: bool) -> Callable
         shift: torch.Tensor,
         slope: float,
     ) -> torch.Tensor:
-        x, (scale, shift) = _rows(x), _dense(scale, shift)
+        x, (scale, shift) = channels_last(x), dense(scale, shift)
         y = x if overwrite else torch.empty_like(x)
         pointers = [each.data_ptr() for each in (x, scale, shift, y)]
         norm, worth = _prepared(library, x.shape, slope)
@@ -197,7 +189,7 @@ def adam(library: ctypes.CDLL, *, overwrite: bool) -> Callable[..., Any]:
             params, first, second, steps = (
                 [each.clone() for each in column] for column in (params, first, second, steps)
             )
-        grads = [each.contiguous() for each in grads]
+        grads = dense(*grads)
         columns = zip(params, first, second, grads, steps, strict=True)
         tensors = (AdamTensor * len(params))(
             *((row[0].numel(), *(each.data_ptr() for each in row)) for row in columns)

@@ -11,7 +11,7 @@ import torch
 
 from abele.kernels import patches, prepared
 from abele.kernels.convolution import Convolution, convolution_of
-from abele.kernels.on_tensors import CHANNELS_LAST
+from abele.kernels.on_tensors import CHANNELS_LAST, channels_last, dense
 from abele.kernels.ways import Way, way_of
 
 aten = torch.ops.aten
@@ -50,14 +50,6 @@ def name_of(convolution: Convolution, way: Way) -> str:
     return f"{way.name.lower()}_convolution{'_backward' if convolution.backward else ''}"
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous(memory_format=CHANNELS_LAST)
-
-
-def _dense(bias: torch.Tensor | None) -> torch.Tensor | None:
-    return None if bias is None else bias.contiguous()  # it may be a column of something
-
-
 def _forward(
     library: ctypes.CDLL, convolution: Convolution, *, winograd: bool
 ) -> Callable[..., torch.Tensor]:
@@ -67,7 +59,7 @@ def _forward(
     def run_forward(
         x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any
     ) -> torch.Tensor:
-        return run(_rows(x), weight.contiguous(), _dense(bias))
+        return run(channels_last(x), *dense(weight, bias))
 
     return run_forward
 
@@ -87,7 +79,7 @@ def _backward(
         grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *given: Any
     ) -> tuple[torch.Tensor | None, ...]:
         *settings, (of_x, of_weight, of_bias) = given
-        grad, x, weight = _rows(grad), _rows(x), weight.contiguous()
+        grad, x, weight = channels_last(grad), channels_last(x), weight.contiguous()
         run = prepared_for(of_x, of_weight and weight_is_ours, of_bias)
         gradients = run(grad, x, weight)
         if of_weight and not weight_is_ours:
@@ -112,7 +104,7 @@ def _patches(library: ctypes.CDLL, *, transposed: bool) -> Callable[..., torch.T
     def convolution(
         x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *_: Any
     ) -> torch.Tensor:
-        return run(library, _rows(x), weight.contiguous(), _dense(bias))
+        return run(library, channels_last(x), *dense(weight, bias))
 
     return convolution
 
@@ -124,7 +116,7 @@ def _patches_backward(library: ctypes.CDLL, *, transposed: bool) -> Callable[...
         grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *given: Any
     ) -> tuple[torch.Tensor | None, ...]:
         wanted = given[-1]
-        grad, x, weight = _rows(grad), _rows(x), weight.contiguous()
+        grad, x, weight = channels_last(grad), channels_last(x), weight.contiguous()
         small, large = (x, grad) if transposed else (grad, x)
         return (
             of_input(library, grad, weight, None) if wanted[0] else None,

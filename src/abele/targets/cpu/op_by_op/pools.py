@@ -70,7 +70,7 @@ def _backward(library: ctypes.CDLL) -> Callable[..., torch.Tensor]:
         places = settings[-1]
         if places.dtype is not torch.uint8:
             return aten.max_pool2d_with_indices_backward(grad, x, *settings)
-        grad = grad.contiguous(memory_format=CHANNELS_LAST)
+        grad = on_tensors.channels_last(grad)
         return on_tensors.max_pool_backward(library, grad, x.shape, places, layout=CHANNELS_LAST)
 
     return max_pool_backward
