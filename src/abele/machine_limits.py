@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from abele import processor
 from abele.kernels.build import cache_folder
 from abele.storage import atomic, files
 
@@ -210,11 +211,7 @@ def _name(device: torch.device) -> str:
     """The processor's name, or the GPU's."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # another system than Linux
-        return platform.processor()
-    return next((line for line in lines if line.startswith("model name")), platform.processor())
+    return processor.name()
 
 
 def _stored(path: Path) -> MachineLimits | None:

@@ -27,7 +27,17 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # A package inside another has an order of its own.
 ORDERS = {
     "abele": (
-        *("errors", "version", "containers", "libraries", "garbage", "locks", "storage", "_torch"),
+        *(
+            "errors",
+            "version",
+            "containers",
+            "libraries",
+            "processor",
+            "garbage",
+            "locks",
+            "storage",
+            "_torch",
+        ),
         *("program", "warn", "step", "collectives", "ops", "trace", "kernels", "arena", "passes"),
         *("capture", "targets", "compile", "runtime", "pipeline", "machine_limits", "report"),
         *("fit", "stage", "differences", "port", "__main__"),

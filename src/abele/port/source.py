@@ -40,7 +40,6 @@ class Source:
         Raises:
             PortError: it is no Python 3, or too long to be written by hand.
         """
-        self.name, self.text = name, text
         if text.count("\n") > _MOST_LINES:
             raise PortError(
                 f"{name} has more than {_MOST_LINES} lines and is taken for a generated file; "
@@ -50,6 +49,11 @@ class Source:
             parsed = cst.parse_module(text)
         except cst.ParserSyntaxError as error:
             raise PortError(_no_python(name, text, error)) from error
+        self._set(name, text, parsed)
+
+    def _set(self, name: str, text: str, parsed: cst.Module) -> None:
+        """Make this the file of a tree, which may be another than that of the text."""
+        self.name, self.text = name, text
         self._wrapper = metadata.MetadataWrapper(parsed, unsafe_skip_copy=True)
         self.module = self._wrapper.module
         self._known_names: dict[cst.CSTNode, frozenset[metadata.QualifiedName]] = {}

@@ -8,10 +8,10 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 
+from abele import processor
 from abele.compile.build import BuildRecord
 from abele.compile.executable import Executable
 from abele.containers import is_sequence
@@ -45,7 +45,7 @@ def process(began_ns: int) -> record.Process:
 def machine() -> record.Machine:
     """What this process runs on."""
     return record.Machine(
-        processor=_processor(),
+        processor=processor.name(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
         threads=torch.get_num_threads(),
         memory_bytes=_memory_bytes(),
@@ -53,15 +53,6 @@ def machine() -> record.Machine:
         python=platform.python_version(),
         torch=torch.__version__,
     )
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _memory_bytes() -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import libcst as cst
-from libcst import metadata
 
 from abele.port.modes.switch import Switch
 from abele.port.source import Source
@@ -25,13 +24,9 @@ class Specialised(Source):
             whole: the file.
             switch: of the program.
         """
-        self.name, self.text, self.whole = whole.name, whole.text, whole
-        pruner = _Pruner(whole, switch)
-        module = whole.module.visit(pruner)
+        self.whole, pruner = whole, _Pruner(whole, switch)
+        self._set(whole.name, whole.text, whole.module.visit(pruner))
         self._origins = pruner.origins
-        self._wrapper = metadata.MetadataWrapper(module, unsafe_skip_copy=True)
-        self.module = self._wrapper.module
-        self._known_names = {}
         self._here = {
             self._origins[node]: node for node in _all(self.module) if node in self._origins
         }

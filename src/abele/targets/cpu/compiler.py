@@ -8,6 +8,8 @@ import shutil
 
 import torch
 
+from abele import processor
+
 
 def compiler() -> str | None:
     """Path of the C++ compiler, if there is one."""
@@ -17,6 +19,7 @@ def compiler() -> str | None:
 
 @functools.cache
 def instruction_set() -> str:
-    """The vector instructions of this processor, as torch names them."""
+    """What instructions this processor has: a hash of all, and those that torch names."""
     capabilities = torch.cpu.get_capabilities()
-    return " ".join(sorted(name for name, value in capabilities.items() if value is True))
+    named = sorted(name for name, value in capabilities.items() if value is True)
+    return " ".join((processor.instructions(), *named))

@@ -165,7 +165,7 @@ def memory_use(plan: Placed) -> MemoryUse:
                 size=buffer.bytes,
             )
             pieces[buffer.kind].append(piece)
-    ours = [not isinstance(unit.operations[0], Foreign) for unit in plan.units]
+    emitted = [not isinstance(unit.operations[0], Foreign) for unit in plan.units]
     nodes = tuple(unit.operations[0].part_of for unit in plan.units)
     use = MemoryUse(
         basis="the plan of the emitted code",
@@ -173,9 +173,9 @@ def memory_use(plan: Placed) -> MemoryUse:
         pieces=(*pieces[Kind.FOREIGN], *pieces[Kind.OUTPUT]),
         reserved=plan.size,
         inside=tuple(pieces[Kind.ARENA]),
-        bare=frozenset(step for step, own in enumerate(ours) if own),
+        bare=frozenset(step for step, ours in enumerate(emitted) if ours),
     )
-    return arena.with_inner(use, {node for node, own in zip(nodes, ours, strict=True) if own})
+    return arena.with_inner(use, {node for node, ours in zip(nodes, emitted, strict=True) if ours})
 
 
 def _kept(units: list[Unit], translation: Translation) -> set[Buffer]:

@@ -1,0 +1,41 @@
+"""The processor of this machine, as its system describes it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+_DESCRIPTION = Path("/proc/cpuinfo")
+# What Linux calls the list of a processor's instructions: x86, ARM, RISC-V.
+_INSTRUCTIONS = ("flags", "Features", "isa")
+
+
+def name() -> str:
+    """Return what the processor is called, such as ``AMD EPYC``; its architecture if unknown."""
+    return _described().get("model name") or platform.processor() or platform.machine()
+
+
+def instructions() -> str:
+    """Return a short hash of what instructions the processor has.
+
+    Code for ``-march=native`` may use any of them, also those that torch does not list. The same
+    instructions give the same hash on another machine, with or without a compiler. Where the system
+    does not list them, it is a hash of the processor's name.
+    """
+    described = _described()
+    listed = next((described[key] for key in _INSTRUCTIONS if key in described), name())
+    return hashlib.sha256(" ".join(sorted(listed.split())).encode()).hexdigest()[:12]
+
+
+@functools.cache
+def _described() -> Mapping[str, str]:
+    """The first processor's fields; empty where the system is not Linux."""
+    try:
+        first = _DESCRIPTION.read_text(encoding="utf-8").partition("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}

@@ -1,0 +1,72 @@
+"""What the processor is called, and what code made for it may use."""
+
+import pytest
+
+from abele import processor
+from abele.kernels import build
+from abele.targets import get_target
+from abele.targets.cpu.compiler import instruction_set
+
+X86 = """processor\t: {number}
+model name\t: AMD EPYC
+cpu MHz\t\t: {clock}
+flags\t\t: fpu {flags}
+"""
+ARM = "processor\t: 0\nFeatures\t: fp {flags}\nCPU part\t: 0xd40\n"
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Makes another machine of this one, as its system describes it."""
+    monkeypatch.setattr(processor, "_DESCRIPTION", tmp_path / "cpuinfo")
+
+    def become(text):
+        (tmp_path / "cpuinfo").write_text(text)
+        processor._described.cache_clear()
+        instruction_set.cache_clear()
+
+    yield become
+    processor._described.cache_clear()
+    instruction_set.cache_clear()
+
+
+def x86(flags, clock=2000):
+    return "\n".join(X86.format(flags=flags, clock=clock, number=i) for i in range(2))
+
+
+def test_the_name_is_that_of_the_first_processor(machine):
+    machine(x86("avx2"))
+    assert processor.name() == "AMD EPYC"
+
+
+def test_other_systems_than_linux_have_a_name_and_a_hash(machine, tmp_path, monkeypatch):
+    monkeypatch.setattr(processor, "_DESCRIPTION", tmp_path / "missing")
+    processor._described.cache_clear()
+    assert processor.name()
+    assert len(processor.instructions()) == 12
+
+
+@pytest.mark.parametrize("text", [x86, lambda flags: ARM.format(flags=flags)], ids=["x86", "ARM"])
+def test_instructions_that_torch_does_not_name_count(machine, text):
+    machine(text("gfni avx2"))
+    with_gfni = processor.instructions()
+    machine(text("avx2"))
+    assert processor.instructions() != with_gfni
+
+
+def test_clock_and_order_do_not_count(machine):
+    machine(x86("avx2 bmi1", clock=2000))
+    first = processor.instructions()
+    machine(x86("bmi1 avx2", clock=3100))
+    assert processor.instructions() == first
+
+
+def test_executables_and_kernels_of_another_processor_have_other_names(machine):
+    """Both are compiled for whatever ``-march=native`` means."""
+    target, names = get_target("cpu"), []
+    for flags in ("avx2 gfni", "avx2"):
+        machine(x86(flags))
+        names.append((target.describe(), build._paths("g++", instruction_set())))
+    (description, library), (other_description, other_library) = names
+    assert description["isa"] != other_description["isa"]
+    assert not set(library) & set(other_library)
