@@ -171,8 +171,8 @@ what is done here:
 - Models, optimizers, loaders, losses and schedulers are followed from where they are made: through assignments, arguments and results of
   functions, attributes of objects, and files that import each other. What comes out of a dictionary or a list is not followed; a step whose
   model or optimizer is not known is blocked and its line named.
-- A program keeps the mode of its first call. Whether `train()` or `eval()` came last is read from the program, backwards from each call; where
-  both may be, an evaluation in training mode is computed by the plain model, and a training step is named.
+- A program keeps the mode of its first call. Whether `train()` or `eval()` came last is read from the program, backwards from each call, and
+  so are other ways to say it (`training = False`, `apply`, `getattr`), and models that begin in evaluation (`from_pretrained`); where both may be, an evaluation in training mode is computed by the plain model, and a training step is named.
 - A program has one shape. A training loader of the port leaves out a last, shorter batch of an epoch; an evaluation computes it with the
   plain model, so that no row is missing in an average.
 - An update written by hand, `p.data.add_(-lr * p.grad)`, becomes `poptorch.optim.SGD`. Where the product is rounded before it is added, as

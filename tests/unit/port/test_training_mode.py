@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (lines of programs)
 """In which mode, training or not, a model may be where it is called."""
 
 import pytest
@@ -90,6 +91,76 @@ def modes(text, head=HEAD, name="torch.nn.Linear"):
         (f"{EVALUATING}with evaluating(model):\n    model(here)", [False, True]),
         (f"{EVALUATING}with evaluating(model):\n    pass\nmodel(here)", [False, True]),
         (f"{EVALUATOR}with Evaluator(model):\n    model(here)", [False, True]),
+        # What is called elsewhere than in a statement of its own.
+        ("for i in f(model.eval()):\n    model(here)", [False]),
+        ("for i in f(model.eval()):\n    pass\nmodel(here)", [False]),
+        ("while f(model.eval()):\n    model(here)", [False]),
+        ("if model.eval():\n    model(here)", [False]),
+        ("if a:\n    pass\nelif f(model.eval()):\n    model(here)", [False]),
+        ("if f(model.eval()) and model(here):\n    pass", [False]),
+        ("with f(model.eval()):\n    model(here)", [False]),
+        ("match f(model.eval()):\n    case 1:\n        model(here)", [False]),
+        ("print(f(model.eval()), model(here))", [False]),
+        ("print(model(here), f(model.eval()))", [True]),
+        ("[model(here) for i in f(model.eval())]", [False, True]),
+        ("[(model(here), model.eval()) for i in a]", [False, True]),
+        ("f = lambda: model(here)\nmodel.eval()\nf()", [False, True]),
+        ("f = lambda: model(here)\nf()", [True]),
+        # What is left early.
+        (
+            "try:\n    model.eval()\n    a()\n    model.train()\nexcept E:\n    model(here)",
+            [False, True],
+        ),
+        (
+            "try:\n    model.eval()\n    a()\n    model.train()\nfinally:\n    model(here)",
+            [False, True],
+        ),
+        (
+            "try:\n    model.eval()\n    a()\n    model.train()\nexcept E:\n    pass\nmodel(here)",
+            [False, True],
+        ),
+        (
+            "for i in a:\n    model.eval()\n    if i:\n        continue\n    model.train()\nmodel(here)",
+            [False, True],
+        ),
+        (
+            "def f():\n    model.eval()\n    if a:\n        return\n    model.train()\nf()\nmodel(here)",
+            [False, True],
+        ),
+        (
+            "def f():\n    model.eval()\n    yield 1\n    model.train()\nfor i in f():\n    model(here)",
+            [False, True],
+        ),
+        # Other ways to say the same.
+        ("model.training = False\nmodel(here)", [False, True]),
+        ("model.eval()\nmodel.training = True\nmodel(here)", [False, True]),
+        ("setattr(model, 'training', False)\nmodel(here)", [False, True]),
+        ("for layer in model.modules():\n    layer.training = False\nmodel(here)", [False, True]),
+        ("args.training = b\nmodel(here)", [True]),
+        ("model.apply(lambda each: each.eval())\nmodel(here)", [False]),
+        (
+            "model.apply(lambda each: each.eval() if each.frozen else each)\nmodel(here)",
+            [False, True],
+        ),
+        (
+            "def f(each):\n    if each.frozen:\n        each.eval()\nmodel.apply(f)\nmodel(here)",
+            [False, True],
+        ),
+        ("model.apply(torch.nn.Module.eval)\nmodel(here)", [False]),
+        ("def f(each):\n    each.requires_grad_(False)\nmodel.apply(f)\nmodel(here)", [True]),
+        ("torch.nn.Module.eval(model)\nmodel(here)", [False]),
+        ("torch.nn.Module.train(model, False)\nmodel(here)", [False]),
+        ("getattr(model, 'eval')()\nmodel(here)", [False]),
+        ("getattr(model, 'train' if a else 'eval')()\nmodel(here)", [False, True]),
+        ("for phase in a:\n    getattr(model, phase)()\n    model(here)", [False, True]),
+        ("getattr(model, 'weight')\nmodel(here)", [True]),
+        ("f = model.eval\nf()\nmodel(here)", [False, True]),
+        ("f = getattr(model, 'eval')\nf()\nmodel(here)", [False, True]),
+        ("f = model.train if a else model.eval\nf()\nmodel(here)", [False, True]),
+        ("f = other.eval\nf()\nmodel(here)", [True]),
+        ("f = args.eval\nmodel(here)", [True]),
+        # A function that is called here and given away.
+        ("def f():\n    model(here)\nf()\nmodel.eval()\nspawn(f)", [False, True]),
     ],
 )
 def test_the_mode_that_was_set_last_counts(text, expected):
@@ -110,6 +181,53 @@ model.eval()
 @pytest.mark.parametrize(("text", "expected"), [("", [False]), ("model.train()\n", [True])])
 def test_a_models_own_train_sets_the_mode(text, expected):
     assert modes(f"{text}model(here)", OWN, "Net") == expected
+
+
+WRAPPED = """
+import torch
+class Inner(torch.nn.Module):
+    pass
+class Outer(torch.nn.Module):
+    def __init__(self{parameter}):
+        super().__init__()
+        self.inner = {inner}
+"""
+MADE_INSIDE = (
+    WRAPPED.format(parameter="", inner="Inner()") + "whole = Outer()\nmodel = whole.inner\n"
+)
+MADE_WITH = WRAPPED.format(parameter=", inner", inner="inner")
+MADE_WITH += "model = Inner()\nwhole = Outer(model)\n"
+
+
+@pytest.mark.parametrize("head", [MADE_INSIDE, MADE_WITH])
+def test_the_mode_of_a_model_is_that_of_the_one_around_it(head):
+    assert modes("whole.eval()\nmodel(here)", head, "Inner") == [False]
+    assert modes("model(here)", head, "Inner") == [True]
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        ("transformers.AutoModel.from_pretrained('x')", [False]),
+        ("Classifier.from_pretrained('x')", [False]),
+        ("elsewhere.Net.from_pretrained('x')", [False, True]),
+        ("elsewhere.Net('x')", [True]),
+        ("torch.load('x')", [False, True]),
+        ("torch.jit.load('x')", [False, True]),
+        ("copy.deepcopy(elsewhere.net)", [False, True]),
+    ],
+)
+def test_a_model_begins_in_the_mode_of_what_makes_it(made, expected):
+    head = "import copy, elsewhere, torch, transformers\nfrom transformers import AutoModel as Classifier\n"
+    head += f"model = {made}\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    name = {"Classifier.from_pretrained('x')": "transformers.AutoModel.from_pretrained"}
+    name = name.get(made, made.partition("(")[0])
+    assert modes("model(here)", head, name) == expected
+
+
+def test_a_model_that_is_made_anew_has_forgotten_the_mode_of_the_last():
+    text = "for fold in a:\n    model = torch.nn.Linear(2, 2)\n    model(here)\n    model.eval()"
+    assert modes(text, "import torch\n") == [True]
 
 
 def said(text):

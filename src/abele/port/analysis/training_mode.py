@@ -1,6 +1,6 @@
 """Whether a model may be in training mode where a node is: what ``train()`` and ``eval()`` say.
 
-A program keeps the mode of its first call, a module has the one that was set last. Statements are
+A program keeps the mode of its first call, a module has the one that was set last. What is done is
 read backwards from the call, through the loops and callers around it. What is not known for sure
 may be either.
 """
@@ -10,23 +10,34 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.mode_settings import (
+    EITHER,
+    first_mode,
+    mentioned,
+    setting_of,
+    settings_in,
+)
+from abele.port.analysis.scopes import is_method
 from abele.port.analysis.search import findall
 from abele.port.analysis.things import Things
 from abele.port.project import Owner, Project
 from abele.port.source import Source
 
-EITHER = frozenset((True, False))
-_SETS = m.Call(func=m.Attribute(attr=m.Name("train") | m.Name("eval")))
+__all__ = ["EITHER", "TrainingMode"]
+
 _FUNCTIONS = cst.FunctionDef | cst.Lambda
 _BLOCKS = cst.IndentedBlock | cst.Module | cst.SimpleStatementLine | cst.SimpleStatementSuite
+_HEADED = cst.If | cst.While | cst.For | cst.With | cst.Match
+_TRIES = cst.Try | cst.TryStar
 _DEFINITIONS = cst.FunctionDef | cst.ClassDef
+_DONE = m.Call() | m.Assign() | m.AnnAssign() | m.AugAssign()
+_LEAVES = m.Return() | m.Break() | m.Continue() | m.Raise() | m.Yield()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,52 +85,126 @@ class TrainingMode:
 
     def at(self, source: Source, node: cst.CSTNode) -> frozenset[bool]:
         """The modes in which the model may be where a node is: True for training."""
-        return self._before(source, node, frozenset())
+        return self._before(source, node, frozenset()) | self._mentioned
 
     def _before(self, source: Source, node: cst.CSTNode, seen: frozenset[Owner]) -> frozenset[bool]:
         modes: frozenset[bool] = frozenset()
         inner = node
         for each in source.above(node):
-            statements = _statements(each)
-            if inner in statements:
-                effect = self._of_all(source, statements[: statements.index(inner)])
-                modes |= effect.modes
-                if effect.sure:
-                    return modes
-            if isinstance(each, cst.For | cst.While):
-                modes |= self._of_all(source, [each]).modes  # of the turn before
-            elif isinstance(each, cst.With):
-                modes |= self._entered(source, each).modes
-            elif isinstance(each, cst.FunctionDef):
+            if isinstance(each, cst.FunctionDef):
                 return modes | self._at_calls(each, seen)
+            if isinstance(each, cst.Lambda):
+                return modes | self._anywhere
+            effect = self._up_to(source, each, inner, node)
+            modes |= effect.modes
+            if effect.sure:
+                return modes
             inner = each
-        return modes | {True}  # a module begins in training mode
+        return modes | self._first
+
+    def _up_to(
+        self, source: Source, outer: cst.CSTNode, inner: cst.CSTNode, node: cst.CSTNode
+    ) -> _Effect:
+        """What a piece of the program does before the part of it in which a node is."""
+        statements = _statements(outer)
+        if inner in statements:
+            before = statements[: statements.index(inner)]
+            return _together(self._of(source, each) for each in before)
+        if isinstance(outer, cst.BaseSmallStatement):
+            return self._earlier(source, outer, node)
+        if isinstance(outer, _HEADED):
+            if not isinstance(inner, cst.BaseSuite | cst.If | cst.Else | cst.MatchCase):
+                return self._earlier(source, inner, node)
+            return self._turn_before(source, outer).then(self._of_header(source, outer))
+        if isinstance(outer, _TRIES) and inner is not outer.body:
+            return self._of(source, outer).perhaps()
+        return _Effect()
+
+    def _turn_before(self, source: Source, statement: cst.CSTNode) -> _Effect:
+        if isinstance(statement, cst.For | cst.While):
+            return self._of(source, statement).perhaps()
+        return _Effect()
+
+    def _of_header(self, source: Source, statement: _HEADED) -> _Effect:
+        """What is done by what stands before the block of a statement."""
+        if isinstance(statement, cst.With):
+            effect = _together(self._of_piece(source, each) for each in statement.items)
+            return effect.then(self._entered(source, statement))
+        if isinstance(statement, cst.For):
+            return self._of_piece(source, statement.iter)
+        piece = statement.subject if isinstance(statement, cst.Match) else statement.test
+        return self._of_piece(source, piece)
+
+    def _earlier(self, source: Source, piece: cst.CSTNode, node: cst.CSTNode) -> _Effect:
+        """What a piece does before a node in it is run; after it, where it may be run again."""
+        around = {node, *source.above(node)}
+        again = any(isinstance(each, cst.BaseComp | cst.IfExp) for each in around)
+        position, effect = source.position(node), _Effect()
+        for each in reversed(findall(piece, _DONE)):
+            if each in around or not _within(source, each, piece):
+                continue
+            inside = node in source.above(each)
+            if inside or source.position(each) < position:
+                effect = effect.then(self._part(source, each, piece))
+            elif again:
+                effect = effect.then(self._part(source, each, piece).perhaps())
+        return effect
 
     def _at_calls(self, function: cst.FunctionDef, seen: frozenset[Owner]) -> frozenset[bool]:
         if function in seen:
             return frozenset()
         calls = self._things.calls(function)
-        if not calls:
-            return self._anywhere | {True}
+        if not calls or self._is_given_away(function):
+            return self._anywhere
         seen |= {function}
         each = [self._before(source, call, seen) for call, source in calls.items()]
         return frozenset[bool]().union(*each)
 
+    def _is_given_away(self, function: cst.FunctionDef) -> bool:
+        """Whether a function is named where it is not called: others may call it, at any time."""
+        name = m.Name(function.name.value)
+        if is_method(function):
+            given = m.Arg(value=m.Attribute(value=m.Name("self"), attr=name))
+            return bool(findall(self._project.source(function).module, given))
+        return any(
+            self._project.function(source, each.value) is function
+            for source in self._project.sources
+            for each in findall(source.module, m.Arg(value=name))
+        )
+
+    @functools.cached_property
+    def _first(self) -> frozenset[bool]:
+        """The modes in which the model may be when it has just been made."""
+        return first_mode(self._model.name)
+
     @functools.cached_property
     def _anywhere(self) -> frozenset[bool]:
         """The modes that any line sets: what is called by others may come after it."""
-        calls = [
-            self._set(source, call).modes
-            for source in self._project.sources
-            for call in findall(source.module, _SETS)
-            if self._sets(source, call)
-        ]
-        return frozenset[bool]().union(*calls)
+        modes = self._first
+        for source in self._project.sources:
+            for each in settings_in(source, self._things, source.module):
+                modes |= self._set(source, each.node).modes
+        return modes
 
-    def _of_all(self, source: Source, statements: Sequence[cst.CSTNode]) -> _Effect:
-        effect = _Effect()
-        for statement in statements:
-            effect = effect.then(self._of(source, statement))
+    @functools.cached_property
+    def _mentioned(self) -> frozenset[bool]:
+        """The modes that methods set which have been given other names."""
+        modes: frozenset[bool] = frozenset()
+        for source in self._project.sources:
+            for each in mentioned(source):
+                if self._model in self._things.of(source, each.model, Kind.MODEL):
+                    modes |= each.modes
+        return modes
+
+    def _of_block(self, source: Source, block: cst.CSTNode) -> _Effect:
+        """The effect of a block, which a statement in it may leave."""
+        effect, left = _Effect(), False
+        for statement in _statements(block):
+            each = self._of(source, statement)
+            effect = effect.then(each.perhaps() if left else each)
+            left = left or any(
+                _within(source, leave, statement) for leave in findall(statement, _LEAVES)
+            )
         return effect
 
     def _of(self, source: Source, statement: cst.CSTNode) -> _Effect:
@@ -127,20 +212,27 @@ class TrainingMode:
         if isinstance(statement, _DEFINITIONS):
             return _Effect()
         if isinstance(statement, cst.SimpleStatementLine | cst.SimpleStatementSuite):
-            return self._of_all(source, statement.body)
+            return self._of_block(source, statement)
         if isinstance(statement, cst.With):
-            body = self._of_all(source, _statements(statement.body))
-            return body.then(self._entered(source, statement))
+            body = self._of_block(source, statement.body)
+            return (
+                self._of_header(source, statement).then(body).then(self._entered(source, statement))
+            )
         if isinstance(statement, cst.If):
             other = _Effect() if statement.orelse is None else self._of(source, statement.orelse)
-            body = self._of_all(source, _statements(statement.body))
-            return self._of_calls(source, statement.test).then(_Effect.either(body, other))
+            body = self._of_block(source, statement.body)
+            return self._of_header(source, statement).then(_Effect.either(body, other))
         if isinstance(statement, cst.Else):
-            return self._of_all(source, _statements(statement.body))
+            return self._of_block(source, statement.body)
         if isinstance(statement, cst.BaseSmallStatement):
-            return self._of_calls(source, statement)
-        blocks = [self._of_all(source, each.body) for each in _blocks(source, statement)]
-        return _Effect.either(_Effect(), *blocks)
+            return self._of_piece(source, statement)
+        blocks = [self._of_block(source, each) for each in _blocks(source, statement)]
+        effect = _Effect.either(_Effect(), *blocks)
+        if isinstance(statement, _TRIES):  # which may leave its block anywhere
+            parts = [self._of(source, each).modes for each in _statements(statement.body)]
+            return _Effect(effect.modes.union(*parts))
+        header = self._of_header(source, statement) if isinstance(statement, _HEADED) else _Effect()
+        return header.then(effect)
 
     def _entered(self, source: Source, statement: cst.With) -> _Effect:
         """What managers of a ``with`` may set before and after it: whatever their code sets."""
@@ -150,67 +242,77 @@ class TrainingMode:
             if function is not None:
                 at = self._project.source(function)
                 whole = at.enclosing(function, cst.ClassDef) or function
-                for each in findall(whole, _SETS):
-                    effect = effect.then(self._set(at, each).perhaps())
+                for each in settings_in(at, self._things, whole):
+                    effect = effect.then(self._set(at, each.node).perhaps())
         return effect
 
-    def _of_calls(self, source: Source, node: cst.CSTNode) -> _Effect:
-        """The effect of the calls in an expression or small statement, inner ones first."""
-        effect = _Effect()
-        for call in reversed(findall(node, m.Call())):
-            if _within(source, call, node):
-                given = self._of_call(source, call)
-                effect = effect.then(given if _is_sure(source, call, node) else given.perhaps())
-        return effect
+    def _of_piece(self, source: Source, node: cst.CSTNode) -> _Effect:
+        """The effect of what an expression or small statement does, inner calls first."""
+        given = [each for each in findall(node, _DONE) if _within(source, each, node)]
+        return _together(self._part(source, each, node) for each in reversed(given))
+
+    def _part(self, source: Source, part: cst.CSTNode, piece: cst.CSTNode) -> _Effect:
+        """The effect of one call or assignment in a piece."""
+        effect = _Effect(self._first, sure=True) if part is self._model.made else _Effect()
+        if isinstance(part, cst.Call):
+            effect = effect.then(self._of_call(source, part))
+        effect = effect.then(self._set(source, part))
+        return effect if _is_sure(source, part, piece) else effect.perhaps()
 
     def _of_call(self, source: Source, call: cst.Call) -> _Effect:
-        if self._sets(source, call):
-            return self._set(source, call)
+        """The effect of what a function of the program does, unless the call itself sets a mode."""
         function = self._things.function(source, call)
-        if function is None or function in self._inside:
+        if function is None or function in self._inside or self._set(source, call).sure:
             return _Effect()
         self._inside.add(function)
         at = self._project.source(function)
-        body: Any = function.body
-        effect = self._of_all(at, list(body.body))
+        effect = self._of_block(at, function.body)
         self._inside.remove(function)
-        returns = [each for each in findall(function, m.Return()) if _within(at, each, function)]
-        early = any(at.parent(at.parent(each) or each) is not body for each in returns)
-        return effect.perhaps() if early else effect
+        later = any(_within(at, each, function) for each in findall(function, m.Yield()))
+        return effect.perhaps() if later else effect
 
-    def _sets(self, source: Source, call: cst.Call) -> bool:
-        """Whether a call sets a mode: not a function of the program that has such a name.
+    def _set(self, source: Source, node: cst.CSTNode) -> _Effect:
+        """The effect of a call or assignment that sets a mode.
 
-        Unless it is the model's own, which does more beside.
+        A function of the program that has such a name is none, unless it is the model's own, which
+        does more beside.
         """
-        if not m.matches(call, _SETS):
-            return False
-        assert isinstance(call.func, cst.Attribute)
-        models = self._things.of(source, call.func.value, Kind.MODEL)
-        return self._model in models or self._things.function(source, call) is None
-
-    def _set(self, source: Source, call: cst.Call) -> _Effect:
-        """The effect of a call of ``train`` or ``eval``."""
-        assert isinstance(call.func, cst.Attribute)
-        models = self._things.of(source, call.func.value, Kind.MODEL)
+        setting = setting_of(source, self._things, node)
+        if setting is None:
+            return _Effect()
+        things = self._things.of(source, setting.model)
+        models = {each for each in things if each.kind is Kind.MODEL}
         if self._model in models:  # of several, that one which the program has chosen
-            return _Effect(_asked(call), sure=True)
+            return _Effect(setting.modes, sure=setting.whole)
+        if models:
+            inside = [self._is_inside(each) for each in models]
+            return _Effect(setting.modes, sure=setting.whole) if all(inside) else _Effect()
+        named = isinstance(node, cst.Call) and self._things.function(source, node) is not None
+        if named or self._is_object(source, setting.model):
+            return _Effect()
         # What is not known may contain the model; what takes values is no module.
-        perhaps = not models and _asked(call) != EITHER
-        return _Effect(_asked(call)) if perhaps else _Effect()
+        return _Effect(setting.modes) if setting.modes != EITHER else _Effect()
+
+    def _is_inside(self, other: Thing) -> bool:
+        """Whether another model makes this one, or is made with it, as a layer."""
+        if not isinstance(other.made, cst.Call):
+            return False
+        cls = self._project.class_of(other.source, other.made.func)
+        around = self._model.source.enclosing(self._model.made, cst.ClassDef)
+        if cls is not None and around in self._project.bases(cls):
+            return True
+        given = (self._things.of(other.source, each.value) for each in other.made.args)
+        return any(self._model in each for each in given)
+
+    def _is_object(self, source: Source, node: cst.BaseExpression) -> bool:
+        """Whether an expression is ``self`` of a class that is no module."""
+        cls = source.enclosing(node, cst.ClassDef) if m.matches(node, m.Name("self")) else None
+        return cls is not None and not self._project.is_module(cls)
 
 
-def _asked(call: cst.Call) -> frozenset[bool]:
-    """The mode that a call of ``train`` or ``eval`` sets."""
-    assert isinstance(call.func, cst.Attribute)
-    if call.func.attr.value == "eval":
-        return frozenset((False,))
-    if not call.args:
-        return frozenset((True,))
-    given = call.args[0].value
-    if isinstance(given, cst.Name) and given.value in ("True", "False"):
-        return frozenset((given.value == "True",))
-    return EITHER
+def _together(effects: Iterable[_Effect]) -> _Effect:
+    """The effect of one after the other."""
+    return functools.reduce(_Effect.then, effects, _Effect())
 
 
 def _statements(node: cst.CSTNode) -> Sequence[cst.CSTNode]:

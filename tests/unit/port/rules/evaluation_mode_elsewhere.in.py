@@ -1,0 +1,38 @@
+"""The mode is set by other means than a statement of its own, and is not the same at each call."""
+
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def freeze(layer):
+    if isinstance(layer, torch.nn.BatchNorm1d):
+        layer.eval()
+
+
+def score(model, data):
+    with torch.no_grad():
+        return F.mse_loss(model(data[0]), data[1]).item()  # ABP502 modified, ABP504 manual
+
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(32, 4), torch.randn(32, 3))
+loader = DataLoader(data, batch_size=8)
+layers = [torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.Dropout(), torch.nn.Linear(6, 3)]
+model = torch.nn.Sequential(*layers)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+for epoch in range(2):
+    getattr(model, "train")()
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        print(loss.item())
+    model.apply(freeze)
+    torch.manual_seed(epoch)
+    print("averages of training", score(model, data[:8]))
+    for rows in range(1, 3 if model.eval() else 2):
+        torch.manual_seed(epoch)
+        print("in evaluation", score(model, data[8 * rows - 8 : 8 * rows]))
