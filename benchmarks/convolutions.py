@@ -116,9 +116,9 @@ def main() -> int:
 
 def line(part: tuple[str, dict[str, Any]]) -> str:
     """Both ratios of one part of a step, library over ours: above one we are faster."""
-    name, found = part
-    cells = (f"{way} {ratio:5.2f}x" for way, ratio in found["library_over_ours"].items())
-    both = found["last_over_planes"]
+    name, ratios = part
+    cells = (f"{way} {ratio:5.2f}x" for way, ratio in ratios["library_over_ours"].items())
+    both = ratios["last_over_planes"]
     return " ".join((name, *cells, "" if both is None else f"(last/planes {both:.2f})"))
 
 
@@ -136,8 +136,8 @@ def measure(
                 if runs(call):
                     ways[part][way] = call
     parts: dict[str, Any] = {}
-    for part, found in ways.items():
-        took = medians(found, max(options.windows, harness.MIN_WINDOWS))
+    for part, windows in ways.items():
+        took = medians(windows, max(options.windows, harness.MIN_WINDOWS))
         ratios = {
             way: round(took[f"library {layout}"] / took[f"ours {way}"], 2)
             for way, layout in (*zip(LAYOUTS, LAYOUTS, strict=True), ("winograd", "last"))

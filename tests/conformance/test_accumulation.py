@@ -83,9 +83,9 @@ def joined(outputs):
     return {i: torch.cat([v.reshape(-1, *v.shape[1:]) for v in c]) for i, c in enumerate(columns)}
 
 
-def assert_equal(found, expected):
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
+def assert_equal(actual, expected):
+    assert actual.keys() == expected.keys()
+    for name, value in actual.items():
         torch.testing.assert_close(value, expected[name].detach(), rtol=0, atol=0)
 
 

@@ -117,8 +117,8 @@ def exactly(case, x, weight, bias, grad, slope):
     return y, of_x, of_weight, grad.sum((0, 2, 3))
 
 
-def error(found, exact):
-    return ((found.double() - exact).norm() / exact.norm()).item()
+def error(actual, exact):
+    return ((actual.double() - exact).norm() / exact.norm()).item()
 
 
 def check(own, case):

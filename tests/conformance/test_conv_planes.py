@@ -37,14 +37,14 @@ def own():
     return kernels()
 
 
-def error(found: torch.Tensor, exact: torch.Tensor) -> float:
-    return ((found.double() - exact).norm() / exact.norm().clamp_min(1e-30)).item()
+def error(actual: torch.Tensor, exact: torch.Tensor) -> float:
+    return ((actual.double() - exact).norm() / exact.norm().clamp_min(1e-30)).item()
 
 
-def assert_as_exact_as_torch(found, plain, exact):
+def assert_as_exact_as_torch(actual, plain, exact):
     # A factor for sums in another order, a little for results that torch happens to hit exactly.
-    assert found.shape == exact.shape
-    assert error(found, exact) <= 2 * error(plain, exact) + 3e-7
+    assert actual.shape == exact.shape
+    assert error(actual, exact) <= 2 * error(plain, exact) + 3e-7
 
 
 def tensors(batch, case, dtype=torch.float32):
@@ -72,16 +72,18 @@ def test_forward_and_backward(own, case, batch, threads):
     *_, stride, padding, _ = case
     x, weight, bias, grad = tensors(batch, case)
     for each in (bias, None):
-        found = on_tensors.conv(own, x, weight, each, stride, padding, threads=threads)
+        actual = on_tensors.conv(own, x, weight, each, stride, padding, threads=threads)
         plain = aten.conv2d(x, weight, each, stride, padding)
         wide = None if each is None else each.double()
         exact = aten.conv2d(x.double(), weight.double(), wide, stride, padding)
-        assert_as_exact_as_torch(found, plain, exact)
+        assert_as_exact_as_torch(actual, plain, exact)
     mask = [True] * 3
-    found = on_tensors.conv_backward(own, grad, x, weight, stride, padding, mask, threads=threads)
+    gradients = on_tensors.conv_backward(
+        own, grad, x, weight, stride, padding, mask, threads=threads
+    )
     plain = backward(grad, x, weight, stride, padding, mask)
     exact = backward(grad.double(), x.double(), weight.double(), stride, padding, mask)
-    for ours, theirs, referee in zip(found, plain, exact, strict=True):
+    for ours, theirs, referee in zip(gradients, plain, exact, strict=True):
         assert_as_exact_as_torch(ours, theirs, referee)
 
 
@@ -91,11 +93,13 @@ def test_forward_and_backward(own, case, batch, threads):
 def test_gradients_do_not_depend_on_which_are_wanted(own, mask, batch, threads):
     case = CASES[1]
     x, weight, _, grad = tensors(batch, case)
-    found = on_tensors.conv_backward(own, grad, x, weight, (1, 1), (0, 0), mask, threads=threads)
+    gradients = on_tensors.conv_backward(
+        own, grad, x, weight, (1, 1), (0, 0), mask, threads=threads
+    )
     everything = on_tensors.conv_backward(
         own, grad, x, weight, (1, 1), (0, 0), [True] * 3, threads=threads
     )
-    for ours, all_, wanted in zip(found, everything, mask, strict=True):
+    for ours, all_, wanted in zip(gradients, everything, mask, strict=True):
         assert ours is None if not wanted else torch.equal(ours, all_)
 
 
@@ -120,14 +124,14 @@ def test_bits_of_so_few_samples_do_not_depend_on_threads(own, batch):
 def test_special_values_reach_the_result(own, value):
     x, weight, bias, grad = tensors(17, CASES[1])
     x[16, 3, 6, 6] = value
-    found = on_tensors.conv(own, x, weight, bias, (1, 1), (0, 0), threads=1)
+    actual = on_tensors.conv(own, x, weight, bias, (1, 1), (0, 0), threads=1)
     expected = aten.conv2d(x, weight, bias)
-    assert torch.equal(found.isnan(), expected.isnan())
-    assert torch.equal(found.isinf(), expected.isinf())
+    assert torch.equal(actual.isnan(), expected.isnan())
+    assert torch.equal(actual.isinf(), expected.isinf())
     grad[16, 2, 4, 4] = value
-    found = on_tensors.conv_backward(own, grad, x, weight, (1, 1), (0, 0), [True] * 3)
+    gradients = on_tensors.conv_backward(own, grad, x, weight, (1, 1), (0, 0), [True] * 3)
     expected = backward(grad, x, weight, (1, 1), (0, 0), [True] * 3)
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(gradients, expected, strict=True):
         assert torch.equal(ours.isfinite(), theirs.isfinite())
 
 
@@ -135,6 +139,6 @@ def test_special_values_reach_the_result(own, value):
 def test_an_activation_is_a_part_of_forward(own, slope):
     x, weight, bias, _ = tensors(17, CASES[1])
     plain = on_tensors.conv(own, x, weight, bias, (1, 1), (0, 0), threads=1)
-    found = on_tensors.conv(own, x, weight, bias, (1, 1), (0, 0), slope=slope, threads=1)
+    actual = on_tensors.conv(own, x, weight, bias, (1, 1), (0, 0), slope=slope, threads=1)
     assert (plain < 0).any()
-    assert torch.equal(found, torch.where(plain > 0, plain, plain * slope))
+    assert torch.equal(actual, torch.where(plain > 0, plain, plain * slope))

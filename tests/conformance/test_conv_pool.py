@@ -61,9 +61,9 @@ def test_pools_what_the_convolution_gives(own, case, relu, batch, threads):
     )
     back = back * (plain > 0) if relu else back
     mask = [True] * 3
-    found = on_tensors.conv_pool_backward(own, grad, places, x, weight, *steps, mask)
+    gradients = on_tensors.conv_pool_backward(own, grad, places, x, weight, *steps, mask)
     wanted = on_tensors.conv_backward(own, back, x, weight, *steps, mask)
-    for ours, theirs in zip(found, wanted, strict=True):
+    for ours, theirs in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
@@ -87,9 +87,9 @@ def test_places_are_read_by_any_number_of_threads(own):
 def test_gradients_do_not_depend_on_which_are_wanted(own, mask):
     x, weight, bias, *steps = tensors(20, CASES[1])
     y, places = on_tensors.conv_pool(own, x, weight, bias, *steps, relu=True, places=True)
-    found = on_tensors.conv_pool_backward(own, y, places, x, weight, *steps, mask)
+    gradients = on_tensors.conv_pool_backward(own, y, places, x, weight, *steps, mask)
     all_ = on_tensors.conv_pool_backward(own, y, places, x, weight, *steps, [True] * 3)
-    for ours, one, wanted in zip(found, all_, mask, strict=True):
+    for ours, one, wanted in zip(gradients, all_, mask, strict=True):
         assert ours is None if not wanted else torch.equal(ours, one)
 
 

@@ -108,8 +108,8 @@ def exactly(case, x, weight, bias, grad, slope=1.0, dtype=torch.float64):
     return torch.where(y > 0, y, y * slope), *aten.convolution_backward(grad, x, weight, *rest)
 
 
-def error(found, exact):
-    return ((found.double() - exact).norm() / exact.norm()).item()
+def error(actual, exact):
+    return ((actual.double() - exact).norm() / exact.norm()).item()
 
 
 def check(own, case):

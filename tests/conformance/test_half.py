@@ -118,17 +118,17 @@ def each_once():
 @pytest.mark.parametrize(("kind", "scale", "optimizer"), [*each_once()])
 def test_the_reference_is_the_eager_rule_bit_by_bit(kind, scale, optimizer):
     made, values = OPTIMIZERS[optimizer]
-    found = trained(fresh(kind), optimizer, scale, "reference", **values)
-    assert_same_bits(found, eager(fresh(kind), made, scale, **values))
-    assert all(value.dtype is kind for value in found.params.values())
+    actual = trained(fresh(kind), optimizer, scale, "reference", **values)
+    assert_same_bits(actual, eager(fresh(kind), made, scale, **values))
+    assert all(value.dtype is kind for value in actual.params.values())
 
 
 def test_float_statistics_in_a_half_model():
     module = fresh(torch.float16, float_statistics=True)
-    found = trained(module, "sgd", 128.0, "reference", lr=0.05, momentum=0.9)
-    assert found.buffers["batch_norm.running_mean"].dtype is torch.float32
+    actual = trained(module, "sgd", 128.0, "reference", lr=0.05, momentum=0.9)
+    assert actual.buffers["batch_norm.running_mean"].dtype is torch.float32
     expected = eager(copy.deepcopy(module), *[OPTIMIZERS["sgd"][0]], 128.0, lr=0.05, momentum=0.9)
-    assert_same_bits(found, expected)
+    assert_same_bits(actual, expected)
 
 
 class Short(Mixed):
@@ -163,13 +163,13 @@ def test_compiled_is_close_to_the_reference(target, float_statistics):
     if target.name == "reference":
         pytest.skip("the reference is what the others are compared with")
     values = OPTIMIZERS["sgd"][1]
-    found, expected = (
+    actual, expected = (
         trained(
             fresh(torch.float16, float_statistics=float_statistics), "sgd", 128.0, each, **values
         )
         for each in (target, "reference")
     )
-    assert_close_by_norm(found, expected, HALF_TOLERANCE)
+    assert_close_by_norm(actual, expected, HALF_TOLERANCE)
 
 
 @pytest.mark.thorough  # compiled; the training step above always is
@@ -186,7 +186,7 @@ def test_compiled_inference_is_close_to_eager(target):
 
 
 def test_half_state_and_accumulators_stay_close_to_float_ones():
-    found = []
+    results = []
     for kind in (torch.float16, torch.float32):
         module = fresh(torch.float16)
         settings = {
@@ -197,10 +197,10 @@ def test_half_state_and_accumulators_stay_close_to_float_ones():
         rule = rule_for(module, settings=settings)
         config = StepConfig(gradient_accumulation=2)
         session, _ = started(module, batches()[0], rule, config)
-        found.append(run(session, batches(rows=16)))
+        results.append(run(session, batches(rows=16)))
         assert {value.dtype for value in session.optimizer_state.values()} == {kind}
         assert {value.dtype for value in session.accumulators.values()} == {kind}
-    assert_close_by_norm(*found, 2e-2)
+    assert_close_by_norm(*results, 2e-2)
     assert any(
-        not torch.equal(value, found[1].params[name]) for name, value in found[0].params.items()
+        not torch.equal(value, results[1].params[name]) for name, value in results[0].params.items()
     )

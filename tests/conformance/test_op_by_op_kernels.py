@@ -56,8 +56,8 @@ def ours(own, x, weight, bias, mean, var, slope, grad, overwrite=False):
     return [y, new_mean, new_var, *grads]
 
 
-def error(found, exact):
-    return ((found.double() - exact).norm() / exact.norm().clamp_min(1e-6)).item()
+def error(actual, exact):
+    return ((actual.double() - exact).norm() / exact.norm().clamp_min(1e-6)).item()
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

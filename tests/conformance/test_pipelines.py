@@ -154,8 +154,8 @@ def test_training_gives_the_same_bits(network, kind):
     module = network(3)
     config = StepConfig(gradient_accumulation=MICRO_BATCHES, output_mode=OutputMode.ALL)
     rule = rule_for(module, kind, variable=["lr"])
-    found, expected, _ = compared(module, config, rule, 3, batches())
-    assert_same_bits(found, expected)
+    actual, expected, _ = compared(module, config, rule, 3, batches())
+    assert_same_bits(actual, expected)
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
@@ -169,8 +169,8 @@ def test_stages_and_micro_batches_in_any_number(stages, micro_batches):
         output_mode=OutputMode.SUM,
     )
     given = batches(2 * config.gradient_accumulation, 2)
-    found, expected, piped = compared(module, config, rule_for(module), stages, given)
-    assert_same_bits(found, expected)
+    actual, expected, piped = compared(module, config, rule_for(module), stages, given)
+    assert_same_bits(actual, expected)
     assert piped.runner.cut.stages == stages
     assert all(part.program is not None for part in piped.runner.cut.parts)
 
@@ -180,8 +180,8 @@ def test_stages_and_micro_batches_in_any_number(stages, micro_batches):
 def test_inference_gives_the_same_bits(network, mode):
     module = network(3)
     config = StepConfig(training=False, device_iterations=6, output_mode=mode)
-    found, expected, piped = compared(module, config, None, 3, batches(6))
-    assert_same_bits(found, expected)
+    actual, expected, piped = compared(module, config, None, 3, batches(6))
+    assert_same_bits(actual, expected)
     assert not piped.runner.cut.training
 
 
@@ -201,8 +201,8 @@ def test_every_way_to_accumulate(settings):
     config = StepConfig(gradient_accumulation=MICRO_BATCHES, **settings)
     given = batches(MICRO_BATCHES * config.replicas, 2)
     rule = rule_for(module, settings={"loss_scaling": 8.0, "loss_scaling_variable": True})
-    found, expected, _ = compared(module, config, rule, 3, given)
-    assert_same_bits(found, expected)
+    actual, expected, _ = compared(module, config, rule, 3, given)
+    assert_same_bits(actual, expected)
 
 
 def test_half_weights_and_accumulators():
@@ -220,8 +220,8 @@ def test_half_weights_and_accumulators():
     module = Half()
     config = StepConfig(gradient_accumulation=MICRO_BATCHES)
     rule = rule_for(module, settings={"accumulator_dtype": torch.float16})
-    found, expected, _ = compared(module, config, rule, 2, batches())
-    assert_same_bits(found, expected)
+    actual, expected, _ = compared(module, config, rule, 2, batches())
+    assert_same_bits(actual, expected)
 
 
 def test_work_is_where_the_user_put_it():
@@ -402,17 +402,17 @@ def test_what_is_measured_adds_up():
     module = Network(3)
     config = StepConfig(gradient_accumulation=7, device_iterations=2)
     _, _, piped = compared(module, config, rule_for(module), 3, batches(14, 1))
-    found = piped.runner.measured
-    assert (found.passages, found.micro_batches) == (2, 7)
-    assert found.ideal_bubble == pytest.approx(2 / 9)
-    assert 0 <= found.bubble < 1
-    assert [stage.held_micro_batches for stage in found.stages] == [3, 2, 1]
-    for index, stage in enumerate(found.stages):
+    measured = piped.runner.measured
+    assert (measured.passages, measured.micro_batches) == (2, 7)
+    assert measured.ideal_bubble == pytest.approx(2 / 9)
+    assert 0 <= measured.bubble < 1
+    assert [stage.held_micro_batches for stage in measured.stages] == [3, 2, 1]
+    for index, stage in enumerate(measured.stages):
         # Every micro-batch keeps the same for its backward.
         assert stage.held_bytes % stage.held_micro_batches == 0
         assert stage.held_bytes > 0
         assert stage.forward_ns > 0 < stage.backward_ns
-        tasks = [t for t in found.times[0] if t.task.stage == index]
+        tasks = [t for t in measured.times[0] if t.task.stage == index]
         assert len(tasks) == 14
         for before, after in itertools.pairwise(tasks):
             assert before.end <= after.begin
@@ -462,8 +462,8 @@ def test_stages_on_a_gpu_have_streams_of_their_own_and_give_the_same():
     usable("cuda")
     module = Network(2)
     config = StepConfig(gradient_accumulation=MICRO_BATCHES, output_mode=OutputMode.ALL)
-    found, expected, piped = compared(module, config, rule_for(module), 2, batches(), "cuda")
-    assert_close_by_norm(found, expected, 1e-4)
+    actual, expected, piped = compared(module, config, rule_for(module), 2, batches(), "cuda")
+    assert_close_by_norm(actual, expected, 1e-4)
     assert piped.runner.measured.window_ns > 0
 
 
@@ -472,5 +472,5 @@ def test_stages_on_a_gpu_have_streams_of_their_own_and_give_the_same():
 def test_compiled_stages_train_as_the_whole_trains():
     module = Small()
     config = StepConfig(gradient_accumulation=MICRO_BATCHES, output_mode=OutputMode.ALL)
-    found = compiled_and_interpreted(module, config, rule_for(module), batches())
-    assert_close_by_norm(*found, TOLERANCE)
+    pair = compiled_and_interpreted(module, config, rule_for(module), batches())
+    assert_close_by_norm(*pair, TOLERANCE)

@@ -24,8 +24,8 @@ def path(tmp_path):
     return write_random(tmp_path / "events.h5", 4)
 
 
-def assert_same(found, expected):
-    for one, other in zip(found, expected, strict=True):
+def assert_same(actual, expected):
+    for one, other in zip(actual, expected, strict=True):
         assert one.ids.dtype == np.uint64
         assert one.values.dtype == np.float32
         np.testing.assert_array_equal(one.ids, other.ids)

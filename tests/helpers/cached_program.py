@@ -28,17 +28,17 @@ if __name__ == "__main__":
     if arguments.cache:
         options.enableExecutableCaching(arguments.cache)
     wrapped = poptorch.trainingModel(model, options, sgd(model, lr=arguments.rate))
-    found = {}
+    outcome = {}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             losses = [wrapped(*rows(4))[0].item() for _ in range(2)]
             record = wrapped.build_record
-            found = {"cache": record.cache, "executable": record.executable, "losses": losses}
-            found["weights"] = [p.tolist() for p in model.parameters()]
+            outcome = {"cache": record.cache, "executable": record.executable, "losses": losses}
+            outcome["weights"] = [p.tolist() for p in model.parameters()]
         except poptorch.Error as error:
-            found["error"] = str(error)
-    found["warnings"] = [
+            outcome["error"] = str(error)
+    outcome["warnings"] = [
         str(w.message) for w in caught if "cache" in type(w.message).__name__.lower()
     ]
-    print(json.dumps(found))
+    print(json.dumps(outcome))

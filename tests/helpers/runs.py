@@ -218,9 +218,9 @@ def run_eagerly(
     return Trained(outputs, dict(state.params), dict(state.buffers))
 
 
-def assert_same_bits(found: Trained, expected: Trained) -> None:
+def assert_same_bits(actual: Trained, expected: Trained) -> None:
     """Every output, parameter and buffer is bitwise equal."""
-    left, right = found.tensors(), expected.tensors()
+    left, right = actual.tensors(), expected.tensors()
     assert left.keys() == right.keys()
     for name, value in left.items():
         torch.testing.assert_close(
@@ -229,10 +229,10 @@ def assert_same_bits(found: Trained, expected: Trained) -> None:
 
 
 def assert_close_by_norm(
-    found: Trained, expected: Trained, tolerance: float, without: Sequence[str] = ()
+    actual: Trained, expected: Trained, tolerance: float, without: Sequence[str] = ()
 ) -> None:
     """The difference of each tensor is at most ``tolerance`` times its norm."""
-    left, right = found.tensors(), expected.tensors()
+    left, right = actual.tensors(), expected.tensors()
     assert left.keys() == right.keys()
     for name in left.keys() - {f"parameter {name}" for name in without}:
         difference = torch.linalg.vector_norm((left[name] - right[name]).double())

@@ -17,9 +17,9 @@ FORK = {"async_options": {"sharing_strategy": poptorch.SharingStrategy.Fork}}
 ASYNC = {"mode": Mode.Async, **FORK}
 
 
-def same(found, expected):
-    assert found.keys() == expected.keys()
-    unlike = [n for n, value in expected.items() if not torch.equal(found[n], value)]
+def same(actual, expected):
+    assert actual.keys() == expected.keys()
+    unlike = [n for n, value in expected.items() if not torch.equal(actual[n], value)]
     assert unlike == []
 
 

@@ -63,9 +63,9 @@ def alone():
     return train
 
 
-def distance(found, expected):
+def distance(actual, expected):
     """The largest difference, relative to the largest expected value."""
-    gap = (found.double() - expected.double()).abs().max()
+    gap = (actual.double() - expected.double()).abs().max()
     return (gap / expected.double().abs().max().clamp_min(1e-30)).item()
 
 

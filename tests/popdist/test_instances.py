@@ -10,7 +10,7 @@ import popdist
 NO_MPI = {"OMPI_COMM_WORLD_SIZE": None, "OMPI_COMM_WORLD_RANK": None}
 
 
-def found():
+def actual():
     """Every number that popdist reads, by the function's name."""
     names = (name for name in popdist.__all__ if name.startswith("get"))
     return {name.removeprefix("get"): getattr(popdist, name)() for name in names}
@@ -30,7 +30,7 @@ ALONE = {
 
 def test_without_poprun_a_program_is_alone():
     assert popdist.isPopdistEnvSet() is False
-    assert found() == ALONE
+    assert actual() == ALONE
     assert popdist.checkNumIpusPerReplica(1)
     assert not popdist.checkNumIpusPerReplica(2)
     assert popdist.init() is None
@@ -40,7 +40,7 @@ def test_without_poprun_a_program_is_alone():
 def test_poprun_tells_an_instance_its_share(poprun, mpi):
     poprun(index=2, instances=4, local=2, ipus=8, POPDIST_LOCAL_INSTANCE_INDEX=1, **mpi)
     assert popdist.isPopdistEnvSet() is True
-    assert found() == {
+    assert actual() == {
         "DeviceId": 1,
         "InstanceIndex": 2,
         "LocalInstanceIndex": 1,
@@ -70,7 +70,7 @@ def test_processes_of_plain_mpirun_are_instances(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1")
     assert not popdist.isPopdistEnvSet()
     changed = {"InstanceIndex": 2, "NumInstances": 3, "NumTotalReplicas": 3}
-    assert found() == ALONE | changed | {
+    assert actual() == ALONE | changed | {
         "ReplicaIndexOffset": 2, "LocalInstanceIndex": 1, "DeviceId": 1,
     }  # fmt: skip
 
@@ -85,12 +85,12 @@ def test_processes_of_plain_torchrun_are_instances(monkeypatch):
     by_torchrun(monkeypatch)
     assert not popdist.isPopdistEnvSet()
     changed = {"InstanceIndex": 2, "NumInstances": 3, "NumTotalReplicas": 3}
-    assert found() == ALONE | changed | {
+    assert actual() == ALONE | changed | {
         "ReplicaIndexOffset": 2, "LocalInstanceIndex": 1, "DeviceId": 1,
     }  # fmt: skip
     monkeypatch.delenv("RANK")  # a leftover, which is not a process's number
     monkeypatch.delenv("LOCAL_RANK")
-    assert found() == ALONE
+    assert actual() == ALONE
 
 
 def test_poprun_and_mpi_come_before_torchrun(poprun, monkeypatch):
@@ -110,10 +110,10 @@ def test_numbers_of_torchrun_are_checked(monkeypatch):
 
 def test_init_of_a_single_instance_does_nothing_however_often(poprun):
     poprun(instances=1, local=4)
-    before = found()
+    before = actual()
     popdist.init()
     popdist.init()
-    assert found() == before
+    assert actual() == before
 
 
 def test_init_of_several_instances_needs_a_place_to_meet(poprun):

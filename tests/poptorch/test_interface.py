@@ -23,7 +23,7 @@ NAMES = [(module, name) for module in MODULES for name in API[module]]
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def found(module, name):
+def looked_up(module, name):
     return getattr(importlib.import_module(module), name)
 
 
@@ -68,14 +68,14 @@ def test_a_name_exists(module, name):
     ("module", "name"), [(m, n) for m, n in NAMES if API[m][n]["kind"] == "function"]
 )
 def test_a_function_has_its_parameters(module, name):
-    check(found(module, name), API[module][name]["parameters"])
+    check(looked_up(module, name), API[module][name]["parameters"])
 
 
 @pytest.mark.parametrize(
     ("module", "name"), [(m, n) for m, n in NAMES if "constructor" in API[m][n]]
 )
 def test_a_class_is_made_with_its_parameters(module, name):
-    cls = found(module, name)
+    cls = looked_up(module, name)
     if API[module][name]["constructor"]:
         check(cls.__init__, API[module][name]["constructor"])
 
@@ -90,7 +90,7 @@ MEMBERS = [
 
 @pytest.mark.parametrize(("module", "name", "member"), MEMBERS)
 def test_a_member_has_its_parameters(module, name, member):
-    cls = found(module, name)
+    cls = looked_up(module, name)
     expected = API[module][name]["members"][member]
     entry = inspect.getattr_static(cls, member)
     if expected == "property":

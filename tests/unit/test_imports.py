@@ -267,7 +267,7 @@ def test_each_rule_sees_its_fault(monkeypatch, rule, file, code, fault):
 
 
 @pytest.mark.parametrize(
-    ("code", "found"),
+    ("code", "names"),
     [
         ("import torch._inductor", {"torch._inductor"}),
         ("from torch._C import x", {"torch._C.x"}),
@@ -279,8 +279,8 @@ def test_each_rule_sees_its_fault(monkeypatch, rule, file, code, fault):
         ("x._schema", set()),
     ],
 )
-def test_the_search_itself(code, found):
-    assert private_names(ast.parse(code)) == found
+def test_the_search_itself(code, names):
+    assert private_names(ast.parse(code)) == names
 
 
 @pytest.mark.parametrize(

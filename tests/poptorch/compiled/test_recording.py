@@ -84,8 +84,8 @@ def test_recording_changes_no_bit(tmp_path):
         for more in ({}, {"enableProfiling": str(tmp_path)})
     )
     for _ in range(3):
-        expected, found = plain(*rows(8)), watched(*rows(8))
-        assert all(map(torch.equal, expected, found))
+        expected, actual = plain(*rows(8)), watched(*rows(8))
+        assert all(map(torch.equal, expected, actual))
     assert plain.executable_hash == watched.executable_hash
 
 

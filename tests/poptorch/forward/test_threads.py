@@ -56,12 +56,12 @@ def started(function):
     return thread, output
 
 
-def finished(thread, found):
+def finished(thread, results):
     thread.join(60)
     assert not thread.is_alive()
-    if isinstance(found[0], Exception):
-        raise found[0]
-    return found[0]
+    if isinstance(results[0], Exception):
+        raise results[0]
+    return results[0]
 
 
 def test_captures_take_turns():

@@ -291,10 +291,10 @@ def _total(result: Any) -> torch.Tensor:
     return poptorch.identity_loss(total, reduction="none")
 
 
-def _assert_same(found: Any, expected: Any):
-    found, expected = list(_tensors(found)), list(_tensors(expected))
-    assert len(found) == len(expected)
-    for ours, theirs in zip(found, expected, strict=True):
+def _assert_same(actual: Any, expected: Any):
+    actual, expected = list(_tensors(actual)), list(_tensors(expected))
+    assert len(actual) == len(expected)
+    for ours, theirs in zip(actual, expected, strict=True):
         wanted = theirs.detach().to(_NARROW.get(theirs.dtype, theirs.dtype))
         torch.testing.assert_close(ours, wanted, rtol=0, atol=0, equal_nan=True)
 

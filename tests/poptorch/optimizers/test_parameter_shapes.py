@@ -69,8 +69,8 @@ def plain(package, name):
     return model
 
 
-def assert_same(found, expected, **tolerance):
-    for shape, left, right in zip(SHAPES, found.values, expected.values, strict=True):
+def assert_same(actual, expected, **tolerance):
+    for shape, left, right in zip(SHAPES, actual.values, expected.values, strict=True):
         assert left.shape == right.shape == shape
         torch.testing.assert_close(left, right, **tolerance)
 

@@ -51,19 +51,19 @@ def containers(parts):
 STRUCTURES = st.recursive(st.one_of(tensors(), tensors(), CONSTANTS), containers, max_leaves=6)
 
 
-def same(found, expected):
+def same(actual, expected):
     """Whether a result is what went in, up to the types of the device."""
     if isinstance(expected, torch.Tensor):
         dtype = RETURNED_AS.get(expected.dtype, expected.dtype)
-        right_dtype = found.dtype in (dtype, expected.dtype)
-        return right_dtype and torch.equal(found.to(dtype), expected.to(dtype))
-    if type(found) is not type(expected):
+        right_dtype = actual.dtype in (dtype, expected.dtype)
+        return right_dtype and torch.equal(actual.to(dtype), expected.to(dtype))
+    if type(actual) is not type(expected):
         return False
     if isinstance(expected, dict):
-        return set(found) == set(expected) and all(same(found[k], expected[k]) for k in expected)
+        return set(actual) == set(expected) and all(same(actual[k], expected[k]) for k in expected)
     if isinstance(expected, list | tuple):
-        return len(found) == len(expected) and all(map(same, found, expected))
-    return found is expected or found == expected
+        return len(actual) == len(expected) and all(map(same, actual, expected))
+    return actual is expected or actual == expected
 
 
 def alike(first, later):

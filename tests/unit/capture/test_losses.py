@@ -138,7 +138,7 @@ def test_the_gradient_is_that_of_the_loss_and_not_of_what_is_made_of_it():
 
 
 @pytest.mark.parametrize(
-    ("loss", "found"),
+    ("loss", "named"),
     [
         (lambda y: mse(y) + F.l1_loss(y, X), r"Found 2: mse_loss, l1_loss\."),
         (lambda y: (mse(y), mse(y), mse(y)), r"Found 3: mse_loss, mse_loss, mse_loss\."),
@@ -146,10 +146,10 @@ def test_the_gradient_is_that_of_the_loss_and_not_of_what_is_made_of_it():
     ],
     ids=["added", "three", "one marked"],
 )
-def test_independent_losses_are_refused(loss, found):
+def test_independent_losses_are_refused(loss, named):
     module = Scaled(lambda y: loss(y))
     start = r"Multiple independent losses found in graph\. Graph must have one final loss\. "
-    with pytest.raises(LossError, match=f"^{start}Wrap final graph loss .*{found}"):
+    with pytest.raises(LossError, match=f"^{start}Wrap final graph loss .*{named}"):
         captured(module, (X,), None, rule_for(module))
 
 

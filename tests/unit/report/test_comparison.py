@@ -92,12 +92,12 @@ def test_options_programs_kernels_and_memory_are_named_largest_change_first(run)
     memory = dataclasses.replace(program.memory, peak=3 * program.memory.peak)
     changed = dataclasses.replace(program, lowering="emitted", operators=fewer, memory=memory)
     other = dataclasses.replace(option, programs=(changed,))
-    found = differences((run, Journal()), (other, Journal()))
-    assert [each.kind for each in found] == ["memory", "kernels", "kernels", "options"]
-    assert found[0].change == 2
-    assert (found[1].what, found[1].change) == ("aten.relu.default in step", -1)
-    assert (found[2].first, found[2].second) == ("interpreter", "emitted")
-    assert (found[3].first, found[3].second) == ("1", "2")
+    changes = differences((run, Journal()), (other, Journal()))
+    assert [each.kind for each in changes] == ["memory", "kernels", "kernels", "options"]
+    assert changes[0].change == 2
+    assert (changes[1].what, changes[1].change) == ("aten.relu.default in step", -1)
+    assert (changes[2].first, changes[2].second) == ("interpreter", "emitted")
+    assert (changes[3].first, changes[3].second) == ("1", "2")
     assert "+200.0%" in page((run, Journal()), (other, Journal()))
 
 

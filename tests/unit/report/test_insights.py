@@ -61,8 +61,8 @@ def test_small_calls_are_told_of_device_iterations(run):
 @pytest.mark.parametrize(("cache", "count"), [("off", 1), ("hit", 0), ("miss", 0)])
 def test_compiling_without_a_cache_is_told_once_it_takes_long(cache, count, run):
     build = dataclasses.replace(run.build, seconds={"compile": 30.0}, cache=cache)
-    found = insights(dataclasses.replace(run, build=build), calls())
-    assert [each.seconds for each in found] == [30.0] * count
+    advice = insights(dataclasses.replace(run, build=build), calls())
+    assert [each.seconds for each in advice] == [30.0] * count
 
 
 def test_activations_at_the_peak_are_told_with_their_bytes(run):
@@ -82,6 +82,6 @@ def test_there_are_never_more_than_seven_and_the_largest_comes_first(run):
     kept = dataclasses.replace(program.memory.largest[0], phase="forward", bytes=2**23)
     memory = dataclasses.replace(program.memory, largest=(kept,), peak=2**23)
     many = tuple(dataclasses.replace(program, memory=memory) for _ in range(9))
-    found = insights(dataclasses.replace(run, programs=many), calls(waited=0.01))
-    assert len(found) == MOST
-    assert found[0].seconds
+    advice = insights(dataclasses.replace(run, programs=many), calls(waited=0.01))
+    assert len(advice) == MOST
+    assert advice[0].seconds

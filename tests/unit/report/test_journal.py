@@ -27,15 +27,15 @@ def test_what_was_written_is_read_again(tmp_path):
     writer.add("error", 9.0, "no memory", type="MemoryError", where="a call")
     writer.add("end", 9.5, "finished")
     writer.close()
-    found = read_journal(tmp_path)
-    assert found.calls == 3
-    assert [each.loss for each in found.windows] == [4.0, 3.0, 2.0]
-    assert found.windows[0].in_calls == pytest.approx(0.23)
-    assert found.windows[2].waited == 0.5
-    assert [each.kind for each in found.moments] == ["stage", "error", "end"]
-    assert found.moments[1].type == "MemoryError"
-    assert found.end.what == "finished"
-    assert not found.torn
+    journal_read = read_journal(tmp_path)
+    assert journal_read.calls == 3
+    assert [each.loss for each in journal_read.windows] == [4.0, 3.0, 2.0]
+    assert journal_read.windows[0].in_calls == pytest.approx(0.23)
+    assert journal_read.windows[2].waited == 0.5
+    assert [each.kind for each in journal_read.moments] == ["stage", "error", "end"]
+    assert journal_read.moments[1].type == "MemoryError"
+    assert journal_read.end.what == "finished"
+    assert not journal_read.torn
 
 
 def test_a_journal_is_read_while_it_is_written_and_without_its_torn_line(tmp_path):
@@ -43,9 +43,9 @@ def test_a_journal_is_read_while_it_is_written_and_without_its_torn_line(tmp_pat
     assert read_journal(tmp_path).calls == 3
     with open(tmp_path / journal.FILE, "ab") as file:
         file.write(b'{"e": "calls", "at": 7.')
-    found = read_journal(tmp_path)
-    assert found.calls == 3
-    assert found.torn
+    journal_read = read_journal(tmp_path)
+    assert journal_read.calls == 3
+    assert journal_read.torn
     writer.close()
 
 
@@ -61,11 +61,13 @@ def test_later_calls_share_lines_and_none_is_lost(tmp_path):
     for index in range(count):
         writer.call(index * 0.01, (0.001, 0.0, 0.008, 0.001), None)
     writer.close()
-    found = read_journal(tmp_path)
-    assert found.calls == count
-    assert len(found.windows) < journal.SINGLE + 1000 / 20
-    assert sum(each.computed for each in found.windows) == pytest.approx(count * 0.008)
-    assert [each.first for each in found.windows[: journal.SINGLE]] == list(range(journal.SINGLE))
+    journal_read = read_journal(tmp_path)
+    assert journal_read.calls == count
+    assert len(journal_read.windows) < journal.SINGLE + 1000 / 20
+    assert sum(each.computed for each in journal_read.windows) == pytest.approx(count * 0.008)
+    assert [each.first for each in journal_read.windows[: journal.SINGLE]] == list(
+        range(journal.SINGLE)
+    )
 
 
 def test_what_waits_for_its_line_is_written_by_itself(tmp_path):
@@ -103,11 +105,11 @@ def test_a_journal_is_bounded_and_keeps_the_sums(tmp_path, monkeypatch):
             writer.add("note", index, "saved")
         assert (tmp_path / journal.FILE).stat().st_size <= 20_000
     writer.close()
-    found = read_journal(tmp_path)
-    assert found.calls == 2000
-    assert sum(each.computed for each in found.windows) == pytest.approx(1000)
-    assert 8 <= len(found.moments) < 20
-    assert found.windows[0].quarters == (0.75,) * 5
+    journal_read = read_journal(tmp_path)
+    assert journal_read.calls == 2000
+    assert sum(each.computed for each in journal_read.windows) == pytest.approx(1000)
+    assert 8 <= len(journal_read.moments) < 20
+    assert journal_read.windows[0].quarters == (0.75,) * 5
 
 
 def test_a_loss_that_is_no_number_is_counted_and_the_file_stays_json(tmp_path):
@@ -137,9 +139,9 @@ def test_a_full_disk_ends_the_journal_and_it_says_so(tmp_path, monkeypatch):
     writer.close()
     assert len(said) == 1
     assert "No space left on device. The run goes on" in said[0]
-    found = read_journal(tmp_path)
-    assert found.calls == 3
-    assert [each.what for each in found.moments[1:]] == [
+    journal_read = read_journal(tmp_path)
+    assert journal_read.calls == 3
+    assert [each.what for each in journal_read.moments[1:]] == [
         "the journal ends here: No space left on device",
         "finished",
     ]

@@ -41,11 +41,13 @@ def test_no_call_is_lost_however_many_there_are(recorder):
     begin = time.perf_counter_ns()
     for index in range(SINGLE + 500):
         recorder.on_call_end(call(begin + 2000 * index))
-    found = recorder.read()
-    assert found.calls == SINGLE + 500
-    assert sum(each.computed for each in found.windows) == pytest.approx((SINGLE + 500) * 800e-9)
+    journal_read = recorder.read()
+    assert journal_read.calls == SINGLE + 500
+    assert sum(each.computed for each in journal_read.windows) == pytest.approx(
+        (SINGLE + 500) * 800e-9
+    )
     # But for the calls before which the page was written.
-    assert sum(each.waited for each in found.windows[1:]) == pytest.approx(
+    assert sum(each.waited for each in journal_read.windows[1:]) == pytest.approx(
         (SINGLE + 499 - len(FIRST_CALLS)) * 1000e-9, abs=1e-6
     )
 
@@ -76,9 +78,9 @@ def test_the_parts_of_a_call_are_all_of_it():
 def test_a_call_that_fails_is_no_call_and_says_which_it_was(recorder):
     recorder.on_call_end(call())
     recorder.on_call_end(call(5000, error=ValueError("too wide")))
-    found = recorder.read()
-    assert found.calls == 1
-    (error,) = found.of_kind("error")
+    journal_read = recorder.read()
+    assert journal_read.calls == 1
+    (error,) = journal_read.of_kind("error")
     assert (error.type, error.where, error.what) == ("ValueError", "call 2", "too wide")
 
 

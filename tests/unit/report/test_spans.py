@@ -48,13 +48,17 @@ JOURNAL = journal_of(("stage", "capture"), ("stage", "passes"), ("stage", "calls
 
 
 def test_every_part_of_the_run_has_a_line(run):
-    found = {line.name: line for line in lines(run, JOURNAL)}
-    assert list(found) == [
+    by_name = {line.name: line for line in lines(run, JOURNAL)}
+    assert list(by_name) == [
         *("building", "calls", "kernels of step", "stage 0: first", "stage 1: <second>"),
     ]
-    assert {span.name for span in found["calls"].spans} >= {"call 1", "computed", "before the call"}
-    assert {span.kind for span in found["building"].spans} == {"stage", "pass"}
-    assert [span.name for span in found["kernels of step"].spans] == [
+    assert {span.name for span in by_name["calls"].spans} >= {
+        "call 1",
+        "computed",
+        "before the call",
+    }
+    assert {span.kind for span in by_name["building"].spans} == {"stage", "pass"}
+    assert [span.name for span in by_name["kernels of step"].spans] == [
         *("step", "aten.mm.default", "a"),
     ]
 
@@ -73,11 +77,11 @@ def test_spans_follow_each_other_or_are_inside(run):
 
 @pytest.mark.parametrize("built", [False, True], ids=["before building", "after"])
 def test_the_trace_is_as_the_format_says(built, run):
-    found = trace.of_run(run if built else run_before(), JOURNAL if built else Journal())
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
-    assert found["displayTimeUnit"] in ("ms", "ns")
-    named = {(e["pid"], e["tid"]) for e in found["traceEvents"] if e["name"] == "thread_name"}
-    for event in found["traceEvents"]:
+    trace_file = trace.of_run(run if built else run_before(), JOURNAL if built else Journal())
+    assert json.loads(json.dumps(trace_file, allow_nan=False)) == trace_file
+    assert trace_file["displayTimeUnit"] in ("ms", "ns")
+    named = {(e["pid"], e["tid"]) for e in trace_file["traceEvents"] if e["name"] == "thread_name"}
+    for event in trace_file["traceEvents"]:
         assert event["ph"] in ("X", "M", "i")
         assert isinstance(event["pid"], int)
         assert isinstance(event["tid"], int)
@@ -88,18 +92,18 @@ def test_the_trace_is_as_the_format_says(built, run):
     assert len(named) == (5 if built else 0)
 
 
-def checked(found):
+def checked(profile_file):
     """Follows https://www.speedscope.app/file-format-schema.json."""
-    assert found["$schema"] == "https://www.speedscope.app/file-format-schema.json"
-    assert set(found) <= {
+    assert profile_file["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+    assert set(profile_file) <= {
         *("$schema", "exporter", "name", "activeProfileIndex", "shared", "profiles"),
     }
-    frames = found["shared"]["frames"]
+    frames = profile_file["shared"]["frames"]
     for frame in frames:
         assert isinstance(frame["name"], str)
         assert set(frame) <= {"name", "file", "line", "col"}
         assert isinstance(frame.get("line", 0), int)
-    for profile in found["profiles"]:
+    for profile in profile_file["profiles"]:
         assert set(profile) == {"type", "name", "unit", "startValue", "endValue", "events"}
         assert profile["type"] == "evented"
         assert profile["unit"] in {
@@ -118,13 +122,13 @@ def checked(found):
                 assert stack.pop() == event["frame"]
         assert stack == []
         assert at <= profile["endValue"]
-    assert found["activeProfileIndex"] < max(1, len(found["profiles"]))
+    assert profile_file["activeProfileIndex"] < max(1, len(profile_file["profiles"]))
 
 
 def test_the_speedscope_file_is_as_its_schema_says(run):
-    found = speedscope.of_run(run, JOURNAL)
-    checked(json.loads(json.dumps(found, allow_nan=False)))
-    frames = found["shared"]["frames"]
+    profile_file = speedscope.of_run(run, JOURNAL)
+    checked(json.loads(json.dumps(profile_file, allow_nan=False)))
+    frames = profile_file["shared"]["frames"]
     assert {"name": "aten.mm.default", "file": "net.py", "line": 1} in frames
     assert {"name": "fc"} in frames
     checked(speedscope.of_run(run_before(), Journal()))
@@ -133,8 +137,8 @@ def test_the_speedscope_file_is_as_its_schema_says(run):
 def test_the_loader_has_bars_of_its_own_right_before_the_calls():
     windows = (window_of(0, (0, 0, 1, 0)), window_of(5, (3, 0, 1, 0), first=1, loading=2))
     (line,) = lines(run_before(), Journal(windows=windows))
-    found = [(s.name, s.begin, s.end) for s in line.spans if s.kind in ("wait", "load")]
-    assert found == [("before the call", 2, 3), ("waiting for a batch", 3, 5)]
+    waits = [(s.name, s.begin, s.end) for s in line.spans if s.kind in ("wait", "load")]
+    assert waits == [("before the call", 2, 3), ("waiting for a batch", 3, 5)]
 
 
 def test_calls_that_overlap_in_rounding_do_not_overlap_there(run):

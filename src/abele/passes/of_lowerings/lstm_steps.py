@@ -221,12 +221,12 @@ def _traced(
         tensors = list(values.of(Role.INPUT).values())
         inputs, gradients = tensors[:_ARGUMENTS], tensors[_ARGUMENTS:]
         outputs = _steps(*inputs, reverse=reverse, has_biases=has_biases)
-        found: Sequence[torch.Tensor] = ()
+        derivatives: Sequence[torch.Tensor] = ()
         if wanted:
-            found = torch.autograd.grad(
+            derivatives = torch.autograd.grad(
                 [outputs[i] for i in given], [inputs[i] for i in wanted], gradients
             )
-        return [*outputs, *found], None
+        return [*outputs, *derivatives], None
 
     slots = [named(f"a{i}", s, differentiable=i in wanted) for i, s in enumerate(shapes)]
     slots += [named(f"g{i}", results[i]) for i in given]
