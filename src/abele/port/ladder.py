@@ -161,5 +161,11 @@ def _trains(
 
 def _fits(port: Path, arguments: Sequence[str], limit: str, python: str) -> _Said:
     command = [python, "-m", "abele", "fit", str(port), "--limit", limit, "--", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise CheckError(
+            f"abele fit has no answer within {_TIMEOUT_S:g} s. Give the program arguments with "
+            "which it has less to do before its first step."
+        ) from None
     return done.returncode == 0, done.stdout.strip() or done.stderr.strip()
