@@ -101,6 +101,15 @@ def test_any_number_of_threads_gives_the_same_bits(library, sizes, threads):
     assert torch.equal(product(library, a, b, threads, packed=ready), one)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("rows", [13, 300])
+def test_rows_that_share_a_set_of_the_cache_give_the_same_bits(library, rows, threads):
+    apart = factor(1, rows, 1024, turned=False, step=3, seed=5)
+    b = factor(1, 1024, 80, turned=False, step=0, seed=6)
+    together = apart.contiguous()  # 4 KiB from row to row
+    assert torch.equal(product(library, together, b, threads), product(library, apart, b))
+
+
 def by_rows(library, a, b, threads, packed=None):
     """The product as its rows came, and how often each of them came."""
     rows, columns = a.shape[1], b.shape[2]

@@ -1,9 +1,9 @@
 // Products of matrices.
 //
 // The blocks are those of Goto and van de Geijn (doi 10.1145/1356052.1356053): a tile of c stays in
-// registers while it runs along the inner dimension, and both operands are packed so that it reads
-// them in order. Threads share c, never a sum, and the inner dimension is cut at places that depend
-// on its size alone: any number of threads gives the same bits.
+// registers while it runs along the inner dimension, and b is packed so that it reads that in order.
+// Threads share c, never a sum, and the inner dimension is cut at places that depend on its size
+// alone: any number of threads gives the same bits.
 #include "few_rows.h"
 #include "small_product.h"
 
@@ -62,7 +62,7 @@ struct Share {
 };
 
 // One tile of c; a and b begin with the block, unless all of b is packed.
-void multiply_tile(const Share& share, Part rows, Index column, const Block& block, const float* a,
+void multiply_tile(const Share& share, Part rows, Index column, const Block& block, Matrix a,
                    const float* b, Ahead ahead) {
   const Index width = std::min(PRODUCT_COLUMNS, share.columns - column);
   float* c = share.c + rows.begin * share.c_row + column;
@@ -71,15 +71,15 @@ void multiply_tile(const Share& share, Part rows, Index column, const Block& blo
     const bool add = share.added || along.begin > 0;
     if (share.packed != nullptr) b = share.columns_of(along, column);
     if (width == PRODUCT_COLUMNS)
-      TILES[add][rows.size - 1](along.size, a, b, c, share.c_row, ahead);
+      TILES[a.column == 1][add][rows.size - 1](along.size, a, b, c, share.c_row, ahead);
     else
       narrow_tile(rows.size, width, along.size, a, b, c, share.c_row, add, ahead);
-    a += along.size * PACKED_ROWS, b += along.size * PRODUCT_COLUMNS;
+    a = a.from(0, along.size), b += along.size * PRODUCT_COLUMNS;
     ahead.line += along.size * ahead.step;
   }
 }
 
-// A matrix that is packed soon, of which tiles ask for a column of lines each.
+// A matrix that is read soon, of which tiles ask for a column of lines each.
 class Upcoming {
  public:
   Upcoming() = default;
@@ -107,9 +107,16 @@ Upcoming columns_behind(const Share& share, const Block& block, Index column) {
           std::min(PRODUCT_COLUMNS, share.columns - next)};
 }
 
-// Some rows, a packed, with columns of b that are packed here if they are not yet.
-void multiply_block(const Share& share, Part high, Part wide, const Block& block, const float* a,
-                    float* b_work, Upcoming rows_behind) {
+// The rows of tile `i` of some rows, packed or where they lie.
+Matrix rows_of_tile(const Share& share, Part high, Index i, const Block& block,
+                    const float* packed) {
+  if (packs_rows(share.a)) return {packed + i * block.size * PACKED_ROWS, 1, PACKED_ROWS};
+  return share.a.from(high.begin + tile_rows(high.size, i).begin, block.begin);
+}
+
+// Some rows, with columns of b that are packed here if they are not yet.
+void multiply_block(const Share& share, Part high, Part wide, const Block& block,
+                    const float* packed_rows, float* b_work, Upcoming rows_behind) {
   const Index tiles = ceil_div(high.size, PRODUCT_ROWS);
   const bool packs = share.packed == nullptr && high.begin == 0;
   for (Index column = wide.begin; column < wide.begin + wide.size; column += PRODUCT_COLUMNS) {
@@ -123,14 +130,14 @@ void multiply_block(const Share& share, Part high, Part wide, const Block& block
     for (Index i = 0; i < tiles; ++i) {
       const Part rows = tile_rows(high.size, i);
       Upcoming& upcoming = columns.empty() ? rows_behind : columns;
-      const Ahead ahead = upcoming.empty() ? Ahead{a, 0} : upcoming.next();
+      const Ahead ahead = upcoming.empty() ? Ahead{b, 0} : upcoming.next();
       multiply_tile(share, {high.begin + rows.begin, rows.size}, column, block,
-                    a + i * block.size * PACKED_ROWS, b, ahead);
+                    rows_of_tile(share, high, i, block, packed_rows), b, ahead);
     }
   }
 }
 
-// The rows of a that are packed after block `i` of the rows and columns up to `last`.
+// The rows of a that are read after block `i` of the rows and columns up to `last`.
 Upcoming rows_behind(const Share& share, const Block& block, Index cut, Index i, Index last) {
   const Index blocks = ceil_div(share.rows, BLOCK_ROWS);
   if (i + 1 < blocks) {
@@ -151,7 +158,8 @@ void multiply(const Share& share, float* work) {
       const Part wide{column, std::min(BLOCK_COLUMNS, share.columns - column)};
       for (Index i = 0; i < blocks; ++i) {
         const Part high = part(share.rows, blocks, i);
-        pack_rows(share.a.from(high.begin, block.begin), high.size, block.size, work);
+        if (packs_rows(share.a))
+          pack_rows(share.a.from(high.begin, block.begin), high.size, block.size, work);
         multiply_block(share, high, wide, block, work, work + A_WORK,
                        rows_behind(share, block, cut, i, column + wide.size));
       }
@@ -261,20 +269,17 @@ Index column_parts(const AbeleProduct& p, int threads) {
 
 // The share of one of `threads` threads; it may be empty.
 Share share_of(const AbeleProduct& p, Share share, int threads, Index across, Index thread) {
-  const Index high = ceil_div(p.rows, PRODUCT_ROWS);
   // Where b is read where it lies, columns are not packed together: threads have equally many.
   const Index step = !has_small_factors(p) && has_few_rows(p) ? 1 : PRODUCT_COLUMNS;
-  const Part tiles = part(high, threads / across, thread / across);
+  const Part rows = part(p.rows, threads / across, thread / across);
   const Part columns = part(ceil_div(p.columns, step), across, thread % across);
-  const Index row = tile_rows(p.rows, tiles.begin).begin;
-  const Index last = tiles.begin + tiles.size;
   const Index column = columns.begin * step;
-  share.rows = (last == high ? p.rows : tile_rows(p.rows, last).begin) - row;
+  share.rows = rows.size;
   share.columns = std::min(p.columns - column, columns.size * step);
-  share.a = share.a.from(row, 0);
+  share.a = share.a.from(rows.begin, 0);
   if (share.packed == nullptr) share.b = share.b.from(0, column);
   share.first_column = column;
-  share.c += row * share.c_row + column;
+  share.c += rows.begin * share.c_row + column;
   return share;
 }
 
@@ -326,7 +331,7 @@ int abele_product_by_rows(const AbeleProduct* product, const float* a, const flo
     AbeleProduct p = *product;
     const Index tiles = ceil_div(p.rows, PRODUCT_ROWS), kept = ceil_div(p.rows * p.columns, KEPT);
     const Index blocks = std::min(tiles, ceil_div(kept, threads) * threads);
-    const Index result = ceil_div(tiles, blocks) * PRODUCT_ROWS * p.columns;
+    const Index result = ceil_div(p.rows, blocks) * p.columns;
     const Index unpacked = p.b_packed ? 0 : pieces(p);
     const Index room = A_WORK + result + (unpacked ? p.inner * whole_columns(p.columns) : 0);
     const Each<float> work = memory.each<float>(room, threads);
@@ -341,7 +346,7 @@ int abele_product_by_rows(const AbeleProduct* product, const float* a, const flo
         Share share = share_of(p, whole(p, a, unpacked ? packed : b, c), blocks, 1, i);
         share.c_row = p.columns;
         multiply(share, mine);
-        then(context, c, tile_rows(p.rows, part(tiles, blocks, i).begin).begin, share.rows);
+        then(context, c, part(p.rows, blocks, i).begin, share.rows);
       }
     }
   });

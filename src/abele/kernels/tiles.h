@@ -1,8 +1,8 @@
 // Tiles of a product of matrices, and the order in which they read their operands.
 //
-// These pack both operands and hold one sum per element: a large product reads each many times. Those
-// of matrix_tile.h read the first operand where it lies and sum in short runs: it is read but once or
-// twice, and sums over pixels are long.
+// These read packed columns of the second operand, which a large product reads many times, and hold
+// one sum per element. Those of matrix_tile.h read columns where they lie and sum in short runs: sums
+// over pixels are long.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ struct Matrix {
 // For what is read soon, and for the next tile in the second-level cache.
 constexpr int SOON = 3, LATER = 2;
 
-// Of a tile: its sums and one row of b fill the registers. Packed rows of a begin with a line.
+// Of a tile: its sums and one row of b fill the registers. Packed columns of a begin with a line.
 constexpr Index PRODUCT_ROWS = (REGISTERS - 4) / 2, PRODUCT_COLUMNS = 2 * LANES;
 constexpr Index PACKED_ROWS = (PRODUCT_ROWS + LANES - 1) / LANES * LANES;
 
@@ -34,10 +34,47 @@ struct Ahead {
   Index step;
 };
 
-// c[rows, vectors] (+)= a[rows, k] b[k, vectors]; a and b are packed.
-template <int rows, int vectors, bool add>
-void tile(Index k, const float* __restrict a, const float* __restrict b, float* __restrict c,
-          Index c_row, Ahead ahead) {
+// A column of a tile's rows, whose elements are neighbours.
+class WholeColumn {
+ public:
+  explicit WholeColumn(Matrix a) : a_(a.data), step_(a.column) {}
+  float operator[](int row) const { return a_[row]; }
+  void next() { a_ += step_; }
+
+ private:
+  const float* a_;
+  Index step_;
+};
+
+// A column of rows that each have neighbours. An address serves several rows, and the compiler is not
+// to know that addresses follow from each other: it would keep one per row, in memory.
+template <int rows>
+class ColumnOfRows {
+ public:
+  explicit ColumnOfRows(Matrix a) : step_(a.row) {
+#pragma GCC unroll 16
+    for (int i = 0; i < COUNT; ++i) first_[i] = a.data + i * TOGETHER * step_;
+  }
+  float operator[](int row) const { return first_[row / TOGETHER][row % TOGETHER * step_]; }
+  void next() {
+#pragma GCC unroll 16
+    for (int i = 0; i < COUNT; ++i) {
+      ++first_[i];
+      asm("" : "+r"(first_[i]));
+    }
+  }
+
+ private:
+  static constexpr int TOGETHER = 3, COUNT = (rows + TOGETHER - 1) / TOGETHER;
+  const float* first_[COUNT];
+  Index step_;
+};
+
+// c[rows, vectors] (+)= a[rows, k] b[k, vectors]; b is packed.
+template <bool in_rows, int rows, int vectors, bool add>
+void tile(Index k, Matrix a, const float* __restrict b, float* __restrict c, Index c_row,
+          Ahead ahead) {
+  std::conditional_t<in_rows, ColumnOfRows<rows>, WholeColumn> column(a);
   Vec sums[rows][vectors] = {};
   // Rows that lie far apart come from memory one by one, unless they are asked for before; where they
   // are only written, too.
@@ -47,17 +84,19 @@ void tile(Index k, const float* __restrict a, const float* __restrict b, float* 
     for (int v = 0; v < vectors; ++v) __builtin_prefetch(c + i * c_row + v * LANES, 1);
   for (Index p = 0; p < k; ++p) {
     Vec columns[vectors];
-    std::memcpy(&columns, b, sizeof columns);
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; ++v) columns[v] = load(b + v * LANES);
     __builtin_prefetch(ahead.line, 0, LATER);
     ahead.line += ahead.step;
 #pragma GCC unroll 16
     for (int i = 0; i < rows; ++i) {
-      Vec value = broadcast(a[i]);
+      Vec value = broadcast(column[i]);
       keep(value);
 #pragma GCC unroll 2
       for (int v = 0; v < vectors; ++v) sums[i][v] += value * columns[v];
     }
-    a += PACKED_ROWS, b += PRODUCT_COLUMNS;
+    column.next();
+    b += PRODUCT_COLUMNS;
   }
 #pragma GCC unroll 16
   for (int i = 0; i < rows; ++i)
@@ -73,21 +112,25 @@ void tile(Index k, const float* __restrict a, const float* __restrict b, float* 
     }
 }
 
-using Tile = void (*)(Index, const float*, const float*, float*, Index, Ahead);
-template <int vectors, bool add, int... rows>
+using Tile = void (*)(Index, Matrix, const float*, float*, Index, Ahead);
+template <bool in_rows, int vectors, bool add, int... rows>
 constexpr std::array<Tile, sizeof...(rows)> tiles(std::integer_sequence<int, rows...>) {
-  return {&tile<rows + 1, vectors, add>...};
+  return {&tile<in_rows, rows + 1, vectors, add>...};
 }
 constexpr auto ALL_ROWS = std::make_integer_sequence<int, PRODUCT_ROWS>();
-constexpr std::array<Tile, PRODUCT_ROWS> TILES[] = {tiles<2, false>(ALL_ROWS),
-                                                 tiles<2, true>(ALL_ROWS)};
-constexpr std::array<Tile, PRODUCT_ROWS> HALF_TILES = tiles<1, false>(ALL_ROWS);
+// By whether elements of a's rows are neighbours, and whether c is added to.
+constexpr std::array<Tile, PRODUCT_ROWS> TILES[][2] = {
+    {tiles<false, 2, false>(ALL_ROWS), tiles<false, 2, true>(ALL_ROWS)},
+    {tiles<true, 2, false>(ALL_ROWS), tiles<true, 2, true>(ALL_ROWS)}};
+constexpr std::array<Tile, PRODUCT_ROWS> HALF_TILES[] = {tiles<false, 1, false>(ALL_ROWS),
+                                                         tiles<true, 1, false>(ALL_ROWS)};
 
 // A tile of which c has only `width` columns.
-inline void narrow_tile(Index rows, Index width, Index k, const float* a, const float* b, float* c,
+inline void narrow_tile(Index rows, Index width, Index k, Matrix a, const float* b, float* c,
                         Index c_row, bool add, Ahead ahead) {
   float sums[PRODUCT_ROWS * PRODUCT_COLUMNS];
-  const auto& tiles = width <= LANES ? HALF_TILES : TILES[0];
+  const bool in_rows = a.column == 1;
+  const auto& tiles = width <= LANES ? HALF_TILES[in_rows] : TILES[in_rows][0];
   tiles[rows - 1](k, a, b, sums, PRODUCT_COLUMNS, ahead);
   for (Index i = 0; i < rows; ++i)
     for (Index j = 0; j < width; ++j) {
@@ -157,9 +200,6 @@ inline void pack_straight(Index count, Index k, const float* from, Index step, I
         __builtin_prefetch(row + i, 0, LATER);
       std::memcpy(to + p * width, row, PRODUCT_COLUMNS * sizeof(float));
     }
-  // Nobody reads what a whole vector takes too much.
-  if (width == LANES && 2 * count >= LANES)
-    for (; p + 1 < k; ++p) std::memcpy(to + p * width, from + p * step, sizeof(Vec));
   for (; p < k; ++p)
     for (Index i = 0; i < count; ++i) to[p * width + i] = from[p * step + i];
 }
@@ -178,19 +218,23 @@ inline void pack_columns(Matrix b, Index inner, Index columns, float* to) {
     std::fill(to + p * PRODUCT_COLUMNS + columns, to + (p + 1) * PRODUCT_COLUMNS, 0.0f);
 }
 
-// Rows of a, [inner][PACKED_ROWS] for each tile.
+// Whether tiles read packed rows of a: where rows lie a multiple of this apart, those of a tile share
+// one set of the first cache, which has eight lines. Else they are read where they lie, since packing
+// takes a tenth of a product of 128 columns.
+constexpr Index SAME_SET = 1024;
+inline bool packs_rows(Matrix a) { return a.column == 1 && a.row % SAME_SET == 0; }
+
+// Rows of a whose elements are neighbours, [inner][PACKED_ROWS] for each tile.
 inline void pack_rows(Matrix a, Index rows, Index inner, float* to) {
-  // Of turned rows, a few elements of all tiles at a time: a line of memory belongs to several.
-  const Index tiles = ceil_div(rows, PRODUCT_ROWS), some = a.column == 1 ? inner : LINE;
-  for (Index p = 0; p < inner; p += some)
+  // A few elements of all tiles at a time: a line of memory belongs to several.
+  const Index tiles = ceil_div(rows, PRODUCT_ROWS);
+  for (Index p = 0; p < inner; p += LINE)
     for (Index i = 0; i < tiles; ++i) {
       const Part tile = tile_rows(rows, i);
-      const Index along = std::min(some, inner - p);
-      const float* from = a.data + tile.begin * a.row + p * a.column;
+      const Index along = std::min(LINE, inner - p);
+      const float* from = a.data + tile.begin * a.row + p;
       float* packed = to + (i * inner + p) * PACKED_ROWS;
-      if (a.column != 1)
-        pack_straight<false>(tile.size, along, from, a.column, PACKED_ROWS, packed);
-      else if (PACKED_ROWS == LANES && tile.begin + LANES <= rows)  // with rows of the next tile
+      if (PACKED_ROWS == LANES && tile.begin + LANES <= rows)  // with rows of the next tile
         pack_turned_lanes(along, from, a.row, PACKED_ROWS, packed);
       else
         pack_turned<false>(tile.size, along, from, a.row, PACKED_ROWS, packed);
