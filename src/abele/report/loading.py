@@ -11,6 +11,17 @@ def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
+@dataclasses.dataclass(slots=True)
+class Waits:
+    """What one thread has waited for its batches so far.
+
+    Attributes:
+        ns: nanoseconds, growing.
+    """
+
+    ns: int = 0
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loop:
     """The times of a loop over a loader, from one batch to the next.

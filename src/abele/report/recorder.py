@@ -16,13 +16,14 @@ from abele.compile.executable import Executable
 from abele.errors import SerializationError
 from abele.report import endings, executable_file, files
 from abele.report.journal import SINGLE, SPAN_S, Calls, Journal, JournalWriter, read_journal
+from abele.report.loading import Waits
 from abele.report.record import Run
 from abele.runtime.clock import CallRecord, nanoseconds
 from abele.runtime.observers import Observer
 from abele.warn import warn_user
 
 Latest = Callable[[Run, bool], Run]
-#: A call that has ended, its loss, and what ``loading`` gave then.
+#: A call that has ended, its loss, and how many nanoseconds batches were waited for by then.
 _Ended = tuple[CallRecord, float | None, int]
 
 #: How runs end that went well; their wrappers are still there.
@@ -46,7 +47,8 @@ class Recorder(Observer):
         run: what is known before building.
         latest: gives what is known by now, such as what was exchanged; told what was known, and
             whether the run has ended well and may be looked at closely.
-        loading: gives how many nanoseconds its thread has waited for batches so far.
+        loading: gives what its thread waits for batches; asked now and then in the thread that
+            makes the calls.
 
     Attributes:
         folder: as given.
@@ -58,17 +60,18 @@ class Recorder(Observer):
         folder: Path,
         run: Run,
         latest: Latest = lambda run, over: run,
-        loading: Callable[[], int] = lambda: 0,
+        loading: Callable[[], Waits] = Waits,
     ):
         self.folder, self.run, self._latest, self._loading = folder, run, latest, loading
         self._pending: deque[_Ended] = deque()
-        self._loaded_ns = 0
+        self._waits, self._loaded_ns = Waits(), 0
         self._lock, self._pid = threading.RLock(), os.getpid()
         self._journal = JournalWriter(folder, _warn, self._drain)
         self._ended_ns = self._due_ns = self._again_ns = 0
         self._calls = 0
         self._loss: int | None = None
         self._value: float | None = None
+        self._number: Callable[[torch.Tensor], float] = self._first_number
         self._over = False
         self._write()
         endings.watch(self)
@@ -87,10 +90,11 @@ class Recorder(Observer):
             loss: which output of a call is the loss; None if none is.
             made: what runs; kept in the folder.
         """
-        self.run, self._loss = run, loss
+        self.run, self._loss, self._number = run, loss, self._first_number
         self._add("stage", self._now(), "calls")
         self._keep(made)
-        self._ended_ns, self._loaded_ns = time.perf_counter_ns(), self._loading()
+        self._waits = self._loading()
+        self._ended_ns, self._loaded_ns = time.perf_counter_ns(), self._waits.ns
         self._write()
 
     def changed(self, run: Run, what: str, made: Executable) -> None:
@@ -110,23 +114,31 @@ class Recorder(Observer):
     def on_outputs(self, outputs: Sequence[torch.Tensor]) -> None:
         """Reads the loss: one number, or the mean of several."""
         if self._loss is not None:
-            loss = outputs[self._loss]
-            self._value = float(loss.item() if loss.dim() == 0 else loss.detach().float().mean())
+            self._value = self._number(outputs[self._loss])
+
+    def _first_number(self, loss: torch.Tensor) -> float:
+        """Finds out once how the loss of every call is read."""
+        self._number = torch.Tensor.item if loss.dim() == 0 else _mean
+        return self._number(loss)
 
     def on_call_end(self, call: CallRecord) -> None:
         """Notes a call, or the error that it came to."""
         # At every call, so what can wait is done for many calls at once.
-        self._pending.append((call, self._value, self._loading()))
+        self._pending.append((call, self._value, self._waits.ns))
         self._value = None
+        if call.ended_ns >= self._due_ns or call.error is not None:
+            self._catch_up(call)
+
+    def _catch_up(self, call: CallRecord) -> None:
+        """Gives calls to the journal, up to this one, and writes the page if it is time."""
+        self._drain()
+        self._waits = self._loading()  # another thread may make the calls by now
         if call.error is not None:
-            self._drain()
             self.failed(f"call {self._calls + 1}", call.error)
-        elif call.ended_ns >= self._due_ns:
-            self._drain()
-            if self._calls in FIRST_CALLS or call.ended_ns >= self._again_ns:
-                self._look(over=False)
-                self._write()
-                self._ended_ns = time.perf_counter_ns()  # no call waited for that
+        elif self._calls in FIRST_CALLS or call.ended_ns >= self._again_ns:
+            self._look(over=False)
+            self._write()
+            self._ended_ns = time.perf_counter_ns()  # no call waited for that
 
     def _drain(self) -> None:
         """Gives calls to the journal; may be called by several threads."""
@@ -252,6 +264,10 @@ class Recorder(Observer):
                 write()
         except OSError as error:
             _warn(f"The report cannot be written: {error}. The run goes on.")
+
+
+def _mean(losses: torch.Tensor) -> float:
+    return losses.detach().float().mean().item()
 
 
 def parts_of(call: CallRecord) -> tuple[int, int, int]:

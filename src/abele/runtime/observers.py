@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -116,9 +116,36 @@ def of_new(session: Session) -> tuple[Observer, ...]:
     return tuple(each for each in made if each is not None)
 
 
-def watches_micro_steps(observer: Observer) -> bool:
-    """Whether an observer has to be told of micro-steps or updates."""
-    kind = type(observer)
-    return (
-        kind.on_micro_step is not Observer.on_micro_step or kind.on_update is not Observer.on_update
+class Hooks(NamedTuple):
+    """What observers want to be told at each call: hooks that do nothing are left out.
+
+    Attributes:
+        begin: ``on_call_begin`` of those that have it.
+        inputs: ``on_inputs``.
+        outputs: ``on_outputs``.
+        end: ``on_call_end``.
+        watching: observers that are told of micro-steps or updates.
+    """
+
+    begin: tuple[Callable[[int], None], ...]
+    inputs: tuple[Callable[[Sequence[torch.Tensor]], None], ...]
+    outputs: tuple[Callable[[Sequence[torch.Tensor]], None], ...]
+    end: tuple[Callable[[CallRecord], None], ...]
+    watching: tuple[Observer, ...]
+
+
+def hooks_of(observers: Sequence[Observer]) -> Hooks:
+    """The hooks of observers, in their order."""
+    return Hooks(
+        begin=tuple(each.on_call_begin for each in observers if _has(each, "on_call_begin")),
+        inputs=tuple(each.on_inputs for each in observers if _has(each, "on_inputs")),
+        outputs=tuple(each.on_outputs for each in observers if _has(each, "on_outputs")),
+        end=tuple(each.on_call_end for each in observers if _has(each, "on_call_end")),
+        watching=tuple(
+            each for each in observers if _has(each, "on_micro_step") or _has(each, "on_update")
+        ),
     )
+
+
+def _has(observer: Observer, hook: str) -> bool:
+    return getattr(type(observer), hook) is not getattr(Observer, hook)

@@ -19,12 +19,13 @@ from abele.runtime.anchors import Anchor, AnchorStore
 from abele.runtime.clock import CallRecord
 from abele.runtime.device_state import DeviceState
 from abele.runtime.micro_steps import Alone, Plan, Returned, Step, Update, sequential
-from abele.runtime.observers import Observer, of_new, watches_micro_steps
+from abele.runtime.observers import Hooks, Observer, hooks_of, of_new
 from abele.runtime.take_over import TakeOver
 from abele.step import batching
 from abele.step.config import OutputMode, StepConfig
 
 _Result = TypeVar("_Result")
+_UNOBSERVED = hooks_of(())
 
 
 class Session(DeviceState):
@@ -88,7 +89,7 @@ class Session(DeviceState):
         self._first_replicas = set(config.input_groups.firsts())
         self._anchors = self._anchor_store(anchors, plan.model)
         self._observers: tuple[Observer, ...] = ()
-        self._watching: tuple[Observer, ...] = ()  # those that are told of micro-steps
+        self._hooks: Hooks | None = None  # of the observers; None without any
         self._observe((*observers, *of_new(self)))
         self._alone: Alone | None = None
         self.prepare()
@@ -126,7 +127,7 @@ class Session(DeviceState):
 
     def _observe(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
-        self._watching = tuple(each for each in observers if watches_micro_steps(each))
+        self._hooks = hooks_of(self._observers) if observers else None
 
     @property
     def last_call(self) -> CallRecord | None:
@@ -179,9 +180,9 @@ class Session(DeviceState):
         """
         if self._take_over is not None:
             self._follow(self._take_over, batch)
-        observers, alone = self._observers, self._alone
-        if observers or alone is None:
-            return self._call(batch, began_ns, deliver, observers)
+        hooks, alone = self._hooks, self._alone
+        if hooks is not None or alone is None:
+            return self._call(batch, began_ns, deliver, hooks or _UNOBSERVED)
         marks: list[Any] = []
         self.marks = marks
         try:
@@ -198,37 +199,42 @@ class Session(DeviceState):
         batch: Sequence[torch.Tensor],
         began_ns: int,
         deliver: Callable[[list[torch.Tensor]], _Result],
-        observers: Sequence[Observer],
+        hooks: Hooks,
     ) -> _Result:
         """Runs a call with whatever it needs; ``call`` has a shorter way for the plainest."""
         marks: list[Any] = []
         self.marks = marks
         try:
-            for observer in observers:
-                observer.on_call_begin(began_ns)
-                observer.on_inputs(batch)
+            for tell in hooks.begin:
+                tell(began_ns)
+            for tell in hooks.inputs:
+                tell(batch)
             if self._anchors is not None:
                 self._anchors.begin()
             if self.exchange is not None:
                 self.exchange.begin()
             try:
-                alone = None if self._watching else self._alone
+                alone = None if hooks.watching else self._alone
                 if alone is not None:
                     outputs = alone(batch, marks)
                 else:
-                    outputs = self._micro_steps(batch, self._watching)
+                    outputs = self._micro_steps(batch, hooks.watching)
             except BaseException as error:
                 self._give_up(error)
                 raise
-            for observer in observers:
-                observer.on_outputs(outputs)
+            for tell in hooks.outputs:
+                tell(outputs)
             result = deliver(outputs)
         except BaseException as error:
-            self._end(observers, CallRecord(began_ns, marks, time.perf_counter_ns(), error))
+            call = CallRecord(began_ns, marks, time.perf_counter_ns(), error)
+            for tell in hooks.end:
+                tell(call)
             raise
         ended_ns = time.perf_counter_ns()
-        if observers:
-            self._end(observers, CallRecord(began_ns, marks, ended_ns))
+        if hooks.end:
+            call = CallRecord(began_ns, marks, ended_ns)
+            for tell in hooks.end:
+                tell(call)
         # Not before: where an observer ends the call with an error, it did not end well.
         self._last = (began_ns, marks, ended_ns)
         return result
@@ -244,10 +250,6 @@ class Session(DeviceState):
         if take_over.over:
             self._take_over = None
             take_over.announce()
-
-    def _end(self, observers: Sequence[Observer], call: CallRecord) -> None:
-        for observer in observers:
-            observer.on_call_end(call)
 
     def _give_up(self, error: BaseException) -> None:
         if self.exchange is not None and isinstance(error, Exception):

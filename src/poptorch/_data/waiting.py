@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from abele.report.loading import Loop
+from abele.report.loading import Loop, Waits
 from poptorch._logging import logger
 
 
@@ -49,7 +49,7 @@ class Waiting:
             asked_ns: when it was asked for, on the clock of ``time.perf_counter_ns``.
             given_ns: when it was there.
         """
-        _here.waited_ns += given_ns - asked_ns
+        _here.waits.ns += given_ns - asked_ns
         _here.latest = self
         if self._beginning != _beginning:
             self._beginning, self._last = _beginning, None
@@ -114,26 +114,27 @@ class Timed:
 class _Here(threading.local):
     """What this thread has waited for its batches, and of which loader the latest one was."""
 
-    waited_ns = 0
-    latest: Waiting | None = None
+    def __init__(self) -> None:
+        self.waits = Waits()
+        self.latest: Waiting | None = None
 
 
 class LoopAround:
-    """Finds out in which loop somebody stands who asks again and again how long it has waited.
+    """Finds out in which loop somebody stands who calls it again and again.
 
-    Called, it gives the nanoseconds that this thread has waited for batches so far.
+    Called, it gives what this thread has waited for batches, which grows without further calls.
     """
 
     def __init__(self) -> None:
         self._waiting: Waiting | None = None
 
-    def __call__(self) -> int:
+    def __call__(self) -> Waits:
         latest, longest = _here.latest, self._waiting
         if latest is not longest and (
             latest is not None and (longest is None or latest.loop_ns > longest.loop_ns)
         ):
             self._waiting = latest
-        return _here.waited_ns
+        return _here.waits
 
     def loop(self) -> Loop | None:
         """The longest of the loops in which it was called; None without one."""

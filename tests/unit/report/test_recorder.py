@@ -9,6 +9,7 @@ import pytest
 from abele.errors import SerializationError
 from abele.report.executable_file import FILE
 from abele.report.journal import SINGLE
+from abele.report.loading import Waits
 from abele.report.recorder import FIRST_CALLS, Recorder, ReportWarning, parts_of
 from abele.runtime.clock import CallRecord
 from abele.storage import atomic
@@ -53,14 +54,14 @@ def test_no_call_is_lost_however_many_there_are(recorder):
 
 
 def test_what_passes_before_a_call_is_loading_or_something_else(tmp_path, executable):
-    loaded = [7_000_000]
-    recorder = Recorder(tmp_path, run_before(), loading=lambda: loaded[0])
+    loaded = Waits(7_000_000)
+    recorder = Recorder(tmp_path, run_before(), loading=lambda: loaded)
     recorder.built(recorder.run, None, executable)  # what was loaded before is of no call
     recorder.on_call_end(call())  # after which the page is written
     begin = time.perf_counter_ns()
     recorder.on_call_end(call(begin))
     for index, loading in enumerate((300, 400, 5000), 1):
-        loaded[0] += loading
+        loaded.ns += loading
         recorder.on_call_end(call(begin + 1500 * index))
     windows = recorder.read().windows[-3:]
     recorder.ended("finished")
