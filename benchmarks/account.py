@@ -29,7 +29,8 @@ import torch  # noqa: E402
 from benchmarks.table import rows as table  # noqa: E402
 from benchmarks.table import ways  # noqa: E402
 
-from abele import StepConfig, capture, passes  # noqa: E402
+from abele import StepConfig, passes  # noqa: E402
+from abele.capture import capture  # noqa: E402
 from abele.kernels.build import FLAGS  # noqa: E402
 from abele.program import Program, Role  # noqa: E402
 from abele.step.update_rules import Group, UpdateRule  # noqa: E402

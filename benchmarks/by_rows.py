@@ -24,7 +24,8 @@ import torch  # noqa: E402
 from benchmarks.table import rows as table  # noqa: E402
 from torch import nn  # noqa: E402
 
-from abele import StepConfig, capture, passes  # noqa: E402
+from abele import StepConfig, passes  # noqa: E402
+from abele.capture import capture  # noqa: E402
 from abele.program import Program, Role  # noqa: E402
 from abele.step.update_rules import Group, UpdateRule  # noqa: E402
 from abele.targets.cpu.emitted import lowering  # noqa: E402

@@ -125,7 +125,8 @@ def _eager(model: torch.nn.Module, batches: list) -> tuple[list[float], dict[str
 
 
 def _abele(model: torch.nn.Module, batches: list) -> tuple[list[float], dict[str, torch.Tensor]]:
-    from abele import build, capture, get_target
+    from abele import build, get_target
+    from abele.capture import capture
     from abele.capture.losses import mark_loss
     from abele.runtime.session import Session
     from abele.step.config import StepConfig

@@ -10,6 +10,7 @@ from torch import nn
 
 import abele
 from abele import passes
+from abele.capture import capture
 
 torch.manual_seed(0)
 
@@ -39,7 +40,7 @@ config = abele.StepConfig(training=True)
 
 # 2. Capture: forward, loss, backward and update as one program. Forward runs once, without data.
 
-captured = abele.capture(lambda inputs: [model(*inputs)], model, batch, config, rule)
+captured = capture(lambda inputs: [model(*inputs)], model, batch, config, rule)
 program = captured.programs[0]
 print(f"{len(program.graph.graph.nodes)} nodes as captured")
 

@@ -14,6 +14,7 @@ from torch import nn
 import abele
 import poptorch
 from abele import passes
+from abele.capture import capture
 from helpers.fakes import Keeping
 
 
@@ -47,7 +48,7 @@ def rule(model):
 
 @pytest.fixture
 def captured(model, rule):
-    return abele.capture(lambda inputs: [model(*inputs)], model, BATCH, CONFIG, rule)
+    return capture(lambda inputs: [model(*inputs)], model, BATCH, CONFIG, rule)
 
 
 def plain(model, steps):

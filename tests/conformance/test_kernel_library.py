@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from abele import StepConfig, capture, get_target, passes
+from abele import StepConfig, get_target, passes
+from abele.capture import capture
 from abele.errors import CompilerError
 from abele.kernels import binding, build
 from abele.program import Role

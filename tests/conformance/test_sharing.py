@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import poptorch
-from abele import StepConfig, capture
+from abele import StepConfig
+from abele.capture import capture
 from helpers.wrapping import options, sgd
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from abele import build, capture, get_target
-from abele.capture import Captured
+from abele import build, get_target
+from abele.capture import Captured, capture
 from abele.collectives.protocol import Collective
 from abele.compile.build import BuildRecord
 from abele.compile.cache import ExecutableCache

@@ -9,10 +9,8 @@ from typing import Any
 
 from abele.errors import PortError
 from abele.port import files
-from abele.port.check.command import checked
 from abele.port.engine import Port, port
 from abele.port.finding import Finding, Verdict
-from abele.port.ladder import climb
 from abele.port.modes.arguments import arguments_of_port
 
 #: Exit status for the worst verdict of a program.
@@ -126,6 +124,8 @@ def _require_sense(parsed: argparse.Namespace) -> None:
 
 def _check(parsed: argparse.Namespace, result: Port) -> int:
     """Run the original and the port, and say where they differ; 0 if nowhere."""
+    from abele.port.check.command import checked  # which imports torch
+
     port_of = parsed.output / parsed.script.name
     back = parsed.to == "torch"
     of_port = arguments_of_port(result.switch, parsed.rest)
@@ -138,6 +138,8 @@ def _check(parsed: argparse.Namespace, result: Port) -> int:
 
 def _climb(parsed: argparse.Namespace, result: Port) -> int:
     """Take the steps of a port; 0 if none fails."""
+    from abele.port.ladder import climb  # which imports torch
+
     port_of = parsed.output / parsed.script.name
     passed = True
     for rung in climb(result, parsed.script, port_of, parsed.rest, parsed.limit or "cpu"):

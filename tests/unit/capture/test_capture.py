@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import nn
 
-from abele import Role, StepConfig, capture
+from abele import Role, StepConfig
+from abele.capture import capture
 from abele.errors import CaptureError, DataDependentError, ReassignedError
 from helpers.models import MODELS
 from helpers.runs import captured, flat, rule_for, started

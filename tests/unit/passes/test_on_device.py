@@ -2,7 +2,8 @@
 
 import torch
 
-from abele import StepConfig, capture, passes
+from abele import StepConfig, passes
+from abele.capture import capture
 from abele.passes.of_lowerings.on_device import on_device
 from abele.program import Program
 

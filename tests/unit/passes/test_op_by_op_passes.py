@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from abele import capture, passes
+from abele import passes
+from abele.capture import capture
 from abele.ops import adam, memory_layout, norm_activation
 from abele.passes.of_lowerings.channels_last import channels_last
 from abele.passes.of_lowerings.folded_normalisation import folded_normalisation

@@ -167,3 +167,13 @@ def test_five_hundred_lines_take_less_than_five_seconds(tmp_path):
         [sys.executable, "-m", "abele", "port", "--scan", tmp_path / "run.py"], check=True
     )
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("way", [["--scan"], ["-o", "ported"]])
+def test_no_port_waits_for_torch_unless_programs_run(way, tmp_path):
+    program = Path(__file__).parent / "rules" / "training.in.py"
+    run = "import sys; from abele.__main__ import main; status = main(sys.argv[1:]); "
+    run += "assert 'torch' not in sys.modules; sys.exit(status)"
+    command = [sys.executable, "-c", run, "port", str(program), *way]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

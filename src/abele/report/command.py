@@ -1,0 +1,85 @@
+"""``abele report RUN``: makes the page of a run, or of the comparison of two."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from abele.errors import ReportError
+from abele.report import comparison, files, read_journal, read_run
+from abele.report.files import PAGE
+from abele.report.instances import runs
+from abele.report.journal import Journal
+from abele.report.measured import measured
+from abele.report.record import Run
+from abele.report.shares import DISTURBED, slower
+from abele.storage.atomic import write_text
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to a parser's commands."""
+    report: argparse.ArgumentParser = commands.add_parser(
+        "report", help="make the page of a run", description="Makes the page of a run."
+    )
+    report.add_argument("run", type=Path, help="folder of a run, or its run.json")
+    report.add_argument("--compare", type=Path, metavar="RUN2", help="say how RUN2 differs")
+    report.add_argument(
+        "--measure", action="store_true", help="time the operators of a run that is over"
+    )
+    report.add_argument(
+        "-o", "--output", type=Path, metavar="PAGE", help=f"default: {PAGE} in the run's folder"
+    )
+    report.set_defaults(command=command, name="report")
+
+
+def command(parsed: argparse.Namespace) -> int:
+    """Make the page, and return the exit status.
+
+    Args:
+        parsed: what ``add_parser`` says.
+
+    Raises:
+        ReportError: files cannot be read or written.
+    """
+    output: Path | None = parsed.output
+    if output is not None and output.is_dir():
+        raise ReportError(f"{output} is a folder. Name the page, such as -o {output / PAGE}.")
+    try:
+        print(_report(parsed.run, parsed.compare, output, measure=parsed.measure))
+    except OSError as error:
+        raise ReportError(str(error)) from error
+    return 0
+
+
+def _report(path: Path, other: Path | None, output: Path | None, *, measure: bool) -> Path:
+    run, journal = _read(path, measure=measure)
+    if other is None:
+        if output is None:
+            files.write(_folder(path), run, journal, alive=runs(run.process))
+            return _folder(path) / PAGE
+        text = files.page_in(_folder(path), run, journal, alive=runs(run.process), at=output.parent)
+    else:
+        output = output or _folder(path) / "comparison.html"
+        text = comparison.page((run, journal), _read(other, measure=measure))
+    write_text(output, text)
+    return output
+
+
+def _read(path: Path, *, measure: bool) -> tuple[Run, Journal]:
+    run, folder = read_run(path), _folder(path)
+    journal = read_journal(folder)
+    if measure:
+        over = journal.end is not None  # its process may go on with something else
+        run = measured(
+            folder,
+            run,
+            alive=False if over else runs(run.process),
+            again=slower(run, journal) >= DISTURBED,
+        )
+        run.write(folder)
+    return run, journal
+
+
+def _folder(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
