@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 from collections.abc import Sequence
+
+import numpy
+from numpy.typing import NDArray
 
 from abele.program.memory import MemoryUse, Piece
 
@@ -44,35 +46,54 @@ def offsets(pieces: Sequence[Piece]) -> tuple[list[int], int]:
     The largest are placed first, each into the smallest gap that is there while it lives.
     """
     order = sorted(range(len(pieces)), key=lambda i: (-pieces[i].size, pieces[i].first, i))
+    moments = sorted({moment for piece in pieces for moment in _times(piece)})
+    number = {moment: index for index, moment in enumerate(moments)}
     result = [0] * len(pieces)
-    taken: list[_Taken] = []  # sorted
+    taken = _Taken(len(pieces))
     total = 0
     for index in order:
-        piece = pieces[index]
-        size = -(-piece.size // ALIGNMENT) * ALIGNMENT
-        offset = _gap(taken, piece, size)
-        result[index] = offset
-        bisect.insort(taken, (offset, offset + size, *_times(piece)))
-        total = max(total, offset + size)
+        size = -(-pieces[index].size // ALIGNMENT) * ALIGNMENT
+        first, last = (number[moment] for moment in _times(pieces[index]))
+        result[index] = taken.placed(size, first, last)
+        total = max(total, result[index] + size)
     return result, total
 
 
-# Offset, its end, and the first and the last moment of use, each with its step.
-_Taken = tuple[int, int, tuple[int, int], tuple[int, int]]
-
-
 def _times(piece: Piece) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The first and the last moment of use, each with its step."""
     return (piece.first, piece.begin), (piece.last, piece.end)
 
 
-def _gap(taken: list[_Taken], piece: Piece, size: int) -> int:
-    best, smallest, end = -1, 0, 0
-    begins, ends = _times(piece)
-    for begin, other_end, first, last in taken:
-        if first > ends or last < begins:
-            continue
-        room = begin - end
-        if room >= size and (best < 0 or room < smallest):
-            best, smallest = end, room
-        end = max(end, other_end)
-    return end if best < 0 else best
+class _Taken:
+    """What has a place: offset, its end, the first and the last moment of use; by offset.
+
+    A program has thousands of pieces, and each is compared with all before it, so these are rows of
+    one array.
+    """
+
+    def __init__(self, most: int):
+        self._rows: NDArray[numpy.int64] = numpy.zeros((4, most), numpy.int64)
+        self._count = 0
+
+    def placed(self, size: int, first: int, last: int) -> int:
+        """The offset of a piece, which is taken from now on."""
+        offset = self._gap(size, first, last)
+        rows, count = self._rows, self._count
+        at = int(rows[0, :count].searchsorted(offset))
+        rows[:, at + 1 : count + 1] = rows[:, at:count]
+        rows[:, at] = offset, offset + size, first, last
+        self._count += 1
+        return offset
+
+    def _gap(self, size: int, first: int, last: int) -> int:
+        rows = self._rows[:, : self._count]
+        begins, ends = rows[:2, (rows[2] <= last) & (rows[3] >= first)]
+        if not len(begins):
+            return 0
+        ends = numpy.maximum.accumulate(ends)
+        before = numpy.concatenate(([0], ends[:-1]))
+        room = begins - before
+        fitting = numpy.flatnonzero(room >= size)
+        if not len(fitting):
+            return int(ends[-1])
+        return int(before[fitting[room[fitting].argmin()]])
