@@ -185,7 +185,7 @@ def _build_for(
     record.running = tiers.decided(wanted, after)
     record.running.required = target.name if record.forced else None
     record.running.lowerings = record.lowerings
-    made = _begun(programs, after, record, wanted) if record.running.interpreted else stored
+    made = _begun(programs, both, after, record, wanted) if record.running.interpreted else stored
     if wanted.gather is not None and tiers.exchanges(config):
         made = tiers.agreed(made, after, record.running, wanted.gather)
     if made is None:
@@ -199,13 +199,21 @@ def _build_for(
 
 def _begun(
     programs: Sequence[Program],
+    both: Sequence[_Lowered],
     lowered: Lowered,
     record: BuildRecord,
     wanted: Wanted,
 ) -> Executable | None:
     """Interpreted programs, which compiled ones may follow; see ``tiers.begun``."""
     interpreting = get_target(tiers.INTERPRETING)
-    first = [program for program, _, _ in _all_lowered(interpreting, programs, lowered.config)]
+    traps = _traps(lowered.config)
+    first = [
+        # Where several ways follow, the common passes are all that was done so far.
+        done.program
+        if len(done.ways) > 1
+        else _lower(program, interpreting, traps, measured=False).program
+        for program, done in zip(programs, both, strict=True)
+    ]
     made = tiers.begun(first, lowered, record.running, wanted.announce)
     if made is not None and lowered.cache is not None and lowered.stored is None:
         record.cache, record.why = "miss", lowered.cache.why_missing(lowered.parts)

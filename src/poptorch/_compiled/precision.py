@@ -124,7 +124,9 @@ def _widest(values: Any) -> torch.dtype | None:
     """The type to which all floating tensors promote; None if there are none."""
     widest = None
     for value in _floating(values):
-        widest = value.dtype if widest is None else torch.promote_types(widest, value.dtype)
+        kind = value.dtype
+        # Asked only where they differ: each call of torch is traced.
+        widest = kind if widest in (None, kind) else torch.promote_types(widest, kind)
     return widest
 
 
