@@ -206,6 +206,39 @@ class Half(nn.Module):
         return nn.functional.mse_loss(made, torch.ones_like(made))
 
 
+class HalfByGroups(nn.Module):
+    """Convolutions of channels by themselves and in groups, whose results torch joins."""
+
+    def __init__(self):
+        super().__init__()
+        self.narrow = nn.Conv2d(3, 32, 3, 2, padding=1)
+        self.alone = nn.Conv2d(32, 32, 3, padding=1, groups=32)
+        self.across = nn.Conv2d(32, 64, 1)
+        self.groups = nn.Conv2d(64, 64, 3, 2, padding=1, groups=4)
+        self.half()
+
+    def forward(self, x):
+        y = self.across(self.alone(self.narrow(x).relu()).relu())
+        made = self.groups(y.relu()).flatten(1)
+        return nn.functional.mse_loss(made, torch.ones_like(made))
+
+
+class HalfWithChannelsLast(nn.Module):
+    """Likewise with channels last, where the weight's gradient is added up in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.Conv2d(4, 32, 3, 2, padding=1)
+        self.next = nn.Conv2d(32, 32, 3, padding=1)
+        self.across = nn.Conv2d(32, 48, 1)
+        self.half()
+
+    def forward(self, x):
+        y = x.contiguous(memory_format=torch.channels_last)
+        y = self.across(self.next(self.wide(y).relu()).relu())
+        return nn.functional.mse_loss(y, torch.ones_like(y))
+
+
 class Upsampling(nn.Module):
     """Of a small image, which is computed with channels last."""
 
@@ -226,6 +259,9 @@ CASES = {
 TRAINED = {
     "pointwise": (Pointwise, torch.float32, (16, 2, 32, 32)),
     "half": (Half, torch.float16, (4, 3, 32, 32)),
+    "half by groups": (HalfByGroups, torch.float16, (4, 3, 64, 64)),
+    "one image in half by groups": (HalfByGroups, torch.float16, (1, 3, 128, 128)),
+    "half with channels last": (HalfWithChannelsLast, torch.float16, (4, 4, 64, 64)),
 }
 
 

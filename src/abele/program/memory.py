@@ -113,13 +113,18 @@ def _with_moments(pieces: tuple[Piece, ...]) -> dict[int, list[Piece]]:
 
 def _most(pieces: list[Piece], step: int) -> tuple[int, int]:
     """The most bytes that are in use at one moment of a step, and that moment."""
-    moments = {0, *(each.begin for each in pieces if each.first == step)}
-    sizes = {
-        moment: sum(each.size for each in pieces if each.is_there(step, moment))
-        for moment in sorted(moments)
-    }
-    moment = max(sizes, key=lambda each: sizes[each])
-    return sizes[moment], moment
+    changes: dict[int, int] = {0: 0}
+    for each in pieces:
+        begin = each.begin if each.first == step else 0
+        after = each.end + 1 if each.last == step else AFTER + 1
+        changes[begin] = changes.get(begin, 0) + each.size
+        changes[after] = changes.get(after, 0) - each.size
+    most, moment, alive = 0, 0, 0
+    for when, change in sorted(changes.items()):
+        alive += change
+        if alive > most:
+            most, moment = alive, when
+    return most, moment
 
 
 def of_graph(

@@ -1,0 +1,99 @@
+"""The tensors of a convolution, and which code of torch computes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+
+#: Images from which on those of one place are brought into another order by one thread, too.
+_MANY = 16
+#: Elements up to which torch itself convolves a single image.
+_SMALL_IMAGE = 20480
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Convolution:
+    """The tensors of a convolution: image, weight and result, each ``[N, C, H, W]``; no data."""
+
+    x: torch.Tensor
+    w: torch.Tensor
+    y: torch.Tensor
+    stride: list[int]
+    padding: list[int]
+    transposed: bool
+    channels_last: bool
+
+    @property
+    def strided(self) -> bool:
+        """The window moves by more than one."""
+        return max(self.stride) > 1
+
+    @property
+    def pointwise(self) -> bool:
+        """Each element of the result is made of one place of the image."""
+        return math.prod(self.w.shape[2:]) == 1
+
+    @property
+    def as_they_lie(self) -> bool:
+        """A product of matrices: nothing is brought into another order."""
+        if not self.pointwise or self.strided or self.transposed or self.by_columns:
+            return False
+        return self.x.shape[0] < _MANY and torch.get_num_threads() == 1
+
+    @property
+    def by_columns(self) -> bool:
+        """Torch itself convolves: in half, and one image that is small."""
+        if self.x.dtype is torch.float16:
+            return True
+        large = self.x.shape[0] > 1 or self.x.numel() > _SMALL_IMAGE or min(self.w.shape[2:]) > 3
+        return not large and not self.grouped and not self.transposed and not self.strided
+
+    @property
+    def grouped(self) -> bool:
+        """Not all channels of a result are made of all of the image."""
+        return self.w.shape[1] != self.x.shape[1] and not self.transposed
+
+    @property
+    def copied(self) -> int:
+        """Bytes of the image where it is copied first, because others lie between its elements."""
+        lies = self.x.is_contiguous() or self.channels_last
+        return 0 if lies else self.x.nbytes
+
+    @property
+    def groups(self) -> int:
+        """Groups of channels; 1 also where it is transposed."""
+        return self.x.shape[1] // self.w.shape[1] if self.grouped else 1
+
+    def of_group(self) -> Convolution:
+        """The convolution of one group of channels."""
+        x, w, y = (
+            each.narrow(axis, 0, each.shape[axis] // self.groups)
+            for each, axis in ((self.x, 1), (self.w, 0), (self.y, 1))
+        )
+        return dataclasses.replace(self, x=x, w=w, y=y)
+
+
+def of(
+    x: torch.Tensor, w: torch.Tensor, y: torch.Tensor, rest: Any, channels_last: bool
+) -> Convolution:
+    """A convolution; ``rest`` are a node's arguments from its stride on."""
+    last = channels_last or _lies_channels_last(x) or _lies_channels_last(w)
+    return Convolution(
+        x=x,
+        w=w,
+        y=y,
+        stride=list(rest[0]),
+        padding=list(rest[1]),
+        transposed=rest[3],
+        channels_last=last,
+    )
+
+
+def _lies_channels_last(tensor: torch.Tensor) -> bool:
+    if tensor.is_contiguous() or tensor.dim() not in _CHANNELS_LAST:
+        return False
+    return tensor.is_contiguous(memory_format=_CHANNELS_LAST[tensor.dim()])
