@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[0] = str(ROOT / "benchmarks")
-sys.path[1:1] = [str(ROOT), str(ROOT / "src")]
+sys.path[0:1] = [str(ROOT), str(ROOT / "src")]  # not this folder, which has a cosmictagger.py
 os.environ["ABELE_START"] = "wait"
 
-import harness  # noqa: E402 - after the paths above
-import torch  # noqa: E402
+import torch  # noqa: E402 - after the paths above
+from benchmarks import harness  # noqa: E402
 from benchmarks.table import rows as table  # noqa: E402
 from benchmarks.table import ways  # noqa: E402
 
@@ -84,7 +83,12 @@ def _step(row: table.Row, lowering: str | None) -> tuple[ways.Step, dict[str, st
         os.environ[VARIABLE] = lowering
     models: list[Any] = []
     make = poptorch.trainingModel
-    poptorch.trainingModel = lambda *given: models.append(make(*given)) or models[-1]
+
+    def kept(*given: Any, **named: Any) -> Any:
+        models.append(make(*given, **named))
+        return models[-1]
+
+    poptorch.trainingModel = kept
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -105,11 +105,14 @@ def _run(row: Row, kind: str, cores: int, limit_s: float) -> dict[str, Any]:
     ways.load(row, way)
     module = row.load()
     torch.manual_seed(0)
-    assert row.model is not None
-    model, batch = row.model(module), getattr(module, row.inputs)(row.batch)
     wrapped: Any = None
+    if row.mode_step is None:
+        assert row.model is not None
+        model, batch = row.model(module), getattr(module, row.inputs)(row.batch)
     began = time.perf_counter()
-    if way == EAGER:
+    if row.mode_step is not None:  # keeps its wrapped model to itself
+        step = ways.prepare(row, way)
+    elif way == EAGER:
         step = ways._loop(model, ways.optimizer_of(row, model), batch, torch.device("cpu"))
     else:
         wrapped = ways.trainer(row, model)

@@ -297,6 +297,26 @@ def test_only_networks_of_large_convolutions_run_operator_by_operator(monkeypatc
     assert "convolutions with images of" in reason
 
 
+def test_networks_of_many_convolutions_with_norms_run_operator_by_operator(monkeypatch):
+    program = step_of()
+    nodes = program.graph.graph.nodes
+    count = sum(node.target is aten.convolution.default for node in nodes)
+    monkeypatch.setattr(choice, "MANY_CONVOLUTIONS", count)
+    assert choice.why(program) is None  # too small
+    monkeypatch.setattr(choice, "MEAN_WORK", 1)
+    lowering, reason = CPU.choose(program)
+    assert lowering is OP_BY_OP
+    assert reason.startswith(f"{count} convolutions of 0 million multiply-adds on average")
+    monkeypatch.setattr(choice, "MANY_CONVOLUTIONS", count + 1)
+    assert choice.why(program) is None
+
+
+def test_networks_of_many_convolutions_without_norms_are_compiled(monkeypatch):
+    monkeypatch.setattr(choice, "MANY_CONVOLUTIONS", 1)
+    monkeypatch.setattr(choice, "MEAN_WORK", 1)
+    assert choice.why(step_of_forked()) is None
+
+
 def test_the_plain_network_agrees_with_itself_in_eager():
     model, batches = planes(), events(2)
     eager = copy.deepcopy(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
@@ -22,6 +23,10 @@ LARGE_UPDATE, MANY_TENSORS = 2**23, 64
 LEAST_WORK = 2**22
 # Fewer are compiled in seconds.
 LEAST_CONVOLUTIONS = 8
+# So many take 10 s and more. Where each has so many multiply-adds on average, calls from Python
+# cost little beside them; where half of them have a batch norm, most of what compiled code would
+# join is joined by our kernels, too.
+MANY_CONVOLUTIONS, MEAN_WORK = 64, 2**23
 
 
 def why(program: Program) -> str | None:
@@ -30,9 +35,10 @@ def why(program: Program) -> str | None:
     Args:
         program: before any lowering pass; they change what is counted here.
     """
-    total, large, ours = _work(program)
-    if not total:
+    convolutions, large, ours = _work(program)
+    if not convolutions:
         return _why_update(program)
+    total = sum(convolutions)
     if _enough(large, total):
         return (
             f"{len(large)} convolutions with images of {LARGE_IMAGE // 2**20} MiB and more do "
@@ -44,6 +50,12 @@ def why(program: Program) -> str | None:
             f"{len(ours)} convolutions of 3x3 do {_share(ours, total)} of its multiply-adds; "
             "our kernels need less than half of them, and nothing needs compiling"
         )
+    if _many(convolutions) and 2 * _norms(program) >= len(convolutions):
+        return (
+            f"{len(convolutions)} convolutions of {total / len(convolutions) / 1e6:.0f} million "
+            "multiply-adds on average, with batch norms between; compiling so many takes long and "
+            "gains nothing"
+        )
     return None
 
 
@@ -51,21 +63,30 @@ def why_not(program: Program) -> str | None:
     """Why a program does not run operator by operator, or ``None`` if it does."""
     if why(program) is not None:
         return None
-    total, large, ours = _work(program)
-    if not total:
+    convolutions, large, ours = _work(program)
+    if not convolutions:
         return "it has no convolutions of float32 images, and is no large update"
+    total = sum(convolutions)
     if not large and not ours:
         return "its convolutions are neither of large images nor of 3x3 that our kernels compute"
     return (
         f"{len(large)} convolutions with images of {LARGE_IMAGE // 2**20} MiB and more do "
         f"{_share(large, total)} of its multiply-adds, {len(ours)} of 3x3 for our kernels "
-        f"{_share(ours, total)}; it takes {LEAST_CONVOLUTIONS} that do half"
+        f"{_share(ours, total)}; it takes {LEAST_CONVOLUTIONS} that do half, or "
+        f"{MANY_CONVOLUTIONS} of some size with batch norms"
     )
 
 
-def _work(program: Program) -> tuple[int, list[int], list[int]]:
-    """Multiply-adds of all convolutions, of those with large images, and of our kernels'."""
-    total, large, ours = 0, list[int](), list[int]()
+class _Work(NamedTuple):
+    """Multiply-adds of each convolution, of those with large images, and of our kernels'."""
+
+    convolutions: list[int]
+    large: list[int]
+    ours: list[int]
+
+
+def _work(program: Program) -> _Work:
+    work = _Work([], [], [])
     for node in program.graph.graph.nodes:
         if node.target is not aten.convolution.default:
             continue
@@ -73,12 +94,23 @@ def _work(program: Program) -> tuple[int, list[int], list[int]]:
         if result.dim() != 4 or result.dtype is not torch.float32:
             continue
         adds = result.numel() * math.prod(weight.shape[1:])
-        total += adds
+        work.convolutions.append(adds)
         if math.prod(result.shape[1:]) * result.element_size() >= LARGE_IMAGE:
-            large.append(adds)
+            work.large.append(adds)
         if adds >= LEAST_WORK and uses_winograd(node):
-            ours.append(adds)
-    return total, large, ours
+            work.ours.append(adds)
+    return work
+
+
+def _many(convolutions: list[int]) -> bool:
+    enough = MEAN_WORK * len(convolutions)
+    return len(convolutions) >= MANY_CONVOLUTIONS and sum(convolutions) >= enough
+
+
+def _norms(program: Program) -> int:
+    """Batch norms that train."""
+    norm = aten._native_batch_norm_legit_functional.default
+    return sum(node.target is norm for node in program.graph.graph.nodes)
 
 
 def _why_update(program: Program) -> str | None:
