@@ -159,6 +159,7 @@ EVALUATION = {
     "weights without a copy": ("evaluation", "inferenceModel(model,", "inferenceModel(Net(),"),
     "the training model evaluates": ("resumed", "print(criterion((inference_model if len(x) == loader.batch_size else model)(x), y).item())", "print(training_model(x, y).item())"),
     "the batch's averages": ("resumed", "    model.eval()\n", ""),
+    "the program of another model": ("rules/reloaded", "criterion(model(x), y)", "criterion(training_model.model.model(x), y)"),
     "averages that are not frozen": ("rules/evaluation_mode_elsewhere", "    model.apply(freeze)\n", ""),
     "the program where the plain model trains": ("rules/evaluation_mode_elsewhere", "(inference_model if not model.training else model)", "inference_model"),
     "a mode that is not set in a header": ("rules/evaluation_mode_elsewhere", "3 if model.eval() else 2", "3"),
@@ -224,6 +225,8 @@ CHECKPOINTS = {
     "weights without averages": ("resumed", 'state["model"])\nif', '{name: each for name, each in state["model"].items() if "running" not in name}, strict=False)\nif'),
     "saved too late": ("resumed", 'torch.save({"model"', 'train()\ntorch.save({"model"'),
     "saved from a copy": ("resumed", '{"model": model.state_dict()', '{"model": nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).state_dict()'),
+    "a whole model without its weights": ("rules/checkpoints", "torch.save(model,", "torch.save(torch.nn.Linear(4, 3),"),
+    "the last model instead of the best": ("rules/reloaded", "    model = torch.load(f, weights_only=False)\n", "    pass\n"),
     "other weights": ("chosen_model", "load(first)", "load({name: -each for name, each in first.items()})"),
 }  # fmt: skip
 

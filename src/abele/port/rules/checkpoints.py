@@ -23,16 +23,17 @@ CODES = {
         "The state of an optimizer of poptorch.optim comes back by itself; that of one of torch "
         "stays on the device."
     ),
-    "ABP703": "A whole model is pickled. Its state_dict() is what a checkpoint should have.",
+    "ABP703": "A whole model is pickled, with weights that come back by themselves, or read.",
     "ABP704": "Nothing but tensors and numbers is read from a checkpoint, unless it asks for more.",
     "ABP705": "The state of a scaler has no use any longer.",
     "ABP706": "Weights that are loaded are sent to the device.",
 }
 
 _WHOLE = (
-    "this pickles the class of the model by its name and place in the files; save "
-    "model.state_dict(), or training_model.save(), which keeps the program, too"
+    "a whole model is pickled as before: it is the plain one, and its weights come back by "
+    "themselves; a state_dict() would also outlive changes of its class"
 )
+_READ = "a whole model is read as before; wrap it to run it as a program"
 _OF_TORCH = (
     "the state of an optimizer of torch is on the device until the training model is destroyed; "
     "save training_model.state_dict() or use popdist.checkpoint.Checkpointer"
@@ -60,14 +61,14 @@ def apply(context: Context) -> None:
 
 def _saved(context: Context, source: Source, call: cst.Call) -> None:
     if context.things.of(source, call.args[0].value, Kind.MODEL):
-        context.say(source, call, "ABP703", Verdict.MANUAL, _WHOLE)
+        context.say(source, call, "ABP703", Verdict.MATCH, _WHOLE)
 
 
 def _loaded(context: Context, source: Source, call: cst.Call) -> None:
     """Nothing but tensors is read, unless the program asks for more."""
     only = argument(call, "weights_only")
     if only is not None and m.matches(only, m.Name("False")):
-        context.say(source, call, "ABP703", Verdict.MANUAL, _WHOLE)
+        context.say(source, call, "ABP703", Verdict.MATCH, _READ)
     if only is not None or context.switch is not None:
         return
     tight = cst.SimpleWhitespace("")

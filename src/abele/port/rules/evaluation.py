@@ -38,6 +38,9 @@ CODES = {
 
 _REASON = "the model without its loss runs as a program, too"
 _SHORT = "; a last, shorter batch has another shape and is computed by the plain model"
+_SEVERAL = (
+    "this may be one of several models, for which there is no one program; the plain one runs"
+)
 _TRAINING = "; it keeps the mode of its first call, so in training mode the plain model runs"
 
 
@@ -73,20 +76,23 @@ def _calls(context: Context) -> Iterator[tuple[Source, cst.Call, Thing]]:
             ):
                 continue
             models = context.things.of(source, call.func, Kind.MODEL)
-            if len(models) != 1 or inside & set(source.above(call)):
-                continue
-            (thing,) = models
             cls = source.enclosing(call, cst.ClassDef)
             in_model = cls is not None and context.project.is_module(cls)
-            if not in_model and (thing in trained or not thing.name.startswith("torch.nn.")):
-                yield source, call, thing
+            if not models or in_model or inside & set(source.above(call)):
+                continue
+            if len(models) > 1 and models & trained:
+                context.say(source, call, "ABP509", Verdict.MANUAL, _SEVERAL)
+            elif len(models) == 1:
+                (thing,) = models
+                if thing in trained or not thing.name.startswith("torch.nn."):
+                    yield source, call, thing
 
 
 def _wrap(context: Context, thing: Thing, call: cst.Call, count: int) -> Wrapped:
     """Make an inference model, where the model is made."""
     home = _home(context, thing)
     variable, source = home.variable, home.source
-    statement = _last_assignment(context, home)
+    statement = _last_assignment(context, home, thing)
     prefix = "self." if variable.name.startswith("self.") else ""
     number = f"_{count + 1}" if count else ""
     name = prefix + context.name(source, f"inference_model{number}")
@@ -111,14 +117,16 @@ def _home(context: Context, thing: Thing) -> Home:
         raise NoRouteError(str(error)) from error
 
 
-def _last_assignment(context: Context, home: Home) -> Statement:
-    """The last statement in the same block that assigns to the model's variable."""
+def _last_assignment(context: Context, home: Home, thing: Thing) -> Statement:
+    """The last statement in the same block that gives the model's variable no other model."""
     last: Statement = home.statement
     for statement in block_of(home.source, home.statement):
         for node in findall(statement, m.Assign()):
             assert isinstance(node, cst.Assign)
             target = node.targets[0].target
-            if context.things.variable(home.source, target) == home.variable:
+            given = context.things.of(home.source, node.value, Kind.MODEL)
+            same = not given or thing in given
+            if same and context.things.variable(home.source, target) == home.variable:
                 last = statement
     return last
 

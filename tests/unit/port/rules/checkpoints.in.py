@@ -1,4 +1,4 @@
-"""A checkpoint that somebody has to look at: a whole model."""
+"""A whole model is saved and read again."""
 
 import torch
 
@@ -11,5 +11,6 @@ for step in range(20):
     loss.backward()
     optimizer.step()
     print(loss.item())
-torch.save(model, "model.pt")  # ABP703 manual
-again = torch.load("model.pt", weights_only=False)  # ABP703 manual
+torch.save(model, "model.pt")  # ABP703 match
+again = torch.load("model.pt", weights_only=False)  # ABP703 match
+print(type(again).__name__, again.weight.double().sum().item(), again(torch.ones(2, 4)).tolist())

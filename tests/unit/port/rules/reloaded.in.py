@@ -1,0 +1,40 @@
+"""The best model is read again as a whole, and evaluated: it is not the one that was trained."""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def evaluate(data):
+    model.eval()
+    total = 0.0
+    with torch.no_grad():
+        for x, y in data:
+            total += criterion(model(x), y).item()  # ABP509 manual
+    return total
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(32, 4), torch.randn(32, 3))
+loader = DataLoader(data, batch_size=8)
+test = DataLoader(data, batch_size=8)
+model = nn.Linear(4, 3)
+criterion = nn.MSELoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.9)
+best = None
+for epoch in range(4):
+    model.train()
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        print(loss.item())
+    val = evaluate(test)
+    print("val", val)
+    if best is None:
+        best = val
+        print("the best yet")
+        torch.save(model, "model.pt")  # ABP703 match
+with open("model.pt", "rb") as f:
+    model = torch.load(f, weights_only=False)
+print("test", evaluate(test))
