@@ -16,9 +16,9 @@ class Meeting:
 
     def _all(self, value):
         self._shared[self.rank] = value
-        self._barrier.wait(10)
+        self._barrier.wait(60)
         results = [self._shared[rank] for rank in range(self.size)]
-        self._barrier.wait(10)
+        self._barrier.wait(60)
         return results
 
     def gather(self, topic, text):

@@ -70,7 +70,7 @@ def test_captures_take_turns():
 
     def begin_another():
         # Were they to overlap, the inner one would end after the outer one.
-        begun.append(started(lambda: trained(lambda: outer_ended.wait(10))))
+        begun.append(started(lambda: trained(lambda: outer_ended.wait(60))))
         begun[0][0].join(0.3)
 
     own = vars(_torch.FakeTensor)["device"]
@@ -107,7 +107,7 @@ def test_module_of_a_capture_that_runs_elsewhere_opens_no_scope():
     class Slow(nn.Module):
         def forward(self, x):
             entered.set()
-            assert captured.wait(10)
+            assert captured.wait(60)
             return x
 
     class Outer(nn.Module):
@@ -118,7 +118,7 @@ def test_module_of_a_capture_that_runs_elsewhere_opens_no_scope():
 
         def forward(self, x):
             begun.append(started(lambda: self.elsewhere(torch.ones(1))))
-            assert entered.wait(10)
+            assert entered.wait(60)
             result = self.inner(self.inner(x) + 1)
             captured.set()
             finished(*begun[0])
@@ -153,7 +153,7 @@ def together(functions):
     barrier = threading.Barrier(len(functions))
 
     def begin(function):
-        barrier.wait(10)
+        barrier.wait(60)
         return function()
 
     threads = [started(lambda function=each: begin(function)) for each in functions]
@@ -251,10 +251,10 @@ def test_a_forked_process_finds_locks_open():
     def hold():
         with lock:
             held.set()
-            release.wait(10)
+            release.wait(60)
 
     thread = started(hold)
-    assert held.wait(10)
+    assert held.wait(60)
     child = os.fork()
     if child == 0:
         with lock, lock:

@@ -105,7 +105,7 @@ def test_two_that_end_at_the_same_moment_are_both_on_the_page(tmp_path, monkeypa
         target=files.write, args=(tmp_path, read_run(tmp_path), read_journal(tmp_path))
     )
     first.start()
-    has_read.wait(10)
+    has_read.wait(60)
     instance(tmp_path, 1)
     monkeypatch.setattr(files, "write_text", writes)
     files.write_first(tmp_path / "instance_1")
