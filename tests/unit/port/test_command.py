@@ -2,9 +2,9 @@
 
 import json
 import re
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -162,11 +162,17 @@ def test_five_hundred_lines_take_less_than_five_seconds(tmp_path):
     )
     (tmp_path / "run.py").write_text(text + functions)
 
-    began = time.process_time()
+    began = _of_children_s()
     subprocess.run(
         [sys.executable, "-m", "abele", "port", "--scan", tmp_path / "run.py"], check=True
     )
-    assert time.process_time() - began < 5
+    assert 0 < _of_children_s() - began < 5
+
+
+def _of_children_s():
+    """Processor time of processes that have ended, in seconds."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @pytest.mark.parametrize("way", [["--scan"], ["-o", "ported"]])
