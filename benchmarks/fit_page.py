@@ -5,12 +5,14 @@ from __future__ import annotations
 import collections
 import re
 import statistics
+import textwrap
 from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "fit.md"
 BEGIN, END = "<!-- written by benchmarks/fit.py -->", "<!-- end of what it writes -->"
 _MIB = 2**20
+_WIDTH = 140  # of a line of text
 
 
 def line(facts: dict[str, Any]) -> str:
@@ -84,18 +86,24 @@ def lines(result: dict[str, Any]) -> list[str]:
     limited, refused = (
         sum(each[key] for each in errors_of.values()) for key in ("limited", "refused")
     )
-    summary = (
+    cells_of = (
         f"{len(cells)} cells: {len(names[0])} models ({', '.join(names[0])}), {len(names[1])} "
-        f"settings ({', '.join(names[1])}), {len(errors_of)} ways to run them. {limited} processes "
-        f"ran under their limit, {refused or 'none'} of them wanted more."
+        f"settings ({', '.join(names[1])}), {len(errors_of)} ways to run them."
     )
+    runs = f"{limited} processes ran under their limit, {refused or 'none'} of them wanted more."
+    summary = [cells_of, runs]
     commits = collections.Counter(each.get("commit") for each in cells)
     if len(commits) > 1:
         parts = (f"{count} of commit {commit}" for commit, count in commits.items())
-        summary += f" They were not all measured at once: {', '.join(parts)}."
+        summary.append(f"They were not all measured at once: {', '.join(parts)}.")
     head = ["way", "cells", "memory off, median", "worst", "inside the interval"]
     head += ["its width, median", "worst", "step time off, median", "worst"]
-    said = [summary, "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    said = [
+        *textwrap.wrap(" ".join(summary), _WIDTH),
+        "",
+        f"| {' | '.join(head)} |",
+        "|---" * len(head) + "|",
+    ]
     for way, of in errors_of.items():
         keys = ("memory, median", "memory, worst", "inside", "width, median", "width, worst")
         shares = [f"{of[key]:.1%}" for key in keys]

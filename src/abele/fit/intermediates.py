@@ -63,6 +63,28 @@ def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
     ]
     busy = [alive + spaces.expected for alive, spaces in zip(use.alive(), inside, strict=True)]
     step = max(range(len(busy)), key=busy.__getitem__)
+    needed = use.needed()
+    parts, tensors = _alive(use, step, allocation, known=known)
+    unused = needed[step] - sum(tensor.size for tensor in tensors)
+    if unused:
+        parts.append(Part(role=UNUSED, size=Interval.exact(unused)))
+    parts.append(Part(role=WORKSPACE, size=_above(needed, inside, needed[step])))
+    if use.scratch:
+        size = Interval(use.scratch, use.scratch, _SCRATCH_AT_MOST * use.scratch)
+        parts.append(Part(role=SCRATCH, size=size))
+    return Need(
+        operation=_operation(use.nodes[step], program.name),
+        parts=tuple(parts),
+        tensors=tuple(tensors),
+        reserved=use.reserved,
+        shared=use.shared,
+    )
+
+
+def _alive(
+    use: MemoryUse, step: int, allocation: Allocation, *, known: bool
+) -> tuple[list[Part], list[Tensor]]:
+    """What is in use at a step, by role with the largest first, and tensor by tensor."""
     if known:
         allocation = SETTLED if use.shared else RESULTS
     kept = set(map(id, use.inside))
@@ -70,30 +92,14 @@ def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
     tensors: list[Tensor] = []
     for piece in use.at(step):
         role = _role(use, piece)
-        placed = id(piece) in kept
         way = SETTLED if known and role == _RESULTS else allocation
         if use.shared and piece.inner:  # a library takes it piece by piece
             way = PIECES
-        size = Interval.exact(piece.size) if placed else way.of(piece.size)
+        size = Interval.exact(piece.size) if id(piece) in kept else way.of(piece.size)
         sizes.setdefault(role, []).append(size)
         tensors.append(_tensor(piece, role))
-    unused = use.needed()[step] - sum(tensor.size for tensor in tensors)
     parts = [Part(role=role, size=Interval.sum(each)) for role, each in sizes.items()]
-    parts.sort(key=lambda part: -part.size.expected)
-    if unused:
-        parts.append(Part(role=UNUSED, size=Interval.exact(unused)))
-    parts.append(Part(role=WORKSPACE, size=_above(use.needed(), inside, use.needed()[step])))
-    if use.scratch:
-        size = Interval(use.scratch, use.scratch, _SCRATCH_AT_MOST * use.scratch)
-        parts.append(Part(role=SCRATCH, size=size))
-    operation = _operation(use.nodes[step], program.name)
-    return Need(
-        operation=operation,
-        parts=tuple(parts),
-        tensors=tuple(tensors),
-        reserved=use.reserved,
-        shared=use.shared,
-    )
+    return sorted(parts, key=lambda part: -part.size.expected), tensors
 
 
 def _above(needed: list[int], inside: list[Interval], counted: int) -> Interval:

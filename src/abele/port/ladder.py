@@ -72,11 +72,30 @@ def climb(
         limit: a memory, as ``abele fit`` takes it.
         python: the command that runs Python.
     """
+    for title, step in _steps(result, original, port, arguments, limit, python).items():
+        try:
+            passed, says = step()
+        except CheckError as error:
+            passed, says = False, str(error)
+        yield Rung(title, passed, says)
+        if not passed:
+            return
+
+
+def _steps(
+    result: Port,
+    original: Path,
+    port: Path,
+    arguments: Sequence[str],
+    limit: str,
+    python: str,
+) -> dict[str, Callable[[], _Said]]:
+    """What takes each step, by its title, in their order; arguments as of ``climb``."""
 
     def of_port() -> list[str]:
         return arguments_of_port(result.switch, arguments)
 
-    steps: dict[str, Callable[[], _Said]] = {
+    return {
         "the program trains on this processor": lambda: _runs(original, arguments, python),
         "its lines are ported": lambda: _is_ported(result),
         "a batch of one row trains": lambda: _takes_one_row(original, port, of_port(), python),
@@ -88,14 +107,6 @@ def climb(
         ),
         f"it fits into {limit}": lambda: _fits(port, of_port(), limit, python),
     }
-    for title, step in steps.items():
-        try:
-            passed, says = step()
-        except CheckError as error:
-            passed, says = False, str(error)
-        yield Rung(title, passed, says)
-        if not passed:
-            return
 
 
 def _runs(original: Path, arguments: Sequence[str], python: str) -> _Said:
@@ -104,15 +115,15 @@ def _runs(original: Path, arguments: Sequence[str], python: str) -> _Said:
         original, arguments, port=False, steps=1, seed=0, deadline=deadline, python=python
     )
     with closing(script):
-        told = Told(script)
-        if told.reach(0):
-            told.go_on()
-            if told.reach(1):
-                told.go_on()
-            told.finish(1)
-    if 1 not in told.updates:
+        progress = Told(script)
+        if progress.reach(0):
+            progress.go_on()
+            if progress.reach(1):
+                progress.go_on()
+            progress.finish(1)
+    if 1 not in progress.updates:
         return False, "it ends without an update; give it arguments with which it trains"
-    return True, f"its first loss is {told.updates[1].losses[-1]:.6g}"
+    return True, f"its first loss is {progress.updates[1].losses[-1]:.6g}"
 
 
 def _is_ported(result: Port) -> _Said:
@@ -125,21 +136,21 @@ def _is_ported(result: Port) -> _Said:
 
 
 def _takes_one_row(original: Path, port: Path, arguments: Sequence[str], python: str) -> _Said:
-    told = asked("one_row", port, arguments, python, _TIMEOUT_S)
-    if told["problem"]:
-        return False, f"{told['problem']}\n{mending.of_one_row(told, port, original)}"
-    if "untried" in told:
-        return True, f"there is nothing to try: {told['untried']}"
-    return True, f"one of {told['rows']} rows has a loss and gradients by itself"
+    answer = asked("one_row", port, arguments, python, _TIMEOUT_S)
+    if answer["problem"]:
+        return False, f"{answer['problem']}\n{mending.of_one_row(answer, port, original)}"
+    if "untried" in answer:
+        return True, f"there is nothing to try: {answer['untried']}"
+    return True, f"one of {answer['rows']} rows has a loss and gradients by itself"
 
 
 def _evaluates(original: Path, port: Path, arguments: Sequence[str], python: str) -> _Said:
-    told = asked("inference", port, arguments, python, _TIMEOUT_S)
-    if told["result"] == "other":
-        return False, mending.of_inference(told, port, original)
-    if not told["calls"]:
+    answer = asked("inference", port, arguments, python, _TIMEOUT_S)
+    if answer["result"] == "other":
+        return False, mending.of_inference(answer, port, original)
+    if not answer["calls"]:
         return True, "nothing is evaluated by a program with these arguments"
-    return True, f"{told['calls']} calls return what the plain model does, bit for bit"
+    return True, f"{answer['calls']} calls return what the plain model does, bit for bit"
 
 
 def _trains(
