@@ -12,6 +12,7 @@ measured beside it: products of large matrices (FLOP/s), adding arrays as large 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 import time
@@ -56,18 +57,23 @@ class Dense(nn.Module):
 
 
 def steps(batch: int, width: int) -> dict[str, Callable[[], Any]]:
-    """Return a training step of plain PyTorch and one of abele, on a batch that stays."""
+    """Return a training step of plain PyTorch and one of abele, on a batch that stays.
+
+    Both begin with the same weights and return the loss.
+    """
     torch.manual_seed(0)
     inputs = torch.randn(batch, width), torch.randint(0, width, (batch,))
     model = Dense(width)
+    ours = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
-    def eager() -> None:
+    def eager() -> torch.Tensor:
         optimizer.zero_grad()
-        model(*inputs).backward()
+        loss = model(*inputs)
+        loss.backward()
         optimizer.step()
+        return loss.detach()
 
-    ours = Dense(width)
     options = poptorch.Options().showCompilationProgressBar(False)
     settings = torch.optim.SGD(ours.parameters(), lr=1e-3, momentum=0.9)
     wrapped = poptorch.trainingModel(ours, options, settings)
