@@ -19,12 +19,16 @@ from collections.abc import Sequence
 
 from abele.errors import AbeleError
 
+#: Modules of commands, and what the list of all of them says.
 _COMMANDS = {
-    "report": "abele.report.command",
-    "fit": "abele.fit.command",
-    "stage": "abele.stage.command",
-    "port": "abele.port.command",
-    "why-different": "abele.differences.command",
+    "report": ("abele.report.command", "make the page of a run"),
+    "fit": ("abele.fit.command", "say whether a program fits into a memory"),
+    "stage": ("abele.stage.command", "divide a model into stages of a pipeline"),
+    "port": ("abele.port.command", "port a program between PyTorch, PopTorch and SambaFlow"),
+    "why-different": (
+        "abele.differences.command",
+        "say where two ways to run a program part, or how two runs differ",
+    ),
 }
 
 
@@ -46,13 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser(first: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of the command that comes first, or of all: most of them take torch to import."""
+    """The parser, with the arguments of the command that comes first: most need torch imported."""
     parser = argparse.ArgumentParser(
         prog="abele", description="Ports programs, and looks at them and at their runs."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name in [each for each in first if each in _COMMANDS] or _COMMANDS:
-        importlib.import_module(_COMMANDS[name]).add_parser(commands)
+    for name, (module, summary) in _COMMANDS.items():
+        if name in first:
+            importlib.import_module(module).add_parser(commands, summary)
+        else:
+            commands.add_parser(name, help=summary)
     return parser
 
 

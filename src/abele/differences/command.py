@@ -19,11 +19,11 @@ from abele.errors import DifferenceError
 from abele.report.record import FILE
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command to a parser's commands."""
+def add_parser(commands: Any, summary: str) -> None:
+    """Add the command to a parser's commands, with its line in the list of them."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "why-different",
-        help="say where two ways to run a program part, or how two runs differ",
+        help=summary,
         usage="abele why-different [-h] [--json] SCRIPT A B [-- ARG ...]\n"
         "       abele why-different [-h] [--json] RUN RUN2",
         description="Runs SCRIPT up to its first training step and computes that step in two ways "

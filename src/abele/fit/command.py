@@ -17,13 +17,13 @@ from abele.fit import asking, limits
 STATUS = {"fits": 0, "does not fit": 3, "uncertain": 4}
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command to a parser's commands."""
+def add_parser(commands: Any, summary: str) -> None:
+    """Add the command to a parser's commands, with its line in the list of them."""
     parser = of_script(
         commands,
         "fit",
         "[--limit LIMIT]",
-        summary="say whether a program fits into a memory",
+        summary=summary,
         description="Runs SCRIPT up to its first compile and says whether the model fits. "
         "Exits with 0 if it fits, 3 if it does not, 4 if that is uncertain.",
     )

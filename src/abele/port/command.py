@@ -23,11 +23,11 @@ _SAYS = {
 }
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command to a parser's commands."""
+def add_parser(commands: Any, summary: str) -> None:
+    """Add the command to a parser's commands, with its line in the list of them."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "port",
-        help="port a program between PyTorch, PopTorch and SambaFlow",
+        help=summary,
         usage="abele port [-h] (-o OUT [--check STEPS | --ladder] | --scan) [--to TARGET] "
         "[--verbose] SCRIPT [-- ARG ...]",
         description="Ports SCRIPT, with what it imports from its folder, or all files of a folder, "

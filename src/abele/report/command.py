@@ -17,10 +17,10 @@ from abele.report.shares import DISTURBED, slower
 from abele.storage.atomic import write_text
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command to a parser's commands."""
+def add_parser(commands: Any, summary: str) -> None:
+    """Add the command to a parser's commands, with its line in the list of them."""
     report: argparse.ArgumentParser = commands.add_parser(
-        "report", help="make the page of a run", description="Makes the page of a run."
+        "report", help=summary, description="Makes the page of a run."
     )
     report.add_argument("run", type=Path, help="folder of a run, or its run.json")
     report.add_argument("--compare", type=Path, metavar="RUN2", help="say how RUN2 differs")

@@ -14,13 +14,13 @@ from abele.stage import asking
 from abele.stage.asking import Request
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command to a parser's commands."""
+def add_parser(commands: Any, summary: str) -> None:
+    """Add the command to a parser's commands, with its line in the list of them."""
     parser = of_script(
         commands,
         "stage",
         "--ipus N [--limit LIMIT] [--measure] [--run]",
-        summary="divide a model into stages of a pipeline",
+        summary=summary,
         description="Runs SCRIPT up to its first compile and divides the model into stages that "
         "take equally long and fit into memory. Exits with 0 if they fit, 3 if they do not, 4 if "
         "that is uncertain; with --run as SCRIPT does.",

@@ -1,0 +1,39 @@
+"""The command ``abele``: what it says of itself."""
+
+import subprocess
+import sys
+
+import pytest
+
+from abele import __main__
+
+
+def test_help_lists_every_command_and_does_not_wait_for_torch():
+    run = "import sys; from abele.__main__ import main\ntry: main(['--help'])\n"
+    run += "finally: assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name, (_, summary) in __main__._COMMANDS.items():
+        assert f"    {name}" in done.stdout
+        assert summary.split()[0] in done.stdout
+
+
+@pytest.mark.parametrize("name", __main__._COMMANDS)
+def test_each_command_teaches_its_arguments(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        __main__.main([name, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert f"usage: abele {name}" in text
+    assert "positional arguments" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "required: COMMAND"), (["frob"], "invalid choice: 'frob'"), (["port"], "required")],
+)
+def test_wrong_commands_are_refused_with_what_there_is(arguments, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
