@@ -47,19 +47,19 @@ def factor(count, rows, columns, *, turned, step, seed):
     return values[..., :rows].mT if turned else values[..., :columns]
 
 
-def described(a, b, packed=0):
+def described(a, b, packed=0, halves=0):
     (count, rows, inner), columns = a.shape, b.shape[-1]
     result = rows * columns, columns
     return binding.Product(
-        count, rows, columns, inner, *a.stride(), *b.stride(), *result, packed, 0
+        count, rows, columns, inner, *a.stride(), *b.stride(), *result, packed, 0, halves
     )
 
 
-def product(library, a, b, threads=1, packed=None):
+def product(library, a, b, threads=1, packed=None, halves=0):
     result = torch.full((a.shape[0], a.shape[1], b.shape[2]), math.nan)
     right = b if packed is None else packed
     library.abele_product(
-        ctypes.byref(described(a, b, int(packed is not None))),
+        ctypes.byref(described(a, b, int(packed is not None), halves)),
         *(each.data_ptr() for each in (a, right, result)),
         threads,
     )
@@ -69,7 +69,7 @@ def product(library, a, b, threads=1, packed=None):
 def packed(library, b, rows, threads=1):
     inner, columns = b.shape[1:]
     result = torch.full((inner, -(-columns // PACKED_COLUMNS) * PACKED_COLUMNS), math.nan)
-    sizes = binding.Product(1, rows, columns, inner, 0, 0, 1, *b.stride(), 0, columns, 0, 0)
+    sizes = binding.Product(1, rows, columns, inner, 0, 0, 1, *b.stride(), 0, columns, 0, 0, 0)
     library.abele_product_pack(ctypes.byref(sizes), b.data_ptr(), result.data_ptr(), threads)
     return result
 
@@ -87,6 +87,20 @@ def test_products_are_as_accurate_as_those_of_torch(library, sizes, turned):
     assert torch.equal(
         product(library, a, b, packed=packed(library, b, rows)), product(library, a, b)
     )
+
+
+@pytest.mark.parametrize("turned", [0, 1])
+@pytest.mark.parametrize(
+    "sizes", [(16, 972, 100), (8, 33, 65), (3, 31, 2), (17, 600, 785)], ids=str
+)
+def test_threads_share_the_inner_dimension(library, sizes, turned):
+    rows, columns, inner = sizes
+    a = factor(1, rows, inner, turned=turned, step=1, seed=9)
+    b = factor(1, inner, columns, turned=0, step=2, seed=10)
+    one = product(library, a, b, halves=1)
+    torch.testing.assert_close(one, a @ b, rtol=1e-5, atol=1e-5 * math.sqrt(inner))
+    for threads in (2, 3):
+        assert torch.equal(product(library, a, b, threads, halves=1), one)
 
 
 @pytest.mark.parametrize("threads", [2, 3, 6])

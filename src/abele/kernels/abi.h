@@ -196,6 +196,9 @@ typedef struct AbeleProduct {
   int64_t c_next, c_row;
   int64_t b_packed;  // 0 or 1: b is what abele_product_pack wrote; its steps mean nothing
   int64_t added;     // 0 or 1: to what c holds
+  // 0 or 1: two threads share the inner dimension, which is at least 2. For one product with b_column
+  // 1 and b_packed 0.
+  int64_t halves;
 } AbeleProduct;
 
 // Any number of threads gives the same bits.

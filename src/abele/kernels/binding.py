@@ -74,7 +74,7 @@ class Product(ctypes.Structure):
 
     _fields_ = [
         *_integers("count", "rows", "columns", "inner", "a_next", "a_row", "a_column"),
-        *_integers("b_next", "b_row", "b_column", "c_next", "c_row", "b_packed", "added"),
+        *_integers("b_next", "b_row", "b_column", "c_next", "c_row", "b_packed", "added", "halves"),
     ]
 
 

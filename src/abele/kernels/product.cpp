@@ -250,10 +250,41 @@ Share whole(const AbeleProduct& p, const float* a, const float* b, float* c) {
           p.added != 0};
 }
 
+// One half of the inner dimension.
+Share half_of(Share share, Index which) {
+  const Part along = part(share.inner, 2, which);
+  share.a = share.a.from(0, along.begin), share.b = share.b.from(along.begin, 0);
+  share.inner = along.size;
+  return share;
+}
+
+// Always the sum of two, so that any number of threads gives the same bits.
+void multiply_in_halves(const AbeleProduct& p, const Share& share, int threads, Scratch& memory) {
+  const bool shared = threads > 1;
+  const Share halves[] = {half_of(share, 0), half_of(share, 1)};
+  // A thread alone adds the second to the first, unless that itself is a sum of several.
+  const bool apart = shared || cuts_of(halves[1].inner) > 1;
+  const Each<float> work = memory.each<float>(WORK, shared ? 2 : 1);
+  float* second = apart ? memory.take<float>(p.rows * p.columns) : nullptr;
+#pragma omp parallel for num_threads(2) if (shared) schedule(static, 1)
+  for (int which = 0; which < 2; ++which) {
+    Share half = halves[which];
+    if (which == 1) half.added = !apart;
+    if (which == 1 && apart) half.c = second, half.c_row = p.columns;
+    multiply(half, work.of(shared ? which : 0));
+  }
+#pragma omp parallel for num_threads(2) if (shared) schedule(static)
+  for (Index row = 0; row < (apart ? p.rows : 0); ++row)
+    for (Index i = 0; i < p.columns; ++i)
+      share.c[row * p.c_row + i] += second[row * p.columns + i];
+}
+
 // How many parts of the columns; threads / this many are those of the rows. What counts is how much
-// a thread multiplies and packs, an element packed like PACKING multiply-adds.
+// a thread multiplies and packs, an element packed like PACKING multiply-adds; and where a row of c
+// belongs to several threads, each loses lines to others that look ahead, which takes as long as
+// BORDER multiply-adds.
 Index column_parts(const AbeleProduct& p, int threads) {
-  constexpr Index PACKING = 8;
+  constexpr Index PACKING = 8, BORDER = 4096;
   if (!has_small_factors(p) && has_few_rows(p)) return threads;
   const Index high = ceil_div(p.rows, PRODUCT_ROWS), wide = ceil_div(p.columns, PRODUCT_COLUMNS);
   Index best = 1, least = -1;
@@ -261,7 +292,8 @@ Index column_parts(const AbeleProduct& p, int threads) {
     if (threads % parts != 0) continue;
     const Index rows = std::min(p.rows, ceil_div(high * parts, threads) * PRODUCT_ROWS);
     const Index columns = std::min(p.columns, ceil_div(wide, parts) * PRODUCT_COLUMNS);
-    const Index cost = rows * columns + PACKING * (rows + (p.b_packed ? 0 : columns));
+    const Index border = (parts - 1) * rows * BORDER / std::max<Index>(p.inner, 1);
+    const Index cost = rows * columns + PACKING * (rows + (p.b_packed ? 0 : columns)) + border;
     if (least < 0 || cost < least) least = cost, best = parts;
   }
   return best;
@@ -304,6 +336,7 @@ int abele_product(const AbeleProduct* product, const float* a, const float* b, f
                   int threads) {
   return guarded([&](Scratch& memory) {
     const AbeleProduct& p = *product;
+    if (p.halves) return multiply_in_halves(p, whole(p, a, b, c), threads, memory);
     const Way compute = way_of(p);
     const Each<float> work = memory.each<float>(compute.room, threads);
     const auto nth = [&](Index i) {

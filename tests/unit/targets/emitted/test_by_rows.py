@@ -167,6 +167,9 @@ def test_the_sizes_that_gain_are_those_documented():
     assert not gains(1024, 512, 513)  # the right factor has more than 1 MiB
     assert gains(64, 8192, 32)
     assert not gains(64, 8193, 31)  # a row has more than 32 KiB
+    assert gains(100, 972, 64)  # of few samples
+    assert not gains(100, 972, 65)
+    assert not gains(32, 1023, 32)  # the result has less than 128 KiB
     several = product(memory(2, 1024, 64), memory(2, 64, 512), memory(2, 1024, 512), 2, ("", ""))
     assert not several.is_faster_by_rows
 

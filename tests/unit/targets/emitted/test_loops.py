@@ -103,6 +103,17 @@ def test_slices_of_one_memory_are_pointers_of_their_own():
     assert made.pointers[:2] == [(whole, 0), (whole, 12)]
 
 
+def test_a_light_update_that_is_near_stays_with_the_thread_that_calls():
+    def workers(size, kind=Kind.INPUT):
+        weight = Place(Buffer(kind, 1, F32, size), (size,), (1,))
+        step = Place(Buffer(Kind.INPUT, 2, F32, size), (size,), (1,))
+        return kernel(loop(weight, weight, step), kept=[weight, step]).workers
+
+    assert workers(1 << 17) == 1  # two tensors of half a MiB
+    assert workers((1 << 17) + 8) == 16
+    assert workers(1 << 17, Kind.ARENA) == 16  # no update
+
+
 def test_equal_loops_have_equal_text():
     assert kernel(loop(place(3), place(3))).text == kernel(loop(place(3), place(3))).text
 

@@ -23,6 +23,15 @@ CASES = {
         (A, B, C),
         gradients=True,
     ),
+    "products without a sum": Case(
+        lambda a, b, c: (
+            a[0][:, :1] @ b[0][:1],
+            c + a[0][:, :1] @ b[0][:1],
+            a[0][:, 1:2] @ b[0][:1, :1],
+        ),
+        (A, B, C),
+        gradients=True,
+    ),
     "nothing added": Case(
         lambda a, b, c: torch.addmm(c * math.nan, a[0], b[0], beta=0), (A, B, C), atol=1e-4
     ),

@@ -61,6 +61,20 @@ CASES = {
         rtol=1e-4,
         atol=1e-4,
     ),
+    "group norm behind a ReLU": Case(
+        lambda x, w, b: F.group_norm(F.relu(x), 5, w, b),
+        (IMAGES, WEIGHT[:5], BIAS[:5]),
+        gradients=True,
+        rtol=1e-4,
+        atol=1e-4,
+    ),
+    "group norm behind a ReLU that others read": Case(
+        lambda x, w, b: F.group_norm(F.relu(x), 5, w, b) + F.relu(x) ** 2,
+        (IMAGES, WEIGHT[:5], BIAS[:5]),
+        gradients=True,
+        rtol=1e-4,
+        atol=1e-4,
+    ),
     "group norm": Case(
         lambda x, w, b: F.group_norm(x, 5, w, b),
         (LARGE, WEIGHT[:70], BIAS[:70]),

@@ -10,11 +10,14 @@ import torch
 
 from abele.targets.cpu.emitted.groups import Unit
 from abele.targets.cpu.emitted.operations import Pointwise
-from abele.targets.cpu.emitted.places import Buffer, Place, Rows, contiguous_stride
+from abele.targets.cpu.emitted.places import Buffer, Kind, Place, Rows, contiguous_stride
 from abele.targets.cpu.emitted.pointwise import TYPES
 
 # Waking a thread takes about as long as this many elements of a plain loop do.
 _WORK_PER_THREAD = 8192
+# Light updates of so many bytes stay with the thread that calls: other operations of few samples
+# run there too, and what another thread wrote has to come from its cache.
+_NEAR = 1 << 20
 # A plain loop has so many operations; a function counts as so many, unless it is a comparison.
 _PLAIN, _FUNCTION = 4, 8
 _LIGHT = re.compile(r"abele::(maximum|minimum|relu|magnitude|sign)\b|std::(fabs|numeric_limits)\b")
@@ -133,8 +136,20 @@ class _Writer:
         work = self._size * max(1, cost // _PLAIN)
         text = _function(arguments, shape, body)
         turns = shape[0] if shape else 0
-        workers = max(1, min(turns, work // _WORK_PER_THREAD))
+        near = self._updates() and cost == len(self._operations) and self._bytes() <= _NEAR
+        workers = 1 if near else max(1, min(turns, work // _WORK_PER_THREAD))
         return Kernel(text, self._pointers, types, turns, workers)
+
+    def _updates(self) -> bool:
+        """Whether it writes a slot."""
+        return any(each.result.buffer.kind is Kind.INPUT for each in self._operations)
+
+    def _bytes(self) -> int:
+        """That it reads and writes."""
+        places = {
+            key: place for place in self._accesses() if (key := self._key(place))[0] in self._kept
+        }
+        return sum(place.size * place.dtype.itemsize for place in places.values())
 
     def _accesses(self) -> list[Place]:
         """Everything that may be read or written, the first result first."""

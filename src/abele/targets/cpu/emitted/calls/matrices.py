@@ -126,6 +126,9 @@ def _product(translator: Any, node: torch.fx.Node, a: Place, b: Place) -> Place:
     if not k:
         translator.pointwise([0], "{0}".format, result)
         return result
+    if k == 1 and min(m, n) > 1:  # without a sum it may become part of the loop that reads it
+        translator.pointwise([a, b], "({0} * {1})".format, result)
+        return result
     if products.is_ours(result.dtype, m, n, k):
         steps = f"0, {_steps(a)}", f"0, {_steps(b)}"
         translator.add(products.product(a, b, result, 1, steps))

@@ -105,16 +105,28 @@ def group_norm_backward(translator: Any, node: torch.fx.Node) -> bool:
     reads = [_dense(translator, each) for each in (grad, x, mean, rstd, weight)]
     grad_x = translator.new(x.shape, x.dtype)
     sums = translator.new((samples, channels, 2), x.dtype)
+    mask = _mask(node)
     text = (
-        f"abele::group_norm_backward<{_passes(samples * groups, x)}>({samples}, {channels}, "
-        f"{pixels}, {groups}, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}, {{6}}, threads)"
+        f"abele::group_norm_backward<{_passes(samples * groups, x)}, {_bool(mask)}>({samples}, "
+        f"{channels}, {pixels}, {groups}, {{0}}, {{1}}, {{2}}, {{3}}, {{4}}, {{5}}, {{6}}, threads)"
     )
-    translator.add(Call(reads, [grad_x, sums], text))
+    translator.add(Call(reads, [grad_x, sums], text, also=(mask,) if mask else ()))
+    if mask is not None:
+        translator.places[mask] = grad_x
     weights = [translator.new((channels,), x.dtype) for _ in (0, 1)]
     text = f"abele::group_norm_weights({samples}, {channels}, {{0}}, {{1}}, {{2}})"
     translator.add(Call([sums], weights, text))
     translator.places[node] = [grad_x, *weights]
     return True
+
+
+def _mask(node: torch.fx.Node) -> torch.fx.Node | None:
+    """Backward of a ReLU that made what is normalised, if it alone reads the gradient of that."""
+    gradients = [user for user in node.users if user.args[1] == 0]
+    users = [user for each in gradients for user in each.users]
+    if len(users) != 1 or users[0].target is not aten.threshold_backward.default:
+        return None
+    return users[0] if list(users[0].args) == [gradients[0], node.args[1], 0] else None
 
 
 def _place(translator: Any, value: Any) -> Any:

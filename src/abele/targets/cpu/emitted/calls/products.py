@@ -13,7 +13,7 @@ from abele.targets.cpu.emitted.places import Place
 
 # Below, the library's kernels for such matrices are faster.
 _LEAST_ROWS = _LEAST_COLUMNS = 8
-_LEAST_WORK = 32**3
+_LEAST_WORK = 4096
 
 # A factor is packed by itself if so many products read it that have so few rows each: with more
 # rows, packing it each time costs nothing.
@@ -26,6 +26,12 @@ _PACKED_COLUMNS = 64
 # A loop runs on rows of a result of so many elements while they are computed, if the right factor
 # has no more than so many, and a row: both have to stay in the second-level cache.
 _LEAST_BY_ROWS, _LARGEST_KEPT, _MOST_COLUMNS = 1 << 19, 1 << 18, 1 << 13
+# A smaller one, of at least so many, gains because a thread updates rows that it alone multiplies
+# with; not with a longer inner dimension, where each thread would pack too much.
+_LEAST_OF_FEW, _FEW = 1 << 15, 64
+# Two threads share the inner dimension of few rows with a right factor of so many elements: each
+# reads the rows of it that it reads in forward and writes in the update.
+_ROWS_TO_INNER, _NEAR_FACTOR = 4, 1 << 18
 
 # Steps of a matrix, from row to row and from column to column, as text.
 Steps = str
@@ -40,18 +46,21 @@ class Product(Call):
         sizes: rows, columns and inner dimension of each.
         steps: of the factors: to the next matrix, row and column.
         packed: the right factor is.
+        halves: the inner dimension is summed in two, which two threads share.
     """
 
     count: int
     sizes: tuple[int, int, int]
     steps: tuple[str, str]
     packed: bool = False
+    halves: bool = False
 
     def described(self) -> str:
         """What ``abi.h`` calls ``AbeleProduct``, in C++ between the braces of a format."""
         rows, columns, _ = self.sizes
         result = rows * columns, columns
-        numbers = (self.count, *self.sizes, *self.steps, *result, int(self.packed), 0)
+        flags = int(self.packed), 0, int(self.halves)
+        numbers = (self.count, *self.sizes, *self.steps, *result, *flags)
         return f"AbeleProduct{{{{{', '.join(map(str, numbers))}}}}}"
 
     @property
@@ -70,11 +79,12 @@ class Product(Call):
         """Whether a loop that reads the result had better run on some rows after the other.
 
         The result is larger than the caches that are near a processor, and the right factor, which
-        all rows need, is not.
+        all rows need, is not; or there are few samples, and little is packed.
         """
-        rows, columns, _ = self.sizes
+        rows, columns, inner = self.sizes
         kept = self.keeps_factor and columns <= _MOST_COLUMNS
-        return self.count == 1 and rows * columns >= _LEAST_BY_ROWS and kept
+        least = _LEAST_OF_FEW if inner <= _FEW else _LEAST_BY_ROWS
+        return self.count == 1 and rows * columns >= least and kept
 
     @property
     def keeps_factor(self) -> bool:
@@ -106,6 +116,8 @@ def product(a: Place, b: Place, result: Place, count: int, steps: tuple[Steps, S
     """
     (rows, inner), columns = a.shape[-2:], b.shape[-1]
     made = Product([a, b], [result], "", count=count, sizes=(rows, columns, inner), steps=steps)
+    near = inner * columns <= _NEAR_FACTOR and _ROWS_TO_INNER * rows <= inner
+    made.halves = near and count == 1 and b.stride[-1] == 1
     made.text = _multiplied(made)
     return made
 
@@ -171,6 +183,6 @@ def _packed(
     packed = new((inner, -(-columns // _PACKED_COLUMNS) * _PACKED_COLUMNS), factor.dtype)
     text = f"abele::pack({products[0].described()}, {{0}}, {{1}}, threads)"
     for each in products:
-        each.reads[1], each.packed = packed, True
+        each.reads[1], each.packed, each.halves = packed, True, False
         each.text = _multiplied(each)
     return Call([factor], [packed], f"status |= {text}")

@@ -105,7 +105,8 @@ inline void group_norm(Index samples, Index channels, Index pixels, Index groups
   });
 }
 
-template <int most>
+// With `masked`, x went through a ReLU, and the gradient does as well.
+template <int most, bool masked>
 inline void group_norm_backward(Index samples, Index channels, Index pixels, Index groups,
                                 const float* grad, const float* x, const float* mean,
                                 const float* rstd, const float* weight, float* grad_x,
@@ -133,8 +134,10 @@ inline void group_norm_backward(Index samples, Index channels, Index pixels, Ind
         const float w = weight[task % groups * each + c];
         float* to = grad_x + plane * pixels;
 #pragma GCC ivdep
-        for (Index i = 0; i < pixels; ++i)
-          to[i] = scale * (g[i] * w - a - (from[i] - m) * scale * b);
+        for (Index i = 0; i < pixels; ++i) {
+          const float value = scale * (g[i] * w - a - (from[i] - m) * scale * b);
+          to[i] = masked && from[i] <= 0.0f ? 0.0f : value;
+        }
       }
     }
   });
