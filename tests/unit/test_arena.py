@@ -67,6 +67,16 @@ def test_those_that_live_one_after_the_other_share_a_place():
     assert total == 7040
 
 
+def test_a_tensor_goes_into_the_smallest_gap_while_it_lives():
+    large = [piece(0, 9, 64 * size) for size in (90, 80, 70)]
+    gaps = [piece(0, 1, 64 * size) for size in (60, 50, 40)]  # free from moment 2 on
+    between = [piece(0, 9, 64 * size) for size in (59, 49, 39)]
+    late = piece(2, 9, 64 * 38)
+    offsets, total = places.offsets([*large, *gaps, *between, late])
+    assert offsets[-1] == offsets[5]  # where the gap of 40 was, not that of 50 or 60
+    assert total == 64 * (90 + 80 + 70 + 60 + 50 + 40 + 59 + 49 + 39)
+
+
 def test_small_tensors_and_results_have_no_place():
     use = memory.of_graph(program())
     planned = arena.placed(use)
