@@ -1,4 +1,4 @@
-"""How two runs differ: options, programs, kernels, time and memory, the largest first.
+"""How two runs differ: options, programs, time, memory and kernels, the largest of each first.
 
 Times differ when they lie outside each other's spread: three quarters of one beyond three quarters
 of the other, and the medians by more than ``LEAST``. So two runs of the same program report no
@@ -15,11 +15,13 @@ from abele.report import words
 from abele.report.difference import Difference, apart, of_numbers
 from abele.report.journal import Journal
 from abele.report.page import document
-from abele.report.page.markup import Content, Html, html, section, table, tag
+from abele.report.page.markup import Content, Html, html, long_table, section, table, tag
+from abele.report.page.overview import per_call
 from abele.report.record import Run
 from abele.report.status import Steady, status_of, steady
 
 LEAST = 0.03
+_MOST_ROWS = 12  # of a table at first
 
 #: A run as its two files say it.
 Files = tuple[Run, Journal]
@@ -114,15 +116,13 @@ def page(first: Files, second: Files) -> str:
     """Return a page that says how two runs differ."""
     differing = differences(first, second)
     timed = steady(first[1]) is not None and steady(second[1]) is not None
-    head = html(
-        tag("h1", f"{first[0].name} and {second[0].name}"),
-        _verdict(differing, timed=timed, same=_same(first[0], second[0], differing)),
-    )
+    runs = first[0], second[0]
+    verdict = _verdict(differing, timed=timed, same=_same(*runs, differing), more=_not_alike(*runs))
+    head = html(tag("h1", f"{first[0].name} and {second[0].name}"), verdict)
     parts: list[Content] = [
-        _one("First", first),
-        _one("Second", second),
+        section("Both runs", _side_by_side(first, second), name="runs"),
+        section("Differences", _groups(differing), name="differences") if differing else None,
         [tag("p", each, class_="soft") for each in kernels.not_compared(first[0], second[0])],
-        section("Differences", _table(differing), name="differences") if differing else None,
     ]
     return document("Comparison of two runs", html(head, parts))
 
@@ -133,7 +133,13 @@ def _same(first: Run, second: Run, differing: list[Difference]) -> bool:
     return len(keys) == 1 and all(each.kind in ("time", "kernel time") for each in differing)
 
 
-def _verdict(differing: list[Difference], *, timed: bool, same: bool) -> Html:
+def _not_alike(first: Run, second: Run) -> str:
+    """Says it where times of calls are those of different work."""
+    one, other = (per_call(each.configuration) for each in (first, second))
+    return "" if one == other else f" A call of the first does {one}, of the second {other}."
+
+
+def _verdict(differing: list[Difference], *, timed: bool, same: bool, more: str) -> Html:
     longer = next(
         (each for each in differing if each.kind == "time" and each.change is not None), None
     )
@@ -142,7 +148,7 @@ def _verdict(differing: list[Difference], *, timed: bool, same: bool) -> Html:
     said = f"{words.count(len(differing), 'difference')}. "
     if longer is None or longer.change is None:
         alike = "Times of calls are the same within their spread." if timed else ""
-        return tag("p", said, alike, class_="lead")
+        return tag("p", said, alike, more, class_="lead")
     kind = "worse" if longer.change > 0 else "better"
     text = f"{longer.what}: {longer.first} and {longer.second}, {_way(longer.change)}."
     if same:
@@ -151,7 +157,7 @@ def _verdict(differing: list[Difference], *, timed: bool, same: bool) -> Html:
             "the machine was slower for one of them, or the loop around the calls was. "
         )
         return tag("p", said, text[0].upper() + text[1:], class_="lead")
-    return tag("p", said, tag("b", text, class_=kind), class_="lead")
+    return tag("p", said, tag("b", text, class_=kind), more, class_="lead")
 
 
 def _way(change: float) -> str:
@@ -163,26 +169,76 @@ def _way(change: float) -> str:
     return f"{abs(change):.0%} {'longer' if change > 0 else 'shorter'}"
 
 
-def _one(title: str, files: Files) -> Html:
+def _side_by_side(first: Files, second: Files) -> Html:
+    """What is known of each, also where it does not differ."""
+    columns = [_known(first), _known(second)]
+    rows: list[list[Content]] = [
+        [name, *(tag("span", each.get(name, ""), class_="value") for each in columns)]
+        for name in columns[0] | columns[1]
+    ]
+    return table(("", "first", "second"), rows)
+
+
+def _known(files: Files) -> dict[str, str]:
     run, journal = files
-    status = status_of(journal, alive=None)
     began = datetime.datetime.fromtimestamp(run.process.began, datetime.UTC)
-    said = (
-        f"{title}: {run.name}, {words.count(journal.calls, 'call')}, {status.state.value}; began "
-        f"{began:%Y-%m-%d %H:%M:%S} UTC."
-    )
-    return tag("p", said)
+    known = {
+        "name": run.name,
+        "began": f"{began:%Y-%m-%d %H:%M:%S} UTC",
+        "how it went": status_of(journal, alive=None).state.value,
+        "calls": f"{journal.calls:,}",
+        "a call does": per_call(run.configuration),
+    }
+    calls = steady(journal)
+    if calls is not None:
+        low, middle, high = map(words.seconds, calls.quarters[1:4])
+        known["a call takes (median)"] = middle
+        known["half of all take"] = f"{low} to {high}"
+    if run.build is not None:
+        known["target"] = run.build.target
+        known["programs"] = ", ".join(f"{each.name}: {each.lowering}" for each in run.programs)
+        known["executable"] = run.build.executable[:16]
+    if run.programs:
+        known["state"] = words.size(sum(run.state.values()))
+        known["memory beside, at most"] = words.size(max(e.memory.peak for e in run.programs))
+    return known
+
+
+#: Kinds of differences as they are shown: what was asked for, what came of it, and how.
+_GROUPS = {
+    "options": "Options",
+    "programs": "Programs and machine",
+    "time": "Time",
+    "memory": "Memory",
+    "kernels": "Kernels",
+    "kernel time": "Time of kernels",
+}
+
+
+def _groups(differing: list[Difference]) -> list[Content]:
+    shown: list[Content] = []
+    for kind, title in _GROUPS.items():
+        group = [each for each in differing if each.kind == kind]
+        if group:
+            shown.append([tag("h3", title), _table(group)])
+    return shown
 
 
 def _table(differing: list[Difference]) -> Html:
+    numbered = any(each.change is not None for each in differing)
     rows: list[list[Content]] = [
         [
-            each.kind,
-            each.what,
-            tag("span", each.first, class_="value"),
-            tag("span", each.second, class_="value"),
-            "" if each.change is None else f"{each.change:+.1%}",
+            *(tag("span", said, class_="value") for said in (each.what, each.first, each.second)),
+            *([_change(each)] if numbered else []),
         ]
         for each in differing
     ]
-    return table(("", "what", "first", "second", "change"), rows, numbers=(4,))
+    heads = ("what", "first", "second", "change")
+    return long_table(heads if numbered else heads[:3], rows, numbers=(3,), most=_MOST_ROWS)
+
+
+def _change(each: Difference) -> str:
+    """In percents, or in times where these would be hard to read."""
+    if each.change is None:
+        return ""
+    return f"{each.change:+.1%}" if each.change < 10 else f"{1 + each.change:,.0f} times"

@@ -109,3 +109,32 @@ def test_runs_that_were_never_built_can_be_compared(run):
         "target",
         "what runs",
     }
+
+
+def test_both_runs_stand_beside_each_other_also_where_they_do_not_differ(run):
+    text = page((run, timed(1)), (run, timed(101)))
+    assert "No difference was found." in text
+    assert text.count("300") == 2  # calls
+    assert text.count(run.build.executable[:16]) == 2
+    assert "half of all take" in text
+
+
+def test_calls_that_do_different_work_are_said_to(run):
+    accumulating = {**run.configuration, "gradient_accumulation": 4}
+    other = dataclasses.replace(run, configuration=accumulating)
+    text = page((run, timed(1)), (other, timed(101)))
+    assert "A call of the first does one micro-batch, of the second 4 accumulated" in text
+    assert "A call of the first does" not in page((run, timed(1)), (run, timed(101)))
+
+
+def test_options_come_before_what_came_of_them(run):
+    (program,) = run.programs
+    memory = dataclasses.replace(program.memory, peak=30 * program.memory.peak)
+    changed = dataclasses.replace(program, lowering="emitted", memory=memory)
+    other = dataclasses.replace(
+        run, programs=(changed,), configuration={**run.configuration, "replicas": 2}
+    )
+    text = page((run, Journal()), (other, Journal()))
+    places = [text.index(f"<h3>{title}</h3>") for title in ("Options", "Memory", "Kernels")]
+    assert places == sorted(places)
+    assert "30 times" in text  # as percents, hard to read

@@ -1,9 +1,11 @@
 """Partitions of chains, beside all there are."""
 
+import contextlib
 import itertools
 import random
 
 import pytest
+import torch
 
 from abele.errors import StageError
 from abele.fit import Interval, Verdict
@@ -151,3 +153,15 @@ def test_no_partition_is_faster_by_more_than_a_twentieth(seed, ties, blocks):
         full = [bytes_by_hand(chain, device, spans, stages, 8, end) for spans in on]
         assert max(full) <= device.size
         assert made.slowest <= 1.05 * limits[end]
+
+
+@pytest.mark.parametrize("devices", [2, 9], ids=["divided", "refused"])
+def test_torch_has_as_many_threads_afterwards_as_before(devices):
+    chain, before = chain_of(1, 5, 0), torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with pytest.raises(StageError) if devices > 5 else contextlib.nullcontext():
+            partition(chain, devices, Device(size=10**6, is_mk2=False), 8)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

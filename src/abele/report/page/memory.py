@@ -41,6 +41,9 @@ def _of_program(program: record.Program) -> list[Content]:
     bands = _bands(program)
     level = sum(height for _, _, height in bands)
     reserved = f", {words.size(use.reserved)} of it kept between calls" if use.reserved else ""
+    alive = max((size for _, size, _ in use.curve), default=0)
+    if use.reserved and alive < use.peak:  # what is kept also has room for other steps
+        reserved += f"; tensors fill {words.size(alive)} of it at most"
     said = tag(
         "p",
         f"{words.size(use.peak)} at most beside {words.size(level)} that it is given{reserved}; "

@@ -110,7 +110,7 @@ def proof(run: Run, journal: Journal) -> Html:
         ("threads", str(run.machine.threads)),
         ("memory of the machine", words.size(run.machine.memory_bytes)),
         ("versions", f"abele {run.abele}, torch {run.machine.torch}, Python {run.machine.python}"),
-        ("one call", _per_call(run.configuration)),
+        ("one call", per_call(run.configuration)),
     ]
     said = [tag("p", note) for note in (*run.notes, *(m.what for m in journal.of_kind("note")))]
     return section("What ran where", facts(rows), said, name="proof")
@@ -127,7 +127,8 @@ def insights(run: Run, journal: Journal) -> Html | None:
     return section("What would save most", tag("ol", items, class_="insights"), name="insights")
 
 
-def _per_call(configuration: dict[str, int]) -> str:
+def per_call(configuration: dict[str, int]) -> str:
+    """Return what a call does, in words."""
     names = {
         "device_iterations": "device iteration",
         "gradient_accumulation": "accumulated micro-batch",

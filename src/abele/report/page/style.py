@@ -106,5 +106,6 @@ ol.insights { padding-left: 1.3rem; max-width: 52rem; } ol.insights li { margin:
 @media print { main { max-width: none; } section { break-inside: avoid; }
   .hover { display: none; } }
 @media (max-width: 40rem) { main { padding: 1rem .8rem 3rem; } h1 { font-size: 1.4rem; }
-  .at { white-space: nowrap; } }
+  .at { white-space: nowrap; }
+  #runs td:has(> .value), #differences td:has(> .value) { min-width: 4.2rem; } }
 """
