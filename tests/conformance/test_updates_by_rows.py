@@ -85,6 +85,10 @@ CASES = {
 }
 
 
+# How many elements a result has at least, with many samples and with few.
+LIMITS = ("_LEAST_BY_ROWS", "_LEAST_OF_FEW")
+
+
 @pytest.fixture(scope="module")
 def both():
     """Programs of each case, planned with and without loops on rows, in one library."""
@@ -98,7 +102,8 @@ def both():
         for program in traced:
             lowered = passes.run_only(passes.run(program), lowering.Emitted.passes)
             for least in (0, 1 << 60):
-                patch.setattr(products, "_LEAST_BY_ROWS", least)
+                for limit in LIMITS:
+                    patch.setattr(products, limit, least)
                 programs.append(lowered)
                 plans.append(lowering.planned_code(lowered))
                 of_case.setdefault((name, least), []).append(len(plans) - 1)
@@ -145,7 +150,8 @@ def test_bits_are_those_of_a_loop_after_the_product(both, name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_all_gradients_that_only_the_update_reads_have_no_memory(both, monkeypatch, name):
-    monkeypatch.setattr(products, "_LEAST_BY_ROWS", 0)
+    for limit in LIMITS:
+        monkeypatch.setattr(products, limit, 0)
     updated = 0
     for program, _ in both(name, 0):
         placed = lowering.placed(program)
