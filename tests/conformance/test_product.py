@@ -124,6 +124,15 @@ def test_rows_that_share_a_set_of_the_cache_give_the_same_bits(library, rows, th
     assert torch.equal(product(library, together, b, threads), product(library, apart, b))
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("inner", [64, 385])
+def test_columns_that_share_a_set_of_the_cache_give_the_same_bits(library, inner, threads):
+    apart = factor(1, 1024, inner, turned=True, step=3, seed=5)
+    b = factor(1, inner, 80, turned=False, step=0, seed=6)
+    together = apart.mT.contiguous().mT  # 4 KiB from column to column
+    assert torch.equal(product(library, together, b, threads), product(library, apart, b))
+
+
 def by_rows(library, a, b, threads, packed=None):
     """The product as its rows came, and how often each of them came."""
     rows, columns = a.shape[1], b.shape[2]

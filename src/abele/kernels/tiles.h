@@ -200,6 +200,9 @@ inline void pack_straight(Index count, Index k, const float* from, Index step, I
         __builtin_prefetch(row + i, 0, LATER);
       std::memcpy(to + p * width, row, PRODUCT_COLUMNS * sizeof(float));
     }
+  // Nobody reads what a whole vector takes too much.
+  if (width == LANES && 2 * count >= LANES)
+    for (; p + 1 < k; ++p) std::memcpy(to + p * width, from + p * step, sizeof(Vec));
   for (; p < k; ++p)
     for (Index i = 0; i < count; ++i) to[p * width + i] = from[p * step + i];
 }
@@ -218,23 +221,25 @@ inline void pack_columns(Matrix b, Index inner, Index columns, float* to) {
     std::fill(to + p * PRODUCT_COLUMNS + columns, to + (p + 1) * PRODUCT_COLUMNS, 0.0f);
 }
 
-// Whether tiles read packed rows of a: where rows lie a multiple of this apart, those of a tile share
-// one set of the first cache, which has eight lines. Else they are read where they lie, since packing
-// takes a tenth of a product of 128 columns.
+// Whether tiles read packed rows of a: where rows, or columns, lie a multiple of this apart, those of a
+// tile share one set of the first cache, which has eight lines. Else they are read where they lie,
+// since packing takes a tenth of a product of 128 columns.
 constexpr Index SAME_SET = 1024;
-inline bool packs_rows(Matrix a) { return a.column == 1 && a.row % SAME_SET == 0; }
+inline bool packs_rows(Matrix a) { return (a.column == 1 ? a.row : a.column) % SAME_SET == 0; }
 
-// Rows of a whose elements are neighbours, [inner][PACKED_ROWS] for each tile.
+// Rows of a, [inner][PACKED_ROWS] for each tile.
 inline void pack_rows(Matrix a, Index rows, Index inner, float* to) {
-  // A few elements of all tiles at a time: a line of memory belongs to several.
-  const Index tiles = ceil_div(rows, PRODUCT_ROWS);
-  for (Index p = 0; p < inner; p += LINE)
+  // Of turned rows, a few elements of all tiles at a time: a line of memory belongs to several.
+  const Index tiles = ceil_div(rows, PRODUCT_ROWS), some = a.column == 1 ? LINE : inner;
+  for (Index p = 0; p < inner; p += some)
     for (Index i = 0; i < tiles; ++i) {
       const Part tile = tile_rows(rows, i);
-      const Index along = std::min(LINE, inner - p);
-      const float* from = a.data + tile.begin * a.row + p;
+      const Index along = std::min(some, inner - p);
+      const float* from = a.data + tile.begin * a.row + p * a.column;
       float* packed = to + (i * inner + p) * PACKED_ROWS;
-      if (PACKED_ROWS == LANES && tile.begin + LANES <= rows)  // with rows of the next tile
+      if (a.column != 1)
+        pack_straight<false>(tile.size, along, from, a.column, PACKED_ROWS, packed);
+      else if (PACKED_ROWS == LANES && tile.begin + LANES <= rows)  // with rows of the next tile
         pack_turned_lanes(along, from, a.row, PACKED_ROWS, packed);
       else
         pack_turned<false>(tile.size, along, from, a.row, PACKED_ROWS, packed);
