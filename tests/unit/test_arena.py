@@ -298,6 +298,16 @@ def test_every_tensor_finds_the_place_that_the_plan_has_for_it(name, library):
     assert elsewhere <= 6
 
 
+def test_what_the_library_makes_for_an_lstm_without_backward_has_its_place(library):
+    (step,) = captured(Sequences().eval(), (torch.randn(64, 16, 32),)).programs
+    run = Interpreter().compile(step).run
+    before = running.counts()
+    run(arguments(step))
+    at_place, in_gap, elsewhere = (b - a for a, b in zip(before, running.counts(), strict=True))
+    assert at_place >= 3  # two weights, and the gates of all steps
+    assert (in_gap, elsewhere) == (0, 0)
+
+
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_tensor_of_training_finds_its_place(name, library):
     make, dtype, shape = TRAINED[name]

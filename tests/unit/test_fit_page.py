@@ -78,9 +78,10 @@ def test_cells_of_several_commits_say_so(tmp_path):
     cells = fit.with_earlier(asked, folder, record)
     assert [each["commit"] for each in cells] == ["aaa", "bbb"]
     assert cells[1] == newer
-    (said, *_) = fit_page.lines({"cells": cells, "errors": fit_page.errors(cells)})
-    assert "1 of commit aaa, 1 of commit bbb" in said
-    assert "commit" not in fit_page.lines({"cells": [cell()], "errors": {}})[0]
+    said = fit_page.lines({"cells": cells, "errors": fit_page.errors(cells)})
+    assert "1 of commit aaa, 1 of commit bbb" in " ".join(said)
+    assert max(map(len, said[:3])) <= 140
+    assert "commit" not in " ".join(fit_page.lines({"cells": [cell()], "errors": {}}))
 
 
 @pytest.mark.skipif(not RECORDS, reason="no record")

@@ -131,6 +131,39 @@ def _upsampling(node: torch.fx.Node, channels_last: bool) -> Calls | None:
 # -- recurrent layers ----------------------------------------------------------------------
 
 
+#: Bytes of the library's description of an LSTM, and what a row of its memory is a multiple of.
+_LSTM_LEAST, _LINE, _SAME_LINES = 4872, 64, 1024
+_UNITS = 32  # that its weights are filled up to
+
+
+def _lstm_forward(node: torch.fx.Node, channels_last: bool) -> Calls | None:
+    """The library's memory for the gates of all steps, and weights in its own order.
+
+    Where backward follows, the gates are among the results.
+    """
+    del channels_last
+    differentiable = node.args[9]
+    if differentiable:
+        return None
+    x, h, weights = value(node, 0), value(node, 5), (value(node, 1), value(node, 2))
+    calls, (rows, units) = Calls(), h.shape
+    for index in range(3):
+        calls.result(index)
+    of_row = h.element_size() * units  # of one step: its gates, and states and cells around it
+    step = rows * (_padded_row(4 * of_row) + 5 * _padded_row(of_row))
+    gates = 4 * x.shape[0] * h.nbytes
+    filled = -(-units // _UNITS) * _UNITS
+    made = [calls.make(each.nbytes // units * filled) for each in weights]
+    calls.free(*made, calls.make(gates + step + _LSTM_LEAST))
+    return calls
+
+
+def _padded_row(size: int) -> int:
+    """Bytes of a row in whole cache lines; not so that all rows lie in the same ones."""
+    padded = -(-size // _LINE) * _LINE
+    return padded if padded % _SAME_LINES else padded + _LINE
+
+
 def _lstm_backward(node: torch.fx.Node, channels_last: bool) -> Calls:
     """The library's memory for the gradients of all steps' gates, and weights in its own order."""
     del channels_last
@@ -154,6 +187,7 @@ _RULES: dict[Any, Callable[[torch.fx.Node, bool], Calls | None]] = {
     aten.upsample_bilinear2d.default: _upsampling,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _attention_backward,
+    lstm.forward: _lstm_forward,
     lstm.backward: _lstm_backward,
     **half.RULES,
 }
