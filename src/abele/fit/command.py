@@ -94,6 +94,10 @@ def answer_of(script: Path, limit: str | None, arguments: list[str]) -> asking.R
             running(script, arguments, quiet=True)
     except asking.Answered as answered:
         return answered.report
+    except SystemExit as ended:  # its status is no answer: 3 would say that it does not fit
+        raise FitError(
+            f"{script} ended with status {ended.code!r} before it compiled a model."
+        ) from None
     raise FitError(
         f"{script} ended without compiling a model, so there is nothing to say. Give it the "
         f"arguments with which it does, behind --: abele fit {script} -- ARG ..."
