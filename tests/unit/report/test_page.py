@@ -1,16 +1,22 @@
 """The page of a run: what it says, that it needs nothing else, and that text stays text."""
 
 import dataclasses
+import os
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 
 import pytest
 import torch
 
 import poptorch
-from abele.report.journal import Journal, window_of
+from abele.report import read_journal, read_run
+from abele.report.instances import Instance
+from abele.report.journal import Journal, JournalWriter, window_of
 from abele.report.loading import Loop
 from abele.report.page import page
+from abele.report.record import Option, Pipeline, Task
 from abele.report.status import steady
 from helpers.reported import journal_of, run_before, run_of
 
@@ -121,9 +127,59 @@ def test_a_page_before_anything_was_built_has_no_empty_sections():
     assert "Memory over the program" not in words
 
 
-def test_a_page_is_a_function_of_its_files(introduction):
+AGAIN = """
+import sys
+from pathlib import Path
+from abele.report import read_journal, read_run
+from abele.report.page import page
+folder = Path(sys.argv[1])
+sys.stdout.write(page(read_run(folder), read_journal(folder)))
+"""
+
+
+def test_a_page_is_a_function_of_its_files(introduction, tmp_path):
+    introduction.write(tmp_path)
+    writer = JournalWriter(tmp_path)
+    writer.call(0.5, (0.0, 0.001, 0.02, 0.001), 1.5)
+    writer.add("end", 1.0, "finished")
+    writer.close()
+    command = [sys.executable, "-c", AGAIN, str(tmp_path)]
+    paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    one, other = (
+        subprocess.run(
+            command, env={**os.environ, **paths, "PYTHONHASHSEED": seed}, check=True, stdout=-1
+        ).stdout
+        for seed in ("1", "2")
+    )
+    assert one == other
+    assert one.decode() == page(read_run(tmp_path), read_journal(tmp_path))
+
+
+def test_sections_come_from_the_verdict_to_the_programs():
+    """What somebody wants to know first comes first."""
+    assert sections_of_a_full_page() == [
+        *("proof", "insights", "memory", "modules", "operators", "lowerings", "time"),
+        *("pipeline", "instances", "options", "loss", "programs"),
+    ]
+
+
+def sections_of_a_full_page():
+    tasks = (Task(stage=0, micro_batch=0, backward=False, begin=0.0, end=1.0),)
+    run = run_of("introduction")
+    run = dataclasses.replace(
+        run,
+        pipeline=Pipeline(stages=("first", "last"), tasks=tasks, bubble=0.5, ideal=0.5),
+        configuration={**run.configuration, "processes": 2},
+        exchanged={"calls": 20.0, "bytes": 1e6, "seconds": 0.3},
+        options=(Option(name="Options.replicationFactor", value="2", status="honoured", note=""),),
+    )
+    other = Instance(number=1, run=run, journal=journal_of(END), alive=False, folder="instance_1")
     journal = journal_of(END)
-    assert page(introduction, journal) == page(introduction, journal)
+    text = page(run, journal, others=[other])
+    assert text.index('class="lead"') < text.index("<section")
+    names = re.findall(r'<section id="(\w+)"', text)
+    assert re.findall(r'href="#(\w+)"', text.split("</nav>")[0]) == names
+    return names
 
 
 @pytest.mark.parametrize("name", ["<script>alert(1)</script>", "{{ name }}", "__DATA__", '"><b>'])

@@ -34,8 +34,8 @@ _LINKS = {
     "time": "host",
     "pipeline": "pipeline",
     "instances": "instances",
-    "loss": "loss",
     "options": "options",
+    "loss": "loss",
     "programs": "programs",
 }
 
@@ -71,8 +71,8 @@ def page(
         "time": timeline.timeline(run, journal),
         "pipeline": pipeline(run),
         "instances": instances((itself, *others)),
-        "loss": timeline.loss(journal),
         "options": programs.options(run),
+        "loss": timeline.loss(journal),
         "programs": programs.passes(run) if has else None,
     }
     shown = {name: each for name, each in sections.items() if each is not None}
