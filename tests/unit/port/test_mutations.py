@@ -102,6 +102,11 @@ LIMITS = {
 TRAINING = {
     "another loss": ("functions", "loss = F.nll_loss(output, target)", "loss = F.l1_loss(output.sum(1), target)"),
     "a detached part": ("functions", "output = self.model(data)", "output = self.model(data).detach() + 0 * self.model(data)"),
+    "a penalty without gradients": ("rules/penalties", "strength * penalty(self.model)", "strength * penalty(self.model).detach()"),
+    "a weight of the first epoch": ("rules/two_losses", "torch.as_tensor(alpha)", "torch.tensor(0.3)"),
+    "a strength of the first epoch": ("rules/penalties", "torch.as_tensor(strength)", "torch.as_tensor(1e-3)"),
+    "weights of classes are lost": ("rules/penalties", "nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 0.5]))", "nn.CrossEntropyLoss()"),
+    "the model of the first fold": ("rules/folds", "ModelWithLoss(network)", "ModelWithLoss(make_model())"),
     "results in another order": ("trainer", "return logits, poptorch", "return 2 * logits.flip(1), poptorch"),
     "the sum instead of the mean": ("functions", "F.nll_loss(output, target)\n", 'F.nll_loss(output, target, reduction="sum")\n'),
     "a copy of the model": ("functions", "ModelWithLoss(model)", "ModelWithLoss(__import__('copy').deepcopy(model))"),

@@ -22,6 +22,7 @@ from abele.port.analysis.parts import (
 )
 from abele.port.analysis.scopes import is_method, names_in
 from abele.port.analysis.search import findall
+from abele.port.analysis.slow_values import changed_outside
 from abele.port.analysis.things import Things
 from abele.port.analysis.updates import Update, read_update
 from abele.port.project import Owner, Project
@@ -51,6 +52,7 @@ class Step:
         optimizer: that updates.
         gradients: how it does, and what is done to gradients before.
         inputs: names that the forward statements need from the loop.
+        slow: those of the inputs that only change outside of the loop, and may be numbers.
         constants: names that they need from the function, and that are the same in every step.
         outputs: names that they define and others, or the next step, use, without the loss.
         carried: those of the inputs that the step before has computed.
@@ -71,9 +73,17 @@ class Step:
     optimizer: Thing
     gradients: Update
     inputs: tuple[str, ...]
+    slow: tuple[str, ...] = ()
     constants: tuple[str, ...]
     outputs: tuple[str, ...]
     carried: tuple[str, ...]
+
+    @property
+    def arguments(self) -> str:
+        """The inputs as a call of the program has them: numbers that change become tensors."""
+        as_tensor = [f"torch.as_tensor({name})" for name in self.slow]
+        given = dict(zip(self.slow, as_tensor, strict=True))
+        return ", ".join(given.get(name, name) for name in self.inputs)
 
 
 def training_steps(project: Project, things: Things) -> Iterator[tuple[Source, Step | StepError]]:
@@ -118,7 +128,8 @@ class _Reader:
         also = [each.statement for each in gradients.removed]
         rest = {self._backward, gradients.statement, *zero, *also, *forward}
         self._check_way(forward, gradients.statement, rest)
-        needed, varying = self._needed(forward), self._varying()
+        slow = changed_outside(self._source, self._things, self._backward, gradients.optimizers)
+        needed, varying = self._needed(forward), self._varying(slow)
         carried = self._carried(forward, needed)
         return Step(
             source=self._source,
@@ -136,6 +147,7 @@ class _Reader:
             optimizer=gradients.optimizers[0],
             gradients=gradients,
             inputs=tuple(name for name in needed if name in varying),
+            slow=tuple(name for name in needed if name in slow - self._fresh(forward)),
             constants=tuple(name for name in needed if name not in varying),
             outputs=self._outputs(forward, rest, carried, loss),
             carried=tuple(name for name in carried if name in varying),
@@ -329,7 +341,18 @@ class _Reader:
                             models.setdefault(thing, node)
             for thing, expression in self._helpers.models(self._source, statement):
                 models.setdefault(thing, expression)
+            for node in self._parts_of_models(statement):
+                for thing in self._things.of(self._source, node, Kind.MODEL):
+                    models.setdefault(thing, node)
         return models
+
+    def _parts_of_models(self, statement: Statement) -> Iterator[cst.BaseExpression]:
+        """Names of which a statement reads a part, such as ``model.head.weight``."""
+        for node in findall(statement, m.Attribute() | m.Subscript()):
+            if isinstance(node.value, cst.Name | cst.Attribute) and not m.matches(
+                node, m.Attribute(attr=_NO_PART)
+            ):
+                yield node.value
 
     def _needed(self, forward: Sequence[Statement]) -> list[str]:
         """Names that the statements read before they write them."""
@@ -340,16 +363,21 @@ class _Reader:
             written |= set(writes(statement))
         return list(needed)
 
-    def _varying(self) -> set[str]:
+    def _varying(self, slow: set[str]) -> set[str]:
         """Names that may be others in each step."""
-        owner = self._owner
         if self._loop is not None:
-            return set(writes(self._loop)) - {"self"}
+            return {*writes(self._loop), *slow} - {"self"}
+        owner = self._owner
         if isinstance(owner, cst.FunctionDef):
             params = [each.name for each in owner.params.params][is_method(owner) :]
             given = {each.value for each in params if not self._things.of(self._source, each)}
-            return {*writes(owner.body), *given}
-        return set()
+            return {*writes(owner.body), *given, *slow}
+        return slow
+
+    def _fresh(self, forward: Sequence[Statement]) -> set[str]:
+        """Names that each step of the loop, or the program itself, gives other values."""
+        again = () if self._loop is None else writes(self._loop)
+        return {*again, *_written(forward)}
 
     def _outputs(
         self,
@@ -393,6 +421,5 @@ def _assignment(name: str, value: cst.BaseExpression) -> cst.SimpleStatementLine
 
 
 _OWN = m.Element(m.Attribute(value=m.Name("self")))
-_NO_FORWARD = m.OneOf(
-    *map(m.Name, ("train", "eval", "parameters", "state_dict", "zero_grad", "to", "cuda"))
-)
+_NO_FORWARD = m.OneOf(*map(m.Name, ("train", "eval", "state_dict", "zero_grad", "to", "cuda")))
+_NO_PART = m.OneOf(_NO_FORWARD, m.Name("training"), m.Name("module"))

@@ -206,7 +206,7 @@ def put_call(context: Context, step: Step, name: str, text: str = "") -> None:
     """
     edits = context.edits(step.source)
     results = ", ".join((*step.outputs, step.loss))
-    first, *others = parsed(text or f"{results} = {name}({', '.join(step.inputs)})")
+    first, *others = parsed(text or f"{results} = {name}({step.arguments})")
     later = _later(step)
     # What stood between comes after the call: what it reads is there then.
     moved = [edits.applied(statement) for statement in later]

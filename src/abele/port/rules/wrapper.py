@@ -13,6 +13,7 @@ from libcst import matchers as m
 
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.search import findall
+from abele.port.analysis.slow_values import is_changed
 from abele.port.analysis.steps import Statement, Step, StepError
 from abele.port.context import Context
 from abele.port.edits import renamed
@@ -139,6 +140,10 @@ def _constants(context: Context, step: Step) -> Sequence[cst.BaseExpression]:
             everywhere = variable is not None and variable.owner is step.source.module
             if everywhere or hasattr(builtins, node.value):
                 continue
+        if isinstance(node, cst.Attribute) and not things and is_changed(step.source, node):
+            name = node.attr.value
+            reason = f"{code} gets other values, and the program keeps the first; write"
+            raise StepError(node, f"{reason} {name} = torch.as_tensor({code}) before, and use that")
         needed[code] = node
     return list(needed.values())
 

@@ -1,0 +1,81 @@
+"""Values that are the same in one epoch, and others in the next: a program takes them as inputs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.port.analysis.flow import writes
+from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.scopes import local_names
+from abele.port.analysis.search import findall
+from abele.port.analysis.things import Things
+from abele.port.project import Owner
+from abele.port.source import Source
+
+_ATTRIBUTE = m.Attribute(value=m.Name("self"))
+
+
+def changed_outside(
+    source: Source, things: Things, node: cst.CSTNode, optimizers: Iterable[Thing]
+) -> set[str]:
+    """Names that get other values around a step, or in the file, once it has an optimizer.
+
+    Args:
+        source: the file.
+        things: what its names stand for.
+        node: of the step.
+        optimizers: that update: what is made anew with them is the same for all of their steps.
+    """
+    owner = things.owner(source, node)
+    made = {each for thing in optimizers for each in thing.source.above(thing.made)}
+    around = itertools.takewhile(lambda each: each is not owner, source.above(node))
+    loops = [each for each in around if isinstance(each, cst.For | cst.While)]
+    names = set[str]().union(*(writes(each) for each in loops if each not in made))
+    if isinstance(owner, cst.FunctionDef):
+        names |= _of_file(source, things, made) - local_names(owner)
+    return names - _names_of_things(source, things, owner)
+
+
+def _of_file(source: Source, things: Things, made: set[cst.CSTNode]) -> set[str]:
+    """Names of the file that loops in it, or functions, give other values."""
+    names: set[str] = set()
+    for node in findall(source.module, m.For() | m.While() | m.AugAssign() | m.Global()):
+        if isinstance(node, cst.Global):
+            names |= {each.name.value for each in node.names}
+        elif things.owner(source, node) is source.module and node not in made:
+            names |= set(writes(node))
+    return names
+
+
+def _names_of_things(source: Source, things: Things, owner: Owner) -> set[str]:
+    """Names of models, losses and loaders, which a program has or does not need."""
+    every = [thing for kind in Kind for thing in things.all(kind)]
+    owners = (owner, source.module)
+    return {name for thing in every for each in owners for name in things.names(each, thing)}
+
+
+def is_changed(source: Source, attribute: cst.Attribute) -> bool:
+    """Whether an attribute of ``self`` gets other values once the object is made.
+
+    Args:
+        source: the file.
+        attribute: of ``self``.
+    """
+    same = m.Attribute(value=m.Name("self"), attr=m.Name(attribute.attr.value))
+    if findall(source.module, m.AugAssign(target=same)):
+        return True
+    given = findall(source.module, m.AssignTarget(target=same))
+    later = [each for each in given if not _is_made(source, each)]
+    return any(source.enclosing(each, cst.For, cst.While) for each in later) or (
+        len(given) > 1 and bool(later)
+    )
+
+
+def _is_made(source: Source, node: cst.CSTNode) -> bool:
+    """Whether a node is in a constructor."""
+    function = source.enclosing(node, cst.FunctionDef)
+    return function is not None and function.name.value == "__init__"
