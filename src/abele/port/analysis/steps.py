@@ -110,10 +110,7 @@ class _Reader:
 
     def step(self) -> Step:
         """Read it."""
-        if self._call.args:
-            raise StepError(self._call, "backward with arguments has no counterpart in a program")
-        if len(getattr(self._backward, "body", ())) > 1:
-            raise StepError(self._call, "several statements are on this line; give each its own")
+        self._check_call()
         index = self._block.index(self._backward)
         gradients = read_update(self._source, self._things, self._block, self._call, index)
         loss, differentiated = self._loss()
@@ -152,6 +149,17 @@ class _Reader:
             outputs=self._outputs(forward, rest, carried, loss),
             carried=tuple(name for name in carried if name in varying),
         )
+
+    def _check_call(self) -> None:
+        """The call stands alone and is given nothing.
+
+        Raises:
+            StepError: it does not, or is.
+        """
+        if self._call.args:
+            raise StepError(self._call, "backward with arguments has no counterpart in a program")
+        if len(getattr(self._backward, "body", ())) > 1:
+            raise StepError(self._call, "several statements are on this line; give each its own")
 
     def _loss(self) -> tuple[str, cst.BaseExpression | None]:
         """The name of what is differentiated, and the expression where it has none."""
