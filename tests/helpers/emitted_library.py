@@ -15,10 +15,11 @@ from abele.program import Program
 from abele.targets.base import Run
 from abele.targets.cpu.emitted import build, lowering
 from abele.targets.cpu.emitted.lowering import Plan
+from abele.targets.cpu.emitted.source import REPEAT
 
 # Optimizing more takes longer to compile and changes no rounding: nothing reorders sums.
 _FLAGS = tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS)
-_START, _NAMES = "using abele::Index;", "abele_segment_"
+_START, _NAMES = "using abele::Index;", ("abele_segment_", REPEAT)
 
 
 def together(programs: Sequence[Program], plans: Sequence[Plan]) -> list[Run]:
@@ -45,8 +46,13 @@ def together(programs: Sequence[Program], plans: Sequence[Plan]) -> list[Run]:
 
 
 def _in_namespace(number: int, body: str) -> str:
-    body = body.replace(_NAMES, f"{_NAMES}p{number}_")
-    return f"namespace p{number} {{\n{_START}\n{body}\n}}"
+    return f"namespace p{number} {{\n{_START}\n{_renamed(body, number)}\n}}"
+
+
+def _renamed(text: str, number: int) -> str:
+    for name in _NAMES:
+        text = text.replace(name, f"{name}p{number}_")
+    return text
 
 
 def _call(program: Program, plan: Plan, library: _Renamed) -> Run:
@@ -61,4 +67,4 @@ class _Renamed:
         self._library, self._number = library, number
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._library, name.replace(_NAMES, f"{_NAMES}p{self._number}_"))
+        return getattr(self._library, _renamed(name, self._number))

@@ -76,8 +76,9 @@ class PipelineRunner:
         """What the latest call took, as far as it came; None before its first update."""
         return measured(self.cut.stages, self._passages) if self._passages else None
 
-    def groups(self, steps: Iterable[Step]) -> Iterator[Sequence[Step]]:
+    def groups(self, steps: Iterable[Step], watched: bool) -> Iterator[Sequence[Step]]:
         """The micro-steps of one update after those of another; all of a call without updates."""
+        del watched  # stages work on several at once
         waiting: list[Step] = []
         for step in steps:
             waiting.append(step)

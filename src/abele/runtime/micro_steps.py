@@ -19,9 +19,12 @@ from abele.runtime.clock import clock
 from abele.runtime.device_state import DeviceState
 from abele.runtime.traps import Rollback, trapping
 from abele.step.batching import MicroStep
+from abele.targets.base import Repeated
 
 #: A micro-step, and its rows of each input.
 Step = tuple[MicroStep, Sequence[torch.Tensor]]
+# Micro-steps that run together take about so long: whoever interrupts a call does not wait longer.
+_TOGETHER_NS, _MOST_TOGETHER = 5_000_000, 64
 #: The only micro-step of a call: its rows of each input, and the call's marks, give its outputs.
 Alone = Callable[[Sequence[torch.Tensor], list[Any]], list[torch.Tensor]]
 #: What the model's program returned (nothing, if nobody wants it), and the update's, if it ran.
@@ -31,8 +34,13 @@ Returned = tuple[list[torch.Tensor], list[torch.Tensor] | None]
 class Runner(Protocol):
     """Runs micro-steps of one session."""
 
-    def groups(self, steps: Iterable[Step]) -> Iterable[Sequence[Step]]:
-        """Divides the micro-steps of a call into those that run together, in their order."""
+    def groups(self, steps: Iterable[Step], watched: bool) -> Iterable[Sequence[Step]]:
+        """Divides the micro-steps of a call into those that run together, in their order.
+
+        Args:
+            steps: of the call.
+            watched: somebody wants to look at the state after each of them, where that can be.
+        """
         ...
 
     def run(self, group: Sequence[Step], marks: list[Any], wanted: bool) -> Sequence[Returned]:
@@ -140,19 +148,35 @@ class Sequential:
     def __init__(self, executable: Executable, model: Program, state: DeviceState, update: Update):
         self._update, self._stream = update, state.stream
         self._is_single = state.config.replicas == 1 and not state.uses_random
-        self._program = trapping(model, executable.compiled[model.name].run)
+        compiled = executable.compiled[model.name]
+        self._program = trapping(model, compiled.run)
+        repeats = self._is_single and not model.checks
+        self._repeated = compiled.repeated() if repeats else None
+        self._together = 1
         # Built once; a step only fills in the batch.
         self._arguments = [state.arguments(model, r) for r in range(state.config.replicas)]
         self._inputs = [i for i, slot in enumerate(model.inputs) if slot.role is Role.INPUT]
         self._mark = clock(state.device)
 
-    def groups(self, steps: Iterable[Step]) -> Iterator[Sequence[Step]]:
-        """Each micro-step by itself."""
-        return ((step,) for step in steps)
+    def groups(self, steps: Iterable[Step], watched: bool) -> Iterator[Sequence[Step]]:
+        """As many as take some milliseconds, where code runs several; else each by itself."""
+        if self._repeated is None or watched:
+            yield from ((step,) for step in steps)
+            return
+        group: list[Step] = []
+        for each in steps:
+            group.append(each)
+            if len(group) >= self._together or (each[0].updates and self._update.is_apart):
+                yield group
+                group = []
+        if group:
+            yield group
 
     def run(self, group: Sequence[Step], marks: list[Any], wanted: bool) -> Sequence[Returned]:
-        """Runs the only micro-step of a group; see ``Runner``."""
-        del wanted  # the program returns its results anyway
+        """Runs the micro-steps of a group; see ``Runner``."""
+        if self._repeated is not None and (len(group) > 1 or self._together == 1):
+            return self._run_together(self._repeated, group, marks, wanted)
+        # The program returns its results anyway.
         ((step, rows),) = group
         arguments = self._arguments[step.replica].copy()
         for position, tensor in zip(self._inputs, rows, strict=True):
@@ -164,6 +188,19 @@ class Sequential:
         applied = self._update.apply() if step.updates else None
         marks.append(mark())
         return ((outputs, applied),)
+
+    def _run_together(
+        self, repeated: Repeated, group: Sequence[Step], marks: list[Any], wanted: bool
+    ) -> Sequence[Returned]:
+        kept = [wanted or step.keeps for step, _ in group]
+        results = repeated(self._arguments[0], [rows for _, rows in group], kept, marks)
+        took_ns = max(1, marks[-1] - marks[-2 * len(group)])
+        self._together = min(max(1, _TOGETHER_NS * len(group) // took_ns), _MOST_TOGETHER)
+        applied = None
+        if group[-1][0].updates and self._update.is_apart:
+            applied = self._update.apply()
+            marks[-1] = self._mark()
+        return [(each, None) for each in results[:-1]] + [(results[-1], applied)]
 
     def alone(self) -> Alone | None:
         """Where one replica draws no random numbers and its program is the whole step."""
@@ -197,9 +234,9 @@ class RolledBack:
         self._runner, self._rollback = runner, Rollback(state.written)
         self._training = state.config.training
 
-    def groups(self, steps: Iterable[Step]) -> Iterable[Sequence[Step]]:
+    def groups(self, steps: Iterable[Step], watched: bool) -> Iterable[Sequence[Step]]:
         """Those of the other runner."""
-        return self._runner.groups(steps)
+        return self._runner.groups(steps, watched)
 
     def run(self, group: Sequence[Step], marks: list[Any], wanted: bool) -> Sequence[Returned]:
         """Runs them there; where they are stopped, state is as after the last update."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -272,7 +272,7 @@ class Session(DeviceState):
         self, batch: Sequence[torch.Tensor], observers: Sequence[Observer]
     ) -> list[torch.Tensor]:
         kept: list[list[torch.Tensor]] = []
-        for group in self.runner.groups(self._micro_batches(batch)):
+        for group in self.runner.groups(self._micro_batches(batch), bool(observers)):
             for (step, _), (outputs, _) in zip(group, self._group(group, observers), strict=True):
                 if step.keeps:
                     kept.append(outputs)
@@ -301,24 +301,22 @@ class Session(DeviceState):
 
     def _micro_batches(self, batch: Sequence[torch.Tensor]) -> Iterator[Step]:
         """Each micro-step with its rows of every input."""
-        sizes = [
-            batching.micro_batch_size(tensor.shape[0], self.config) if tensor.dim() else 0
-            for tensor in batch
-        ]
+        pieces = [self._pieces(tensor) for tensor in batch]
         # Replicas that share their input each see it as it came; the first one's writes stay.
-        unwritten = {index: batch[index].clone() for index in self._shared_and_written}
+        unwritten = {i: self._pieces(batch[i].clone()) for i in self._shared_and_written}
         for step in self._steps:
-            source = list(batch)
+            rows = [of_input[step.piece] for of_input in pieces]
             if unwritten and step.replica not in self._first_replicas:
-                for index, tensor in unwritten.items():
-                    source[index] = tensor.clone()
-            yield (
-                step,
-                [
-                    tensor.narrow(0, step.piece * size, size) if tensor.dim() else tensor
-                    for tensor, size in zip(source, sizes, strict=True)
-                ],
-            )
+                for index, of_input in unwritten.items():
+                    rows[index] = of_input[step.piece].clone()
+            yield step, rows
+
+    def _pieces(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The rows of each micro-batch; all of them have a tensor without rows as it is."""
+        size = batching.micro_batch_size(tensor.shape[0], self.config) if tensor.dim() else 0
+        if not size:
+            return [tensor] * batching.micro_batches(self.config)
+        return cast("Any", tensor).split(size)
 
     def lasting_executable(self) -> Executable:
         """What is worth keeping in a file: compiled programs, waited for if need be.

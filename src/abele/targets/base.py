@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -26,6 +26,31 @@ COMPILED = "are compiled"
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
+class Repeated(Protocol):
+    """Runs a program for one micro-batch after the other, with no Python between them."""
+
+    def __call__(
+        self,
+        inputs: list[torch.Tensor],
+        batches: Sequence[Sequence[torch.Tensor]],
+        kept: Sequence[bool],
+        marks: list[Any],
+    ) -> list[list[torch.Tensor]]:
+        """Run the program for each of ``batches`` in turn.
+
+        Args:
+            inputs: one tensor for each slot, as for ``Run``; those of the batch are ignored.
+            batches: of each run, the tensors of the slots that are the batch, in their order.
+            kept: of each run, whether its results are wanted.
+            marks: gets beginning and end of each run, in ns of ``time.perf_counter_ns``; the first
+                before anything changes.
+
+        Returns:
+            The results of each run; those that are not wanted share their memory.
+        """
+        ...
+
+
 class Compiled:
     """A program that can be called, and the bytes it can be restored from.
 
@@ -41,6 +66,10 @@ class Compiled:
     def released(self) -> Run:
         """The same call, made so that other threads of Python run meanwhile."""
         return self.run
+
+    def repeated(self) -> Repeated | None:
+        """Several calls as one; None where each has to be made from Python."""
+        return None
 
 
 @dataclasses.dataclass(frozen=True)

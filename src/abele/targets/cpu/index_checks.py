@@ -7,14 +7,14 @@ then. Programs stay as they are, and so do executables.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 
 from abele.errors import IndexCheckError
-from abele.program import Program
-from abele.targets.base import Compiled, Run
+from abele.program import Program, Role
+from abele.targets.base import Compiled, Repeated, Run
 from abele.targets.cpu import index_slices
 from abele.targets.reference import Interpreter
 
@@ -22,18 +22,26 @@ from abele.targets.reference import Interpreter
 _FEW = 64
 
 Check = Callable[[list[torch.Tensor]], Any]
+_OfBatch = Callable[[Sequence[torch.Tensor]], None]
 
 
 class Checked(Compiled):
     """A compiled program that raises ``IndexCheckError`` instead of ending the process."""
 
-    def __init__(self, compiled: Compiled, check: Check):
+    def __init__(self, compiled: Compiled, check: Check, of_batch: _OfBatch | None = None):
         super().__init__(_after(check, compiled.run), compiled.payload)
-        self._compiled, self._check = compiled, check
+        self._compiled, self._check, self._of_batch = compiled, check, of_batch
 
     def released(self) -> Run:
         """The same check, then the call of the compiled program that lets other threads run."""
         return _after(self._check, self._compiled.released())
+
+    def repeated(self) -> Repeated | None:
+        """The same check for each run, where it looks at nothing but its batch."""
+        repeated = self._compiled.repeated()
+        if self._of_batch is None or repeated is None:
+            return None
+        return _each_checked(self._of_batch, repeated)
 
 
 def checked(program: Program, compiled: Compiled) -> Compiled:
@@ -45,11 +53,20 @@ def checked(program: Program, compiled: Compiled) -> Compiled:
     if not inputs:
         return compiled
 
-    def check(values: list[torch.Tensor]) -> None:
-        for position, bounds in inputs:
+    batch = [i for i, slot in enumerate(program.inputs) if slot.role is Role.INPUT]
+    of_batch = None
+    if all(position in batch for position, _ in inputs):
+        of_batch = _refusing([(batch.index(position), bounds) for position, bounds in inputs])
+    # The first to look: other indices may follow from these.
+    return Checked(compiled, _refusing(inputs), of_batch)
+
+
+def _refusing(positions: Sequence[tuple[int, index_slices.Arguments]]) -> _OfBatch:
+    def check(values: Sequence[torch.Tensor]) -> None:
+        for position, bounds in positions:
             refuse(values[position], *bounds)
 
-    return Checked(compiled, check)  # the first to look: other indices may follow from these
+    return check
 
 
 def refuse(index: torch.Tensor, low: int, high: int, ignored: int | None, message: str) -> None:
@@ -84,5 +101,24 @@ def _after(check: Check, run: Run) -> Run:
     def checked(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         check(inputs)
         return run(inputs)
+
+    return checked
+
+
+def _each_checked(check: _OfBatch, repeated: Repeated) -> Repeated:
+    def checked(
+        inputs: list[torch.Tensor],
+        batches: Sequence[Sequence[torch.Tensor]],
+        kept: Sequence[bool],
+        marks: list[Any],
+    ) -> list[list[torch.Tensor]]:
+        for number, batch in enumerate(batches):
+            try:
+                check(batch)
+            except IndexCheckError:
+                if number:  # those before it run, as they would one by one
+                    repeated(inputs, batches[:number], kept[:number], marks)
+                raise
+        return repeated(inputs, batches, kept, marks)
 
     return checked

@@ -14,7 +14,7 @@ from abele.passes.of_lowerings.stacked_gradients import stacked_gradients
 from abele.passes.of_lowerings.summed_products import summed_products
 from abele.program import Program
 from abele.program.memory import MemoryUse, Piece
-from abele.targets.base import Compiled, Lowering, Written, require_code
+from abele.targets.base import Compiled, Lowering, Repeated, Written, require_code
 from abele.targets.clocked import Clocked
 from abele.targets.cpu.emitted import build, choice, reasons, source
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
@@ -25,7 +25,8 @@ from abele.targets.cpu.emitted.operations import Foreign, Translation
 from abele.targets.cpu.emitted.order import lifetimes, ordered
 from abele.targets.cpu.emitted.places import Buffer, Kind
 from abele.targets.cpu.emitted.regions import with_regions
-from abele.targets.cpu.emitted.run import Code, Runner
+from abele.targets.cpu.emitted.repeated import RepeatedRunner
+from abele.targets.cpu.emitted.run import Code
 from abele.targets.cpu.emitted.translate import translate
 from abele.targets.cpu.index_checks import checked
 from abele.targets.kernel_choice import Kernel, KernelChoice
@@ -203,4 +204,14 @@ def _kept(units: list[Unit], translation: Translation) -> set[Buffer]:
 def _runnable(program: Program, plan: Plan, payload: bytes) -> Compiled:
     library = build.loaded(payload)
     code = Code(plan.source, library, plan.translation, plan.offsets, plan.size)
-    return checked(program, Compiled(Runner(program, code).run, payload))
+    return checked(program, _Emitted(RepeatedRunner(program, code), payload))
+
+
+class _Emitted(Compiled):
+    def __init__(self, runner: RepeatedRunner, payload: bytes):
+        super().__init__(runner.run, payload)
+        self._runner = runner
+
+    def repeated(self) -> Repeated | None:
+        """Where torch computes nothing between."""
+        return self._runner.repeated if self._runner.repeats else None

@@ -97,17 +97,7 @@ class Runner:
                 self._memory.clear()  # also after an error: a result must not be taken for the next
 
     def _run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        if len(inputs) != len(
-            self._inputs
-        ):  # the address of one that is missing would be an old one
-            raise ValueError(f"the program has {len(self._inputs)} inputs, not {len(inputs)}")
-        copies: list[_Copy] = []  # they live until the call ends
-        addresses, looked_at, known = self._addresses, self._looked_at, self._known
-        for index, tensor in enumerate(inputs):
-            # Where the same state lies as before, everything is known of it.
-            same = known[index]() is tensor and tensor.data_ptr() == addresses[index]
-            if looked_at[index] or not same:
-                self._take(index, tensor, copies)
+        copies = self._taken(inputs)  # they live until the call ends
         made = self._results()
         threads = torch.get_num_threads()
         for part in self._parts:
@@ -121,6 +111,19 @@ class Runner:
                 with torch.no_grad():
                     tensor.copy_(ordered)
         return outputs
+
+    def _taken(self, inputs: list[torch.Tensor]) -> list[_Copy]:
+        """Note where all inputs lie, and return copies of those that lie in another order."""
+        if len(inputs) != len(self._inputs):  # a missing one would be read at an old address
+            raise ValueError(f"the program has {len(self._inputs)} inputs, not {len(inputs)}")
+        copies: list[_Copy] = []
+        addresses, looked_at, known = self._addresses, self._looked_at, self._known
+        for index, tensor in enumerate(inputs):
+            # Where the same state lies as before, everything is known of it.
+            same = known[index]() is tensor and tensor.data_ptr() == addresses[index]
+            if looked_at[index] or not same:
+                self._take(index, tensor, copies)
+        return copies
 
     def _take(self, index: int, tensor: torch.Tensor, copies: list[_Copy]) -> None:
         """Note where an input lies; a copy takes its place if its elements lie in another order."""

@@ -31,6 +31,7 @@ _HEADERS = (
     "attention.h",
 )
 
+REPEAT = "abele_repeat"  # a function: several runs, of programs that are one segment
 _VISIBLE = '__attribute__((visibility("default")))'
 MOMENTS = "abele_moments"
 COST = "abele_moments_cost"  # a function: ns that so many looks at the clock take
@@ -38,6 +39,14 @@ _COST = f"""extern "C" {_VISIBLE} Index {COST}(int looks) {{
   const Index began = abele::moment();
   for (int look = 1; look < looks; ++look) abele::moment();
   return abele::moment() - began;
+}}"""
+
+
+_REPEAT = f"""extern "C" {_VISIBLE} int {REPEAT}(
+    char* arena, void** table, int threads, Index times, Index changing, const Index* entries,
+    void* const* addresses, Index* moments) {{
+  return abele::repeat(abele_segment_0, arena, table, threads, times, changing, entries, addresses,
+                       moments);
 }}"""
 
 
@@ -125,7 +134,9 @@ class _Writer:
                 lines.append(self._loop(unit))
         end_segment()
         functions = [text.replace("NAME", name, 1) for text, name in self._names.items()]
-        headers = (*_HEADERS, "clock.h") if clocked else _HEADERS
+        if len(parts) == 1 and bodies and not clocked:
+            bodies.append(_REPEAT)
+        headers = (*_HEADERS, "clock.h") if clocked else (*_HEADERS, "repeat.h")
         includes = [f'#include "{header}"' for header in headers]
         begin = ["\n".join(includes), "using abele::Index;"]
         if clocked:

@@ -1,4 +1,4 @@
-// Moments for programs with clocks inside, on the clock of Python's time.perf_counter_ns.
+// Moments, on the clock of Python's time.perf_counter_ns.
 #pragma once
 
 #include <time.h>
