@@ -20,6 +20,9 @@ from abele.targets.kernel_choice import Kernel
 
 #: The upper end, in what is expected.
 _AT_MOST = 2.0
+#: Python around one run of a program, in calls of the smallest operator; all there is of a small
+#: model's step.
+_AROUND = 8.0
 
 
 def of_program(
@@ -57,6 +60,7 @@ def of_program(
         )
         for kernel in kernels
     )
+    expected += _AROUND * limits.call_s
     least = sum(costs.at_least(kernel, limits) for kernel in kernels)
     low = max(least, given / limits.of_type(torch.float32).bytes_per_s(0))
     return Interval(min(low, expected), expected, _AT_MOST * expected)

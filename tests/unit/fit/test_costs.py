@@ -5,11 +5,13 @@ import dataclasses
 import pytest
 import torch
 
-from abele.fit import costs
+from abele.fit import costs, duration
 from abele.machine_limits import MachineLimits, Rates
 from abele.ops import lstm
+from abele.program import memory
 from abele.report.operators import operations
 from abele.targets.kernel_choice import NOBODY, Kernel
+from helpers.runs import captured
 
 aten = torch.ops.aten
 # Bytes of which nothing takes time, for what is to be seen of operations, and the other way.
@@ -152,3 +154,13 @@ def test_nothing_is_faster_than_its_operations():
     kernel = Kernel(what="winograd_convolution", nodes=(convolution(16, 16),))
     least = costs.at_least(kernel, LIMITS)
     assert 0 < least < costs.of_kernel(kernel, LIMITS, inner=0, memory=0, called=False)
+
+
+def test_a_small_program_takes_what_python_around_it_takes():
+    (step,) = captured(torch.nn.Identity(), (torch.zeros(2),)).programs
+    limits, use = dataclasses.replace(LIMITS, call_s=1e-3), memory.of_graph(step)
+    around = duration._AROUND * 1e-3
+    for compiled in (True, False):
+        time = duration.of_program(step, (), limits, use, compiled=compiled)
+        assert time.expected == pytest.approx(around)
+        assert time.low < around < time.high
