@@ -93,6 +93,11 @@ class Edits:
         """A piece of the file, such as an expression that moves, with its changes made."""
         return cast("_Node", node.visit(_Transformer(self._changes, self._around)))
 
+    def pieces(self, statement: cst.CSTNode) -> list[cst.CSTNode]:
+        """What becomes of a statement that moves: itself, and what is added to it."""
+        made: Any = self.applied(statement)
+        return [] if isinstance(made, cst.RemovalSentinel) else _listed(made)
+
     def text(self) -> str:
         """The file with all changes made."""
         added = self._imports, self._lines, self._functions, self._definitions

@@ -133,6 +133,8 @@ ACCUMULATION = {
     "not divided": ("accumulation", "            loss = loss / PARTS\n", ""),
     "counted from nothing": ("accumulation", "enumerate(losses, i * PARTS)", "enumerate(losses)"),
     "counted by calls": ("accumulation", "enumerate(losses, i * PARTS)", "enumerate(losses, i)"),
+    "the rate does not follow": ("accumulation_with_more", "    training_model.setOptimizer(optimizer)\n", ""),
+    "the norm is not limited": ("accumulation_with_more", ", max_grad_norm=0.1", ""),
     "the loop goes over some": ("accumulation", "    for loss in losses:", "    for loss in losses[1:]:"),
     "a total of means": ("accumulation", "total += loss.item()", "total += losses.mean().item()"),
     "other rows together": ("accumulation", "losses = training_model(x, y)", "losses = training_model(x.flip(0), y.flip(0))"),

@@ -46,6 +46,7 @@ class Update:
         clip: call that limits the norm of gradients; None if there is none.
         every: how many backwards there are for an update; None if there is one.
         counter: what counts them, from 0.
+        once: what else is done once for so many backwards, such as a scheduler's step.
         removed: other statements that the program does without.
     """
 
@@ -55,6 +56,7 @@ class Update:
     clip: cst.Call | None = None
     every: cst.BaseExpression | None = None
     counter: cst.Name | None = None
+    once: tuple[Statement, ...] = ()
     removed: tuple[Removed, ...] = ()
 
 
@@ -110,9 +112,14 @@ class _Reader:
         ((statement, call, things),) = steps
         self._check(call, statement, made)
         ordered = sorted(things, key=_place)
-        end = self._block.index(statement)
-        between = self._block[self._index + 1 : end]
+        between = self._block[self._index + 1 : self._block.index(statement)]
+        once: list[Statement] = []
+        if self._every is not None:
+            before, behind = self._at_every(call, statement, made)
+            between, once = [*between, *before], [*before, *behind]
+            self._block = [*(each for each in self._block if each is not statement), *once]
         removed = [*self._of_scaler(), *self._clipping(between), *self._forgetting()]
+        gone = {each.statement for each in removed}
         clips = [call for each in between for call in self._named(each, _CLIP)]
         return Update(
             statement=statement,
@@ -120,6 +127,7 @@ class _Reader:
             clip=clips[0] if clips else None,
             every=self._every,
             counter=self._counter,
+            once=tuple(each for each in once if each not in gone),
             removed=tuple(removed),
         )
 
@@ -229,16 +237,42 @@ class _Reader:
         )
         test = m.Comparison(left=left, comparisons=[m.ComparisonTarget(m.Equal(), m.Integer("0"))])
         nodes = m.extract(statement, m.If(test=test, orelse=None))
-        calls = isinstance(statement, cst.If) and all(
-            is_call(each) and (calls_of(each, "step") or calls_of(each, "zero_grad"))
-            for each in _inner(statement)
-        )
-        if nodes is None or not calls:
+        if nodes is None or not any(_calls(each, call) for each in _inner(statement)):
             raise StepError(call, "the update depends on a condition other than (i + 1) % k == 0")
         every, counter = nodes["every"], nodes["counter"]
         assert isinstance(every, cst.BaseExpression)
         assert isinstance(counter, cst.Name)
         return every, counter
+
+    def _at_every(
+        self, call: cst.Call, statement: Statement, made: set[Thing]
+    ) -> tuple[list[Statement], list[Statement]]:
+        """What stands before a conditional update under its condition, and what after it.
+
+        Raises:
+            StepError: gradients are not forgotten after it.
+        """
+        statements = _inner(statement)
+        at = next(i for i, each in enumerate(statements) if _calls(each, call))
+        forgetting = [each for each in statements if self._forgets(each, made)]
+        if not forgetting:
+            raise StepError(call, "gradients are not forgotten after the update")
+        if any(statements.index(each) < at for each in forgetting):
+            raise StepError(call, "gradients are forgotten before they are used")
+        behind = [each for each in statements[at + 1 :] if each not in forgetting]
+        return statements[:at], behind
+
+    def _forgets(self, statement: Statement, made: set[Thing]) -> bool:
+        """Whether a statement forgets the gradients of an optimizer, or of a model."""
+        calls = calls_of(statement, "zero_grad")
+        if calls and not is_call(statement):
+            raise StepError(calls[0], "when gradients are forgotten depends on a condition")
+        for call in calls:
+            assert isinstance(call.func, cst.Attribute)
+            things = self._things.of(self._source, call.func.value)
+            if not things & made and not any(each.kind is Kind.MODEL for each in things):
+                raise StepError(call, "gradients of another optimizer are forgotten here")
+        return bool(calls) or forgets_all(statement)
 
     def _variable(self, thing: Thing) -> object:
         """The variable that a thing is assigned to."""
@@ -312,9 +346,14 @@ def _place(thing: Thing) -> tuple[int, int]:
     return thing.source.position(thing.made)
 
 
-def _inner(statement: cst.If) -> list[Statement]:
-    """The statements under a condition."""
-    body = statement.body.body
+def _calls(statement: Statement, call: cst.Call) -> bool:
+    """Whether a statement is a call and nothing else."""
+    return is_call(statement) and any(each is call for each in findall(statement, m.Call()))
+
+
+def _inner(statement: Statement) -> list[Statement]:
+    """The statements under a condition; none of another statement."""
+    body = statement.body.body if isinstance(statement, cst.If) else ()
     return [
         each
         for each in body

@@ -11,8 +11,8 @@ from libcst import matchers as m
 
 from abele.port.analysis import batches
 from abele.port.analysis.flow import reads, writes
-from abele.port.analysis.kinds import Thing
-from abele.port.analysis.parts import Statement, StepError
+from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.parts import Statement, StepError, calls_of
 from abele.port.analysis.scopes import names_in
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
@@ -170,33 +170,56 @@ def call(context: Context, step: Step, name: str, divided: str) -> None:
     gone = {*step.forward, *step.zero, step.place, step.backward, step.update}
     gone |= {each.statement for each in gradients.removed}
     rest = [each for each in step.block if each not in gone and _stays(edits.applied(each))]
-    _check(step, rest)
+    last = gradients.once
+    _check(context, step, rest, last)
     losses = context.name(step.source, "losses")
-    lines = [f"{losses} = {name}({', '.join(step.inputs)})"]
-    shown = [] if divided in ("", "pass") else parsed(divided)
-    head = f"for {step.loss} in {losses}:"
-    if any(counter.value in reads(each) for each in rest):
-        code = step.source.code(every)
-        head = f"for {counter.value}, {step.loss} in enumerate({losses}, {counter.value} * {code}):"
-    (made,) = parsed(lines[0])
-    (loop,) = parsed(f"{head}\n    pass")
-    body = [*shown, *(edits.applied(each) for each in rest)]
-    inner: Any = loop
-    inner = inner.with_changes(body=inner.body.with_changes(body=body))
+    new: list[Any] = parsed(f"{losses} = {name}({', '.join(step.inputs)})")
+    if rest or any({counter.value, step.loss} & {*reads(each)} for each in last):
+        shown = [] if divided in ("", "pass") else parsed(divided)
+        body = [*shown, *(edits.applied(each) for each in rest)]
+        counted = any(counter.value in reads(each) for each in (*rest, *last))
+        new.append(_loop(step, losses, body, counted=counted))
     for statement in step.block:
         if statement is not step.place:
             edits.remove(statement)
-    new = [made, inner] if rest else [made]
-    edits.change(step.place, lambda _: cst.FlattenSentinel(new))
+
+    def placed(_: Any) -> Any:
+        # Only now all changes of what is done once are known, such as what follows a scheduler.
+        return cst.FlattenSentinel([*new, *(node for each in last for node in edits.pieces(each))])
+
+    edits.change(step.place, placed)
     context.say(step.source, step.backward, "ABP311", Verdict.MODIFIED, _REASON)
+
+
+def _loop(step: Step, losses: str, body: Sequence[Any], *, counted: bool) -> Any:
+    """The loop over the losses of the batches of one call; ``counted`` with their numbers."""
+    counter, every = step.gradients.counter, step.gradients.every
+    assert counter is not None
+    assert every is not None
+    head = f"for {step.loss} in {losses}:"
+    if counted:
+        code = step.source.code(every)
+        head = f"for {counter.value}, {step.loss} in enumerate({losses}, {counter.value} * {code}):"
+    (loop,) = parsed(f"{head}\n    pass")
+    made: Any = loop
+    return made.with_changes(body=made.body.with_changes(body=body or parsed("pass")))
 
 
 def _stays(node: Any) -> bool:
     return isinstance(node, cst.CSTNode)
 
 
-def _check(step: Step, rest: Sequence[Statement]) -> None:
-    """The statements beside the step may use nothing of a batch but its loss."""
+def _check(
+    context: Context, step: Step, rest: Sequence[Statement], last: Sequence[Statement]
+) -> None:
+    """The statements beside the step may use nothing of a batch but its loss.
+
+    Args:
+        context: the program.
+        step: the step.
+        rest: what is done for each batch.
+        last: what is done for each update; after all of its batches now.
+    """
     assert isinstance(step.loop, cst.For)
     if step.outputs:
         names = ", ".join(step.outputs)
@@ -208,6 +231,41 @@ def _check(step: Step, rest: Sequence[Statement]) -> None:
         next((each for each in step.forward if each in step.block), step.place)
     )
     for each in rest:
-        early = step.block.index(each) < first
+        for call in calls_of(each, "step"):
+            assert isinstance(call.func, cst.Attribute)
+            if context.things.of(step.source, call.func.value, Kind.SCHEDULER):
+                reason = "the learning rate changes between batches that are added up"
+                raise StepError(call, f"{reason}; step the scheduler where the update is made")
+    for each in (*rest, *last):
+        early = each in rest and step.block.index(each) < first
         if of_batch & {*reads(each), *writes(each)} or early:
             raise StepError(each, "this would see several batches at once" + _HOW)
+    _check_order(step, rest, last)
+
+
+def _check_order(step: Step, rest: Sequence[Statement], last: Sequence[Statement]) -> None:
+    """What stands behind the update may not depend on what is done with it, nor change that."""
+    changed = {name for each in last for name in (*writes(each), *_called(step, each))}
+    needed = {name for each in last for name in reads(each)}
+    rates = m.Attribute(attr=m.Name("param_groups"))
+    for each in rest:
+        if step.block.index(each) < step.block.index(step.update):
+            continue
+        shared = changed & {*reads(each), *writes(each)} | needed & {*writes(each)}
+        if shared - {step.loss}:
+            names = ", ".join(sorted(shared - {step.loss}))
+            raise StepError(each, f"{names} may change between the update and this" + _HOW)
+        if last and findall(each, rates):
+            raise StepError(each, "a learning rate may change between the update and this" + _HOW)
+
+
+def _called(step: Step, statement: Statement) -> set[str]:
+    """Names of objects that calls of their methods may change."""
+    names = set[str]()
+    for call in findall(statement, m.Call(func=m.Attribute())):
+        root = cst.ensure_type(call, cst.Call).func
+        while isinstance(root, cst.Attribute | cst.Call | cst.Subscript):
+            root = root.func if isinstance(root, cst.Call) else root.value
+        if isinstance(root, cst.Name) and not step.source.imported(root):
+            names.add(root.value)
+    return names

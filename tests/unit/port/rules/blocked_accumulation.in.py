@@ -24,3 +24,43 @@ for i, (x, y) in enumerate(loader):
     if loss.item() > 1:
         other_optimizer.step()  # ABP399 blocked
         other_optimizer.zero_grad()
+
+third = nn.Linear(4, 3)
+third_optimizer = torch.optim.SGD(third.parameters(), lr=0.5)
+third_scheduler = torch.optim.lr_scheduler.StepLR(third_optimizer, 2)
+for i, (x, y) in enumerate(loader):
+    loss = nn.functional.cross_entropy(third(x), y)
+    loss.backward()
+    if (i + 1) % 4 == 0:
+        third_optimizer.step()
+        third_optimizer.zero_grad()
+    third_scheduler.step()  # ABP399 blocked
+
+fourth = nn.Linear(4, 3)
+fourth_optimizer = torch.optim.SGD(fourth.parameters(), lr=0.5)
+updates = 0
+for i, (x, y) in enumerate(loader):
+    loss = nn.functional.cross_entropy(fourth(x), y)
+    loss.backward()
+    if (i + 1) % 4 == 0:
+        fourth_optimizer.step()
+        fourth_optimizer.zero_grad()
+        updates += 1
+    print(loss.item(), updates)  # ABP399 blocked
+
+fifth = nn.Linear(4, 3)
+fifth_optimizer = torch.optim.SGD(fifth.parameters(), lr=0.5)
+for i, (x, y) in enumerate(loader):
+    loss = nn.functional.cross_entropy(fifth(x), y)
+    loss.backward()
+    if (i + 1) % 4 == 0:
+        fifth_optimizer.step()  # ABP399 blocked
+
+sixth = nn.Linear(4, 3)
+sixth_optimizer = torch.optim.SGD(sixth.parameters(), lr=0.5)
+for i, (x, y) in enumerate(loader):
+    loss = nn.functional.cross_entropy(sixth(x), y)
+    loss.backward()
+    if (i + 1) % 4 == 0:
+        sixth_optimizer.zero_grad()
+        sixth_optimizer.step()  # ABP399 blocked
