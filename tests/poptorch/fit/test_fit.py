@@ -119,7 +119,11 @@ def test_the_command_prints_json_alone(script, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("print(1)", "ended without compiling a model"), (None, "There is no file")],
+    [
+        ("print(1)", "ended without compiling a model"),
+        ("import sys; sys.exit(3)", "ended with status 3 before it compiled a model"),
+        (None, "There is no file"),
+    ],
 )
 def test_a_program_without_a_model_is_explained(tmp_path, capsys, text, message):
     path = tmp_path / "empty.py"
