@@ -24,7 +24,7 @@ _COMMANDS = {
     "report": ("abele.report.command", "make the page of a run"),
     "fit": ("abele.fit.command", "say whether a program fits into a memory"),
     "stage": ("abele.stage.command", "divide a model into stages of a pipeline"),
-    "port": ("abele.port.command", "port a program between PyTorch, PopTorch and SambaFlow"),
+    "port": ("abele.port.command", "port a program, with the reason for each line that changes"),
     "why-different": (
         "abele.differences.command",
         "say where two ways to run a program part, or how two runs differ",
