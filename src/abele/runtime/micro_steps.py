@@ -174,8 +174,17 @@ class Sequential:
 
     def run(self, group: Sequence[Step], marks: list[Any], wanted: bool) -> Sequence[Returned]:
         """Runs the micro-steps of a group; see ``Runner``."""
-        if self._repeated is not None and (len(group) > 1 or self._together == 1):
-            return self._run_together(self._repeated, group, marks, wanted)
+        if self._repeated is None:
+            return (self._run_one(group, marks),)
+        if len(group) > 1:
+            returned = self._run_together(self._repeated, group, marks, wanted)
+        else:
+            returned = (self._run_one(group, marks),)
+        took_ns = max(1, marks[-1] - marks[-2 * len(group)])
+        self._together = min(max(1, _TOGETHER_NS * len(group) // took_ns), _MOST_TOGETHER)
+        return returned
+
+    def _run_one(self, group: Sequence[Step], marks: list[Any]) -> Returned:
         # The program returns its results anyway.
         ((step, rows),) = group
         arguments = self._arguments[step.replica].copy()
@@ -187,15 +196,13 @@ class Sequential:
             outputs = self._program(arguments)
         applied = self._update.apply() if step.updates else None
         marks.append(mark())
-        return ((outputs, applied),)
+        return outputs, applied
 
     def _run_together(
         self, repeated: Repeated, group: Sequence[Step], marks: list[Any], wanted: bool
     ) -> Sequence[Returned]:
         kept = [wanted or step.keeps for step, _ in group]
         results = repeated(self._arguments[0], [rows for _, rows in group], kept, marks)
-        took_ns = max(1, marks[-1] - marks[-2 * len(group)])
-        self._together = min(max(1, _TOGETHER_NS * len(group) // took_ns), _MOST_TOGETHER)
         applied = None
         if group[-1][0].updates and self._update.is_apart:
             applied = self._update.apply()
