@@ -224,6 +224,9 @@ def _check(
     if step.outputs:
         names = ", ".join(step.outputs)
         raise StepError(step.place, f"{names} would be of several batches at once" + _HOW)
+    if step.slow:
+        names = ", ".join(step.slow)
+        raise StepError(step.place, f"{names} changes, and has no row for each batch" + _HOW)
     target = cst.ensure_type(step.loop.target, cst.Tuple)
     of_batch = {*names_in(target.elements[1].value)}
     of_batch |= {name for each in step.forward for name in writes(each)} - {step.loss}

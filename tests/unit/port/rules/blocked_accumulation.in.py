@@ -64,3 +64,14 @@ for i, (x, y) in enumerate(loader):
     if (i + 1) % 4 == 0:
         sixth_optimizer.zero_grad()
         sixth_optimizer.step()  # ABP399 blocked
+
+seventh = nn.Linear(4, 3)
+seventh_optimizer = torch.optim.SGD(seventh.parameters(), lr=0.5)
+for epoch in range(3):
+    weight = 0.5**epoch
+    for i, (x, y) in enumerate(loader):
+        loss = weight * nn.functional.cross_entropy(seventh(x), y)  # ABP399 blocked
+        loss.backward()
+        if (i + 1) % 4 == 0:
+            seventh_optimizer.step()
+            seventh_optimizer.zero_grad()
