@@ -185,7 +185,7 @@ class Sequential:
         return returned
 
     def _run_one(self, group: Sequence[Step], marks: list[Any]) -> Returned:
-        # The program returns its results anyway.
+        """One micro-step; the program returns its results, wanted or not."""
         ((step, rows),) = group
         arguments = self._arguments[step.replica].copy()
         for position, tensor in zip(self._inputs, rows, strict=True):
