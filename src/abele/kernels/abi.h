@@ -219,6 +219,33 @@ ABELE_API int abele_product_by_rows(const AbeleProduct* product, const float* a,
 ABELE_API int abele_product_pack(const AbeleProduct* product, const float* b, float* packed,
                                  int threads);
 
+// -- attention, without mask and dropout ------------------------------------------------------------
+
+typedef struct AbeleAttention {
+  int64_t samples, heads, queries, keys, depth, value_depth;
+  int64_t causal;  // 0 or 1: a query sees the keys up to its own position
+  double scale;    // of scores; positive
+} AbeleAttention;
+
+// Of a tensor [samples, heads, positions, depth]; elements along the depth are neighbours.
+typedef struct AbeleSteps {
+  int64_t sample, head, position;
+} AbeleSteps;
+
+// y = softmax(scale q k^T) v, and the logarithm of the sum of exp(scale q k^T) of each query:
+// [samples, heads, queries]. `steps` are those of q, k, v and y. Any number of threads gives the same
+// bits, here and in backward.
+ABELE_API int abele_attention(const AbeleAttention* attention, const AbeleSteps* steps,
+                              const float* q, const float* k, const float* v, float* y,
+                              float* logarithms, int threads);
+
+// Gradients of q, k and v from `grad`, that of y. `steps` are those of grad, q, k, v, y, grad_q, grad_k
+// and grad_v.
+ABELE_API int abele_attention_backward(const AbeleAttention* attention, const AbeleSteps* steps,
+                                       const float* grad, const float* q, const float* k,
+                                       const float* v, const float* y, const float* logarithms,
+                                       float* grad_q, float* grad_k, float* grad_v, int threads);
+
 // -- Adam, over many parameters at once --------------------------------------------------------
 
 typedef struct AbeleAdam {

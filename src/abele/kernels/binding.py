@@ -78,6 +78,21 @@ class Product(ctypes.Structure):
     ]
 
 
+class Attention(ctypes.Structure):
+    """``AbeleAttention``: sizes of all heads, and what becomes of scores."""
+
+    _fields_ = [
+        *_integers("samples", "heads", "queries", "keys", "depth", "value_depth", "causal"),
+        *_doubles("scale"),
+    ]
+
+
+class Steps(ctypes.Structure):
+    """``AbeleSteps``: of a tensor of heads, one for each dimension but the depth."""
+
+    _fields_ = _integers("sample", "head", "position")
+
+
 class Adam(ctypes.Structure):
     """``AbeleAdam``: settings that all parameters share."""
 
@@ -100,6 +115,8 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "AbeleUpsample": Upsample,
     "AbeleNorm": Norm,
     "AbeleProduct": Product,
+    "AbeleAttention": Attention,
+    "AbeleSteps": Steps,
     "AbeleAdam": Adam,
     "AbeleAdamTensor": AdamTensor,
 }
@@ -111,6 +128,11 @@ Rows = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, 
 
 def _takes(structure: type[ctypes.Structure], pointers: int, *more: Any) -> tuple[Any, ...]:
     return (ctypes.POINTER(structure), *[ctypes.c_void_p] * pointers, *more, ctypes.c_int)
+
+
+def _of_heads(pointers: int) -> tuple[Any, ...]:
+    steps = ctypes.POINTER(Steps)
+    return (ctypes.POINTER(Attention), steps, *[ctypes.c_void_p] * pointers, ctypes.c_int)
 
 
 #: Arguments of each function; all but those that count threads return a status.
@@ -139,6 +161,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "abele_product": _takes(Product, 3),
     "abele_product_by_rows": _takes(Product, 2, Rows, ctypes.c_void_p),
     "abele_product_pack": _takes(Product, 2),
+    "abele_attention": _of_heads(5),
+    "abele_attention_backward": _of_heads(9),
     "abele_adam": _takes(Adam, 0, ctypes.POINTER(AdamTensor), ctypes.c_int64, ctypes.c_double),
 }
 

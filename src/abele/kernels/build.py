@@ -30,7 +30,7 @@ FOLDER = Path(__file__).parent
 KERNELS = (
     *("conv_winograd.cpp", "conv_planes.cpp", "conv_planes_half.cpp", "conv_channels_last.cpp"),
     "conv_patches.cpp",
-    *("conv_pixels.cpp", "product.cpp", "conv.cpp"),
+    *("conv_pixels.cpp", "attention.cpp", "product.cpp", "conv.cpp"),
     *("max_pool.cpp", "norm_activation.cpp", "upsample.cpp", "adam.cpp", "calls.cpp"),
 )
 #: What Inductor's code calls; only this knows torch, so it is in the archive alone.

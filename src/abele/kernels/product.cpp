@@ -16,24 +16,22 @@ constexpr Index A_WORK = BLOCK_ROWS / PRODUCT_ROWS * PACKED_ROWS * BLOCK_INNER;
 constexpr Index WORK = A_WORK + BLOCK_COLUMNS * BLOCK_INNER;
 // Results that stay in this cache until they are used, which brings others there.
 constexpr Index KEPT = 1 << 16;
-// So many products are added in a register before they join c. Longer sums are less accurate.
-constexpr Index SUM = 192;
 
 // With more rows, packing b costs little; with a shorter inner dimension, writing c lane by lane
 // costs more.
 constexpr Index FEW_ROWS = 128, LEAST_INNER = 64;
 
-Index cuts_of(Index inner) { return ceil_div(inner, SUM); }
+Index cuts_of(Index inner) { return ceil_div(inner, LONGEST_SUM); }
 Part inner_part(Index inner, Index i) { return part(inner, cuts_of(inner), i); }
 
 // Parts of the inner dimension that are packed together, so that c is still in the cache for the
-// second. Two parts are longer than SUM, so more than two are longer than a block.
+// second. Two parts are longer than LONGEST_SUM, so more than two are longer than a block.
 struct Block {
   Part parts[2];
   int count;
   Index begin, size;
 };
-static_assert(3 * SUM / 2 > BLOCK_INNER);
+static_assert(3 * LONGEST_SUM / 2 > BLOCK_INNER);
 
 // The block that begins with a part.
 Block inner_block(Index inner, Index cut) {

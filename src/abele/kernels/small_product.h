@@ -14,14 +14,14 @@ inline bool is_small(Index rows, Index columns, Index inner) {
   return small && rows * columns * inner <= MOST_ADDS && columns % LANES == 0;
 }
 
-// Of a tile that reads each row of a at an address of its own.
-constexpr int SMALL_ROWS = PRODUCT_ROWS / 2, SMALL_VECTORS = 2;
+// Of a tile: its sums and one row of b fill the registers.
+constexpr int SMALL_ROWS = PRODUCT_ROWS, SMALL_VECTORS = 2;
 
 // c[rows, vectors] (+)= a[rows, inner] b[inner, vectors], with the sums of larger products.
-template <int rows, int vectors>
+template <bool in_rows, int rows, int vectors>
 void small_tile(Index inner, Matrix a, Matrix b, float* c, Index c_row, bool add) {
+  std::conditional_t<in_rows, ColumnOfRows<rows>, WholeColumn> column(a);
   Vec sums[rows][vectors] = {};
-#pragma GCC unroll 4
   for (Index p = 0; p < inner; ++p) {
     Vec columns[vectors];
 #pragma GCC unroll 2
@@ -31,12 +31,12 @@ void small_tile(Index inner, Matrix a, Matrix b, float* c, Index c_row, bool add
     }
 #pragma GCC unroll 16
     for (int i = 0; i < rows; ++i) {
-      Vec value = broadcast(a.data[i * a.row]);
+      Vec value = broadcast(column[i]);
       keep(value);
 #pragma GCC unroll 2
       for (int v = 0; v < vectors; ++v) sums[i][v] += value * columns[v];
     }
-    a.data += a.column, b.data += b.row;
+    column.next(), b.data += b.row;
   }
 #pragma GCC unroll 16
   for (int i = 0; i < rows; ++i)
@@ -48,26 +48,41 @@ void small_tile(Index inner, Matrix a, Matrix b, float* c, Index c_row, bool add
 }
 
 using SmallTile = void (*)(Index, Matrix, Matrix, float*, Index, bool);
-template <int vectors, int... rows>
+template <bool in_rows, int vectors, int... rows>
 constexpr std::array<SmallTile, sizeof...(rows)> small_tiles(std::integer_sequence<int, rows...>) {
-  return {&small_tile<rows + 1, vectors>...};
+  return {&small_tile<in_rows, rows + 1, vectors>...};
 }
-constexpr auto ALL_SMALL_ROWS = std::make_integer_sequence<int, SMALL_ROWS>();
-constexpr std::array<SmallTile, SMALL_ROWS> SMALL_TILES[] = {small_tiles<1>(ALL_SMALL_ROWS),
-                                                             small_tiles<2>(ALL_SMALL_ROWS)};
+// By whether elements of a's rows are neighbours, and vectors.
+constexpr std::array<SmallTile, SMALL_ROWS> SMALL_TILES[][SMALL_VECTORS] = {
+    {small_tiles<false, 1>(ALL_ROWS), small_tiles<false, 2>(ALL_ROWS)},
+    {small_tiles<true, 1>(ALL_ROWS), small_tiles<true, 2>(ALL_ROWS)}};
+
+// A tile of c; b has whole vectors.
+inline void small_block(Index rows, Index columns, Index inner, Matrix a, Matrix b, float* c,
+                        Index c_row, bool add) {
+  const auto& tiles = SMALL_TILES[a.column == 1];
+  if (columns % LANES == 0)
+    return tiles[columns / LANES - 1][rows - 1](inner, a, b, c, c_row, add);
+  float sums[SMALL_ROWS * PRODUCT_COLUMNS];
+  tiles[columns / LANES][rows - 1](inner, a, b, sums, PRODUCT_COLUMNS, false);
+  for (Index i = 0; i < rows; ++i)
+    for (Index j = 0; j < columns; ++j) {
+      const float sum = sums[i * PRODUCT_COLUMNS + j];
+      c[i * c_row + j] = add ? c[i * c_row + j] + sum : sum;
+    }
+}
 
 // c[rows, columns] (+)= a[rows, inner] b[inner, columns]; the columns are whole vectors.
 inline void multiply_small(Matrix a, Matrix b, Index rows, Index columns, Index inner, float* c,
                            Index c_row, bool add) {
   const Index groups = ceil_div(rows, SMALL_ROWS);
-  for (Index column = 0; column < columns; column += SMALL_VECTORS * LANES) {
-    const Index vectors = std::min<Index>(SMALL_VECTORS, (columns - column) / LANES);
+  for (Index column = 0; column < columns; column += PRODUCT_COLUMNS)
     for (Index i = 0; i < groups; ++i) {
       const Part high = part(rows, groups, i);
-      SMALL_TILES[vectors - 1][high.size - 1](inner, a.from(high.begin, 0), b.from(0, column),
-                                              c + high.begin * c_row + column, c_row, add);
+      small_block(high.size, std::min(PRODUCT_COLUMNS, columns - column), inner,
+                  a.from(high.begin, 0), b.from(0, column), c + high.begin * c_row + column, c_row,
+                  add);
     }
-  }
 }
 
 }  // namespace abele

@@ -26,6 +26,9 @@ constexpr int SOON = 3, LATER = 2;
 constexpr Index PRODUCT_ROWS = (REGISTERS - 4) / 2, PRODUCT_COLUMNS = 2 * LANES;
 constexpr Index PACKED_ROWS = (PRODUCT_ROWS + LANES - 1) / LANES * LANES;
 
+// So many products are added in a register before they join c. Longer sums are less accurate.
+constexpr Index LONGEST_SUM = 192;
+
 // What is packed next, where a tile asks for it: packing would have to wait, while multiplying leaves
 // the memory idle. One line for each element along the inner dimension, without a condition: that
 // would cost more than it gains.

@@ -1,10 +1,20 @@
 """Buffers of the arena: none overlaps another that is in use at the same time."""
 
+import gc
+import mmap
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abele.targets.cpu.emitted.memory import ALIGNMENT, MOST_APART, arranged, planned
+from abele.targets.cpu.emitted.memory import (
+    ALIGNMENT,
+    MOST_APART,
+    allocated,
+    arranged,
+    planned,
+)
 from abele.targets.cpu.emitted.places import Buffer, Kind
 from helpers.properties import examples
 
@@ -65,3 +75,25 @@ def test_only_buffers_of_the_arena_are_placed():
     offsets, size = planned(lives)
     assert [buffer.kind for buffer in offsets] == [Kind.ARENA]
     assert size == ALIGNMENT
+
+
+@pytest.mark.parametrize("size", [0, 1, 5000, (1 << 21) - 1, 1 << 21, (1 << 22) + 64])
+def test_memory_is_aligned_and_large_enough(size):
+    memory = allocated(size)
+    assert memory.data_ptr() % ALIGNMENT == 0
+    assert memory.numel() >= size
+    memory[:size] = 7
+    assert bool((memory[:size] == 7).all())
+
+
+def test_memory_outlives_what_made_it_and_no_huge_pages_are_no_error(monkeypatch):
+    def refuse(pages, *arguments):
+        raise OSError(22, "Invalid argument")
+
+    class Pages(mmap.mmap):
+        madvise = refuse
+
+    monkeypatch.setattr(mmap, "mmap", Pages)
+    memory = allocated(1 << 21).fill_(3)
+    gc.collect()
+    assert int(memory.min()) == 3

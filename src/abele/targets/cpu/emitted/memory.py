@@ -7,13 +7,19 @@ wrote last would have to come from there, even to be written over.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections.abc import Mapping
+
+import torch
 
 from abele.targets.cpu.emitted.places import Buffer, Kind
 
 ALIGNMENT = 64  # a cache line, and the longest vector
 #: Buffers of so many bytes together do not share memory: as much as caches near two cores hold.
 MOST_APART = 1 << 21
+# Processors note where few pages lie; products read matrices whose rows are pages apart.
+_HUGE_PAGE = 1 << 21
 
 
 def arranged(lives: Mapping[Buffer, tuple[int, int]]) -> tuple[dict[Buffer, int], int]:
@@ -47,3 +53,19 @@ def planned(lives: Mapping[Buffer, tuple[int, int]]) -> tuple[dict[Buffer, int],
         placed.sort()
         total = max(total, offset + size)
     return offsets, total
+
+
+def allocated(size: int) -> torch.Tensor:
+    """Memory for an arena of ``size`` bytes: uint8, at least so many, aligned.
+
+    A large one lies in huge pages where the system has them for who asks.
+    """
+    if size < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+        return memory[-memory.data_ptr() % ALIGNMENT :]
+    pages = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = torch.frombuffer(pages, dtype=torch.uint8)
+    begin = -memory.data_ptr() % _HUGE_PAGE
+    with contextlib.suppress(OSError):  # a system without them
+        pages.madvise(mmap.MADV_HUGEPAGE, begin, size)
+    return memory[begin:]

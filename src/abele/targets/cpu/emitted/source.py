@@ -28,7 +28,6 @@ _HEADERS = (
     "windows.h",
     "matrix.h",
     "kernels.h",
-    "attention.h",
 )
 
 REPEAT = "abele_repeat"  # a function: several runs, of programs that are one segment

@@ -1,4 +1,4 @@
-"""Attention over all keys at once, for sequences whose scores the cache holds."""
+"""Attention by our kernel, for sequences whose scores the cache holds."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any
 import torch
 
 from abele.targets.cpu.emitted.calls.arguments import arguments, options
+from abele.targets.cpu.emitted.calls.products import threads_for
 from abele.targets.cpu.emitted.operations import StridedCall
 from abele.targets.cpu.emitted.places import Place
 
 aten = torch.ops.aten
 
-# Scores of a block of queries lie on the stack of a thread.
+# Scores of a block of queries stay in the second-level cache.
 _MOST_KEYS = 1024
-# Multiply-adds that are worth waking a thread.
-_WORK_PER_THREAD = 60000
 
 
 def attention(translator: Any, node: torch.fx.Node) -> bool:
@@ -28,13 +27,11 @@ def attention(translator: Any, node: torch.fx.Node) -> bool:
     inputs = _inputs(translator, (q, k, v))
     result, logarithms = node.meta["val"]
     results = [_heads(translator, node, 0), translator.new(tuple(logarithms.shape), result.dtype)]
-    described = _described(node, inputs, given)
+    described, threads = _described(node, inputs, given)
 
     def form(reads: Sequence[Place], writes: Sequence[Place]) -> str:
-        return (
-            f"status |= abele::attention<{described}, {_read(reads, 0)}, "
-            f"{_written(writes[:1], 3)}, {{4}}, threads)"
-        )
+        steps = _steps([*reads, writes[0]])
+        return f"status |= abele::attention({described}, {steps}, {_places(5)}, {threads})"
 
     text = form(inputs, results)
     translator.add(StridedCall(inputs, results, text, form, frozenset((0, 1, 2, 3)), _is_in_rows))
@@ -50,13 +47,12 @@ def attention_backward(translator: Any, node: torch.fx.Node) -> bool:
     inputs = _inputs(translator, (grad, q, k, v, y))
     saved = translator.contiguous(translator.places[logarithms])
     results = [_heads(translator, node, index) for index in range(3)]
-    described = _described(node, inputs[1:4], given)
+    described, threads = _described(node, inputs[1:4], given)
 
     def form(reads: Sequence[Place], writes: Sequence[Place]) -> str:
-        return (
-            f"status |= abele::attention_backward<{described}, {_read(reads[:5], 0)}, {{5}}, "
-            f"{_written(writes, 6)}, threads)"
-        )
+        steps = _steps([*reads[:5], *writes])
+        places = _places(9)
+        return f"status |= abele::attention_backward({described}, {steps}, {places}, {threads})"
 
     reads = [*inputs, saved]
     free = frozenset((0, 1, 2, 3, 4, 6, 7, 8))  # all but the logarithms
@@ -96,33 +92,27 @@ def _heads(translator: Any, node: torch.fx.Node, index: int) -> Place:
     return result if result.stride[3] == 1 else translator.new(result.shape, result.dtype)
 
 
-def _described(node: torch.fx.Node, inputs: list[Place], given: list[Any]) -> str:
-    """Template arguments, and what is common to all heads."""
-    q, k, v = inputs
+def _described(node: torch.fx.Node, inputs: list[Place], given: list[Any]) -> tuple[str, str]:
+    """What ``abi.h`` calls ``AbeleAttention``, and how many threads it keeps busy; both in C++."""
+    q, _, v = inputs
     (samples, heads, queries, depth), (keys, value_depth) = q.shape, v.shape[2:]
     scale = options(node).get("scale")
     scale = 1 / math.sqrt(depth) if scale is None else float(scale)
-    causal = "true" if len(given) > 1 and given[1] else "false"
-    adds = samples * heads * queries * keys * (depth + value_depth)
-    most = max(1, min(samples * heads, adds // _WORK_PER_THREAD))
+    causal = int(len(given) > 1 and bool(given[1]))
     sizes = f"{samples}, {heads}, {queries}, {keys}, {depth}, {value_depth}"
-    return f"{most}, {k.shape[2]}>(abele::Attention{{{{{sizes}, {scale!r}f, {causal}}}}}"
+    adds = samples * heads * queries * keys * (depth + value_depth)
+    return f"AbeleAttention{{{{{sizes}, {causal}, {scale!r}}}}}", threads_for(adds)
 
 
-def _read(places: Sequence[Place], first: int) -> str:
-    return _several("Read", places, first)
+def _steps(places: Sequence[Place]) -> str:
+    """Steps between samples, heads and positions of each tensor, in C++."""
+    each = (", ".join(map(str, place.stride[:3])) for place in places)
+    return "{{" + ", ".join(f"{{{{{steps}}}}}" for steps in each) + "}}"
 
 
-def _written(places: Sequence[Place], first: int) -> str:
-    return _several("Write", places, first)
-
-
-def _several(name: str, places: Sequence[Place], first: int) -> str:
-    """Pointers with the steps between samples, heads and positions."""
-    return ", ".join(
-        f"abele::{name}{{{{{{{number}}}, {', '.join(map(str, place.stride[:3]))}}}}}"
-        for number, place in enumerate(places, first)
-    )
+def _places(count: int) -> str:
+    """Where the pointers of so many tensors come."""
+    return ", ".join(f"{{{number}}}" for number in range(count))
 
 
 HANDLERS = {

@@ -62,4 +62,19 @@ inline int pack(AbeleProduct product, const float* b, float* packed, int threads
   return abele_product_pack(&product, b, packed, threads);
 }
 
+// Heads lie as `steps` say, one for each tensor that follows but the logarithms.
+template <int tensors>
+inline int attention(AbeleAttention all, const AbeleSteps (&steps)[tensors], const float* q,
+                     const float* k, const float* v, float* y, float* logarithms, int threads) {
+  return abele_attention(&all, steps, q, k, v, y, logarithms, threads);
+}
+template <int tensors>
+inline int attention_backward(AbeleAttention all, const AbeleSteps (&steps)[tensors],
+                              const float* grad, const float* q, const float* k, const float* v,
+                              const float* y, const float* logarithms, float* grad_q,
+                              float* grad_k, float* grad_v, int threads) {
+  return abele_attention_backward(&all, steps, grad, q, k, v, y, logarithms, grad_q, grad_k,
+                                  grad_v, threads);
+}
+
 }  // namespace abele

@@ -1,0 +1,343 @@
+// Attention: softmax(scale q k^T) v for each head of each sample, and its gradients.
+//
+// A block of queries is computed with all keys that it sees, so that its scores stay in the cache.
+// Backward computes them again. Causal attention leaves out whole tiles of scores that nobody sees.
+#include <cmath>
+#include <limits>
+
+#include "math.h"
+#include "small_product.h"
+
+namespace abele {
+namespace {
+
+constexpr Index QUERIES = 64;  // of a block
+
+// A head, whose positions lie `step` apart; elements along the depth are neighbours.
+template <class T>
+struct Head {
+  T* data;
+  Index step;
+  T* row(Index i) const { return data + i * step; }
+  Head from(Index i) const { return {row(i), step}; }
+};
+using Read = Head<const float>;
+using Write = Head<float>;
+Matrix in_rows(Read head) { return {head.data, head.step, 1}; }
+Matrix turned(Read head) { return {head.data, 1, head.step}; }
+
+template <class T>
+Head<T> nth(T* data, const AbeleSteps& steps, const AbeleAttention& all, Index task) {
+  return {data + task / all.heads * steps.sample + task % all.heads * steps.head, steps.position};
+}
+
+// Asks for positions of a head that is read soon: the processor does not see where the next one is.
+void fetch(Read head, Index positions, Index depth) {
+  for (Index i = 0; i < positions; ++i)
+    for (Index d = 0; d < depth; d += LINE) __builtin_prefetch(head.row(i) + d, 0, LATER);
+}
+
+Index in_vectors(Index n) { return ceil_div(n, LANES) * LANES; }
+Index in_panels(Index n) { return ceil_div(n, PRODUCT_COLUMNS) * PRODUCT_COLUMNS; }
+// How many keys a query sees: with `causal` those up to its own position.
+Index seen(const AbeleAttention& all, Index query) {
+  return all.causal ? std::min(query + 1, all.keys) : all.keys;
+}
+
+// A right factor whose rows have neighbours, or is packed: columns in panels of rows.
+struct Right {
+  Matrix b;
+  Index panel;  // from one to the next
+
+  static Right packed(Matrix from, Index inner, Index columns, float* to) {
+    const Index panel = inner * PRODUCT_COLUMNS;
+    for (Index i = 0; i < columns; i += PRODUCT_COLUMNS, to += panel)
+      pack_columns<false>(from.from(0, i), inner, std::min(PRODUCT_COLUMNS, columns - i), to);
+    return {{to - ceil_div(columns, PRODUCT_COLUMNS) * panel, PRODUCT_COLUMNS, 1}, panel};
+  }
+  // Read where it lies if columns are whole vectors.
+  static Right of(Read head, Index inner, Index columns, float* room) {
+    if (columns % LANES != 0) return packed(in_rows(head), inner, columns, room);
+    return {in_rows(head), PRODUCT_COLUMNS};
+  }
+  Right from(Index row) const { return {b.from(row, 0), panel}; }
+};
+
+// c[rows, columns] (+)= a[rows, inner] b[inner, columns], in sums of the length of other products.
+void multiply(Matrix a, Right right, Index rows, Index columns, Index inner, Write c, bool add) {
+  const Index cuts = ceil_div(inner, LONGEST_SUM), tiles = ceil_div(rows, SMALL_ROWS);
+  const Index least = rows / tiles, larger = rows % tiles;  // so many tiles have a row more
+  for (Index cut = 0; cut < cuts; ++cut) {
+    const Part along = part(inner, cuts, cut);
+    Matrix b = right.b.from(along.begin, 0);
+    for (Index j = 0; j < columns; j += PRODUCT_COLUMNS, b.data += right.panel)
+      for (Index i = 0, row = 0; i < tiles; ++i) {
+        const Index high = least + (i < larger);
+        small_block(high, std::min(PRODUCT_COLUMNS, columns - j), along.size,
+                    a.from(row, along.begin), b, c.row(row) + j, c.step, add || cut > 0);
+        row += high;
+      }
+  }
+}
+
+// What a thread needs beside the tensors.
+struct Room {
+  float *scores, *grads, *turned_keys, *turned_values, *keys, *values, *queries, *results;
+  Index step;  // from row to row of scores
+
+  Room(const AbeleAttention& all, float* memory) : step(in_panels(all.keys)) {
+    const Index depth = in_panels(all.depth), value_depth = in_panels(all.value_depth);
+    scores = memory, grads = scores + QUERIES * step;
+    turned_keys = grads + QUERIES * step, turned_values = turned_keys + all.depth * step;
+    keys = turned_values + all.value_depth * step, values = keys + all.keys * depth;
+    queries = values + all.keys * value_depth, results = queries + QUERIES * depth;
+  }
+  static Index size(const AbeleAttention& all) {
+    const Index depth = in_panels(all.depth), value_depth = in_panels(all.value_depth);
+    return (2 * QUERIES + all.depth + all.value_depth) * in_panels(all.keys) +
+           (QUERIES + all.keys) * (depth + value_depth);
+  }
+};
+
+// Parts of a block's queries, of which one begins with `begin`: with `causal` they see different keys.
+template <class Run>
+void for_parts(const AbeleAttention& all, Part block, Run run) {
+  const Index parts = all.causal ? ceil_div(block.size, SMALL_ROWS) : 1;
+  for (Index i = 0; i < parts; ++i) {
+    const Part some = part(block.size, parts, i);
+    run(some, seen(all, block.begin + some.begin + some.size - 1));
+  }
+}
+
+// values[i] = the largest lane of v[i] for i < count, which is a multiple of 4.
+void largest_lanes(const Vec* v, Index count, float* values) {
+  const auto larger = [](Quad a, Quad b) { return a > b ? a : b; };
+  for (Index i = 0; i < count; i += 4) {
+    Quad quads[4];
+    for (Index k = 0; k < 4; ++k) {
+      const float* lanes = reinterpret_cast<const float*>(v + i + k);
+      quads[k] = load_quad(lanes);
+      for (int l = 4; l < LANES; l += 4) quads[k] = larger(load_quad(lanes + l), quads[k]);
+    }
+    transpose(quads[0], quads[1], quads[2], quads[3]);
+    store_quad(values + i, larger(larger(quads[0], quads[1]), larger(quads[2], quads[3])));
+  }
+}
+
+// Scores become exp(scale (score - largest)), 0 where nothing is seen, for the keys that others of
+// the same part see. Also gives the sum of each row, and the logarithm of that of exp(scale score). A
+// step for all rows before the next step: no row has to wait for its own last result.
+void softmax_scores(const AbeleAttention& all, Part block, const Room& room, float* totals,
+                    float* logarithms) {
+  const float none = -std::numeric_limits<float>::infinity(), scale = float(all.scale);
+  Vec lanes[QUERIES];
+  float largest[QUERIES];
+  for (Index i = 0; i < block.size; ++i) {
+    float* row = room.scores + i * room.step;
+    const Index count = seen(all, block.begin + i), some = in_vectors(count);
+    for (Index j = count; j < some; ++j) row[j] = none;
+    lanes[i] = broadcast(none);
+    for (Index j = 0; j < some; j += LANES) {
+      const Vec value = load(row + j);
+      lanes[i] = value > lanes[i] ? value : lanes[i];
+    }
+  }
+  largest_lanes(lanes, ceil_div(block.size, 4) * 4, largest);
+  for_parts(all, block, [&](Part rows, Index width) {
+    for (Index i = rows.begin; i < rows.begin + rows.size; ++i) {
+      float* row = room.scores + i * room.step;
+      const Index some = in_vectors(seen(all, block.begin + i));
+      const float most = largest[i];
+      lanes[i] = Vec{};
+      for (Index j = 0; j < some; j += LANES) {
+        for (int l = 0; l < LANES; ++l) row[j + l] = exp_up_to_88((row[j + l] - most) * scale);
+        lanes[i] += load(row + j);
+      }
+      // Torch's result is 0 if nothing is larger, also where all scores are NaN.
+      for (Index j = most == none ? 0 : some; j < width; ++j) row[j] = 0.0f;
+    }
+  });
+  sum_lanes(lanes, block.size, totals);
+  for (Index i = 0; i < block.size; ++i) {
+    const bool nothing = largest[i] == none;
+    if (nothing) totals[i] = 1.0f;
+    logarithms[i] = nothing ? 0.0f : largest[i] * scale + std::log(totals[i]);
+  }
+}
+
+void attend(const AbeleAttention& all, Read q, Read k, Read v, Write y, float* logarithms,
+            const Room& room) {
+  const Right keys = Right::packed(turned(k), all.depth, all.keys, room.turned_keys);
+  const Right values = Right::of(v, all.keys, all.value_depth, room.values);
+  const Write scores{room.scores, room.step};
+  float totals[QUERIES];
+  for (Index first = 0; first < all.queries; first += QUERIES) {
+    const Part block{first, std::min(QUERIES, all.queries - first)};
+    for_parts(all, block, [&](Part rows, Index width) {
+      multiply(in_rows(q.from(first + rows.begin)), keys, rows.size, in_vectors(width), all.depth,
+               scores.from(rows.begin), false);
+    });
+    softmax_scores(all, block, room, totals, logarithms + first);
+    for_parts(all, block, [&](Part rows, Index width) {
+      multiply({scores.row(rows.begin), room.step, 1}, values, rows.size, all.value_depth, width,
+               y.from(first + rows.begin), false);
+    });
+    for (Index i = 0; i < block.size; ++i) {
+      float* to = y.row(first + i);
+      const float factor = 1.0f / totals[i];
+      for (Index d = 0; d < all.value_depth; ++d) to[d] *= factor;
+    }
+  }
+}
+
+// The sum over the depth of gradient times result, of each query.
+void weigh(const AbeleAttention& all, Part block, Read grad, Read y, float* weighted) {
+  const Index whole = all.value_depth / LANES * LANES;
+  Vec lanes[QUERIES];
+  for (Index i = 0; i < block.size; ++i) {
+    const float *g = grad.row(block.begin + i), *result = y.row(block.begin + i);
+    lanes[i] = Vec{};
+    for (Index d = 0; d < whole; d += LANES) lanes[i] += load(g + d) * load(result + d);
+    for (Index d = whole; d < all.value_depth; ++d) lanes[i][d - whole] += g[d] * result[d];
+  }
+  sum_lanes(lanes, block.size, weighted);
+}
+
+// Probabilities from scores, and the gradients of scores from those of probabilities.
+void score_gradients(const AbeleAttention& all, Part block, const float* weighted,
+                     const float* logarithms, const Room& room) {
+  const float scale = float(all.scale);
+  for_parts(all, block, [&](Part rows, Index width) {
+    for (Index i = rows.begin; i < rows.begin + rows.size; ++i) {
+      float *row = room.scores + i * room.step, *grads = room.grads + i * room.step;
+      const Index count = seen(all, block.begin + i);
+      const float logarithm = logarithms[i], weight = weighted[i];
+      for (Index j = 0; j < count; j += LANES)
+        for (int l = 0; l < LANES; ++l) {
+          const float p = exp_up_to_88(row[j + l] * scale - logarithm);
+          row[j + l] = p;
+          grads[j + l] = p * (grads[j + l] - weight) * scale;
+        }
+      for (Index j = count; j < width; ++j) row[j] = grads[j] = 0.0f;
+    }
+  });
+}
+
+struct Gradients {
+  Write q, k, v;
+};
+
+// Those of keys and values from a block of queries.
+void key_gradients(const AbeleAttention& all, Part block, Read q, Read grad, Gradients to,
+                   bool added, const Room& room) {
+  const Right queries = Right::of(q.from(block.begin), block.size, all.depth, room.queries);
+  const Right results =
+      Right::of(grad.from(block.begin), block.size, all.value_depth, room.results);
+  const auto add = [&](Part keys, Index first) {  // of what queries from `first` on see
+    const Index inner = block.size - first, place = first * room.step + keys.begin;
+    multiply({room.grads + place, 1, room.step}, queries.from(first), keys.size, all.depth, inner,
+             to.k.from(keys.begin), added);
+    multiply({room.scores + place, 1, room.step}, results.from(first), keys.size,
+             all.value_depth, inner, to.v.from(keys.begin), added);
+  };
+  const Index width = seen(all, block.begin + block.size - 1);
+  const Index before = all.causal ? std::min(block.begin, width) : width;
+  if (before > 0) add({0, before}, 0);
+  for_parts(all, block, [&](Part rows, Index) {
+    const Index key = block.begin + rows.begin;
+    if (before < width && key < width) add({key, std::min(rows.size, width - key)}, rows.begin);
+  });
+}
+
+void attend_backward(const AbeleAttention& all, Read grad, Read q, Read k, Read v, Read y,
+                     const float* logarithms, Gradients to, const Room& room) {
+  const Index blocks = ceil_div(all.queries, QUERIES), far = seen(all, all.queries - 1);
+  for (Index j = far; j < all.keys; ++j) {  // nobody saw these
+    std::fill_n(to.k.row(j), all.depth, 0.0f);
+    std::fill_n(to.v.row(j), all.value_depth, 0.0f);
+  }
+  const Right turned_keys = Right::packed(turned(k), all.depth, all.keys, room.turned_keys);
+  const Right values = Right::packed(turned(v), all.value_depth, all.keys, room.turned_values);
+  const Right keys = Right::of(k, all.keys, all.depth, room.keys);
+  const Write scores{room.scores, room.step}, grads{room.grads, room.step};
+  float weighted[QUERIES];
+  // The last block sees the most keys, so that the others add to what it has written.
+  for (Index number = blocks - 1; number >= 0; --number) {
+    const Index first = number * QUERIES;
+    const Part block{first, std::min(QUERIES, all.queries - first)};
+    const bool added = number < blocks - 1;
+    for_parts(all, block, [&](Part rows, Index width) {
+      const Index columns = in_vectors(width);
+      multiply(in_rows(q.from(first + rows.begin)), turned_keys, rows.size, columns, all.depth,
+               scores.from(rows.begin), false);
+      multiply(in_rows(grad.from(first + rows.begin)), values, rows.size, columns,
+               all.value_depth, grads.from(rows.begin), false);
+    });
+    weigh(all, block, grad, y, weighted);
+    score_gradients(all, block, weighted, logarithms + first, room);
+    for_parts(all, block, [&](Part rows, Index width) {
+      multiply({grads.row(rows.begin), room.step, 1}, keys, rows.size, all.depth, width,
+               to.q.from(first + rows.begin), false);
+    });
+    key_gradients(all, block, q, grad, to, added, room);
+  }
+}
+
+// Calls run(task, whether another one follows, room) for the heads of all samples.
+template <class Run>
+int for_heads(const AbeleAttention& all, int threads, Run run) {
+  return guarded([&](Scratch& memory) {
+    const Index tasks = all.samples * all.heads;
+    const int teams = static_cast<int>(std::min<Index>(tasks, threads));
+    const Each<float> work = memory.each<float>(Room::size(all), teams);
+#pragma omp parallel for num_threads(teams) if (teams > 1) schedule(static, 1)
+    for (int thread = 0; thread < teams; ++thread) {
+      const Part some = part(tasks, teams, thread);
+      const Room room(all, work.of(thread));
+      for (Index i = some.begin; i < some.begin + some.size; ++i)
+        run(i, i + 1 < some.begin + some.size, room);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace abele
+
+using namespace abele;
+
+int abele_attention(const AbeleAttention* attention, const AbeleSteps* steps, const float* q,
+                    const float* k, const float* v, float* y, float* logarithms, int threads) {
+  const AbeleAttention& all = *attention;
+  return for_heads(all, threads, [&](Index task, bool more, const Room& room) {
+    if (more) {
+      fetch(nth(q, steps[0], all, task + 1), all.queries, all.depth);
+      fetch(nth(k, steps[1], all, task + 1), all.keys, all.depth);
+      fetch(nth(v, steps[2], all, task + 1), all.keys, all.value_depth);
+    }
+    attend(all, nth(q, steps[0], all, task), nth(k, steps[1], all, task),
+           nth(v, steps[2], all, task), nth(y, steps[3], all, task),
+           logarithms + task * all.queries, room);
+  });
+}
+
+int abele_attention_backward(const AbeleAttention* attention, const AbeleSteps* steps,
+                             const float* grad, const float* q, const float* k, const float* v,
+                             const float* y, const float* logarithms, float* grad_q,
+                             float* grad_k, float* grad_v, int threads) {
+  const AbeleAttention& all = *attention;
+  return for_heads(all, threads, [&](Index task, bool more, const Room& room) {
+    if (more) {
+      fetch(nth(grad, steps[0], all, task + 1), all.queries, all.value_depth);
+      fetch(nth(q, steps[1], all, task + 1), all.queries, all.depth);
+      fetch(nth(k, steps[2], all, task + 1), all.keys, all.depth);
+      fetch(nth(v, steps[3], all, task + 1), all.keys, all.value_depth);
+      fetch(nth(y, steps[4], all, task + 1), all.queries, all.value_depth);
+    }
+    attend_backward(all, nth(grad, steps[0], all, task), nth(q, steps[1], all, task),
+                    nth(k, steps[2], all, task), nth(v, steps[3], all, task),
+                    nth(y, steps[4], all, task), logarithms + task * all.queries,
+                    {nth(grad_q, steps[5], all, task), nth(grad_k, steps[6], all, task),
+                     nth(grad_v, steps[7], all, task)},
+                    room);
+  });
+}
