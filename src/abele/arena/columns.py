@@ -82,9 +82,10 @@ def _gradients(
     threads = min(torch.get_num_threads(), c.x.shape[0])
     wide = is_narrow(c.y)
     if wanted[0]:
+        copied = calls.make(c.copied(c.y) if c.transposed else 0)
         make(0)
         if c.transposed:
-            calls.free(_part(calls, _columns(c.w, c.x[0])))
+            calls.free(_part(calls, _columns(c.w, c.x[0])), copied)
         else:  # of one image for each thread
             times = 3 if wide and not c.channels_last else 1
             calls.free(_outside(calls, times * threads * _columns(c.w, c.y[0])))
@@ -92,9 +93,10 @@ def _gradients(
         calls.free(_part(calls, widened(c.y)))
     if wanted[1]:
         make(1)
+        copied = calls.make(c.copied(c.y) if c.transposed else 0)
         patches = _part(calls, _columns(c.w, c.x[0]) if c.transposed else _patches(c))
-        summed = _outside(calls, widened(c.w) if wide and c.channels_last else 0)
-        calls.free(patches, summed)
+        summed = _outside(calls, 2 * widened(c.w) if wide and c.channels_last else 0)
+        calls.free(patches, summed, copied)
 
 
 def _reordered(c: Convolution) -> int:

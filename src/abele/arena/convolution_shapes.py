@@ -57,11 +57,10 @@ class Convolution:
         """Not all channels of a result are made of all of the image."""
         return self.w.shape[1] != self.x.shape[1] and not self.transposed
 
-    @property
-    def copied(self) -> int:
-        """Bytes of the image where it is copied first, because others lie between its elements."""
-        lies = self.x.is_contiguous() or self.channels_last
-        return 0 if lies else self.x.nbytes
+    def copied(self, images: torch.Tensor) -> int:
+        """Bytes of images that are copied first, because others lie between their elements."""
+        last = self.channels_last and _lies_channels_last(images)
+        return 0 if images.is_contiguous() or last else images.nbytes
 
     @property
     def groups(self) -> int:

@@ -58,13 +58,15 @@ def forward(node: torch.fx.Node, channels_last: bool) -> Calls | None:
     """What a convolution makes; None if nothing."""
     x, w = value(node, 0), value(node, 1)
     c, calls = convolution_shapes.of(x, w, node.meta["val"], node.args[3:], channels_last), Calls()
-    if c.as_they_lie or not (x.numel() and torch.backends.mkldnn.is_available()):
+    if not (x.numel() and torch.backends.mkldnn.is_available()):
         return None
-    copied = calls.make(c.copied)
-    if c.by_columns:
+    copied = calls.make(c.copied(x))
+    if c.as_they_lie:
+        calls.result(0)
+    elif c.by_columns:
         columns.forward(c, calls)
     elif c.channels_last:
-        weight = calls.make(w.nbytes)
+        weight = calls.make(_turned_weight(c))
         calls.result(0)
         calls.free(calls.make(w.nbytes), weight)
     else:
@@ -78,15 +80,38 @@ def forward(node: torch.fx.Node, channels_last: bool) -> Calls | None:
     return calls
 
 
+def with_activation(node: torch.fx.Node, channels_last: bool) -> Calls | None:
+    """What the library's convolution with its activation makes of images with channels last."""
+    x, w, padding, stride = value(node, 0), value(node, 1), node.args[3], node.args[4]
+    rest = stride, padding, (), False
+    c, calls = convolution_shapes.of(x, w, node.meta["val"], rest, channels_last), Calls()
+    if not (c.channels_last and x.numel()):
+        return None
+    copied = calls.make(c.copied(x))
+    calls.result(0)
+    calls.free(calls.make(0 if c.grouped else _turned_weight(c)), calls.make(w.nbytes), copied)
+    return calls
+
+
+def _turned_weight(c: Convolution) -> int:
+    """Bytes of the weight with its channels last; that of one place lies so."""
+    return 0 if c.pointwise else c.w.nbytes
+
+
 def backward(node: torch.fx.Node, channels_last: bool) -> Calls | None:
     """What the gradients of a convolution make; None if nothing."""
     y, x, w = (value(node, index) for index in range(3))
     c, calls = convolution_shapes.of(x, w, y, node.args[4:], channels_last), Calls()
     wanted = cast("list[bool]", node.args[-1])
-    if c.as_they_lie or not (x.numel() and torch.backends.mkldnn.is_available()):
+    if not (x.numel() and torch.backends.mkldnn.is_available()):
         return None
     if c.by_columns:
         columns.backward(c, calls, wanted)
+        return calls
+    copied = [calls.make(c.copied(each)) for each in (x, y)]
+    if c.as_they_lie:
+        for index in range(3):
+            calls.result(index)
     elif c.channels_last:
         _backward_in_place(c, calls, wanted)
     else:
@@ -94,12 +119,13 @@ def backward(node: torch.fx.Node, channels_last: bool) -> Calls | None:
             _input_gradient(c, calls)
         if wanted[1]:
             _weight_gradient(c, calls)
+    calls.free(*copied)
     return calls
 
 
 def _backward_in_place(c: Convolution, calls: Calls, wanted: list[bool]) -> None:
     """Of images that lie with channels last: only the weight is brought into another order."""
-    weight = calls.make(c.w.nbytes)
+    weight = calls.make(_turned_weight(c))
     if wanted[0]:
         calls.result(0)
         calls.free(calls.make(c.w.nbytes))

@@ -8,11 +8,12 @@ read from torch's allocator, tensor by tensor; an operator that is not here make
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from abele import _torch
 from abele.arena import convolutions, half
 from abele.arena.calls import Calls, value
 from abele.ops import lstm
@@ -26,21 +27,23 @@ _SMALL_SIDES = 128
 
 def with_inner(
     use: MemoryUse,
-    others: Container[torch.fx.Node] = (),
+    others: Mapping[torch.fx.Node, Calls | None] | None = None,
     channels_last: Container[torch.fx.Node] = (),
 ) -> MemoryUse:
     """The same with the tensors that operators make inside.
 
     Args:
         use: every tensor by itself.
-        others: nodes that are not computed by torch.
-        channels_last: convolutions whose images lie so, whatever their values say.
+        others: what nodes make that are not computed by torch.
+        channels_last: nodes that read images which lie so, whatever their values say.
     """
-    pieces: list[Piece] = []
+    others, pieces = others or {}, list[Piece]()
     moments: dict[tuple[torch.fx.Node | None, int], int] = {}
     asked: dict[tuple[torch.fx.Node | None, int], int] = {}
     for step, node in enumerate(use.nodes):
-        calls = None if node is None or node in others else _calls(node, node in channels_last)
+        if node is None:
+            continue
+        calls = others[node] if node in others else _calls(node, node in channels_last)
         if calls is None:
             continue
         moments |= {(node, index): moment for index, moment in calls.results.items()}
@@ -115,7 +118,8 @@ def _reduced_loss(node: torch.fx.Node, channels_last: bool) -> Calls | None:
 
 def _upsampling(node: torch.fx.Node, channels_last: bool) -> Calls | None:
     """Small images, and those of three channels in one thread, are computed with channels last."""
-    del channels_last
+    if channels_last:
+        return None
     image, result = value(node, 0), node.meta["val"]
     three = image.shape[1] == 3 and torch.get_num_threads() == 1
     small = image.shape[1] > 1 and sum(result.shape[2:]) <= _SMALL_SIDES
@@ -183,6 +187,7 @@ def _lstm_backward(node: torch.fx.Node, channels_last: bool) -> Calls:
 _RULES: dict[Any, Callable[[torch.fx.Node, bool], Calls | None]] = {
     aten.convolution.default: convolutions.forward,
     aten.convolution_backward.default: convolutions.backward,
+    _torch.convolution_with_activation(): convolutions.with_activation,
     aten.mse_loss.default: _reduced_loss,
     aten.upsample_bilinear2d.default: _upsampling,
     aten.native_batch_norm_backward.default: _batch_norm_backward,

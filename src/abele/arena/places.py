@@ -16,7 +16,7 @@ LEAST = 4096
 
 
 def placed(use: MemoryUse) -> MemoryUse:
-    """The same memory in one piece that is kept between calls, but for what the caller gets.
+    """The same memory in one piece that programs share, but for what the caller gets.
 
     Args:
         use: every tensor by itself.
@@ -27,9 +27,9 @@ def placed(use: MemoryUse) -> MemoryUse:
         use,
         basis=f"{use.basis}, at planned places",
         pieces=tuple(each for each in use.pieces if not is_inside(use, each)),
-        reserved=total,
-        inside=inside,
-        shared=True,
+        reserved=use.reserved + total,
+        inside=(*use.inside, *inside),
+        shared=total,
     )
 
 

@@ -38,14 +38,14 @@ class Need:
         parts: by role.
         tensors: the largest first.
         reserved: bytes of ``parts`` that the program keeps between calls.
-        shared: other programs use these bytes too.
+        shared: of these bytes, those that other programs use too.
     """
 
     operation: str
     parts: tuple[Part, ...]
     tensors: tuple[Tensor, ...]
     reserved: int
-    shared: bool = False
+    shared: int = 0
 
 
 def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
@@ -56,7 +56,9 @@ def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
         use: as its lowering plans it.
         allocation: how much of that becomes memory of the process.
     """
-    known = use.shared or bool(use.bare)  # there, tensors inside of operators are pieces
+    known = use.shared is not None or bool(
+        use.bare
+    )  # there, tensors inside of operators are pieces
     inside = [
         _workspace(None if step in use.bare else node, known=known)
         for step, node in enumerate(use.nodes)
@@ -77,7 +79,7 @@ def need(program: Program, use: MemoryUse, allocation: Allocation) -> Need:
         parts=tuple(parts),
         tensors=tuple(tensors),
         reserved=use.reserved,
-        shared=use.shared,
+        shared=use.shared or 0,
     )
 
 
@@ -85,15 +87,16 @@ def _alive(
     use: MemoryUse, step: int, allocation: Allocation, *, known: bool
 ) -> tuple[list[Part], list[Tensor]]:
     """What is in use at a step, by role with the largest first, and tensor by tensor."""
+    planned = use.shared is not None
     if known:
-        allocation = SETTLED if use.shared else RESULTS
+        allocation = SETTLED if planned else RESULTS
     kept = set(map(id, use.inside))
     sizes: dict[str, list[Interval]] = {}
     tensors: list[Tensor] = []
     for piece in use.at(step):
         role = _role(use, piece)
         way = SETTLED if known and role == _RESULTS else allocation
-        if use.shared and piece.inner:  # a library takes it piece by piece
+        if planned and piece.inner:  # a library takes it piece by piece
             way = PIECES
         size = Interval.exact(piece.size) if id(piece) in kept else way.of(piece.size)
         sizes.setdefault(role, []).append(size)

@@ -55,7 +55,7 @@ def estimate(
     always = _always(programs, config, target, calls)
     ways = _ways(programs, config, target)
     kept = _kept(_needs(ways))
-    alone = _kept(each for each in _needs(ways) if not each.shared)
+    alone = sum(each.reserved - each.shared for each in _needs(ways))
     moments = [_start(always, Interval(alone, alone, kept))]
     moments += [
         _of_program(name, way.need, always, _beside(way.need, name, ways))
@@ -68,7 +68,8 @@ def estimate(
             moments.append(
                 _of_program(f"{name}, interpreted", first.need, always, Interval.exact(0))
             )
-            moments += [_take_over(name, first.need, always, kept, w.need) for w in ways[name]]
+            compiled = _needs(ways)
+            moments += [_take_over(name, first.need, always, compiled, w.need) for w in ways[name]]
     return Estimate(
         target=target.name,
         lowerings={name: _joined(way.lowering for way in each) for name, each in ways.items()},
@@ -145,13 +146,9 @@ def _beside(need: Need, name: str, ways: dict[str, list[_Way]]) -> Interval:
 
 def _kept(needs: Iterable[Need]) -> int:
     """Bytes that programs keep between calls: the shared ones are those of the largest."""
-    shared, alone = 0, 0
-    for each in needs:
-        if each.shared:
-            shared = max(shared, each.reserved)
-        else:
-            alone += each.reserved
-    return shared + alone
+    several = list(needs)
+    alone = sum(each.reserved - each.shared for each in several)
+    return alone + max((each.shared for each in several), default=0)
 
 
 def _joined(texts: Iterable[str]) -> str:
@@ -229,14 +226,21 @@ def _of_program(name: str, need: Need, always: tuple[Part, ...], beside: Interva
     return Moment(name=name, operation=need.operation, parts=parts, tensors=need.tensors)
 
 
-def _take_over(name: str, first: Need, always: tuple[Part, ...], kept: int, then: Need) -> Moment:
+def _take_over(
+    name: str, first: Need, always: tuple[Part, ...], compiled: Sequence[Need], then: Need
+) -> Moment:
     """One micro-batch through both kinds of programs, on copies of the state."""
     roles = ("parameters", "buffers", "optimizer state", "gradient sums", "inputs of a call")
     state = sum(part.size.high for part in always if part.role in roles)
     copies = Interval(*(state * n for n in (_COPIES.low, _COPIES.expected, _COPIES.high)))
     larger = max(first, then, key=lambda each: Interval.sum(p.size for p in each.parts).expected)
-    reserved = _reserved(max(0, kept - then.reserved + first.reserved if larger is then else kept))
-    parts = (*always, *larger.parts, *reserved, Part(role="copies to compare", size=copies))
+    kept = _kept([first, then, *(each for each in compiled if each is not then)])
+    parts = (
+        *always,
+        *larger.parts,
+        *_reserved(kept - larger.reserved),
+        Part(role="copies to compare", size=copies),
+    )
     return Moment(
         name=f"{name}, taking over",
         operation="compiled programs are compared with interpreted ones",

@@ -59,7 +59,8 @@ class MemoryUse:
         pieces: memory of its own, made for some steps and freed after them.
         reserved: bytes that the program keeps between calls.
         inside: what lies in these bytes, at different times in the same ones.
-        shared: other programs use the reserved bytes too, while this one does not run.
+        shared: of the reserved bytes, those that other programs use while this one does not run;
+            None if pieces have no planned places.
         bare: steps that take no memory beside these pieces.
         scratch: bytes that kernels take for themselves and keep.
     """
@@ -69,7 +70,7 @@ class MemoryUse:
     pieces: tuple[Piece, ...]
     reserved: int = 0
     inside: tuple[Piece, ...] = ()
-    shared: bool = False
+    shared: int | None = None
     bare: frozenset[int] = frozenset()
     scratch: int = 0
 

@@ -105,12 +105,17 @@ def mark(program: Program, placement: PlacementTable) -> tuple[str, ...]:
     stage_of_block: dict[str, int] = {}
     for node, (block, stage) in placement.located(program).items():
         _write(node, stage)
-        blocks.setdefault(stage, {})[block or "(before)"] = None
+        blocks.setdefault(stage, {})[block] = None
         stage_of_block[block] = max(stage, stage_of_block.get(block, 0))
     for node, block in _of_blocks(program):
         if block in stage_of_block:
             _write(node, stage_of_block[block])
-    return tuple(" ".join(blocks[stage]) for stage in sorted(blocks))
+    return tuple(_named(list(blocks[stage])) for stage in sorted(blocks))
+
+
+def _named(blocks: list[str]) -> str:
+    """A stage by its blocks; what comes before all of them has none."""
+    return " ".join(filter(None, blocks)) or "before the first block"
 
 
 def _write(node: torch.fx.Node, stage: int) -> None:

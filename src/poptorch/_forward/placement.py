@@ -67,7 +67,7 @@ class PlacementTable:
     def __str__(self) -> str:
         head = ("block", "stage", "phase", "ipu", "operators", "parameter bytes")
         cells = [
-            (p.block or "(before)", p.stage, p.phase, p.ipu, row.operators, row.parameter_bytes)
+            (p.block or "(no block)", p.stage, p.phase, p.ipu, row.operators, row.parameter_bytes)
             for row in self.rows
             for p in (row.placement,)
         ]

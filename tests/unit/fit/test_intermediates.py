@@ -44,11 +44,11 @@ def test_what_torch_makes_for_a_compiled_program_leaves_gaps_and_results_do_not(
     sizes = {part.role: part.size for part in need.parts}
     assert sizes["used in forward only"] == workspaces.RESULTS.of(1000)
     assert sizes["results"] == workspaces.SETTLED.of(10)
-    planned = MemoryUse(basis="", nodes=nodes, pieces=pieces, shared=True)
+    planned = MemoryUse(basis="", nodes=nodes, pieces=pieces, shared=0)
     (inside, *_) = intermediates.need(step, planned, workspaces.PIECES).parts
     assert inside.size == workspaces.SETTLED.of(1000)
     pieces = (Piece(node=made, result=-1, first=at, last=at, size=1000, inner=True),)
-    of_library = MemoryUse(basis="", nodes=nodes, pieces=pieces, shared=True)
+    of_library = MemoryUse(basis="", nodes=nodes, pieces=pieces, shared=0)
     (inside, *_) = intermediates.need(step, of_library, workspaces.PIECES).parts
     assert inside.size == workspaces.PIECES.of(1000)
 

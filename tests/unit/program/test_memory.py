@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from abele import passes
+from abele import arena, passes
 from abele.program import memory, summary
 from abele.targets import get_target
 from abele.targets.cpu.emitted import lowering as emitted
@@ -80,7 +80,8 @@ def lowered(name):
 
 
 @pytest.mark.parametrize("name", ["dense", "introduction"])
-def test_the_plan_of_emitted_code_is_reported_as_it_is(name):
+def test_the_plan_of_emitted_code_is_reported_as_it_is(name, monkeypatch):
+    monkeypatch.setattr(arena, "available", lambda: False)
     program, lowering = lowered(name)
     use = lowering.memory(program)
     placed = emitted.placed(program)

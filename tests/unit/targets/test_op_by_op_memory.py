@@ -6,6 +6,8 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody uses
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from abele import arena
+from abele.arena import running
 from abele.compile.build import lowered_for
 from abele.kernels import binding, build
 from abele.program import Role, memory
@@ -78,3 +80,33 @@ def test_the_plan_is_what_torch_allocates():
 def test_results_over_arguments_take_no_memory():
     program = lowered()
     assert max(OpByOp().memory(program).needed()) < max(memory.of_graph(program).needed())
+
+
+class Joined(nn.Module):
+    """A pool, an upsampled image, and images that are joined, so that gradients are slices."""
+
+    def __init__(self, joins):
+        super().__init__()
+        self.joins = joins
+        self.first, self.second = (nn.Conv2d(c, 16, 3, padding=1) for c in (3, 32 if joins else 16))
+        self.norm = nn.BatchNorm2d(16)
+
+    def forward(self, images):
+        x = F.leaky_relu(self.norm(self.first(images)), 0.1)
+        up = F.interpolate(F.max_pool2d(x, 2), scale_factor=2.0, mode="bilinear")
+        return plain_loss(self.second(torch.cat([up, x], 1) if self.joins else up + x), "mean")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "joins"), [(torch.float32, True), (torch.float16, False)], ids=["joined", "half"]
+)
+def test_every_tensor_finds_its_place(dtype, joins):
+    assert arena.made(compiler() or "g++")
+    module = Joined(joins).to(dtype)
+    step = captured(module, (torch.randn(2, 3, 64, 64, dtype=dtype),), rule=rule_for(module))
+    ((program, _),) = lowered_for(OnlyOpByOp(), step.programs, StepConfig())["step"]
+    run = Forced().compile(program).run
+    before = running.counts()
+    run([torch.ones(slot.shape, dtype=slot.dtype) for slot in program.inputs])
+    _, in_gap, _ = (b - a for a, b in zip(before, running.counts(), strict=True))
+    assert in_gap == 0

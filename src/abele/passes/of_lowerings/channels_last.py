@@ -64,11 +64,19 @@ _FOLLOWERS = {
 def channels_last(program: Program) -> Program:
     """Put conversions where images change their order."""
     graph = editable(program)
-    layouts = _Layouts(graph)
-    for node in list(graph.graph.nodes):
-        if node.op == "output" or (node.op == "call_function" and not is_getitem(node)):
-            layouts.visit(node)
+    _Layouts(graph.graph).visit_all()
     return finished(program, graph)
+
+
+def that_read_channels_last(graph: torch.fx.Graph) -> set[_Node]:
+    """The nodes that read images with channels last.
+
+    Args:
+        graph: of a program after this pass.
+    """
+    layouts = _Layouts(graph)
+    layouts.visit_all()
+    return {node for node in graph.nodes if layouts.read_by(node)}
 
 
 def _is_image(node: Any) -> bool:
@@ -97,28 +105,35 @@ def _convolves_images(node: _Node) -> bool:
     return node.target in _CONVOLUTIONS and _is_image(node.args[1])
 
 
-def is_laid_channels_last(node: _Node) -> bool:
-    """Return whether a node is a convolution that this pass gives images with channels last."""
-    return _convolves_images(node) and prefers_channels_last(node)
-
-
 class _Layouts:
     """Which nodes are known to be channels last; the others are in the default order."""
 
-    def __init__(self, graph: torch.fx.GraphModule):
-        self._graph = graph.graph
+    def __init__(self, graph: torch.fx.Graph):
+        self._graph = graph
         self._last: set[_Node] = set()
         self._converted: dict[tuple[_Node, bool], _Node] = {}
 
-    def visit(self, node: _Node) -> None:
+    def visit_all(self) -> None:
+        """Convert what nodes read; where the pass has done that before, nothing is left to do."""
+        for node in list(self._graph.nodes):
+            if node.op == "output" or (node.op == "call_function" and not is_getitem(node)):
+                self._visit(node)
+
+    def read_by(self, node: _Node) -> bool:
+        """Whether a node reads an image with channels last."""
+        return any(each in self._last for each in self._images(node))
+
+    def _visit(self, node: _Node) -> None:
         """Convert what a node reads and note how its results lie."""
-        if _convolves_images(node):
+        if node.target is in_layout:
+            self._last.update({node} if node.args[1] else ())
+        elif _convolves_images(node):
             self._lay(node, prefers_channels_last(node))
             self._keep_weights(node)
         elif node.target in _NORMS:
             self._lay(node, True)
         elif node.target in _FOLLOWERS or _joins_or_cuts_channels(node):
-            self._lay(node, any(each in self._last for each in self._images(node)))
+            self._lay(node, self.read_by(node))
         else:
             self._lay(node, False, results=False)
 
@@ -150,7 +165,10 @@ class _Layouts:
         if new is None:
             with self._graph.inserting_before(node):
                 new = self._graph.call_function(in_layout, (image, last))
-            new.meta = dict(image.meta)
+            layout = torch.channels_last if last else torch.contiguous_format
+            # A slice lies in something larger, its copy does not.
+            val = image.meta["val"].contiguous(memory_format=layout)
+            new.meta = {**image.meta, "val": val}
             self._converted[image, last] = new
             if last:
                 self._last.add(new)

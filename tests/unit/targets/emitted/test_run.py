@@ -7,8 +7,10 @@ import weakref
 import pytest
 import torch
 
-from abele import passes
+from abele import arena, passes
+from abele.arena import running
 from abele.errors import CompilerError, CorruptExecutable
+from abele.targets.cpu.compiler import compiler
 from abele.targets.cpu.emitted import build
 from abele.targets.cpu.emitted.lowering import Emitted
 from helpers.emitted_programs import traced
@@ -163,3 +165,30 @@ def test_what_is_no_library_is_not_loaded():
 
 def test_the_fingerprint_is_that_of_everything_that_writes_code():
     assert build.fingerprint() == build.fingerprint()
+
+
+def with_large_results(x, total):
+    first = torch.special.i0(x)
+    second = torch.special.i0(first.sin())
+    total.add_(torch.special.i0(second.cos()))
+    return torch.special.i1(second + total)
+
+
+@pytest.mark.compiler
+def test_what_torch_makes_between_has_its_place_until_nothing_reads_it(monkeypatch):
+    assert arena.made(compiler() or "g++")
+    x = torch.rand(64, 64)
+    case = traced("large", with_large_results, [x], [torch.ones(64, 64)])
+    step = passes.run_only(passes.run(case.program), Emitted.passes)
+    use = Emitted().memory(step)
+    assert len([each for each in use.inside if each.size == x.nbytes]) >= 3
+    assert use.shared == 2 * x.nbytes  # the first is gone when the third is made
+    run, before = Emitted().compile(step).run, running.counts()
+    results = [run(_in_order(step, x, torch.ones(64, 64)))[0] for _ in range(3)]
+    counts = [b - a for a, b in zip(before, running.counts(), strict=True)]
+    assert counts == [9, 0, 0]
+    monkeypatch.setattr(arena, "available", lambda: False)
+    monkeypatch.setattr(running, "available", lambda: False)
+    assert Emitted().memory(step).shared is None
+    plain = Emitted().compile(step).run(_in_order(step, x, torch.ones(64, 64)))[0]
+    assert all(torch.equal(each, plain) for each in results)

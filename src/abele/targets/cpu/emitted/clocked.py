@@ -13,13 +13,12 @@ import torch
 from abele.program import Program
 from abele.targets.base import Compiled
 from abele.targets.clocked import LOOP, Clocked
-from abele.targets.cpu.emitted import build
 from abele.targets.cpu.emitted.groups import Unit
-from abele.targets.cpu.emitted.operations import Call, Foreign, Translation
+from abele.targets.cpu.emitted.operations import Call, Foreign
 from abele.targets.cpu.emitted.places import Buffer
 from abele.targets.cpu.emitted.regions import Region
 from abele.targets.cpu.emitted.run import Code, Runner
-from abele.targets.cpu.emitted.source import COST, MOMENTS, Segment, write
+from abele.targets.cpu.emitted.source import COST, MOMENTS, Segment
 from abele.targets.cpu.index_checks import checked
 from abele.targets.kernel_choice import Kernel
 
@@ -28,34 +27,22 @@ _NAME = re.compile(r"(?:abele::)?(\w+)\s*[<(]")
 
 
 def with_clocks(
-    program: Program,
-    units: Sequence[Unit],
-    translation: Translation,
-    offsets: dict[Buffer, int],
-    kept: Collection[Buffer],
-    size: int,
+    program: Program, code: Code, units: Sequence[Unit], kept: Collection[Buffer]
 ) -> Clocked:
-    """Write and compile a program with clocks.
+    """Run a program with clocks.
 
     Args:
         program: after the passes of the lowering.
+        code: with a look at the clock between units.
         units: in the order in which they run.
-        translation: the program as operations.
-        offsets: where each piece of the arena lies, in bytes.
         kept: memory that is written.
-        size: of the arena, in bytes.
-
-    Raises:
-        CompilerError: the compiler does not accept it.
     """
-    written = write(units, offsets, kept, clocked=True)
-    library = build.loaded(build.compiled(program.name, written.text))
-    runner = _Runner(program, Code(written, library, translation, offsets, size))
+    runner = _Runner(program, code)
     return Clocked(
         run=checked(program, Compiled(runner.run)).run,
         kernels=tuple(kernel_of(unit, kept) for unit in units),
         times=runner.times,
-        cost_ns=_cost_ns(library),
+        cost_ns=_cost_ns(code.library),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 
@@ -13,7 +14,7 @@ from abele.passes.of_lowerings.lstm_steps import lstm_steps
 from abele.passes.of_lowerings.stacked_gradients import stacked_gradients
 from abele.passes.of_lowerings.summed_products import summed_products
 from abele.program import Program
-from abele.program.memory import MemoryUse, Piece
+from abele.program.memory import MemoryUse
 from abele.targets.base import Compiled, Lowering, Repeated, Written, require_code
 from abele.targets.clocked import Clocked
 from abele.targets.cpu.emitted import build, choice, reasons, source
@@ -21,6 +22,7 @@ from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
 from abele.targets.cpu.emitted.clocked import kernel_of, with_clocks
 from abele.targets.cpu.emitted.groups import Unit, grouped
 from abele.targets.cpu.emitted.memory import arranged
+from abele.targets.cpu.emitted.memory_use import memory_use, until_code_ends
 from abele.targets.cpu.emitted.operations import Foreign, Translation
 from abele.targets.cpu.emitted.order import lifetimes, ordered
 from abele.targets.cpu.emitted.places import Buffer, Kind
@@ -74,7 +76,9 @@ class Emitted(Lowering):
 
     def memory(self, program: Program) -> MemoryUse:
         """What the plan says: the arena, and what torch and the caller get beside it."""
-        return memory_use(placed(program))
+        use = _memory_use(program, placed(program))
+        alone = len(use.bare) == len(use.nodes)  # torch computes nothing
+        return use if alone or not arena.available() else arena.placed(use)
 
     def declined(self, program: Program) -> str | None:
         """Its loops, effects, or how many operators would be called from Python."""
@@ -91,20 +95,38 @@ class Emitted(Lowering):
 
     def clocked(self, program: Program) -> Clocked:
         """Write and compile the code again, with a look at the clock between its units."""
-        plan = placed(program)
-        return with_clocks(
-            program, plan.units, plan.translation, plan.offsets, plan.kept, plan.size
-        )
+        units = placed(program)
+        plan = _plan(program, units, clocked=True)
+        library = build.loaded(build.compiled(program.name, plan.source.text))
+        return with_clocks(program, plan.code(library), units.units, units.kept)
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is known about a program's code before it is compiled."""
+    """What is known about a program's code before it is compiled.
+
+    Attributes:
+        torchs: what torch makes between pieces of code; None if it computes nothing.
+    """
 
     translation: Translation
     source: source.Source
     offsets: dict[Buffer, int]
     size: int
+    lives: dict[Buffer, tuple[int, int]]
+    torchs: MemoryUse | None
+
+    def code(self, library: ctypes.CDLL) -> Code:
+        """With the compiled file."""
+        return Code(
+            source=self.source,
+            library=library,
+            translation=self.translation,
+            offsets=self.offsets,
+            size=self.size,
+            lives=self.lives,
+            torchs=self.torchs,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,9 +152,14 @@ class Placed:
 
 def planned_code(program: Program) -> Plan:
     """Translate, group, order, place in memory and write a program."""
-    plan = placed(program)
-    text = source.write(plan.units, plan.offsets, plan.kept)
-    return Plan(plan.translation, text, plan.offsets, plan.size)
+    return _plan(program, placed(program), clocked=False)
+
+
+def _plan(program: Program, plan: Placed, *, clocked: bool) -> Plan:
+    text = source.write(plan.units, plan.offsets, plan.kept, clocked=clocked)
+    foreign = any(isinstance(each, Foreign) for each in text.parts)
+    torchs = _memory_use(program, plan) if foreign else None
+    return Plan(plan.translation, text, plan.offsets, plan.size, plan.lives, torchs)
 
 
 def placed(program: Program) -> Placed:
@@ -142,41 +169,15 @@ def placed(program: Program) -> Placed:
     kept = _kept(units, translation)
     units = with_regions(units, kept)
     lives = {buffer: life for buffer, life in lifetimes(units).items() if buffer in kept}
+    lives = until_code_ends(units, lives)
     offsets, size = arranged(lives)
     return Placed(translation, units, kept, lives, offsets, size)
 
 
-def memory_use(plan: Placed) -> MemoryUse:
-    """What a plan needs: results that torch makes live to the end of the call."""
-    makers: dict[Buffer, torch.fx.Node | None] = {}
-    for unit in plan.units:
-        for operation in unit.operations:
-            for place in operation.writes:
-                makers.setdefault(place.buffer, operation.part_of)
-    end = max(0, len(plan.units) - 1)
-    begins = {Kind.OUTPUT: 0}  # the caller's memory is made before anything runs
-    ends = {Kind.OUTPUT: end, Kind.FOREIGN: end}
-    pieces: dict[Kind, list[Piece]] = {Kind.ARENA: [], Kind.FOREIGN: [], Kind.OUTPUT: []}
-    for buffer, (first, last) in plan.lives.items():
-        if buffer.kind in pieces:
-            piece = Piece(
-                node=makers.get(buffer),
-                first=begins.get(buffer.kind, first),
-                last=ends.get(buffer.kind, last),
-                size=buffer.bytes,
-            )
-            pieces[buffer.kind].append(piece)
-    emitted = [not isinstance(unit.operations[0], Foreign) for unit in plan.units]
-    nodes = tuple(unit.operations[0].part_of for unit in plan.units)
-    use = MemoryUse(
-        basis="the plan of the emitted code",
-        nodes=nodes or (None,),
-        pieces=(*pieces[Kind.FOREIGN], *pieces[Kind.OUTPUT]),
-        reserved=plan.size,
-        inside=tuple(pieces[Kind.ARENA]),
-        bare=frozenset(step for step, ours in enumerate(emitted) if ours),
-    )
-    return arena.with_inner(use, {node for node, ours in zip(nodes, emitted, strict=True) if ours})
+def _memory_use(program: Program, plan: Placed) -> MemoryUse:
+    returned = {place.buffer for place in plan.translation.outputs}
+    output = program.graph.graph.output_node()
+    return memory_use(plan.units, plan.lives, plan.size, returned, output)
 
 
 def _kept(units: list[Unit], translation: Translation) -> set[Buffer]:
@@ -202,8 +203,7 @@ def _kept(units: list[Unit], translation: Translation) -> set[Buffer]:
 
 
 def _runnable(program: Program, plan: Plan, payload: bytes) -> Compiled:
-    library = build.loaded(payload)
-    code = Code(plan.source, library, plan.translation, plan.offsets, plan.size)
+    code = plan.code(build.loaded(payload))
     return checked(program, _Emitted(RepeatedRunner(program, code), payload))
 
 

@@ -89,7 +89,7 @@ class RepeatedRunner(Runner):
         moments = (ctypes.c_int64 * (2 * len(batches)))()
         marks.append(time.perf_counter_ns())  # before anything changes, also if that is stopped
         failed = self._repeat(
-            self._arena.data_ptr() + self._begin,
+            self._arena.data_ptr(),
             self._table,
             torch.get_num_threads(),
             len(batches),

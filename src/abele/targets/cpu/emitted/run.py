@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+from abele.arena import Arena
 from abele.program import Program, Role
-from abele.targets.cpu.emitted.memory import ALIGNMENT
+from abele.program.memory import MemoryUse
+from abele.targets.cpu.emitted.memory import allocated
 from abele.targets.cpu.emitted.operations import Foreign, Translation, places_changed
 from abele.targets.cpu.emitted.places import Buffer, Kind, Place
 from abele.targets.cpu.emitted.source import Segment, Source
@@ -32,6 +34,8 @@ class Code:
         translation: where inputs, constants and results lie.
         offsets: where each buffer of the arena lies, in bytes.
         size: of the arena, in bytes.
+        lives: first and last unit that uses each piece of memory.
+        torchs: what torch makes between pieces of code; None if it computes nothing.
     """
 
     source: Source
@@ -39,6 +43,21 @@ class Code:
     translation: Translation
     offsets: dict[Buffer, int]
     size: int
+    lives: dict[Buffer, tuple[int, int]]
+    torchs: MemoryUse | None
+
+    def freed(self) -> list[list[Buffer]]:
+        """After each part, the results of torch's that are not needed any more."""
+        returned = {place.buffer for place in self.translation.outputs}
+        parts = self.source.parts
+        part_of: list[int] = []  # by unit
+        for index, part in enumerate(parts):
+            part_of += [index] * (part.calls if isinstance(part, Segment) else 1)
+        freed: list[list[Buffer]] = [[] for _ in parts]
+        for buffer, (_, last) in self.lives.items():
+            if buffer.kind is Kind.FOREIGN and buffer not in returned:
+                freed[part_of[last]].append(buffer)
+        return freed
 
 
 class Runner:
@@ -53,8 +72,7 @@ class Runner:
         source, translation = code.source, code.translation
         self._lock = threading.Lock()  # a program has one arena
         self._constants = translation.constants
-        self._arena = torch.empty(code.size + ALIGNMENT, dtype=torch.uint8)
-        self._begin = -self._arena.data_ptr() % ALIGNMENT
+        self._arena = allocated(code.size)
         self._offsets = code.offsets
         self._entries = {buffer: entry for entry, buffer in enumerate(source.table)}
         self._table = (ctypes.c_void_p * max(1, len(source.table)))()
@@ -65,6 +83,9 @@ class Runner:
         self._parts = [self._part(each, code.library) for each in source.parts]
         foreign = [each for each in source.parts if isinstance(each, Foreign)]
         self._alone = not foreign
+        # What torch makes has its places while nothing but it and the code between runs.
+        self._places = None if code.torchs is None else Arena(code.torchs)
+        self._freed = code.freed()
         self._inputs = translation.inputs
         self._shown = {place.buffer for each in foreign for place in (*each.reads, *each.writes)}
         # These are looked at in every call: they are others each time, or torch reads them.
@@ -99,9 +120,7 @@ class Runner:
     def _run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         copies = self._taken(inputs)  # they live until the call ends
         made = self._results()
-        threads = torch.get_num_threads()
-        for part in self._parts:
-            part(threads)
+        self._compute(torch.get_num_threads())
         outputs = [
             self._tensor(place) if result is None else result
             for place, result in zip(self._outputs, made, strict=True)
@@ -111,6 +130,19 @@ class Runner:
                 with torch.no_grad():
                     tensor.copy_(ordered)
         return outputs
+
+    def _compute(self, threads: int) -> None:
+        """Run all parts; what torch makes is freed where nothing reads it any more."""
+        if self._places is None:
+            for part in self._parts:
+                part(threads)
+            return
+        memory = self._memory
+        with self._places.used():
+            for part, freed in zip(self._parts, self._freed, strict=True):
+                part(threads)
+                for buffer in freed:
+                    memory.pop(buffer, None)  # torch makes no gradient that nobody wants
 
     def _taken(self, inputs: list[torch.Tensor]) -> list[_Copy]:
         """Note where all inputs lie, and return copies of those that lie in another order."""
@@ -165,7 +197,7 @@ class Runner:
             return self._foreign(part)
         function = getattr(library, part.name)
         function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
-        arena, table = self._arena.data_ptr() + self._begin, ctypes.addressof(self._table)
+        arena, table = self._arena.data_ptr(), ctypes.addressof(self._table)
 
         def call(threads: int) -> None:
             if function(arena, table, threads):
@@ -203,7 +235,7 @@ class Runner:
         """A tensor of what lies at a place."""
         kind = place.buffer.kind
         if kind is Kind.ARENA:
-            begin = self._begin + self._offsets.get(place.buffer, 0)
+            begin = self._offsets.get(place.buffer, 0)
             memory = self._arena[begin : begin + place.buffer.bytes].view(place.dtype)
         elif kind is Kind.CONSTANT:
             memory = self._constants[place.buffer.index]

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import torch
 
 from abele import arena
+from abele.arena.calls import Calls, value
 from abele.kernels import scratch
 from abele.kernels.convolution import convolution_of
 from abele.kernels.ways import way_of_node
 from abele.ops import adam, norm_activation
 from abele.ops.memory_layout import in_layout
-from abele.passes.of_lowerings.channels_last import is_laid_channels_last
+from abele.passes.of_lowerings.channels_last import that_read_channels_last
 from abele.program import Program, is_getitem, node_argument
 from abele.program.aliasing import Liveness, aliases_of_calls
 from abele.program.memory import MemoryUse, Piece
+from abele.targets.cpu.op_by_op import pools
 from abele.targets.cpu.op_by_op.build import copies_back, overwritten
 from abele.targets.cpu.op_by_op.lifetimes import Lifetimes
+
+aten = torch.ops.aten
 
 _Node = torch.fx.Node
 
@@ -25,15 +29,15 @@ _Node = torch.fx.Node
 def memory_use(program: Program) -> MemoryUse:
     """What every step needs, in the terms of ``build.with_kernels``."""
     graph = program.graph.graph
+    last = that_read_channels_last(graph)
     liveness = Liveness(graph, _Memories(graph).of)
-    ours = {node for node in graph.nodes if way_of_node(node) is not None}
+    ours = {node: _copies(node) for node in graph.nodes if _is_ours(node)}
     use = MemoryUse(
         basis="every result is kept until its last use, but for those written over an argument",
         nodes=tuple(graph.nodes),
-        pieces=tuple(_pieces(liveness)),
+        pieces=tuple(_pieces(liveness, last)),
         scratch=max(map(_scratch, graph.nodes), default=0),
     )
-    last = {node for node in graph.nodes if is_laid_channels_last(node)}
     return arena.with_inner(use, ours, last)
 
 
@@ -42,17 +46,49 @@ def _scratch(node: _Node) -> int:
     return 0 if convolution is None else scratch.bytes_of(convolution)
 
 
-def _pieces(liveness: Liveness) -> Iterator[Piece]:
-    """Memory that operations make: not that of results which take an argument's or another's."""
+def _is_ours(node: _Node) -> bool:
+    return node.target is norm_activation.backward or way_of_node(node) is not None
+
+
+def _copies(node: _Node) -> Calls:
+    """Images between whose elements others lie are copied before our kernels read them."""
+    calls, count = Calls(), 2 if node.target is aten.convolution_backward.default else 1
+    images = [value(node, index) for index in range(count)]
+    made = [calls.make(0 if _is_dense(each) else each.nbytes) for each in images]
+    for index in range(3):
+        calls.result(index)
+    calls.free(*made)
+    return calls
+
+
+def _is_dense(image: torch.Tensor) -> bool:
+    return image.is_contiguous() or image.is_contiguous(memory_format=torch.channels_last)
+
+
+def _pieces(liveness: Liveness, last: Container[_Node]) -> Iterator[Piece]:
+    """Memory that operations make: not that of results which take an argument's or another's.
+
+    Args:
+        liveness: of the graph.
+        last: nodes that read images with channels last.
+    """
     for each in liveness.ranges:
         picked = next(
             (u for u in each.node.users if is_getitem(u) and u.args[1] == each.result), None
         )
         if picked is not None and liveness.memory(picked) is not picked:
             continue
-        yield Piece(
-            node=each.node, result=each.result, first=each.first, last=each.last, size=each.size
-        )
+        size = each.size
+        if each.result == 1 and each.node in last and _is_own_pool(each.node):
+            size = each.node.meta["val"][1].numel() if pools.has_places(each.node) else 0
+        if size:
+            yield Piece(
+                node=each.node, result=each.result, first=each.first, last=each.last, size=size
+            )
+
+
+def _is_own_pool(node: _Node) -> bool:
+    return node.target is aten.max_pool2d_with_indices.default and pools.is_ours(node)
 
 
 class _Memories:
@@ -66,7 +102,7 @@ class _Memories:
         self._aliases = aliases_of_calls(graph)
         for node in graph.nodes:
             # One that changes nothing is not in a program.
-            if node.target is in_layout and _has_two_layouts(node.meta["val"]):
+            if node.target is in_layout and _copies_image(value(node, 0)):
                 self._aliases.declare(node, node)
         self._taken: dict[_Node, _Node] = {}
         lifetimes = Lifetimes(graph)
@@ -105,8 +141,10 @@ class _Memories:
             self._taken[node_argument(copy, 1)] = node_argument(copy, 0)
 
 
-def _has_two_layouts(image: torch.Tensor) -> bool:
-    return image.shape[1] > 1 and image.shape[2] * image.shape[3] > 1
+def _copies_image(image: torch.Tensor) -> bool:
+    """Whether another order of an image is another tensor: one channel or pixel has one order."""
+    has_two = image.shape[1] > 1 and image.shape[2] * image.shape[3] > 1
+    return has_two or not image.is_contiguous()
 
 
 def _result(node: _Node, index: int) -> _Node | None:

@@ -30,8 +30,13 @@ def own_pool(node: _Node, library: ctypes.CDLL) -> Callable[..., Any] | None:
     if not is_ours(node):
         return None
     if node.target is aten.max_pool2d_with_indices.default:
-        return _forward(library, places=bool(_readers(node)))
+        return _forward(library, places=has_places(node))
     return _backward(library)
+
+
+def has_places(node: _Node) -> bool:
+    """Whether our max pool notes where its values came from: a byte for each, for its backward."""
+    return bool(_readers(node))
 
 
 def is_ours(node: _Node) -> bool:
