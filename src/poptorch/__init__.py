@@ -8,7 +8,7 @@ from poptorch._process import vendor_check as _vendor_check
 
 _vendor_check.refuse_second_distribution()
 
-from abele import _torch  # noqa: E402 - the check comes first
+from abele._torch import dynamo  # noqa: E402 - the check comes first
 from poptorch import (  # noqa: E402
     _impl,
     _logging,
@@ -54,7 +54,7 @@ from poptorch.options import *  # noqa: E402, F403 - Options, strategies and loc
 _logging.start()
 _environment.check()
 _start.prepare()
-_torch.preload()
+dynamo.load_when_needed()
 
 
 def __getattr__(name: str) -> object:

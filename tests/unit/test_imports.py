@@ -285,11 +285,10 @@ def test_the_search_itself(code, names):
 
 @pytest.mark.parametrize(
     ("package", "compiler"),
-    # poptorch preloads torch._dynamo, which needs settings of Inductor but not Inductor itself.
     [
         ("abele", "torch._inductor"),
         ("popdist", "torch"),
-        ("poptorch", "torch._inductor.compile_fx"),
+        ("poptorch", "torch._dynamo"),
         ("gcipuinfo", "torch"),
         ("gctools.monitor", "torch"),
     ],

@@ -216,6 +216,7 @@ def test_nobody_replaces_a_method_of_a_session_or_a_compiled_model():
     results = [
         place
         for path in (*SOURCE.glob("abele/**/*.py"), *SOURCE.glob("poptorch/**/*.py"))
+        if path.parent.name != "_torch"  # knows torch, which has methods of the same names
         for place in replaced_in(path, methods)
     ]
     assert results == []

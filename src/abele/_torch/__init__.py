@@ -12,7 +12,6 @@ import contextlib
 import functools
 import importlib
 import logging
-import multiprocessing
 import re
 import shlex
 import threading
@@ -48,8 +47,9 @@ from torch.fx.experimental.proxy_tensor import (  # noqa: E402
     make_fx,
     track_tensor_tree,
 )
-from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 
+from abele._torch.fakes import prepare_control_flow, static_fakes  # noqa: E402
+from abele._torch.graphs import graph_of  # noqa: E402
 from abele._torch.interception import Interception  # noqa: E402
 from abele._torch.onednn import with_outer_onednn, without_onednn  # noqa: E402
 
@@ -72,11 +72,15 @@ __all__ = [
     "find_operator",
     "forward_pre_hooks",
     "get_proxy_mode",
+    "graph_of",
     "is_operator",
+    "is_profiling",
     "make_fx",
     "mark_traced",
     "operator_name",
+    "prepare_control_flow",
     "preserve_node_meta",
+    "static_fakes",
     "traced_node",
     "traced_nodes",
     "track_tensor_tree",
@@ -89,16 +93,6 @@ __all__ = [
 TRACING = Lock()
 
 # make_fx is the only nearly public way to see forward, backward and update as one graph.
-
-
-def static_fakes() -> FakeTensorMode:
-    """Return the mode of a capture: tensors without data and with fixed shapes.
-
-    torch's loops and branches need a ``ShapeEnv``, so the mode has one. Reading a value, or a shape
-    that depends on a value, is still an error.
-    """
-    environment = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=environment, static_shapes=True)
 
 
 def tracked_fake(node: torch.fx.Node) -> torch.Tensor:
@@ -272,6 +266,11 @@ def operator_name(operator: OpOverload | HigherOrderOperator) -> str:
 def is_operator(value: object) -> TypeGuard[OpOverload | HigherOrderOperator]:
     """Return whether ``value`` is an operator of torch.ops, with which nodes of a graph compute."""
     return isinstance(value, OpOverload | HigherOrderOperator)
+
+
+def is_profiling() -> bool:
+    """Return whether one of torch's profilers runs; asking costs less than telling it something."""
+    return torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
 
 
 def overloads(packet: object) -> list[OpOverload]:
@@ -473,12 +472,3 @@ def without_log_of_fakes() -> Generator[None]:
         yield
     finally:
         log.removeFilter(is_no_exception)
-
-
-def preload() -> None:
-    """Import what torch's optimizers and tracer import at their first use anyway.
-
-    Their second belongs to the import, not to the first step. Loader workers never trace.
-    """
-    if multiprocessing.parent_process() is None:
-        importlib.import_module("torch._dynamo")

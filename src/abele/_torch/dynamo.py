@@ -1,23 +1,129 @@
-"""Names of torch's compiler front-end that torch does not promise to keep, each with its reason."""
+"""Names of torch's compiler front-end that torch does not promise to keep, each with its reason.
+
+Nothing here needs the front-end, and loading it takes a second and 40 MiB, so whoever is not asked
+to compile by torch does not load it.
+"""
+
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
+import multiprocessing
+import sys
+import types
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from typing import Any, ClassVar
+
+import torch
+
+_NAME = "torch._dynamo"
+# What a trace imports at its first operators: much that is hidden is defined there, and its half
+# second belongs to the import, not to the first step.
+_DEFINING = (
+    "torch._decomp",
+    "torch._refs",
+    "torch._meta_registrations",
+    "torch._higher_order_ops.triton_kernel_wrap",
+)
+_HIDING = "__dynamo_disable"  # what torch remembers on a function that it hides
 
 
 @contextlib.contextmanager
 def compiled_functions_run_plainly() -> Generator[None]:
-    """While open, a trace sees what ``torch.compile`` was given instead of being refused.
+    """While open, a trace sees what ``torch.compile`` was given instead of being refused."""
+    with contextlib.ExitStack() as stack:
+        if _NAME in sys.modules:
+            stack.enter_context(_run_plainly())
+        else:
+            # Nothing has been compiled before; forward may yet do so.
+            stack.enter_context(_noticed(lambda: stack.enter_context(_run_plainly())))
+        yield
+
+
+@contextlib.contextmanager
+def _run_plainly() -> Generator[None]:
+    """The same once the front-end is loaded.
 
     The public ``torch.compiler.set_stance("force_eager")`` is read later than the check for a
     trace, which raises unless this setting is off; then the original function runs.
     """
-    config = importlib.import_module("torch._dynamo.config")
+    config = importlib.import_module(f"{_NAME}.config")
     with warnings.catch_warnings(), config.patch(error_on_nested_fx_trace=False):
         # Module hooks record scopes; a compiled module would open its scope twice.
         about_hooks = r"Using `torch\.compile\(module\)` when there are global hooks"
         warnings.filterwarnings("ignore", about_hooks, UserWarning)
         yield
+
+
+@contextlib.contextmanager
+def _noticed(call: Callable[[], object]) -> Generator[None]:
+    """While open, ``call`` runs before the first call of ``torch.compile``."""
+    untyped: Any = torch
+    original = untyped.compile
+
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        if untyped.compile is compile:
+            untyped.compile = original
+            call()
+        return original(*args, **kwargs)
+
+    untyped.compile = compile
+    try:
+        yield
+    finally:
+        if untyped.compile is compile:
+            untyped.compile = original
+
+
+def load_when_needed() -> None:
+    """Let torch's optimizers, and tensors without data, load the front-end only if it has a use.
+
+    They load it at their first call, to be hidden from it or to read a setting of it. What is
+    hidden runs as it is while there is nothing to hide it from. Loader workers do none of that.
+    """
+    if multiprocessing.parent_process() is not None or _NAME in sys.modules:
+        return
+    for name in _DEFINING:
+        importlib.import_module(name)
+    untyped: Any = torch
+    hidden: Any = untyped._disable_dynamo(load_when_needed)
+    inner_at = hidden.__code__.co_freevars.index("fn")
+    for each in gc.get_referrers(hidden.__code__):  # functions that torch has hidden so
+        if isinstance(each, types.FunctionType) and each.__closure__ is not None:
+            cells: Any = each.__closure__
+            inner = cells[inner_at].cell_contents
+            if not hasattr(inner, _HIDING) and each is not hidden:
+                setattr(inner, _HIDING, _until_loaded(each, inner))
+    untyped._dynamo = _Unloaded(_NAME)  # an import puts the front-end in its place
+
+
+def _until_loaded(hidden: Callable[..., Any], inner: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not hasattr(sys.modules.get(_NAME), "disable"):
+            return inner(*args, **kwargs)
+        if getattr(inner, _HIDING, None) is run:
+            delattr(inner, _HIDING)
+        return hidden(*args, **kwargs)  # which hides it now
+
+    return run
+
+
+class _Unloaded(types.ModuleType):
+    """Stands for the front-end, or a module of it, and loads it for all but some settings."""
+
+    # Tensors without data read these at each operator.
+    _DEFAULTS: ClassVar = {"_custom_ops_profile": None}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if _NAME not in sys.modules:
+            if self.__name__ == _NAME and name == "config":
+                return _Unloaded(f"{_NAME}.config")
+            if self.__name__ != _NAME and name in self._DEFAULTS:
+                return self._DEFAULTS[name]
+        return getattr(importlib.import_module(self.__name__), name)

@@ -14,6 +14,15 @@ from torch.fx.experimental.proxy_tensor import (
     get_proxy_mode,
 )
 
+from abele._torch.graphs import traced_operator
+
+# Of these torch keeps the values of constants, to answer who reads them.
+_OF_VALUES = (
+    torch.ops.aten.lift_fresh.default,
+    torch.ops.aten.is_nonzero.default,
+    torch.ops.aten._local_scalar_dense.default,
+)
+
 
 class Interception:
     """The trace under way, with its operators handed to another tracing function while open."""
@@ -34,6 +43,8 @@ class Interception:
         trace: Callable[..., Any] = self._mode.__class__.__torch_dispatch__
         create: Callable[..., torch.fx.Node] = self.tracer.create_node
 
+        is_ours = not self._mode.pre_dispatch
+
         def dispatch(
             mode: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -43,10 +54,12 @@ class Interception:
             if function is torch.ops.prim.device.default and type(args[0]) is FakeTensor:
                 return args[0].fake_device  # autograd calls this at every operation
 
-            def run(function: Any, args: Any, kwargs: Any) -> Any:
-                return trace(mode, function, types, tuple(args), kwargs)
-
             return call(function, args, kwargs, run)
+
+        def run(function: Any, args: Any, kwargs: Any) -> Any:
+            if is_ours and function not in _OF_VALUES:
+                return traced_operator(self._mode, function, args, kwargs)
+            return trace(self._mode, function, (), tuple(args), kwargs)
 
         def create_node(*args: Any, **kwargs: Any) -> torch.fx.Node:
             node = create(*args, **kwargs)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
@@ -298,6 +299,8 @@ class _Calls(torch.fx.Interpreter):
         if n.target is torch.set_grad_enabled:
             # Recorded with gradients on: leaving a ``no_grad`` goes back to what is around forward.
             return torch.set_grad_enabled(bool(n.args[0]) and self._outer)
+        if isinstance(n.target, HigherOrderOperator):
+            _torch.prepare_control_flow()
         custom = n.meta.get("custom")
         if custom is None:
             return super().run_node(n)

@@ -94,6 +94,7 @@ def loop(
     def again(counter: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         return counter < count
 
+    _torch.prepare_control_flow()
     while_loop: Any = torch.ops.higher_order.while_loop
     return list(while_loop(again, graph, (counter, *start), read)[1:])
 
@@ -126,6 +127,7 @@ def choose(
         for side in reversed(sides):
             _erase(side)
     operands = tuple(_torch.tracked_fake(node) for node in read)
+    _torch.prepare_control_flow()
     cond: Any = torch.ops.higher_order.cond
     return list(cond(condition, first, second, operands))
 

@@ -74,7 +74,7 @@ def _retraced(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> tor
 
     with torch.no_grad(), _torch.preserve_node_meta():
         try:
-            return _torch.make_fx(laid_out)(*(fake.detach() for fake in fakes))
+            return _torch.graph_of(laid_out, [fake.detach() for fake in fakes])
         except RuntimeError as error:
             if "internal overlap" not in str(error):
                 raise

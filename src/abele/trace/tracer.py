@@ -110,9 +110,7 @@ def trace(
             fake.requires_grad_() if item.requires_grad else fake
             for item, fake in zip(named, fakes, strict=True)
         ]
-        traced = _torch.make_fx(
-            function, decomposition_table=PORTABLE_OPERATORS, record_stack_traces=True
-        )(*leaves)
+        traced = _torch.graph_of(function, leaves, PORTABLE_OPERATORS)
         conjugate_numbers(traced)
         graph = pure(traced, leaves)
     anchors = lookup.choose(graph, [(item.name, item.role) for item in named])

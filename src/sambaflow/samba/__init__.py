@@ -39,7 +39,7 @@ from typing import Any
 
 import torch
 
-from abele import _torch
+from abele._torch import dynamo
 from sambaflow import errors as errors
 from sambaflow.samba import nn as nn
 from sambaflow.samba import optim as optim
@@ -53,7 +53,7 @@ from sambaflow.samba.sambatensor import SambaTensor as SambaTensor
 from sambaflow.samba.sambatensor import from_torch_tensor as from_torch_tensor
 from sambaflow.samba.sambatensor import to_torch as to_torch
 
-_torch.preload()
+dynamo.load_when_needed()
 
 from_torch_ = from_torch_model_
 from_torch = from_torch_tensor

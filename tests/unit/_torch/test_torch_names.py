@@ -4,10 +4,14 @@ When this file fails after torch moved, ``abele._torch`` is the place to change.
 """
 
 import ast
+import contextlib
 import importlib
 import inspect
 import logging
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +19,16 @@ import torch
 from torch import nn
 
 from abele import _torch
-from abele._torch import dynamo
+from abele._torch import dynamo, fakes, graphs
 from abele._torch.parameters import counted_as_parameters
 from conftest import usable
+
+# Which modes were open before; queues that are compared by what they are.
+_FLAGS = {
+    "old_dispatch_mode_flags",
+    "old_non_infra_dispatch_mode_flags",
+    "old_without_ignore_compile_internals_dispatch_mode_flags",
+}
 
 
 class Scaled(nn.Module):
@@ -154,8 +165,11 @@ def test_fakes_of_a_capture_allow_loops_and_no_values():
         return torch.ops.higher_order.while_loop(less, body, (torch.zeros(()), x), ())
 
     with mode:
-        graph = _torch.make_fx(function)(fake)
+        _torch.prepare_control_flow()
+        graph = _torch.graph_of(function, [fake])
     torch.testing.assert_close(graph(torch.ones(3))[1], torch.full((3,), 8.0))
+    with pytest.raises(_torch.DynamicOutputShapeException, match="nonzero"):
+        fake.nonzero()
 
 
 def test_a_tensor_stands_for_a_node():
@@ -284,17 +298,89 @@ def test_inductors_folder_stays_where_it_is(monkeypatch, tmp_path):
     assert _torch.compiler_cache_folder() == folder
 
 
-def test_preloading_is_for_the_main_process_only(monkeypatch):
-    imported = []
-    monkeypatch.setattr(importlib, "import_module", imported.append)
-    _torch.preload()
-    monkeypatch.setattr(_torch.multiprocessing, "parent_process", object)
-    _torch.preload()
-    assert imported == ["torch._dynamo"]
+def test_the_mode_of_a_capture_is_what_its_constructor_makes():
+    made = vars(fakes._made_by_hand())
+    expected = vars(_torch.FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True))
+    assert made.keys() == expected.keys()
+    objects = {"_stack_trace", "fake_tensor_converter"}
+    assert {name: value for name, value in made.items() if name not in objects | _FLAGS} == {
+        name: value for name, value in expected.items() if name not in objects | _FLAGS
+    }
+
+
+def test_the_mode_of_a_trace_is_what_its_constructor_makes():
+    tracer = graphs.PythonKeyTracer()
+    made = vars(graphs._mode(tracer, {}))
+    expected = vars(graphs.ProxyTorchDispatchMode(tracer, "real"))
+    assert {k: v for k, v in made.items() if k not in _FLAGS} == {
+        k: v for k, v in expected.items() if k not in _FLAGS
+    }
+
+
+_TRAINED = """
+import sys, torch, poptorch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+        self.last = nn.Linear(144, 2)
+    def forward(self, x, y):
+        return nn.functional.cross_entropy(self.last(self.layers(x)), y)
+
+net = Net()
+rule = torch.optim.Adam(net.parameters())
+training = poptorch.trainingModel(net, poptorch.Options().showCompilationProgressBar(False), rule)
+training(torch.ones(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64))
+print(*(name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules))
+print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item())
+print(torch._dynamo.config.cache_size_limit > 0, sys.modules["torch._dynamo"] is torch._dynamo)
+rule.zero_grad()
+"""
+
+
+def test_training_loads_no_compiler_of_torch_and_leaves_it_to_whoever_wants_it():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _TRAINED],
+        env={**os.environ, "ABELE_TARGET": "reference"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout.split("\n")[:3] == ["", "2.0", "True True"], done.stderr
+
+
+def test_forward_may_be_the_first_to_compile_something(monkeypatch):
+    seen = []
+    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setattr(dynamo, "_run_plainly", lambda: _noted(seen))
+    with dynamo.compiled_functions_run_plainly():
+        assert seen == []
+        torch.compile(torch.sin)
+        torch.compile(torch.sin)
+        assert seen == ["open"]
+    assert seen == ["open", "closed"]
+
+
+@contextlib.contextmanager
+def _noted(seen):
+    seen.append("open")
+    yield
+    seen.append("closed")
 
 
 def test_operators_are_of_the_class_we_ask_for():
     assert isinstance(torch.ops.aten.relu.default, _torch.OpOverload)
+
+
+def test_it_is_known_whether_somebody_profiles():
+    assert not _torch.is_profiling()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert _torch.is_profiling()
+    assert not _torch.is_profiling()
 
 
 def test_onednn_is_left_alone_afterwards():

@@ -1,0 +1,70 @@
+"""The mode of a capture: tensors without data and with fixed shapes."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Any
+
+import torch
+import torch._functorch.config as _config
+import torch.nested._internal.nested_tensor as _nested
+from torch._subclasses.fake_tensor import FakeTensorConverter, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def static_fakes() -> FakeTensorMode:
+    """Return the mode of a capture: tensors without data and with fixed shapes.
+
+    Reading a value, or a shape that depends on a value, is an error.
+    """
+    if "torch._dynamo" in sys.modules:
+        return FakeTensorMode(allow_non_fake_inputs=True, static_shapes=True)
+    return _made_by_hand()
+
+
+def _made_by_hand() -> FakeTensorMode:
+    """Return such a mode without its constructor.
+
+    That one loads the front-end of torch's compiler for the defaults of two of its settings.
+    """
+    mode: Any = FakeTensorMode.__new__(FakeTensorMode)
+    base: Any = TorchDispatchMode
+    base.__init__(mode)
+    nested: Any = _nested
+    mode.__dict__ |= {
+        "allow_fallback_kernels": True,
+        "allow_meta": _config.fake_tensor_allow_meta,
+        "allow_non_fake_inputs": True,
+        "allow_scalar_outputs": False,
+        "cache_crosscheck_enabled": False,
+        "cache_enabled": True,
+        "enter_stack": [],
+        "fake_tensor_converter": FakeTensorConverter(copy_data=False, export=False),
+        "in_kernel_invocation": False,
+        "nt_tensor_id_counter": nested._tensor_id_counter,
+        "nt_tensor_id_initial_count": nested._tensor_id_counter,
+        "propagate_real_tensors": False,
+        "shape_env": None,
+        "static_shapes": True,
+        "_allow_unsafe_data_ptr_access": _config.fake_tensor_allow_unsafe_data_ptr_access,
+        "_mode_key": torch._C._TorchDispatchModeKey.FAKE,
+        "_stack": None,
+        "_stack_trace": traceback.StackSummary(),
+    }
+    return mode
+
+
+def prepare_control_flow() -> None:
+    """Let torch's loops and branches be traced with the mode that is open, if any is.
+
+    They need a ``ShapeEnv``, which loads torch's compiler; other operators do not.
+    """
+    from torch._guards import detect_fake_mode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode: FakeTensorMode | None = detect_fake_mode()
+    if mode is not None and mode.shape_env is None:
+        mode.shape_env = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
