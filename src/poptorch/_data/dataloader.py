@@ -13,12 +13,13 @@ import torch
 from torch.utils.data import IterableDataset
 
 from poptorch._compiled.batch_size import BatchSize
+from poptorch._data import known_order
 from poptorch._data.accessor import AsynchronousDataAccessor
 from poptorch._data.batch_sampler import grouped
 from poptorch._data.partition import PartitionSampler
 from poptorch._data.position import Ordered, Position, check_fits
 from poptorch._data.waiting import Timed, Waiting
-from poptorch._data.whole_batches import WholeBatches, whole, why_single
+from poptorch._data.whole_batches import Fetched, Shared, WholeBatches, whole, why_single
 from poptorch._error import error
 from poptorch._process import distributed
 from poptorch.enums import DataLoaderMode, member
@@ -68,6 +69,7 @@ class DataLoader(torch.utils.data.DataLoader):
 
     _accessor: AsynchronousDataAccessor | None = None
     _partition: PartitionSampler | None = None
+    _indices: Shared | None = None  # of an epoch of whole batches
 
     def __init__(
         self,
@@ -167,10 +169,19 @@ class DataLoader(torch.utils.data.DataLoader):
         if self._waiting.why_single is not None:
             return super().__iter__()
         # Another object, because users read the data set and the collate function of this one.
-        source = object.__new__(type(self))
-        parts = {"dataset": WholeBatches(self.dataset), "collate_fn": whole}
+        source, batches = object.__new__(type(self)), WholeBatches(self.dataset)
+        indices = Shared(self._whole_indices())
+        parts = {"dataset": batches, "collate_fn": whole, "_indices": indices}
         source.__dict__.update(self.__dict__, **parts)
-        return torch.utils.data.DataLoader.__iter__(source)
+        usual = torch.utils.data.DataLoader.__iter__(source)
+        return usual if self.pin_memory else Fetched(usual, batches, indices)
+
+    def _whole_indices(self) -> Any:
+        """What gives the indices of whole batches: as tensors where that changes nothing."""
+        sampler: Any = self.batch_sampler
+        if known_order.knows(sampler):
+            sampler = known_order.TensorBatches(sampler)
+        return Ordered(sampler, self._position.order, self.generator)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data: the epoch, and how many of its batches were given.
@@ -227,6 +238,8 @@ class DataLoader(torch.utils.data.DataLoader):
     def _index_sampler(self) -> Any:
         # What torch's iterators take indices from. Any other way to begin in the middle of an
         # epoch would change an attribute that users read.
+        if self._indices is not None:
+            return self._indices
         sampler: Any = super()._index_sampler
         return Ordered(sampler, self._position.order, self.generator)
 

@@ -21,39 +21,74 @@ from poptorch._data.transforms import Pictures, UnknownError
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def batch(dataset: Any, indices: Sequence[int]) -> Any:
+#: Which items, in order: a list of anybody's, or a tensor of numbers that are not negative.
+Indices = Sequence[int] | torch.Tensor
+
+
+def batch(dataset: Any, indices: Indices) -> Any:
     """Return what torch's default collate function makes of some items.
 
     Args:
         dataset: map-style.
-        indices: of the items, in order.
+        indices: of the items, in order; a tensor, int64 [items], has none below zero.
 
     Returns:
         New tensors whose dimension 0 counts the items: a list of them where an item is a tuple.
 
     Raises:
         UnknownError: items have to be fetched one by one; the message says why.
+        IndexError: a number of a tensor is beyond the items.
     """
-    kind = type(dataset)
+    return _reader_of(type(dataset))(dataset, indices)
+
+
+@functools.lru_cache(maxsize=256)
+def _reader_of(kind: type) -> Callable[[Any, Indices], Any]:
+    """Return what makes batches of the items of a class, from what a data set of it has then."""
     if kind is Subset:
-        return batch(dataset.dataset, _of_subset(dataset.indices, indices))
+        return _of_subset
     if kind is TensorDataset:
-        return _rows(dataset.tensors, indices)
+        return _of_tensors
     method = getattr(kind, "__getitem__", None)
     home = getattr(method, "__module__", ""), getattr(method, "__qualname__", "")
-    pictures = _TORCHVISION.get(home)
-    if pictures is not None:
-        return _with_transforms(dataset, pictures(dataset, indices), indices)
+    if home in _TORCHVISION:
+        return functools.partial(_of_pictures, _TORCHVISION[home])
     form, names = indexed_attributes(kind)
-    values = _rows([_attribute(dataset, name) for name in names], indices)
-    return values if form is tuple else values[0]
+    for name in names:
+        if hasattr(kind, name):
+            raise _not_plain(kind, name)
+    return functools.partial(_of_attributes, form, names)
 
 
-def _of_subset(chosen: Any, indices: Sequence[int]) -> list[int]:
+def _of_subset(dataset: Any, indices: Indices) -> Any:
+    chosen, indices = dataset.indices, numbers(indices)
     _check(indices, len(chosen))
     if isinstance(chosen, torch.Tensor | np.ndarray):
         chosen = chosen.tolist()
-    return [chosen[index] for index in indices]
+    return batch(dataset.dataset, [chosen[index] for index in indices])
+
+
+def _of_tensors(dataset: Any, indices: Indices) -> list[torch.Tensor]:
+    return _rows(dataset.tensors, indices)
+
+
+def _of_attributes(form: type, names: tuple[str, ...], dataset: Any, indices: Indices) -> Any:
+    attributes, tensors = getattr(dataset, "__dict__", {}), []
+    for name in names:
+        if name not in attributes:
+            raise _not_plain(type(dataset), name)
+        tensors.append(attributes[name])
+    values = _rows(tensors, indices)
+    return values if form is tuple else values[0]
+
+
+def _not_plain(kind: type, name: str) -> UnknownError:
+    return UnknownError(f"{kind.__name__}.{name} is not a plain attribute")
+
+
+def numbers(indices: Indices) -> Sequence[int]:
+    """Return indices as somebody's items expect them."""
+    return indices.tolist() if isinstance(indices, torch.Tensor) else indices
 
 
 def _check(indices: Sequence[int], count: int) -> None:
@@ -64,20 +99,22 @@ def _check(indices: Sequence[int], count: int) -> None:
         raise UnknownError("indices count from the end, or are beyond it")
 
 
-def _rows(tensors: Sequence[Any], indices: Sequence[int]) -> list[torch.Tensor]:
-    if not all(map(_is_plain, tensors)):
-        raise UnknownError("its items do not come from plain tensors on the host")
-    _check(indices, min(map(len, tensors)))
-    # Several times as fast as a tensor made of a list.
-    places = torch.from_numpy(np.array(indices, np.int64))
-    return [tensor.index_select(0, places) for tensor in tensors]
+def _rows(tensors: Sequence[Any], indices: Indices) -> list[torch.Tensor]:
+    for tensor in tensors:
+        if not _is_plain(tensor):
+            raise UnknownError("its items do not come from plain tensors on the host")
+    if not isinstance(indices, torch.Tensor):
+        _check(indices, min(map(len, tensors)))
+        # Several times as fast as a tensor made of a list.
+        indices = torch.from_numpy(np.array(indices, np.int64))
+    return [torch.index_select(tensor, 0, indices) for tensor in tensors]
 
 
 def _is_plain(value: Any) -> bool:
     return (
         type(value) is torch.Tensor
         and value.layout is torch.strided
-        and value.device.type == "cpu"
+        and value.is_cpu
         and value.ndim > 0
         and not value.requires_grad
         and not value.is_quantized
@@ -87,30 +124,33 @@ def _is_plain(value: Any) -> bool:
 # -- torchvision -----------------------------------------------------------------------------------
 
 
-def _of_mnist(dataset: Any, indices: Sequence[int]) -> torch.Tensor:
+def _of_mnist(dataset: Any, indices: Indices) -> torch.Tensor:
     (values,) = _rows([dataset.data], indices)
     return values.unsqueeze(1)
 
 
-def _of_usps(dataset: Any, indices: Sequence[int]) -> torch.Tensor:
+def _of_usps(dataset: Any, indices: Indices) -> torch.Tensor:
     (values,) = _rows([torch.from_numpy(dataset.data)], indices)
     return values.unsqueeze(1)
 
 
-def _of_cifar(dataset: Any, indices: Sequence[int]) -> torch.Tensor:
+def _of_cifar(dataset: Any, indices: Indices) -> torch.Tensor:
     (values,) = _rows([torch.from_numpy(dataset.data)], indices)
     return values.permute(0, 3, 1, 2).contiguous()
 
 
 #: What pictures [rows, channels, height, width] a ``__getitem__`` begins with, by its home.
-_TORCHVISION: dict[tuple[str, str], Callable[[Any, Sequence[int]], torch.Tensor]] = {
+_TORCHVISION: dict[tuple[str, str], Callable[[Any, Indices], torch.Tensor]] = {
     ("torchvision.datasets.mnist", "MNIST.__getitem__"): _of_mnist,
     ("torchvision.datasets.usps", "USPS.__getitem__"): _of_usps,
     ("torchvision.datasets.cifar", "CIFAR10.__getitem__"): _of_cifar,
 }
 
 
-def _with_transforms(dataset: Any, values: torch.Tensor, indices: Sequence[int]) -> list:
+def _of_pictures(
+    read: Callable[[Any, Indices], torch.Tensor], dataset: Any, indices: Indices
+) -> list[torch.Tensor]:
+    values = read(dataset, indices)
     if values.dtype is not torch.uint8 or dataset.target_transform is not None:
         raise UnknownError("its pictures are not bytes, or it has a target_transform")
     images = transforms.apply(dataset.transform, Pictures(values))
@@ -119,9 +159,9 @@ def _with_transforms(dataset: Any, values: torch.Tensor, indices: Sequence[int])
     return [images.contiguous(), _targets(dataset.targets, indices)]
 
 
-def _targets(targets: Any, indices: Sequence[int]) -> torch.Tensor:
+def _targets(targets: Any, indices: Indices) -> torch.Tensor:
     if isinstance(targets, list):
-        chosen = [targets[index] for index in indices]
+        chosen = [targets[index] for index in numbers(indices)]
         if set(map(type, chosen)) != {int}:
             raise UnknownError("its targets are not plain integers")
         return torch.tensor(chosen)
@@ -172,10 +212,3 @@ def _code_of(function: str) -> bytes:
         if isinstance(constant, types.CodeType)
     )
     return code.co_code
-
-
-def _attribute(dataset: Any, name: str) -> Any:
-    attributes = getattr(dataset, "__dict__", {})
-    if name not in attributes or hasattr(type(dataset), name):
-        raise UnknownError(f"{type(dataset).__name__}.{name} is not a plain attribute")
-    return attributes[name]

@@ -70,12 +70,15 @@ class PartitionSampler(Sampler[int]):
         return self._count
 
     def __iter__(self) -> Iterator[int]:
+        return iter(self.order().tolist())
+
+    def order(self) -> torch.Tensor:
+        """Begin an epoch: return its indices, int64 [count]."""
         epoch, self.epoch = self.epoch, self.epoch + 1
         # Every second epoch all ranges move to the end, so that the leftovers get their turn.
         first = self._first + (self._leftovers if epoch % 2 else 0)
-        owned = slice(first, first + self._count)
         if self._seed is None:
-            return iter(range(owned.start, owned.stop))
+            return torch.arange(first, first + self._count, device="cpu")
         generator = torch.Generator().manual_seed((self._seed + epoch) % _SEED_RANGE)
         order = torch.randperm(self._num_elements, generator=generator)
-        return iter(order[owned].tolist())
+        return order[first : first + self._count]

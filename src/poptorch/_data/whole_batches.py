@@ -4,14 +4,17 @@ Compared with single items whenever an epoch begins; where anything differs or i
 are fetched one by one.
 """
 
+import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
 from torch.utils.data import Dataset, default_collate
 
+from abele import _torch
 from poptorch._data import in_memory
+from poptorch._data.in_memory import Indices
 from poptorch._data.transforms import UnknownError
 
 _FIRST, _AT_RANDOM = 2, 6  # items that are compared
@@ -36,12 +39,56 @@ class WholeBatches(Dataset):
     def __getitem__(self, index: Any) -> Any:
         return self._dataset[index]
 
-    def __getitems__(self, indices: Sequence[Any]) -> Any:
+    def __getitems__(self, indices: Indices) -> Any:
         """Return the batch of some items; the program may have changed the data set meanwhile."""
         try:
             return in_memory.batch(self._dataset, indices)
         except _FAILURES:
-            return _from_items(self._dataset, indices)
+            return _from_items(self._dataset, in_memory.numbers(indices))
+
+
+class Shared:
+    """An epoch of a sampler: all who iterate over it take from one iterator.
+
+    Args:
+        sampler: of indices.
+    """
+
+    def __init__(self, sampler: Any):
+        self._sampler, self._indices = sampler, iter(sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._indices
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+class Fetched:
+    """Torch's iterator over whole batches, with less between an index and its rows.
+
+    Torch tells its profiler of each batch, which takes as long as fetching one that is small. Here
+    torch's iterator does the work only while somebody profiles.
+
+    Args:
+        usual: torch's iterator over ``batches``.
+        batches: what is fetched.
+        indices: where ``usual`` takes its indices, too.
+    """
+
+    def __init__(self, usual: Any, batches: WholeBatches, indices: Shared):
+        self._usual, self._fetch, self._indices = usual, batches.__getitems__, iter(indices)
+
+    def __iter__(self) -> "Fetched":
+        return self
+
+    def __next__(self) -> Any:
+        if _torch.is_profiling():
+            return next(self._usual)
+        return self._fetch(next(self._indices))
+
+    def __len__(self) -> int:
+        return len(self._usual)
 
 
 def whole(batch: Any) -> Any:
@@ -62,9 +109,7 @@ def why_single(dataset: Any, collate: Callable[[list], Any]) -> str | None:
         return "the loader has a collate function of its own"
     try:
         count = len(dataset)
-        some = [*range(min(_FIRST, count))]
-        # Not for secrets: which items are compared does not matter.
-        some += random.Random(0).sample(range(count), min(_AT_RANDOM, count))
+        some = _compared(count)
         batch = in_memory.batch(dataset, some)
     except _FAILURES as problem:
         name = type(dataset).__name__
@@ -74,6 +119,13 @@ def why_single(dataset: Any, collate: Callable[[list], Any]) -> str | None:
     except Exception:  # noqa: BLE001 - the loop will meet it where it belongs
         same = False
     return None if same else f"{type(dataset).__name__} gives other bits item by item"
+
+
+@functools.lru_cache(maxsize=16)
+def _compared(count: int) -> tuple[int, ...]:
+    # Not for secrets: which items are compared does not matter.
+    at_random = random.Random(0).sample(range(count), min(_AT_RANDOM, count))
+    return (*range(min(_FIRST, count)), *at_random)
 
 
 def _from_items(dataset: Any, indices: Sequence[Any]) -> Any:

@@ -5,7 +5,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, RandomSampler, Subset, TensorDataset
 
 import poptorch
 from helpers import torchvision_like as tv
@@ -37,8 +37,9 @@ def usps(transform):
 class Indexing(Dataset):
     """Items are rows of its tensors, as in many programs."""
 
-    def __init__(self):
-        self.images, self.labels = torch.randn(ROWS, 1, 4, 4), labels()
+    def __init__(self, images=None):
+        self.images = torch.randn(ROWS, 1, 4, 4) if images is None else images
+        self.labels = labels()
 
     def __len__(self):
         return ROWS
@@ -156,6 +157,82 @@ def test_whole_batches_have_the_bits_of_single_items(make):
     batches, random_after = epochs(of_poptorch, dataset)
     require_equal(batches, expected)
     assert torch.equal(random_after, random_numbers)
+
+
+SAMPLERS = {
+    "in order": lambda data: {},
+    "shuffled": lambda data: {"shuffle": True},
+    "a generator": lambda data: {"shuffle": True, "generator": torch.Generator().manual_seed(3)},
+    "fewer": lambda data: {"sampler": RandomSampler(data, num_samples=11)},
+    "with replacement": lambda data: {"sampler": RandomSampler(data, replacement=True)},
+    "of the program's": lambda data: {"sampler": [3, 1, 2, 8, 5]},
+}
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
+def test_samplers_give_the_order_that_torch_gives_and_draw_what_it_draws(make, drop_last):
+    results = []
+    for kind in (torch.utils.data.DataLoader, of_poptorch):
+        dataset = Indexing(torch.arange(ROWS).view(-1, 1))
+        settings = make(dataset)
+        torch.manual_seed(7)
+        loader = kind(dataset, batch_size=4, drop_last=drop_last, **settings)
+        batches = [batch for _ in range(2) for batch in loader]
+        own = settings.get("generator", torch.Generator())
+        results.append(([*batches, torch.rand(2), own.get_state()], len(iter(loader))))
+    (expected, expected_length), (given, length) = results
+    require_equal(given, expected)
+    assert length == expected_length
+
+
+def test_a_long_epoch_is_divided_into_batches_piece_by_piece():
+    rows = torch.arange(1000)
+    loader = of_poptorch(TensorDataset(rows), batch_size=7, drop_last=False)
+    assert [len(batch) for (batch,) in loader] == [7] * 142 + [6]
+    assert torch.equal(torch.cat([batch for (batch,) in loader]), rows)
+
+
+def test_an_epoch_of_whole_batches_goes_on_in_another_loader():
+    dataset = Indexing()
+    first, second = (of_poptorch(dataset, batch_size=4, shuffle=True) for _ in range(2))
+    iterator = iter(first)
+    for _ in range(5):
+        next(iterator)
+    second.load_state_dict(first.state_dict())
+    require_equal(list(second), list(iterator))
+
+
+def test_after_a_batch_that_fails_comes_the_next_one():
+    batches = iter(of_poptorch(Indexing(), batch_size=2, sampler=[0, 1, ROWS, 2, 3, 4]))
+    assert next(batches)[1].tolist() == [0, 1]
+    with pytest.raises(IndexError, match="out of bounds"):
+        next(batches)
+    assert next(batches)[1].tolist() == [3, 4]
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_items_of_a_data_set_that_shrinks_say_so():
+    dataset = Indexing()
+    batches = iter(of_poptorch(dataset, batch_size=ROWS // 2))
+    next(batches)
+    dataset.labels = dataset.labels[: ROWS // 2]
+    with pytest.raises(IndexError, match=f"index {ROWS // 2} is out of bounds"):
+        next(batches)
+
+
+def test_a_profiler_sees_each_batch_as_torch_tells_it():
+    dataset = Indexing(torch.arange(ROWS).view(-1, 1))
+    loader = of_poptorch(dataset, batch_size=10)
+    batches = iter(loader)
+    given = [next(batches)]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        given += [next(batches), next(batches)]
+    given += batches
+    require_equal(given, list(loader))
+    names = [event.name for event in profile.events() or () if "DataLoader" in event.name]
+    assert names == ["enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"] * 2
 
 
 @pytest.mark.parametrize(("words", "make"), UNKNOWN.items(), ids=UNKNOWN)
