@@ -33,7 +33,8 @@ def of(losses: Losses, run: Run) -> Iterator[str]:
             "weights (made from a seed, or read from a file) or the first batches."
         )
     hyper = [name for name, kind in _slots(run).items() if f" {Role.HYPER}" in kind]
-    if hyper and losses.first.update > 1:  # the first update's loss is there before it
+    # The first update's loss is there before it. Records of today have these values.
+    if hyper and run.optimizer is None and losses.first.update > 1:
         yield f"Records do not have the values of {', '.join(hyper)}, which programs are given."
     yield "Records do not have the data: samples, their order, or what is done to them on the host."
     if random:

@@ -1,4 +1,4 @@
-"""How two recorded runs differ: options, programs, kernels, where they ran, and their losses."""
+"""How two recorded runs differ: optimizer, options, programs, kernels, machine, and losses."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class RunsAnswer:
 
     Attributes:
         names: the folders, as given.
+        optimizer: its class and values that differ, with the first update that has them.
         options: that differ, with how a call consumes its batch.
         programs: that are not the same in both.
         only: names of programs that only one of the runs has.
@@ -39,6 +40,7 @@ class RunsAnswer:
     """
 
     names: tuple[str, str]
+    optimizer: tuple[Difference, ...]
     options: tuple[Difference, ...]
     programs: tuple[Parted, ...]
     only: tuple[Difference, ...]
@@ -52,7 +54,8 @@ class RunsAnswer:
     @property
     def recorded(self) -> bool:
         """Whether anything differs that can be why losses do."""
-        return bool(self.options or self.programs or self.only or self.kernels or self.machine)
+        differing = (self.optimizer, self.options, self.programs, self.only, self.kernels)
+        return any(differing) or bool(self.machine)
 
     @property
     def status(self) -> int:
@@ -95,6 +98,7 @@ def why_runs_differ(first: Path, second: Path) -> RunsAnswer:
         of_kind[_section(each)].append(each)
     answer = RunsAnswer(
         names=(str(first), str(second)),
+        optimizer=tuple(of_kind["optimizer"]),
         options=(
             *_training(a, b),
             *(each for each in of_kind["options"] if not _names(each, runs)),
@@ -111,7 +115,8 @@ def why_runs_differ(first: Path, second: Path) -> RunsAnswer:
         answer = dataclasses.replace(answer, notes=(*answer.notes, *reasons.next_command(runs)))
     if answer.recorded or answer.losses.first is None:
         return answer
-    return dataclasses.replace(answer, reasons=tuple(reasons.of(answer.losses, a)))
+    unknown = next((each for each in runs if each.optimizer is None), a)
+    return dataclasses.replace(answer, reasons=tuple(reasons.of(answer.losses, unknown)))
 
 
 def _folder(path: Path) -> Path:

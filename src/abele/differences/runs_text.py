@@ -20,6 +20,7 @@ def text(answer: RunsAnswer) -> str:
     said = f"{first} and {second} {'differ' if answer.status else 'are the same'}."
     parts = [
         said,
+        *_listed("Optimizer", answer.optimizer),
         *_listed("Options", answer.options),
         *_programs(answer),
         *_listed("Kernels", answer.kernels),
@@ -100,15 +101,25 @@ def _losses(losses: Losses) -> Iterator[str]:
         return
     if losses.first is None:
         yield f"Losses: the same bit for bit, all {losses.compared} that both records have."
+        yield from _not_finite(losses)
     else:
         yield f"Losses: they part at {_pair(losses.first)}.{_before(losses, losses.first)}"
         yield f"  {_largest(losses)}"
+        yield from _not_finite(losses)
     calls = [made // each for made, each in zip(losses.updates, losses.a_call, strict=True)]
     if losses.compared < min(calls):
         yield (
             f"  Of {calls[0]} and {calls[1]} calls, {losses.compared} have a loss in both records; "
             "the others are not compared."
         )
+
+
+def _not_finite(losses: Losses) -> Iterator[str]:
+    """Says where both are the same because both are no numbers any more."""
+    pair = losses.not_finite
+    if pair is not None:
+        place = "from" if losses.stays else "at"
+        yield f"  Both are not finite {place} update {pair.update}: {pair.instead[0]}."
 
 
 def _missing(losses: Losses) -> str:
@@ -142,7 +153,7 @@ def _largest(losses: Losses) -> str:
 
 def _pair(pair: Pair) -> str:
     values = [
-        "one that is not finite" if each is None else repr(each)
-        for each in (pair.first, pair.second)
+        instead or "one that is not finite" if each is None else repr(each)
+        for each, instead in zip((pair.first, pair.second), pair.instead, strict=True)
     ]
     return f"update {pair.update}: {values[0]} and {values[1]}"

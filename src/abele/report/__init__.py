@@ -7,6 +7,6 @@ writes both, ``page`` makes the page, ``comparison`` says how two runs differ.
 """
 
 from abele.report.journal import Journal, JournalWriter, read_journal
-from abele.report.record import Run, read_run
+from abele.report.record import Run, only_run, read_run
 
-__all__ = ["Journal", "JournalWriter", "Run", "read_journal", "read_run"]
+__all__ = ["Journal", "JournalWriter", "Run", "only_run", "read_journal", "read_run"]

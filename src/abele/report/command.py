@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from abele.errors import ReportError
-from abele.report import comparison, files, read_journal, read_run
+from abele.report import comparison, files, only_run, read_journal, read_run
 from abele.report.files import PAGE
 from abele.report.instances import runs
 from abele.report.journal import Journal
@@ -22,7 +22,7 @@ def add_parser(commands: Any, summary: str) -> None:
     report: argparse.ArgumentParser = commands.add_parser(
         "report", help=summary, description="Makes the page of a run."
     )
-    report.add_argument("run", type=Path, help="folder of a run, or its run.json")
+    report.add_argument("run", type=Path, help="folder of a run, its run.json, or what it is in")
     report.add_argument("--compare", type=Path, metavar="RUN2", help="say how RUN2 differs")
     report.add_argument(
         "--measure", action="store_true", help="time the operators of a run that is over"
@@ -46,7 +46,9 @@ def command(parsed: argparse.Namespace) -> int:
     if output is not None and output.is_dir():
         raise ReportError(f"{output} is a folder. Name the page, such as -o {output / PAGE}.")
     try:
-        print(_report(parsed.run, parsed.compare, output, measure=parsed.measure))
+        run = only_run(parsed.run)
+        other = None if parsed.compare is None else only_run(parsed.compare)
+        print(_report(run, other, output, measure=parsed.measure))
     except OSError as error:
         raise ReportError(str(error)) from error
     return 0

@@ -1,4 +1,6 @@
-"""How two runs differ: options, programs, time, memory and kernels, the largest of each first.
+"""How two runs differ: optimizer, options, programs, time, memory and kernels.
+
+Those of the optimizer come first, of all others the largest.
 
 Times differ when they lie outside each other's spread: three quarters of one beyond three quarters
 of the other, and the medians by more than ``LEAST``. So two runs of the same program report no
@@ -14,6 +16,7 @@ from abele.report import kernel_differences as kernels
 from abele.report import words
 from abele.report.difference import Difference, apart, of_numbers
 from abele.report.journal import Journal
+from abele.report.optimizer_differences import of_optimizers
 from abele.report.page import document
 from abele.report.page.markup import Content, Html, html, long_table, section, table, tag
 from abele.report.page.overview import per_call
@@ -28,7 +31,7 @@ Files = tuple[Run, Journal]
 
 
 def differences(first: Files, second: Files) -> list[Difference]:
-    """All differences, those in numbers first, the largest on top."""
+    """All differences: those of the optimizer, those in numbers from the largest on, others."""
     (a, calls_a), (b, calls_b) = first, second
     differing = [
         *_time(steady(calls_a), steady(calls_b)),
@@ -37,7 +40,8 @@ def differences(first: Files, second: Files) -> list[Difference]:
         *_programs(a, b),
         *_settings(a, b),
     ]
-    return sorted(differing, key=lambda each: -each.weight)
+    by_size = sorted(differing, key=lambda each: -each.weight)
+    return [*of_optimizers(first, second), *by_size]
 
 
 def _time(a: Steady | None, b: Steady | None) -> list[Difference]:
@@ -130,7 +134,8 @@ def page(first: Files, second: Files) -> str:
 def _same(first: Run, second: Run, differing: list[Difference]) -> bool:
     """Whether the same code ran for both, so that only times can differ."""
     keys = {each.build.executable for each in (first, second) if each.build is not None}
-    return len(keys) == 1 and all(each.kind in ("time", "kernel time") for each in differing)
+    kinds = ("time", "kernel time", "optimizer")
+    return len(keys) == 1 and all(each.kind in kinds for each in differing)
 
 
 def _not_alike(first: Run, second: Run) -> str:
@@ -145,7 +150,7 @@ def _verdict(differing: list[Difference], *, timed: bool, same: bool, more: str)
     )
     if not differing:
         return tag("p", "No difference was found.", class_="lead")
-    said = f"{words.count(len(differing), 'difference')}. "
+    said = f"{words.count(len(differing), 'difference')}. {_of_optimizer(differing)}"
     if longer is None or longer.change is None:
         alike = "Times of calls are the same within their spread." if timed else ""
         return tag("p", said, alike, more, class_="lead")
@@ -153,11 +158,22 @@ def _verdict(differing: list[Difference], *, timed: bool, same: bool, more: str)
     text = f"{longer.what}: {longer.first} and {longer.second}, {_way(longer.change)}."
     if same:
         said = (
-            "No difference between the programs: the same executable ran. Its times differ, so "
-            "the machine was slower for one of them, or the loop around the calls was. "
+            f"{_of_optimizer(differing)}No difference between the programs: the same executable "
+            "ran. Its times differ, so the machine was slower for one of them, or the loop around "
+            "the calls was. "
         )
         return tag("p", said, text[0].upper() + text[1:], class_="lead")
     return tag("p", said, tag("b", text, class_=kind), more, class_="lead")
+
+
+def _of_optimizer(differing: list[Difference]) -> str:
+    """What decides about losses before anything else: the first difference of the optimizers."""
+    first = next((each for each in differing if each.kind == "optimizer"), None)
+    return (
+        ""
+        if first is None
+        else f"Of the optimizer, {first.what}: {first.first} and {first.second}. "
+    )
 
 
 def _way(change: float) -> str:
@@ -206,6 +222,7 @@ def _known(files: Files) -> dict[str, str]:
 
 #: Kinds of differences as they are shown: what was asked for, what came of it, and how.
 _GROUPS = {
+    "optimizer": "Optimizer",
     "options": "Options",
     "programs": "Programs and machine",
     "time": "Time",

@@ -11,7 +11,8 @@ class Difference:
     """Something that differs.
 
     Attributes:
-        kind: ``options``, ``programs``, ``kernels``, ``kernel time``, ``time`` or ``memory``.
+        kind: ``optimizer``, ``options``, ``programs``, ``kernels``, ``kernel time``, ``time`` or
+            ``memory``.
         what: what it is.
         first: in the first run.
         second: in the second one.

@@ -35,6 +35,15 @@ _watched: list[Ending] = []
 _pid = 0
 
 
+def text_of(error: BaseException) -> str:
+    """What an error says; a sentence also where it has no text."""
+    if text := str(error):
+        return text
+    if isinstance(error, KeyboardInterrupt):
+        return "The program was interrupted: by Ctrl-C, or by whoever sent it SIGINT."
+    return f"A {type(error).__name__} was raised without a message."
+
+
 def watch(run: Ending) -> None:
     """Tell ``run`` when the process ends."""
     global _pid

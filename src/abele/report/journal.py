@@ -56,6 +56,8 @@ class Window:
         quarters: of single calls: shortest, quartiles and longest.
         loss: of the last call that had one; None without, or if it is no finite number.
         not_finite: how many losses were no finite number.
+        instead: what the last loss was if it is no finite number: ``nan``, ``inf`` or ``-inf``;
+            empty in older files, too.
     """
 
     at: float
@@ -70,6 +72,7 @@ class Window:
     loading: float = 0.0
     loss: float | None = None
     not_finite: int = 0
+    instead: str = ""
 
     @property
     def other(self) -> float:
@@ -204,6 +207,7 @@ class _Open:
     loading: float = 0.0
     loss: float | None = None
     not_finite: int = 0
+    instead: str = ""
     until: float = 0.0
 
 
@@ -281,7 +285,7 @@ class JournalWriter:
             window.loading += calls.loading
             if calls.losses:
                 last = calls.losses[-1]
-                window.loss = last if math.isfinite(last) else None
+                window.loss, window.instead = _of_loss(last)
                 window.not_finite += sum(not math.isfinite(each) for each in calls.losses)
             if self._calls <= SINGLE or window.until - window.at >= SPAN_S:
                 self._end_window()
@@ -371,6 +375,7 @@ def window_of(
 ) -> Window:
     """One call; arguments are those of ``JournalWriter.call``, its number, and for its batch."""
     took = sum(parts[1:])
+    number, instead = (None, "") if loss is None else _of_loss(loss)
     names = ("waited", "inputs", "computed", "outputs")
     return Window(
         at=at,
@@ -380,9 +385,15 @@ def window_of(
         **dict(zip(names, parts, strict=True)),
         quarters=(took, took, took, took, took),
         loading=loading,
-        loss=loss if loss is not None and math.isfinite(loss) else None,
-        not_finite=int(loss is not None and not math.isfinite(loss)),
+        loss=number,
+        not_finite=int(bool(instead)),
+        instead=instead,
     )
+
+
+def _of_loss(loss: float) -> tuple[float | None, str]:
+    """A loss if it is a finite number, or what it is instead."""
+    return (loss, "") if math.isfinite(loss) else (None, str(loss))
 
 
 def _line(window: _Open) -> dict[str, Any]:
@@ -399,6 +410,7 @@ def _line(window: _Open) -> dict[str, Any]:
         "quarters": [round(each, 7) for each in quarters_of(window.times)],
         "loss": window.loss,
         "not_finite": window.not_finite,
+        **({"instead": window.instead} if window.instead else {}),
     }
 
 
@@ -418,7 +430,7 @@ def joined(windows: Iterable[Window]) -> Window:
     middle = [
         sum(each.quarters[index] * each.count for each in parts) / count for index in (1, 2, 3)
     ]
-    losses = [each.loss for each in parts if each.loss is not None]
+    last = [each for each in parts if each.loss is not None or each.not_finite][-1:]
     lowest, highest = (pick(e.quarters[i] for e in parts) for pick, i in ((min, 0), (max, 4)))
     return Window(
         at=parts[0].at,
@@ -431,8 +443,9 @@ def joined(windows: Iterable[Window]) -> Window:
         outputs=sum(each.outputs for each in parts),
         quarters=(lowest, middle[0], middle[1], middle[2], highest),
         loading=sum(each.loading for each in parts),
-        loss=losses[-1] if losses else None,
+        loss=last[0].loss if last else None,
         not_finite=sum(each.not_finite for each in parts),
+        instead=last[0].instead if last else "",
     )
 
 

@@ -17,6 +17,7 @@ from abele.errors import ReportError
 from abele.report.flow import Passage
 from abele.report.kernel_times import Limits, Timing
 from abele.report.loading import Loop
+from abele.report.optimizer import Optimizer
 from abele.storage.atomic import write_text
 
 SCHEMA = 1
@@ -321,6 +322,7 @@ class Run:
             counted them.
         host_said: where these were.
         loop: the longest loop over a loader in which it was called; None without one.
+        optimizer: what weights are updated with; None if it does not train, or is an older file.
     """
 
     schema: int = SCHEMA
@@ -342,6 +344,7 @@ class Run:
     host_steps: int | None = None
     host_said: str = ""
     loop: Loop | None = None
+    optimizer: Optimizer | None = None
 
     def write(self, folder: Path) -> None:
         """Write ``run.json`` at once or not at all.
@@ -350,6 +353,21 @@ class Run:
             OSError: the folder cannot be written, or the disk is full.
         """
         write_text(folder / FILE, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+
+
+def only_run(path: Path) -> Path:
+    """The only run in a folder that has none itself, such as that of ``enableProfiling``.
+
+    Args:
+        path: as for ``read_run``.
+
+    Returns:
+        ``path`` where that is a run, or where there is none or more than one inside.
+    """
+    if not path.is_dir() or (path / FILE).exists():
+        return path
+    inside = [each.parent for each in path.glob(f"*/{FILE}")]
+    return inside[0] if len(inside) == 1 else path
 
 
 def read_run(path: Path) -> Run:

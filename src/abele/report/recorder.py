@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import time
@@ -17,6 +18,7 @@ from abele.errors import SerializationError
 from abele.report import endings, executable_file, files
 from abele.report.journal import SINGLE, SPAN_S, Calls, Journal, JournalWriter, read_journal
 from abele.report.loading import Waits
+from abele.report.optimizer import Optimizer, changed
 from abele.report.record import Run
 from abele.runtime.clock import CallRecord, nanoseconds
 from abele.runtime.observers import Observer
@@ -34,6 +36,8 @@ LONGEST = 20_000  # characters of an error's message
 #: long as that takes.
 FIRST_CALLS = (1, 16)
 AGAIN_S, TIMES = 60.0, 200
+#: Where values change often, the record is written anew after this time, or ``TIMES`` as long.
+CHANGED_S = 1.0
 
 
 class Recorder(Observer):
@@ -67,7 +71,7 @@ class Recorder(Observer):
         self._waits, self._loaded_ns = Waits(), 0
         self._lock, self._pid = threading.RLock(), os.getpid()
         self._journal = JournalWriter(folder, _warn, self._drain)
-        self._ended_ns = self._due_ns = self._again_ns = 0
+        self._ended_ns = self._due_ns = self._again_ns = self._changed_ns = 0
         self._calls = 0
         self._loss: int | None = None
         self._value: float | None = None
@@ -103,6 +107,28 @@ class Recorder(Observer):
         self._add("note", self._now(), what)
         self._keep(made)
         self._write()
+
+    def optimizer(self, now: Optimizer) -> None:
+        """Notes values that the next calls update with.
+
+        Args:
+            now: with these as what it begins with.
+        """
+        if self._pid != os.getpid() or self.run.optimizer is None:
+            return
+        with self._lock:
+            calls = self._calls + len(self._pending)
+        known = changed(self.run.optimizer, now, calls)
+        if known == self.run.optimizer:
+            return
+        self.run = dataclasses.replace(self.run, optimizer=known)
+        began = time.perf_counter_ns()
+        if began >= self._changed_ns:  # else they are written with those that come later
+            self._drain()
+            self._trying(lambda: self.run.write(self.folder))
+            self._ended_ns = time.perf_counter_ns()  # no call waited for that
+            took = self._ended_ns - began
+            self._changed_ns = began + took + max(int(CHANGED_S * 1e9), TIMES * took)
 
     def _keep(self, made: Executable) -> None:
         """Keeps the programs, so that they can be timed when the run is over."""
@@ -197,7 +223,7 @@ class Recorder(Observer):
             where: what was going on, in words.
             error: what happened; its cause is noted as well.
         """
-        text = str(error) or "no message"
+        text = endings.text_of(error)
         if error.__cause__ is not None:
             text += f"\nCaused by {type(error.__cause__).__name__}: {error.__cause__}"
         self._add("error", self._now(), text[:LONGEST], type=type(error).__name__, where=where)

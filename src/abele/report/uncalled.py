@@ -37,7 +37,7 @@ class Uncalled:
 
     def failed(self, where: str, error: BaseException) -> None:
         """Notes an error that nobody caught."""
-        text = str(error) or "no message"
+        text = endings.text_of(error)
         self._lines.append(self._line("error", text, type=type(error).__name__, where=where))
 
     def ended(self, how: str) -> None:

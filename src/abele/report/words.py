@@ -50,6 +50,11 @@ def number(value: float) -> str:
     return f"{value:.4g}" if math.isfinite(value) else str(value)
 
 
+def setting(value: float) -> str:
+    """A number that somebody has set, with six digits."""
+    return f"{value:.6g}"
+
+
 def large(value: float) -> str:
     """Operations, with a prefix."""
     for prefix, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):

@@ -1,5 +1,6 @@
 """The optimizer of one wrapper: its rule, its values on the device, and its state there."""
 
+from collections.abc import Callable
 from typing import Any
 
 from abele.capture import gradient_hooks
@@ -24,6 +25,7 @@ class OptimizerInUse:
         state: the optimizer's state on the device.
         restored: the values that a kept state has put on the device, where they are not the rule's.
         times_set: how often an optimizer was set.
+        changed: told that values were set.
     """
 
     def __init__(self, model: WrappedModel, rule: UpdateRule | None = None):
@@ -32,6 +34,7 @@ class OptimizerInUse:
         self.state = DeviceState()
         self.restored: dict[str, float] | None = None
         self.times_set = 0
+        self.changed: Callable[[], None] = lambda: None
 
     def use(self, optimizer: Any) -> None:
         """Sends an optimizer's present values to the device, or keeps them for compiling.
@@ -53,6 +56,7 @@ class OptimizerInUse:
         self.times_set += 1
         self.state.use(optimizer, self.rule, parameter_names(model.module))
         self.refuse_hooks()
+        self.changed()
 
     def refuse_hooks(self) -> None:
         """Refuses hooks around the step of the optimizer, which would not run.
@@ -98,6 +102,7 @@ class OptimizerInUse:
         if was_set and self.rule is not None:
             self.restored = None
             self._send_changes(values, self.rule)
+        self.changed()
 
     def _rule_of(self, optimizer: Any) -> UpdateRule:
         model = self._model

@@ -18,6 +18,7 @@ from abele.report.changes import Changes
 from abele.report.instances import name_of
 from abele.report.journal import FILE as JOURNAL
 from abele.report.journal import Journal, window_of
+from abele.report.optimizer import Optimizer, optimizer_of
 from abele.report.page import page
 from abele.report.record import Option, Run
 from abele.report.recorder import Latest, Recorder, parts_of
@@ -28,6 +29,7 @@ from abele.version import __version__
 from poptorch._compiled.model import CompiledModel
 from poptorch._compiled.wrapped import WrappedModel
 from poptorch._data.waiting import LoopAround
+from poptorch._optimizers.in_use import OptimizerInUse
 from poptorch._report.pipeline import report_of
 from poptorch._state.module_weights import shared_by, user_class
 from poptorch.options import Options, _table
@@ -55,16 +57,35 @@ class Recording:
 
     Args:
         model: the wrapped model.
+        optimizer: what trains it.
     """
 
-    def __init__(self, model: WrappedModel):
-        self._model = model
+    def __init__(self, model: WrappedModel, optimizer: OptimizerInUse):
+        self._model, self._optimizer = model, optimizer
         self._recorder: Recorder | None = None
         self._changes = Changes()
         self._loop = LoopAround()
         self._began_ns = time.perf_counter_ns()
         folder = self._folder()
-        self._uncalled = None if folder is None else Uncalled(folder, _known_before(model))
+        before = None if folder is None else _known_before(model, optimizer)
+        self._uncalled = None if folder is None or before is None else Uncalled(folder, before)
+        optimizer.changed = self._follower()
+
+    def _follower(self) -> Callable[[], None]:
+        """Notes values that were set for the next calls, but does not keep this object alive."""
+        method = weakref.WeakMethod(self._follow)
+
+        def follow() -> None:
+            alive = method()
+            if alive is not None:
+                alive()
+
+        return follow
+
+    def _follow(self) -> None:
+        now = _values(self._optimizer)
+        if self._recorder is not None and now is not None:
+            self._recorder.optimizer(now)
 
     @property
     def observers(self) -> Sequence[Observer]:
@@ -184,7 +205,7 @@ class Recording:
 
     def _before(self) -> Run:
         """What is known before anything was compiled."""
-        return _before(self._model, self._began_ns)
+        return _before(self._model, self._optimizer, self._began_ns)
 
     def _run(self, before: Run, made: CompiledModel) -> Run:
         executable = made.session.executable
@@ -205,7 +226,7 @@ class Recording:
         return _counted(watch) if watch is not None and counts else {}
 
 
-def _before(model: WrappedModel, began_ns: int) -> Run:
+def _before(model: WrappedModel, optimizer: OptimizerInUse, began_ns: int) -> Run:
     config, options = model.config, model.options
     name = options.model_name if options.exists("model_name") else None
     return Run(
@@ -222,13 +243,26 @@ def _before(model: WrappedModel, began_ns: int) -> Run:
         },
         options=tuple(_options(options)),
         advice=_ADVICE,
+        optimizer=_values(optimizer),
     )
 
 
-def _known_before(model: WrappedModel) -> Callable[[], Run]:
+def _values(optimizer: OptimizerInUse) -> Optimizer | None:
+    """The numbers that the next update has; None where nothing trains."""
+    rule = optimizer.rule
+    if rule is None:
+        return None
+    kind = type(optimizer.state.in_use)
+    name = rule.kind if optimizer.state.in_use is None else f"{kind.__module__}.{kind.__qualname__}"
+    if name.startswith("torch.optim."):  # each class has a file of its own
+        name = f"torch.optim.{kind.__qualname__}"
+    return optimizer_of(rule, name, optimizer.restored or {})
+
+
+def _known_before(model: WrappedModel, optimizer: OptimizerInUse) -> Callable[[], Run]:
     """Gives what is known of a run that never began, but does not keep the model alive."""
     began_ns = time.perf_counter_ns()
-    before = _before(model, began_ns)
+    before = _before(model, optimizer, began_ns)
     shared = shared_by(model.user_module)
     counts = model.training and model.options._host_training_warning
 

@@ -78,7 +78,7 @@ class Compiling:
         self._late_changes = compile_traps.LateChanges(model.user_module)
         self.training: Training | None = None
         self.seconds: float | None = None
-        self.recording = Recording(model)
+        self.recording = Recording(model, optimizer)
 
     def wrap(self, executor: Any) -> None:
         """Ties the user's module to its executor for training."""

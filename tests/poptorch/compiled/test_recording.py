@@ -262,6 +262,8 @@ for x, y in batches():
         ("pass", "Training on reference finished : 5 calls", 0),
         ("raise ValueError('file 7 is damaged')", "file 7 is damaged", 1),
         ("raise KeyboardInterrupt", "Training on reference was interrupted", -signal.SIGINT),
+        ("raise KeyboardInterrupt", "The program was interrupted: by Ctrl-C", -signal.SIGINT),
+        ("raise ValueError", "A ValueError was raised without a message", 1),
         ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)", "It was ended by SIGTERM", -15),
         ("yield torch.ones(3, 5), torch.ones(2, 3)", "failed", 1),
     ],
@@ -351,3 +353,47 @@ def test_steps_on_the_host_are_in_the_proof(tmp_path):
     text = words(tmp_path / "net" / "report.html")
     assert "training steps that went round it 3" in text
     assert "3 training steps of Scorer ran on the host, not on target reference" in text
+
+
+def test_a_run_has_the_values_of_its_optimizer_and_their_changes(tmp_path):
+    model = scorer()
+    groups = [{"params": [model.fc.weight]}, {"params": [model.fc.bias], "lr": 0.2}]
+    optimizer = poptorch.optim.AdamW(groups, lr=0.1, betas=(0.8, 0.9), max_grad_norm=2.0)
+    opts = options(enableProfiling=str(tmp_path), modelName="net")
+    wrapped = poptorch.trainingModel(model, opts, optimizer)
+    optimizer.param_groups[1]["lr"] = 0.3
+    wrapped.setOptimizer(optimizer)  # before the first call
+    for rate in (0.1, 0.1, 0.05):
+        optimizer.param_groups[0]["lr"] = rate
+        wrapped.setOptimizer(optimizer)
+        wrapped(*rows(4))
+    known = read_run(tmp_path / "net").optimizer
+    assert known.name == "poptorch.optim.AdamW"
+    assert [each.parameters for each in known.groups] == [1, 1]
+    assert [each.values["lr"] for each in known.groups] == [0.1, 0.3]
+    assert known.groups[1].values["beta1"] == 0.8
+    assert known.values == {"max_grad_norm": 2.0}
+    assert [(each.calls, each.values) for each in known.changes] == [(2, {"group0.lr": 0.05})]
+    wrapped.destroy()
+    page = words(tmp_path / "net" / "report.html")
+    assert "1 change, the last before call 3: group0.lr 0.05." in page
+    assert "poptorch.optim.AdamW" in page
+
+
+def test_values_that_are_loaded_between_calls_are_noted(tmp_path):
+    wrapped = trainer(scorer(), enableProfiling=str(tmp_path), modelName="net")
+    optimizer = wrapped._optimizer.state.in_use
+    wrapped(*rows(4))
+    state = optimizer.state_dict()
+    state["param_groups"][0]["lr"] = 0.025
+    optimizer.load_state_dict(state)
+    wrapped(*rows(4))
+    (change,) = read_run(tmp_path / "net").optimizer.changes
+    assert (change.calls, change.values) == (1, {"group0.lr": 0.025})
+
+
+def test_a_run_that_only_infers_has_no_optimizer(tmp_path):
+    wrapped = inference(scorer(), enableProfiling=str(tmp_path), modelName="net")
+    wrapped(*rows(4))
+    assert read_run(tmp_path / "net").optimizer is None
+    assert 'id="optimizer"' not in (tmp_path / "net" / "report.html").read_text()

@@ -5,10 +5,10 @@ import dataclasses
 import pytest
 
 from abele.differences import losses
-from abele.report.journal import Journal, JournalWriter, read_journal, window_of
+from abele.report.journal import Journal, JournalWriter, joined, read_journal, window_of
 from helpers.reported import run_before
 
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 
 
 def journal(*values, first=0):
@@ -19,10 +19,10 @@ def journal(*values, first=0):
     return Journal(windows=tuple(windows))
 
 
-def together(count, loss, first, not_finite=0):
+def together(count, loss, first, not_finite=0, instead=""):
     """One line of a journal for several calls."""
     one = window_of(0.0, (0, 0, 1.0, 0), loss, first=first)
-    return dataclasses.replace(one, count=count, not_finite=not_finite)
+    return dataclasses.replace(one, count=count, not_finite=not_finite, instead=instead)
 
 
 def run_of_calls(device_iterations):
@@ -39,6 +39,44 @@ def compared(one, other, iterations=(1, 1)):
 def test_losses_that_are_the_same_do_not_part():
     made = compared(journal(3.0, 2.0, NAN), journal(3.0, 2.0, NAN))
     assert (made.compared, made.parted, made.first, made.before) == (3, 0, None, 3)
+    assert (made.not_finite.update, made.not_finite.instead, made.stays) == (
+        3,
+        ("nan", "nan"),
+        True,
+    )
+
+
+@pytest.mark.parametrize(("one", "other"), [(NAN, INF), (INF, -INF), (-INF, NAN)])
+def test_losses_that_are_not_finite_in_other_ways_differ(one, other):
+    made = compared(journal(3.0, one, 1.0), journal(3.0, other, 1.0))
+    assert (made.first.update, made.parted, made.largest) == (2, 1, None)
+    assert made.first.instead == (str(one), str(other))
+    assert made.not_finite is None
+
+
+def test_losses_that_become_finite_again_were_not_so_at_an_update():
+    made = compared(journal(3.0, INF, 1.0), journal(3.0, INF, 1.0))
+    assert (made.not_finite.update, made.stays, made.parted) == (2, False, 0)
+
+
+def test_older_records_do_not_say_which_losses_that_are_not_finite_are_the_same():
+    (line,) = journal(NAN).windows
+    older = Journal(windows=(dataclasses.replace(line, instead=""),))
+    assert compared(older, journal(NAN)).compared == 0
+    made = compared(older, journal(2.0))
+    assert (made.compared, made.parted) == (1, 1)
+
+
+def test_journals_on_disk_say_what_losses_are_instead(tmp_path):
+    writer = JournalWriter(tmp_path)
+    for index, value in enumerate([NAN, 1.0, INF, INF, 2.0, -INF]):
+        writer.call(float(index), (0, 0, 1.0, 0), value)
+    writer.close()
+    lines = read_journal(tmp_path).windows
+    assert [each.instead for each in lines] == ["nan", "", "inf", "inf", "", "-inf"]
+    whole = joined(lines)
+    assert (whole.loss, whole.instead, whole.not_finite) == (None, "-inf", 4)
+    assert (joined(lines[:2]).loss, joined(lines[:2]).instead) == (1.0, "")
 
 
 def test_one_bit_counts():
@@ -69,10 +107,13 @@ def test_lines_of_several_calls_are_compared_where_both_end_at_the_same_update()
 
 
 @pytest.mark.parametrize(
-    ("loss", "not_finite", "count"), [(2.0, 1, 1), (None, 1, 2), (None, 4, 2), (None, 0, 1)]
+    ("loss", "not_finite", "instead", "count"),
+    [(2.0, 1, "", 1), (None, 1, "nan", 2), (None, 4, "inf", 2), (None, 4, "", 1), (None, 0, "", 1)],
 )
-def test_whether_the_last_of_several_calls_was_finite_is_not_guessed(loss, not_finite, count):
-    lines = Journal(windows=(*journal(3.0).windows, together(4, loss, 1, not_finite)))
+def test_whether_the_last_of_several_calls_was_finite_is_not_guessed(
+    loss, not_finite, instead, count
+):
+    lines = Journal(windows=(*journal(3.0).windows, together(4, loss, 1, not_finite, instead)))
     assert compared(lines, lines).compared == count
 
 

@@ -42,18 +42,27 @@ def line_of(text):
 
 
 def recorded(
-    folder, *, seed=3, rate=0.1, activation="relu", scale=1.0, rows=2, calls=5, iterations=1
-):
+    folder, *, seed=3, rate=0.1, activation="relu", scale=1.0, rows=2, calls=5, iterations=1,
+    data=None, schedule=None,
+):  # fmt: skip
     """A run of a few updates; its folder."""
     torch.manual_seed(seed)
     model = Net(activation, scale)
     options = poptorch.Options().showCompilationProgressBar(False).randomSeed(seed)
     options.deviceIterations(iterations)
     options.enableProfiling(str(folder.parent)).modelName(folder.name)
-    trainer = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=rate))
-    torch.manual_seed(seed)
-    for _ in range(calls):
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    trainer = poptorch.trainingModel(model, options, optimizer)
+    torch.manual_seed(data or seed)
+    schedule = schedule or {}
+    for call in range(calls):
+        if call in schedule:
+            optimizer.param_groups[0]["lr"] = schedule[call]
+            trainer.setOptimizer(optimizer)
         trainer(torch.randn(rows * iterations, 4), torch.randn(rows * iterations, 3))
+    if calls in schedule:
+        optimizer.param_groups[0]["lr"] = schedule[calls]
+        trainer.setOptimizer(optimizer)
     trainer.destroy()
     return folder
 
@@ -113,8 +122,40 @@ def test_another_seed_is_an_option_and_losses_part_at_once(first, make):
     assert answer.status == 1
 
 
-def test_another_learning_rate_is_not_recorded_so_it_is_among_the_reasons(first, make):
+def test_another_learning_rate_is_what_differs(first, make):
     answer = why_runs_differ(first, make("rate", rate=0.2))
+    (rate,) = answer.optimizer
+    assert (rate.what, rate.first, rate.second, rate.change) == ("lr", "0.1", "0.2", 1.0)
+    assert answer.recorded
+    assert answer.reasons == ()
+    assert str(answer).splitlines()[1:3] == ["Optimizer: 1 difference.", "  lr: 0.1 and 0.2"]
+
+
+def test_a_rate_that_changes_in_one_run_is_named_with_its_first_update(first, make):
+    (rate,) = why_runs_differ(first, make("slower", schedule={3: 0.05})).optimizer
+    assert (rate.what, rate.first, rate.second) == ("lr, from update 4", "0.1", "0.05")
+    both = [make("slower", schedule={3: 0.05}), make("faster", schedule={2: 0.2, 4: 0.3})]
+    assert why_runs_differ(*both).optimizer[0].what == "lr, from update 3"
+
+
+def test_a_rate_that_no_update_had_is_no_difference(first, make):
+    assert why_runs_differ(first, make("late", schedule={5: 0.05})).optimizer == ()
+
+
+def test_of_calls_with_several_updates_a_changed_rate_is_counted_by_updates(make):
+    how = {"activation": "tanh", "iterations": 2}
+    runs = [make("two", **how), make("two slower", schedule={3: 0.05}, **how)]
+    assert why_runs_differ(*runs).optimizer[0].what == "lr, from update 7"
+
+
+def without_values(folder, to):
+    """A copy of a run as versions wrote it that did not know the optimizer's values."""
+    return changed(folder, to, lambda run: dataclasses.replace(run, optimizer=None))
+
+
+def test_older_records_have_no_learning_rate_so_it_is_among_the_reasons(first, make, tmp_path):
+    runs = first, without_values(make("rate", rate=0.2), tmp_path / "older")
+    answer = why_runs_differ(*runs)
     assert not answer.recorded
     assert (answer.losses.before, answer.losses.first.update) == (1, 2)
     assert answer.reasons[0].startswith("Up to update 1 losses are the same")
@@ -123,16 +164,18 @@ def test_another_learning_rate_is_not_recorded_so_it_is_among_the_reasons(first,
     assert "Nothing that the records have differs, but losses do." in str(answer)
 
 
-def test_of_calls_with_several_updates_the_first_loss_may_come_from_the_learning_rate(make):
+def test_of_calls_with_several_updates_the_first_loss_may_come_from_the_learning_rate(
+    make, tmp_path
+):
     how = {"activation": "tanh", "iterations": 2}
     runs = [make(f"several{rate}", rate=rate, **how) for rate in (0.1, 0.2)]
-    answer = why_runs_differ(*runs)
+    answer = why_runs_differ(*[without_values(each, tmp_path / each.name) for each in runs])
     assert (answer.losses.before, answer.losses.first.update) == (0, 2)
     assert "Records do not have the values of group0_lr" in answer.reasons[1]
 
 
 def test_operators_that_draw_random_numbers_are_among_the_reasons(make):
-    runs = [make(f"drop{rate}", activation="dropout", rate=rate) for rate in (0.1, 0.2)]
+    runs = [make(f"drop{data}", activation="dropout", data=data) for data in (1, 2)]
     assert any(
         each.startswith("Programs draw random numbers (aten.") and "randomSeed is 3" in each
         for each in why_runs_differ(*runs).reasons
@@ -255,7 +298,7 @@ def test_another_target_comes_with_the_command_that_names_the_operation(first, m
         run = of_program(lowering=lambda program: "emitted")(run)
         return dataclasses.replace(run, build=dataclasses.replace(run.build, target="cpu"))
 
-    answer = why_runs_differ(first, changed(make("rate", rate=0.2), tmp_path / "cpu", compiled))
+    answer = why_runs_differ(first, changed(make("data", data=4), tmp_path / "cpu", compiled))
     assert [each.what for each in answer.kernels] == ["lowering of step"]
     assert [each.what for each in answer.machine] == ["target"]
     assert answer.notes[-1].startswith("abele why-different SCRIPT reference cpu:emitted says")

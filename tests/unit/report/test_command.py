@@ -80,3 +80,20 @@ def test_without_a_run_the_command_says_how_it_is_called(capsys):
         main(["report"])
     assert ended.value.code == 2
     assert "usage: abele report" in capsys.readouterr().err
+
+
+def test_of_a_folder_with_one_run_inside_that_is_the_run(folder, tmp_path, capsys):
+    around = tmp_path / "profile"
+    (around / "net").mkdir(parents=True)
+    for name in ("run.json", "journal.jsonl"):
+        (folder / name).rename(around / "net" / name)
+    assert main(["report", str(around)]) == 0
+    assert capsys.readouterr().out == f"{around / 'net' / 'report.html'}\n"
+
+
+def test_of_a_folder_with_several_the_runs_are_named(tmp_path, capsys):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        run_of("dense").write(tmp_path / name)
+    assert main(["report", str(tmp_path)]) == 1
+    assert f"There are runs in {tmp_path / 'one'}, {tmp_path / 'two'}." in capsys.readouterr().err

@@ -15,6 +15,7 @@ from abele.report import read_journal, read_run
 from abele.report.instances import Instance
 from abele.report.journal import Journal, JournalWriter, window_of
 from abele.report.loading import Loop
+from abele.report.optimizer import Optimizer
 from abele.report.page import page
 from abele.report.record import Option, Pipeline, Task
 from abele.report.status import steady
@@ -159,7 +160,7 @@ def test_sections_come_from_the_verdict_to_the_programs():
     """What somebody wants to know first comes first."""
     assert sections_of_a_full_page() == [
         *("proof", "insights", "memory", "modules", "operators", "lowerings", "time"),
-        *("pipeline", "instances", "options", "loss", "programs"),
+        *("pipeline", "instances", "optimizer", "options", "loss", "programs"),
     ]
 
 
@@ -168,6 +169,7 @@ def sections_of_a_full_page():
     run = run_of("introduction")
     run = dataclasses.replace(
         run,
+        optimizer=Optimizer(name="torch.optim.SGD", groups=()),
         pipeline=Pipeline(stages=("first", "last"), tasks=tasks, bubble=0.5, ideal=0.5),
         configuration={**run.configuration, "processes": 2},
         exchanged={"calls": 20.0, "bytes": 1e6, "seconds": 0.3},

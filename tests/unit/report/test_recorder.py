@@ -1,5 +1,6 @@
 """The recorder: it writes every call, ends once, and leaves a forked child alone."""
 
+import dataclasses
 import errno
 import os
 import time
@@ -10,6 +11,8 @@ from abele.errors import SerializationError
 from abele.report.executable_file import FILE
 from abele.report.journal import SINGLE
 from abele.report.loading import Waits
+from abele.report.optimizer import Optimizer, ParameterGroup
+from abele.report.record import read_run
 from abele.report.recorder import FIRST_CALLS, Recorder, ReportWarning, parts_of
 from abele.runtime.clock import CallRecord
 from abele.storage import atomic
@@ -163,3 +166,28 @@ def test_a_folder_that_was_deleted_stays_deleted(recorder, tmp_path):
     tmp_path.rmdir()
     recorder.ended("finished")
     assert not tmp_path.exists()
+
+
+def of_rate(rate):
+    groups = (ParameterGroup(parameters=1, values={"lr": rate}),)
+    return Optimizer(name="torch.optim.SGD", groups=groups)
+
+
+def test_values_that_change_are_written_when_they_change_but_not_each_time(tmp_path, executable):
+    run = dataclasses.replace(run_before(), optimizer=of_rate(0.5))
+    recorder = Recorder(tmp_path, run)
+    recorder.built(recorder.run, None, executable)
+    begin = time.perf_counter_ns()
+    for index in range(5):
+        recorder.on_call_end(call(begin + 2000 * index))
+        recorder.optimizer(of_rate(1 / (3 + index // 2)))
+    (first,) = read_run(tmp_path).optimizer.changes  # the others came within a second
+    assert (first.calls, first.values) == (1, {"group0.lr": 1 / 3})
+    recorder.ended("finished")
+    assert [each.calls for each in read_run(tmp_path).optimizer.changes] == [1, 3, 5]
+
+
+def test_a_run_that_does_not_train_has_no_values_to_change(recorder, tmp_path):
+    recorder.on_call_end(call())
+    recorder.optimizer(of_rate(0.1))
+    assert recorder.run.optimizer is None

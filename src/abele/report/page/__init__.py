@@ -18,6 +18,7 @@ from abele.report.page.markup import Html, html, tag
 from abele.report.page.memory import memory
 from abele.report.page.modules import modules
 from abele.report.page.operators import operators
+from abele.report.page.optimizer import optimizer
 from abele.report.page.pipeline import pipeline
 from abele.report.page.style import STYLE
 from abele.report.record import Run
@@ -34,6 +35,7 @@ _LINKS = {
     "time": "host",
     "pipeline": "pipeline",
     "instances": "instances",
+    "optimizer": "optimizer",
     "options": "options",
     "loss": "loss",
     "programs": "programs",
@@ -71,6 +73,7 @@ def page(
         "time": timeline.timeline(run, journal),
         "pipeline": pipeline(run),
         "instances": instances((itself, *others)),
+        "optimizer": optimizer(run),
         "options": programs.options(run),
         "loss": timeline.loss(journal),
         "programs": programs.passes(run) if has else None,

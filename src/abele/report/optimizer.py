@@ -1,0 +1,142 @@
+"""What a training run updates its weights with: the optimizer's numbers, and when they change."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # records are read without torch
+    from abele.step.update_rules import UpdateRule
+
+#: So many changes are kept one by one, and the latest.
+KEPT = 1000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParameterGroup:
+    """Parameters that are updated with the same numbers.
+
+    Attributes:
+        parameters: how many tensors.
+        values: before the first call, by name: ``lr``, ``momentum``, ``beta1``, ...
+    """
+
+    parameters: int
+    values: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Change:
+    """Numbers that calls get from then on.
+
+    Attributes:
+        calls: how many were made before.
+        values: those that change, by name: ``group0.lr``, ``loss_scaling``.
+    """
+
+    calls: int
+    values: dict[str, float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """The optimizer of a run.
+
+    Attributes:
+        name: of its class, such as ``torch.optim.SGD``; of its rule if no object was there.
+        groups: with their values before the first call.
+        values: that belong to no group, before the first call: ``loss_scaling`` and
+            ``max_grad_norm`` where they have an effect.
+        changes: what was set between calls, in order; not what a device changes by itself.
+        left_out: how many changes before the last one are not there.
+    """
+
+    name: str
+    groups: tuple[ParameterGroup, ...]
+    values: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
+    changes: tuple[Change, ...] = ()
+    left_out: int = 0
+
+    def begins_with(self) -> dict[str, float]:
+        """All values before the first call, by the names that changes have."""
+        of_groups = {
+            f"group{index}.{name}": value
+            for index, group in enumerate(self.groups)
+            for name, value in group.values.items()
+        }
+        return of_groups | self.values
+
+    def latest(self) -> dict[str, float]:
+        """All values after the last change."""
+        values = self.begins_with()
+        for each in self.changes:
+            values |= each.values
+        return values
+
+    def known_calls(self) -> float:
+        """After how many calls every value is known; infinity if no change was left out."""
+        return self.changes[KEPT - 1].calls if self.left_out else math.inf
+
+    def history(self, name: str) -> Iterator[tuple[int, float]]:
+        """The values of one name, each with the number of calls before it."""
+        begin = self.begins_with()
+        if name in begin:
+            yield 0, begin[name]
+        for each in self.changes:
+            if name in each.values:
+                yield each.calls, each.values[name]
+
+
+def optimizer_of(rule: UpdateRule, name: str, restored: Mapping[str, float]) -> Optimizer:
+    """What is known of an optimizer before the first call.
+
+    Args:
+        rule: what it was reduced to.
+        name: of its class.
+        restored: values that a state was kept with, by the names that changes have; they win.
+    """
+    groups = tuple(
+        ParameterGroup(
+            parameters=len(group.params),
+            values={
+                key: float(restored.get(f"group{index}.{key}", value))
+                for key, value in group.values.items()
+            },
+        )
+        for index, group in enumerate(rule.groups)
+    )
+    return Optimizer(name=name, groups=groups, values=_of_all(rule, restored))
+
+
+def _of_all(rule: UpdateRule, restored: Mapping[str, float]) -> dict[str, float]:
+    values: dict[str, float] = {}
+    if rule.loss_scaling_variable or rule.loss_scaling != 1:
+        values["loss_scaling"] = float(restored.get("loss_scaling", rule.loss_scaling))
+    if math.isfinite(rule.max_grad_norm):
+        values["max_grad_norm"] = float(rule.max_grad_norm)
+    return values
+
+
+def changed(before: Optimizer, now: Optimizer, calls: int) -> Optimizer:
+    """What is known after values were set.
+
+    Args:
+        before: what was known.
+        now: with the values that were set, as those that it begins with.
+        calls: how many calls there were.
+    """
+    if not calls:
+        return now
+    known = before.latest()
+    values = {name: value for name, value in now.begins_with().items() if known.get(name) != value}
+    if not values:
+        return before
+    changes, left_out = list(before.changes), before.left_out
+    if changes and changes[-1].calls == calls:  # no call was made with these
+        values = changes.pop().values | values
+    if len(changes) > KEPT:  # the one after these is the latest, whose names this one takes over
+        values, left_out = changes.pop().values | values, left_out + 1
+    changes.append(Change(calls=calls, values=values))
+    return dataclasses.replace(before, changes=tuple(changes), left_out=left_out)
