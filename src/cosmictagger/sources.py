@@ -150,12 +150,6 @@ def turns(loader: BatchStream, start: int, total: int) -> range:
     return range((index - start // loader.batch_size) % count, total, count)
 
 
-def stored_size(loader: BatchStream) -> tuple[int, int]:
-    """(H, W) of the images before they shrink."""
-    size: Any = getattr(loader, "stored_size", None)
-    return size or (1280, 2048)
-
-
 def described(config: Config) -> str:
     """Return which events ``in_order`` gives, in words."""
     data = config.data

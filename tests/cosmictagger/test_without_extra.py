@@ -10,9 +10,15 @@ from helpers.warm_python import python
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 EXTRAS = ["hydra", "omegaconf", "h5py", "tensorboard", "matplotlib", "pynvml", "sklearn", "PIL"]
 # None in sys.modules is what Python's import takes for "there is no such module".
-RUN = """
-import importlib, runpy, sys
-sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))
+MISSING = """
+import sys
+missing = sys.argv[1].split(",")
+for name in [each for each in sys.modules if each.partition(".")[0] in missing]:
+    del sys.modules[name]
+sys.modules.update(dict.fromkeys(missing))
+"""
+RUN = f"""{MISSING}
+import importlib, runpy
 target, sys.argv = sys.argv[2], sys.argv[2:]
 if target.endswith(".py"):
     sys.path.insert(0, target.rpartition("/")[0])
@@ -20,9 +26,8 @@ if target.endswith(".py"):
 else:
     sys.exit(importlib.import_module(target).main())
 """
-AS_PROGRAM = """
-import runpy, sys
-sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))
+AS_PROGRAM = f"""{MISSING}
+import runpy
 target, sys.argv = sys.argv[2], sys.argv[2:]
 runpy.run_module(target, run_name="__main__", alter_sys=True)
 """

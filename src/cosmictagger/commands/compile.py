@@ -23,7 +23,6 @@ def run(config: Config) -> None:
     with launched(config) as launch, sources.training(config, launch.data_seed) as events:
         from cosmictagger.backends.rdu import RduBackend
 
-        size = events.image_size  # type: ignore[attr-defined]  every loader has one
-        backend = launch.backend(size, training=True)
+        backend = launch.backend(events.image_size, training=True)
         assert isinstance(backend, RduBackend)
-        logger.info(f"Compiled {backend.compile(size)}")
+        logger.info(f"Compiled {backend.compile(events.image_size)}")

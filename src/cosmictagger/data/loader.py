@@ -1,5 +1,6 @@
 """Batches of dense images, prepared in the background while the device computes."""
 
+import abc
 import os
 import weakref
 from collections import deque
@@ -44,7 +45,7 @@ class Batch:
         return len(self.entries)
 
 
-class BatchStream:
+class BatchStream(abc.ABC):
     """Batches in an order, with a position that can be stored; what all loaders share.
 
     Iterating gives the rest of the current epoch and then moves to the next one. The position
@@ -52,12 +53,24 @@ class BatchStream:
 
     Args:
         order: which events make which batch.
+        stored_size: (H, W) of the images before they shrink.
+        downsample: exponent k: the size is divided by 2^k.
         prefetch: how many batches are prepared ahead by a background thread; 0 means none.
+
+    Attributes:
+        stored_size: as given.
+        image_size: (H, W) of the images.
+
+    Raises:
+        DataError: a size that does not fit the downsampling, or ``prefetch`` is negative.
     """
 
-    def __init__(self, order: Order, prefetch: int = 2) -> None:
+    def __init__(
+        self, order: Order, stored_size: tuple[int, int], downsample: int, prefetch: int = 2
+    ) -> None:
         if prefetch < 0:
             raise DataError(f"prefetch is {prefetch}; it has to be 0 or more.")
+        self.stored_size, self.image_size = stored_size, dense_size(stored_size, downsample)
         self.order = order
         self.prefetch = prefetch
         self.epoch = 0
@@ -80,9 +93,9 @@ class BatchStream:
         """Events of one batch of all instances together."""
         return self.order.step_size
 
+    @abc.abstractmethod
     def load(self, entries: Sequence[int]) -> Batch:
         """Make one batch of the given events, here and now."""
-        raise NotImplementedError
 
     def __len__(self) -> int:
         """Return batches of the current epoch, those already handed out included."""
@@ -233,14 +246,12 @@ class EventLoader(BatchStream):
         label: str | None = LABEL,
     ) -> None:
         self.files = [_opened(source, image, label) for source in _flat(files)]
-        self.stored_size = _common_size(self.files)
-        self.image_size = dense_size(self.stored_size, downsample)
         self.downsample = downsample
         self.img_transform = img_transform
         self._ends = np.cumsum([len(file) for file in self.files])
         events = int(self._ends[-1])
         order = Order(events, batch_size, shuffle, seed, shard, drop_last, across_epochs, equal)
-        super().__init__(order, prefetch)
+        super().__init__(order, _common_size(self.files), downsample, prefetch)
 
     def locate(self, entry: int) -> tuple[EventFile, int]:
         """Return the file of an event, counted through all files, and its number there."""

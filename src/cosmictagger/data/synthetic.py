@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from cosmictagger.data.dense import dense_size
 from cosmictagger.data.layout import PLANES
 from cosmictagger.data.loader import Batch, BatchStream
 from cosmictagger.data.order import Order
@@ -44,9 +43,9 @@ class SyntheticLoader(BatchStream):
         prefetch: int = 2,
         img_transform: bool = False,
     ) -> None:
-        self.image_size = dense_size(size, downsample)
         self.img_transform = img_transform
-        super().__init__(Order(events, batch_size, False, seed, shard, drop_last=True), prefetch)
+        order = Order(events, batch_size, False, seed, shard, drop_last=True)
+        super().__init__(order, size, downsample, prefetch)
 
     def load(self, entries: Sequence[int]) -> Batch:
         """Draw the given events."""

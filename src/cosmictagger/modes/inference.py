@@ -53,7 +53,7 @@ def infer(launch: Launch) -> int | None:
         with instances.together("the events"):
             events = stack.enter_context(sources.in_order(config, launch.data_seed, instances))
         with instances.together("the network"):
-            backend = launch.backend(events.image_size, training=False)  # type: ignore[attr-defined]
+            backend = launch.backend(events.image_size, training=False)
             stack.callback(backend.close)
         launch.load_for_inference(backend)
         one_pass = Pass(launch, backend, events)
@@ -147,7 +147,7 @@ class Pass:
 
         return ResultsWriter(
             self.launch.folder,
-            size=sources.stored_size(self.events),
+            size=self.events.stored_size,
             downsample=self.launch.config.data.downsample,
             proof=self.backend.proof,
             displays=self.mode.displays,

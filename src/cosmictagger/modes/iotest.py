@@ -31,7 +31,7 @@ def measure(launch: Launch) -> int | None:
     with sources.in_order(launch.config, launch.data_seed) as events, Stop() as stop:
         if launch.config.data.name is not DataKind.synthetic:
             launch.record.update({"events": events.events})
-        batches = itertools.chain.from_iterable(itertools.repeat(events))
+        batches = sources.endless(events)
         if launch.config.mode.start_index:
             first = sources.beginning_at(events, launch.config.mode.start_index)
             batches = itertools.chain(first, batches)

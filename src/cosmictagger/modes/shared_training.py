@@ -41,7 +41,7 @@ def open_events(
         aux = sources.validation(config, instances)
         if aux is not None:
             stack.enter_context(aux)
-    facts = {"events to train on": events.events, "images": events.image_size}  # type: ignore[attr-defined]
+    facts = {"events to train on": events.events, "images": events.image_size}
     facts["events to validate on"] = 0 if aux is None else aux.events
     instances.agree("the events", facts)
     return events, aux

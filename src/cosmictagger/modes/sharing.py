@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from abele.storage import atomic
-from cosmictagger import __version__, checkpoints, sources
+from cosmictagger import __version__, checkpoints
 from cosmictagger.backends import Proof
 from cosmictagger.config.checks import plain
 from cosmictagger.data import EventLoader
@@ -112,7 +112,7 @@ def _collector(one_pass: Pass, folder: Path) -> Any:
 
     return Collector(
         folder,
-        size=sources.stored_size(one_pass.events),
+        size=one_pass.events.stored_size,
         downsample=one_pass.launch.config.data.downsample,
         displays=one_pass.mode.displays,
     )
@@ -199,7 +199,7 @@ def _write(one_pass: Pass, folders: Sequence[Path], passed: Passed) -> Path:
     parts.join_predictions(loaded, launch.folder / PREDICTIONS)
     tally, candidates = parts.join(loaded)
     settings = {**one_pass.settings(), "instances": len(folders)}
-    size, downsample = sources.stored_size(one_pass.events), launch.config.data.downsample
+    size, downsample = one_pass.events.stored_size, launch.config.data.downsample
     return write_files(
         launch.folder,
         tally,

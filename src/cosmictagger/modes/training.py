@@ -51,7 +51,7 @@ def train(launch: Launch) -> int | None:
     """
     with contextlib.ExitStack() as stack:
         events, aux = shared_training.open_events(launch, stack)
-        backend = launch.backend(events.image_size, training=True)  # type: ignore[attr-defined]
+        backend = launch.backend(events.image_size, training=True)
         stack.callback(backend.close)
         return Training(launch, backend, events, aux).run()
 

@@ -11,7 +11,7 @@ class Bar:
 
     Args:
         total: steps of this launch.
-        what: the mode.
+        label: the mode.
         file: where it is drawn; default standard error, and only if that is a terminal.
         shown: False draws nothing: another instance does.
     """
