@@ -3,8 +3,9 @@
 Loading torch takes seconds of processor time, most programs of the tests less than one. `python()`
 names a command that is called like `sys.executable`. It passes its streams, folder, arguments and
 environment to a server, which forks a program for them; then it ends as the program ends, and ends
-it if it is killed itself. Nothing of this repository is loaded before the fork. A program has one
-thread of torch's unless OMP_NUM_THREADS says otherwise.
+it if it is killed itself. The engine is loaded before the fork, which a program does not notice:
+its modules read nothing of the process. Front-ends do, so each program loads them itself. A program
+has one thread of torch's unless OMP_NUM_THREADS says otherwise.
 
 Not for tests of the start of Python itself: of options besides -W, -c and -m, of `PYTHONHASHSEED`,
 or of what an import loads. The process that the caller sees has another number than the program.
@@ -19,6 +20,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import shlex
@@ -34,6 +36,7 @@ import warnings
 
 # What importing poptorch loads from elsewhere.
 PRELOADED = ("numpy", "torch", "torch.onnx", "torch._dynamo", "torch._inductor", "filelock")
+SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "src")
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -85,6 +88,7 @@ def _serve(listener: socket.socket) -> list[str]:
     """The server: returns in the forked programs only, with their arguments."""
     for name in PRELOADED:
         importlib.import_module(name)
+    _load_engine()
     gc.collect()
     gc.freeze()  # so that collections of the programs leave the shared memory alone
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -100,6 +104,16 @@ def _serve(listener: socket.socket) -> list[str]:
             listener.close()
             return _keep(connection)
         connection.close()
+
+
+def _load_engine() -> None:
+    """Imports the engine, but for commands that do without torch and for what is run by name."""
+    sys.path.insert(0, os.path.realpath(SOURCE))
+    engine = importlib.import_module("abele")
+    for module in pkgutil.walk_packages(engine.__path__, "abele."):
+        if not module.name.startswith(("abele.port.", "abele.__main__")):
+            importlib.import_module(module.name)
+    del sys.path[0]
 
 
 def _keep(connection: socket.socket) -> list[str]:
@@ -155,6 +169,7 @@ def _run(arguments: list[str]) -> None:
     if first == "-m":
         sys.path.insert(0, os.getcwd())
         sys.argv = arguments[1:]
+        sys.modules.pop(rest[0], None)  # it runs as __main__, as if nobody had imported it
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
         return
     module = sys.modules["__main__"] = types.ModuleType("__main__")
