@@ -6,7 +6,8 @@ python benchmarks/port_examples.py CHECKOUT --only mnist regression --record
 CHECKOUT has the files of github.com/pytorch/examples. They run on data that are made up, with
 ``standins/`` for what does not import beside this torch, in a folder of their own. Examples that
 should be ported by program are not touched; those that need an edit get the one that the table
-names; of those that cannot be ported the first line that says so is shown.
+names; of those that cannot be ported the first line that says so is shown. Those of several
+processes run in two, beside their ports under poprun.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from tqdm import tqdm
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "src")]
 
-from benchmarks import harness  # noqa: E402
+from benchmarks import harness, port_examples_processes  # noqa: E402
 from benchmarks.port_examples_data import prepare  # noqa: E402
 from benchmarks.port_examples_list import EXAMPLES, Example  # noqa: E402
 from benchmarks.port_examples_page import renew, row  # noqa: E402
@@ -107,11 +108,16 @@ def of_example(
             if each.verdict in (Verdict.MANUAL, Verdict.BLOCKED)
         ],
     }
-    if ported.verdict is not Verdict.BLOCKED and example.arguments is not None:
+    arguments = example.arguments
+    if ported.verdict is not Verdict.BLOCKED and arguments is not None:
         files.write(ported, script, Path("ported"))
         prepare()
         pair = script, Path("ported") / script.name
-        said |= _compared(*pair, example.arguments, steps, limit_s)
+        given = (*pair, arguments.split(), steps)
+        if example.processes == 1:
+            said |= _compared(*given, limit_s)
+        else:
+            said |= port_examples_processes.compared(*given, example.processes, limit_s)
     return said | {"as_asked": _as_asked(said, example, steps)}
 
 
@@ -129,7 +135,7 @@ def _changed(ported: Port) -> int:
 
 
 def _compared(
-    original: Path, ported: Path, arguments: str, steps: int, limit_s: float
+    original: Path, ported: Path, arguments: Sequence[str], steps: int, limit_s: float
 ) -> dict[str, Any]:
     began = time.monotonic()
     bar = tqdm(total=steps, desc=original.stem, leave=False, disable=None)
@@ -140,9 +146,8 @@ def _compared(
     try:
         with _standins(), bar:
             comparison = check(
-                original, ported, steps, arguments.split(), timeout_s=limit_s,
-                progress=progress,
-            )  # fmt: skip
+                original, ported, steps, arguments, timeout_s=limit_s, progress=progress
+            )
     except CheckError as error:
         return {"error": str(error)}
     equal = sum(each.same_loss is True for each in comparison.steps)

@@ -12,7 +12,8 @@ class Example:
     Attributes:
         script: its place in the checkout.
         asked: what should come of it: ``automatic``, ``notes`` or ``blocked``.
-        arguments: with which it trains on this processor; None if its processes cannot run here.
+        arguments: with which it trains on this processor; None if it is not run.
+        processes: how many it trains in, and instances of its port.
         edits: made before it is ported: a file, a pattern, and what takes its place.
         notes: the same in words.
     """
@@ -20,6 +21,7 @@ class Example:
     script: str
     asked: str
     arguments: str | None = None
+    processes: int = 1
     edits: tuple[tuple[str, str, str], ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -35,6 +37,25 @@ _STYLE = (
 )
 _SPEECH = "--data text --emsize 16 --nhid 16 --batch_size 8 --bptt 10 --epochs 1"
 _DDP = "distributed/ddp-tutorial-series"
+
+
+def _in_processes(name: str) -> Example:
+    """An example of several processes, which is compared in two."""
+    return Example(
+        script=f"{_DDP}/{name}.py",
+        asked="notes",
+        arguments="1 1",
+        processes=2,
+        edits=(
+            (
+                f"{name}.py",
+                r"(F\.cross_entropy|torch\.nn\.CrossEntropyLoss\(\))",
+                "torch.nn.functional.mse_loss",
+            ),
+        ),
+        notes=("with one class, its loss and gradients are always 0; those of `mse_loss` are not",),
+    )
+
 
 EXAMPLES = (
     Example(script="mnist/main.py", asked="automatic", arguments="--batch-size 16"),
@@ -62,9 +83,9 @@ EXAMPLES = (
         arguments=_STYLE,
     ),
     Example(script=f"{_DDP}/single_gpu.py", asked="notes", arguments="1 1"),
-    Example(script=f"{_DDP}/multigpu.py", asked="notes"),
-    Example(script=f"{_DDP}/multigpu_torchrun.py", asked="notes"),
-    Example(script=f"{_DDP}/multinode.py", asked="notes"),
+    _in_processes("multigpu"),
+    _in_processes("multigpu_torchrun"),
+    _in_processes("multinode"),
     Example(script="dcgan/main.py", asked="blocked"),
     Example(script="gcn/main.py", asked="blocked"),
     Example(script="time_sequence_prediction/train.py", asked="blocked"),
