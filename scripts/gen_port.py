@@ -81,6 +81,10 @@ Every line that is changed, and every line that is suspicious and is not, has a 
 nothing is left to do, 1 where `--check` finds a difference, a step of `--ladder` fails or a file cannot be read, 2 where `--check` cannot
 compare, 3 for manual lines, 4 for blocked ones.
 
+An import that is neither a file of the program nor installed ends it with 1 and a sentence, because such a program does not run here, and
+nothing is written. Imports under `try` that the program can do without are no matter, and those of functions and conditions are named only.
+`--allow-missing-imports` ports on a machine that lacks the packages.
+
 """
 _BACK = """
 ## The way back

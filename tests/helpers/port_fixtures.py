@@ -2,7 +2,9 @@
 
 import contextlib
 import io
+import os
 import re
+import unittest.mock
 
 import torch
 
@@ -62,11 +64,14 @@ def check_again(folder, name, to):
 
 
 def printed(path):
-    """What a program prints, without the lines that begin with the name of a package."""
+    """What a program prints, without the lines that begin with the name of a package.
+
+    Environment variables that it sets are taken back.
+    """
     torch.manual_seed(7)
     text = io.StringIO()
     variables = {"__name__": "__main__", "__file__": str(path)}
-    with contextlib.redirect_stdout(text):
+    with contextlib.redirect_stdout(text), unittest.mock.patch.dict(os.environ):
         exec(compile(path.read_text(), path, "exec"), variables)
     lines = text.getvalue().splitlines()
     return [each for each in lines if not each.startswith("[sambaflow]")]

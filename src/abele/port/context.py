@@ -9,6 +9,7 @@ from libcst import matchers as m
 
 from abele.port.analysis import batches
 from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.order import Order
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step, StepError, training_steps
 from abele.port.analysis.things import Things
@@ -76,10 +77,35 @@ class Context:
                 yield thing, thing.made
 
     def trained_loaders(self) -> set[Thing]:
-        """The loaders that training steps get their batches from."""
-        around = ((s.source, each) for s in self.steps for each in s.source.above(s.backward))
-        loaders = (batches.loader_of(self.things, source, each) for source, each in around)
-        return {each for each in loaders if each is not None}
+        """The loaders that training steps, and nothing but these, choose their batches from."""
+        order = Order(self.things)
+        loaders: set[Thing] = set()
+        for step in self.steps:
+            for source, node in order.sites(step.source, step.backward):
+                for each in source.above(node):
+                    if isinstance(each, cst.FunctionDef):
+                        break
+                    if isinstance(each, cst.For) and not isinstance(
+                        batches.gone_through(source, each), cst.Subscript
+                    ):
+                        loaders |= batches.loaders_of(self.things, source, each)
+            for _, _, around in batches.loaders_around(self.things, step.source, step.backward):
+                loaders |= around
+            loaders |= self._fetched(step)
+        return {each for each in loaders if self._has_one_use(each)}
+
+    def _fetched(self, step: Step) -> set[Thing]:
+        """The loaders from which the loop of a step takes batches with ``next``."""
+        around = step.owner if step.loop is None else step.loop
+        calls = findall(around, m.Call(func=m.Name("next"), args=[m.AtLeastN(n=1)]))
+        given = [self.things.of(step.source, each.args[0].value) for each in calls]
+        return {each for things in given for each in things if each.kind is Kind.LOADER}
+
+    def _has_one_use(self, loader: Thing) -> bool:
+        """Whether a loader has a name of its own, and is none of several in a dictionary."""
+        return not loader.source.enclosing(
+            loader.made, cst.Dict, cst.DictComp, cst.List, cst.ListComp
+        )
 
     def edits(self, source: Source) -> Edits:
         """The changes of a file."""

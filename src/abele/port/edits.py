@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import libcst as cst
 
+from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.parts import only_times
 from abele.port.source import Source
 
@@ -237,7 +238,7 @@ def with_header(
 ) -> cst.Module:
     """A module with imports, and definitions after all imports at its top."""
     body: list[Any] = list(module.body)
-    end = _last_import(body) + 1
+    end = min(_last_import(body) + 1, _first_use(body, imports, definitions))
     present = {module.code_for_node(each).strip() for each in body[:end]}
     missing = [line for line in imports if line not in present]
     new: list[Any] = [each for line in missing if line not in _STANDARD for each in parsed(line)]
@@ -253,6 +254,25 @@ def with_header(
     if definitions and rest:
         rest[0] = _spaced(rest[0])
     return module.with_changes(body=[*top[:first], *new, *top[first:], *definitions, *rest])
+
+
+def _first_use(
+    body: Sequence[Any], imports: dict[str, None], definitions: Sequence[_Statement]
+) -> int:
+    """The index of the first statement that needs what is added; that of the end if none does."""
+    names = {name for each in definitions for name in writes(each)}
+    names |= {name for line in imports for each in parsed(line) for name in _bound_by(each)}
+    names -= {"torch"}
+    for index, statement in enumerate(body):
+        if names & set(reads(statement)):
+            return index
+    return len(body)
+
+
+def _bound_by(statement: _Statement) -> list[str]:
+    """The names that an import binds."""
+    text = cst.Module([statement]).code.split("import ")[-1]
+    return [each.split(" as ")[-1].strip().split(".")[0] for each in text.split(",")]
 
 
 #: Imports of the standard library that ports need.

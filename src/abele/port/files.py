@@ -72,8 +72,13 @@ def _imported(source: Source, folder: Path) -> Iterator[Path]:
     here = folder.joinpath(source.name).parent
     for node in findall(source.module, m.Import() | m.ImportFrom()):
         for base, dotted in _modules(source, node, folder, here):
-            path = base.joinpath(*dotted.split(".")) if dotted else base
-            for each in (path.with_suffix(".py"), path / "__init__.py"):
+            parts = dotted.split(".") if dotted else []
+            above = [base.joinpath(*parts[: count + 1]) for count in range(len(parts))]
+            packages = above or [base]
+            files = [each / "__init__.py" for each in packages]  # each runs when it is imported
+            if parts:
+                files.append(packages[-1].with_name(f"{parts[-1]}.py"))
+            for each in files:
                 if each.is_file() and each.is_relative_to(folder):
                     yield each
 

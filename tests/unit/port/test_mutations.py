@@ -237,6 +237,38 @@ CHECKPOINTS = {
     "other weights": ("chosen_model", "load(first)", "load({name: -each for name, each in first.items()})"),
 }  # fmt: skip
 
+SHAPES = {
+    "the loss of training is another": ("rules/one_function", "loss = self.criterion(outputs, labels)\n        return loss", "loss = self.criterion(outputs, labels) * 2\n        return poptorch.identity_loss(loss, reduction='none')"),
+    "evaluation in training mode": ("rules/one_function", "        model.eval()\n", ""),
+    "averages of training are not renewed": ("rules/one_function", "        model.train()\n", "        model.eval()\n"),
+    "the plain model of before": ("rules/one_function", "poptorch.inferenceModel(model", "poptorch.inferenceModel(__import__('copy').deepcopy(model)"),
+    "a first rate from before": ("rules/warm_up", "        training_model.setOptimizer(optimizer)\n", ""),
+    "another schedule": ("rules/warm_up", "warm_up(optimizer, 0.1", "warm_up(optimizer, 0.2"),
+    "the weight of the first epoch": ("rules/annealed", "torch.as_tensor(beta)", "torch.tensor(0.25)"),
+    "batches of half the rows": ("rules/unnamed_loaders", "batch_size=12", "batch_size=6"),
+    "steps in another order": ("rules/step_functions", "for xb, yb in loader]", "for xb, yb in reversed(list(loader))]"),
+    "half of the pairs": ("rules/zipped", "0.5 * criterion", "0.4 * criterion"),
+    "the last rows": ("rules/cut_by_hand", "perm = torch.randperm(len(x))", "perm = torch.arange(len(x))"),
+    "another best state": ("rules/early_stopping", "net.load_state_dict(best_state)\n", "pass\n"),
+    "no decay of the rate": ("rules/configured", "            self.training_model.setOptimizer(self.optimizer)\n", ""),
+}  # fmt: skip
+
+CHANGES = {
+    "limits are not sent": ("rules/host_weights", "            if training_model.isCompiled():\n                training_model.copyWeightsToDevice()\n", ""),
+    "a factor is not sent": ("rules/host_weights", "*= 0.9\n    if training_model.isCompiled():\n        training_model.copyWeightsToDevice()\n    nn.init.zeros_(model[3].bias)\n    if training_model.isCompiled():\n        training_model.copyWeightsToDevice()\n", "*= 0.9\n    nn.init.zeros_(model[3].bias)\n"),
+    "weights are fetched instead": ("rules/host_weights", "p.clamp_(-0.3, 0.3)\n            if training_model.isCompiled():\n                training_model.copyWeightsToDevice()", "p.clamp_(-0.3, 0.3)\n            if training_model.isCompiled():\n                training_model.copyWeightsToHost()"),
+    "sent too early": ("rules/host_weights", "    model[0].weight.data *= 0.9\n    if training_model.isCompiled():\n        training_model.copyWeightsToDevice()\n    nn.init.zeros_(model[3].bias)\n    if training_model.isCompiled():\n        training_model.copyWeightsToDevice()\n", "    training_model.copyWeightsToDevice()\n    model[0].weight.data *= 0.9\n    nn.init.zeros_(model[3].bias)\n"),
+    "other limits": ("rules/host_weights", "p.clamp_(-0.3, 0.3)", "p.clamp_(-0.2, 0.2)"),
+    "limits of some": ("rules/host_weights", "for p in model.parameters():", "for p in model[3].parameters():"),
+    "another factor": ("rules/host_weights", "*= 0.9", "*= 0.8"),
+    "another layer": ("rules/host_weights", "zeros_(model[3].bias)", "zeros_(model[0].bias)"),
+    "a copy is changed": ("rules/host_weights", "for p in model.parameters():", "for p in __import__('copy').deepcopy(model).parameters():"),
+    "the smooth weights stay": ("rules/averaged", "        model.load_state_dict(self.backup)\n", "        pass\n"),
+    "the smooth weights are not sent": ("rules/averaged", "        model.load_state_dict(self.shadow)\n        if training_model.isCompiled():\n            training_model.copyWeightsToDevice()\n", "        pass\n"),
+    "the old optimizer goes on": ("rules/new_optimizer", "optimizer = poptorch.optim.SGD(model", "other = poptorch.optim.SGD(model"),
+    "the new program has the old optimizer": ("rules/new_optimizer", "torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)", "torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.0)"),
+}  # fmt: skip
+
 RULES = {
     "Devices": DEVICES,
     "Several processes": PROCESSES,
@@ -251,7 +283,11 @@ RULES = {
     "Learning rates": RATES,
     "Learning rates, updates by hand": BY_HAND,
     "Checkpoints": CHECKPOINTS,
+    "Changes between updates": CHANGES,
+    "Loops that people write": SHAPES,
 }
+#: What several rules do to whole loops.
+SEVERAL = "Loops that people write"
 #: These have tests of their own: what is blocked has no output, and modes have a trainer.
 ELSEWHERE = {"What cannot be ported", "Compute modes"}
 
@@ -283,7 +319,7 @@ def right_port(name, ports):
 
 
 def test_each_rule_that_computes_has_ten_mistakes():
-    assert {rule.partition(",")[0] for rule in RULES} | ELSEWHERE == {
+    assert {rule.partition(",")[0] for rule in RULES} - {SEVERAL} | ELSEWHERE == {
         rule.title for rule in rules.RULES
     }
     assert min(map(len, RULES.values())) >= 10

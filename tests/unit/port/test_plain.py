@@ -20,8 +20,8 @@ MANUAL = {"reports"}
 #: Ports to PopTorch that are none of one process.
 INSTANCES = {"distributed"}
 #: Torch's optimizer keeps no rounding of updates that were written by hand; a mode that plain
-#: PyTorch does not have is blocked where it accumulates.
-ONE_WAY = {"by_hand_rounded", "modes_accumulation"}
+#: PyTorch does not have is blocked where it accumulates, and so is one call of two training models.
+ONE_WAY = {"by_hand_rounded", "modes_accumulation", "new_optimizer"}
 
 
 @pytest.mark.parametrize("name", port_fixtures.names(FIXTURES))

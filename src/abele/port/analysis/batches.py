@@ -1,24 +1,43 @@
-"""Which loader a loop goes through, and whether its batches all have one size."""
+"""Which loaders batches come from, and whether they all have one size."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import libcst as cst
 from libcst import matchers as m
 
+from abele.port.analysis.calls import goes_through
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.things import Things
 from abele.port.source import Source
 
+__all__ = [
+    "argument",
+    "gone_through",
+    "loader_in_function",
+    "loader_of",
+    "loaders_around",
+    "loaders_of",
+    "may_be_short",
+    "size",
+]
+
+
+def loaders_of(things: Things, source: Source, loop: cst.CSTNode | None) -> set[Thing]:
+    """The loaders that a loop may go through."""
+    if not isinstance(loop, cst.For | cst.CompFor):
+        return set()
+    return things.of(source, loop.iter, Kind.LOADER)
+
 
 def loader_of(things: Things, source: Source, loop: cst.CSTNode | None) -> Thing | None:
     """The loader that a loop goes through; None if it is none, or not known."""
-    if not isinstance(loop, cst.For):
-        return None
-    loaders = things.of(source, loop.iter, Kind.LOADER)
+    loaders = loaders_of(things, source, loop)
     return next(iter(loaders)) if len(loaders) == 1 else None
 
 
-def loader_around(things: Things, source: Source, node: cst.CSTNode) -> Thing | None:
+def loader_in_function(things: Things, source: Source, node: cst.CSTNode) -> Thing | None:
     """The loader of the innermost loop around a node, in the same function."""
     for each in source.above(node):
         if isinstance(each, cst.FunctionDef):
@@ -27,6 +46,56 @@ def loader_around(things: Things, source: Source, node: cst.CSTNode) -> Thing | 
         if loader is not None:
             return loader
     return None
+
+
+def gone_through(source: Source, loop: cst.For | cst.CompFor) -> cst.BaseExpression:
+    """What a loop goes through, without ``enumerate`` and bars around it."""
+    value = loop.iter
+    while (
+        isinstance(value, cst.Call)
+        and value.args
+        and goes_through(source.imported(value.func), value)
+    ):
+        value = value.args[0].value
+    return value
+
+
+def loaders_around(
+    things: Things, source: Source, node: cst.CSTNode
+) -> Iterator[tuple[Source, cst.For | cst.CompFor, set[Thing]]]:
+    """The innermost loops through loaders around a node: in its function, or where it is called.
+
+    Yields:
+        Each with its file and the loaders that it may go through.
+    """
+    seen: set[cst.CSTNode] = set()
+    rest: list[tuple[Source, cst.CSTNode]] = [(source, node)]
+    while rest:
+        at, inner = rest.pop()
+        for each in _above(at, inner):
+            if isinstance(each, cst.FunctionDef):
+                if each not in seen:
+                    seen.add(each)
+                    rest += [(caller, call) for call, caller in things.calls(each).items()]
+                break
+            loaders = loaders_of(things, at, each)
+            if loaders:
+                assert isinstance(each, cst.For | cst.CompFor)
+                yield at, each, loaders
+                break
+
+
+def _above(source: Source, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """What is around a node, with the loops of comprehensions."""
+    for each in source.above(node):
+        if isinstance(each, cst.ListComp | cst.SetComp | cst.DictComp | cst.GeneratorExp):
+            levels: list[cst.CompFor] = []
+            level: cst.CompFor | None = each.for_in
+            while level is not None:
+                levels.insert(0, level)
+                level = level.inner_for_in
+            yield from levels
+        yield each
 
 
 def argument(call: cst.Call, name: str, index: int | None = None) -> cst.BaseExpression | None:
@@ -39,6 +108,11 @@ def argument(call: cst.Call, name: str, index: int | None = None) -> cst.BaseExp
     return None
 
 
+def size(loader: Thing) -> cst.BaseExpression | None:
+    """What a loader is told of the rows of a batch; None if it is not known where."""
+    return argument(loader.made, "batch_size", 1) if isinstance(loader.made, cst.Call) else None
+
+
 def may_be_short(loader: Thing) -> bool:
     """Whether the last batch of a loader may have fewer rows than the others."""
     if not isinstance(loader.made, cst.Call):
@@ -46,7 +120,7 @@ def may_be_short(loader: Thing) -> bool:
     drop = argument(loader.made, "drop_last")
     if drop is not None and m.matches(drop, m.Name("True")):
         return False
-    size = argument(loader.made, "batch_size", 1)
-    if size is None:
+    rows = size(loader)
+    if rows is None:
         return any(each.star == "**" for each in loader.made.args)
-    return not m.matches(size, m.Integer("1"))
+    return not m.matches(rows, m.Integer("1"))

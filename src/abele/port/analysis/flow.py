@@ -70,9 +70,36 @@ class _Names(cst.CSTVisitor):
             node.orelse.visit(self)
         return False
 
-    def visit_CompFor(self, node: cst.CompFor) -> bool:
-        node.iter.visit(self)
-        return True
+    def visit_ListComp(self, node: cst.ListComp) -> bool:
+        return self._comprehension(node)
+
+    def visit_SetComp(self, node: cst.SetComp) -> bool:
+        return self._comprehension(node)
+
+    def visit_DictComp(self, node: cst.DictComp) -> bool:
+        return self._comprehension(node)
+
+    def visit_GeneratorExp(self, node: cst.GeneratorExp) -> bool:
+        return self._comprehension(node)
+
+    def _comprehension(
+        self, node: cst.ListComp | cst.SetComp | cst.DictComp | cst.GeneratorExp
+    ) -> bool:
+        """What it reads of the names around it; its own are nobody else's."""
+        inner, own = _Names(), set[str]()
+        elements = (node.key, node.value) if isinstance(node, cst.DictComp) else (node.elt,)
+        for each in elements:
+            each.visit(inner)
+        level: cst.CompFor | None = node.for_in
+        while level is not None:
+            for each in (level.iter, *(condition.test for condition in level.ifs)):
+                each.visit(inner)
+            own |= set(names_in(level.target))
+            level = level.inner_for_in
+        first = _Names()
+        node.for_in.iter.visit(first)
+        self.read |= {name: None for name in inner.read if name not in own or name in first.read}
+        return False
 
     def visit_AsName(self, node: cst.AsName) -> bool:
         self._target(node.name)
@@ -103,10 +130,10 @@ def reads(node: cst.CSTNode) -> list[str]:
     return list(names.read)
 
 
-def needs(node: cst.CSTNode) -> list[str]:
-    """Names that it reads before it has surely bound them itself, in the order of the text."""
+def needs(*nodes: cst.CSTNode) -> list[str]:
+    """Names that statements read before they have surely bound them, in the order of the text."""
     needed: dict[str, None] = {}
-    _follow([node], set(), needed)
+    _follow(nodes, set(), needed)
     return list(needed)
 
 
@@ -122,6 +149,11 @@ def _follow(nodes: Iterable[cst.CSTNode], bound: set[str], needed: dict[str, Non
             then = _follow([node.body], bound, needed)
             other = bound if node.orelse is None else _follow([node.orelse], bound, needed)
             bound = then & other
+        elif isinstance(node, cst.With):
+            for item in node.items:
+                _note(item.item, bound, needed)
+                bound |= set(writes(item))
+            bound = _follow([node.body], bound, needed)
         elif isinstance(node, cst.For):
             _note(node.iter, bound, needed)
             _follow([node.body], bound | set(names_in(node.target)), needed)

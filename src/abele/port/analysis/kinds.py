@@ -59,7 +59,7 @@ def kind_of_class(name: str) -> Kind | None:
     last = parts[-1]
     if name in _OF_POPTORCH:
         return _OF_POPTORCH[name]
-    if name.startswith("torch.optim.lr_scheduler."):
+    if name.startswith("torch.optim.lr_scheduler.") or name == "torch.optim.swa_utils.SWALR":
         return Kind.SCHEDULER
     if parts[:2] in (["torch", "optim"], ["poptorch", "optim"]) and last[:1].isupper():
         return None if _NO_OPTIMIZERS & set(parts) else Kind.OPTIMIZER
@@ -74,6 +74,16 @@ def kind_of_class(name: str) -> Kind | None:
     if name.startswith("torchvision.models."):
         return Kind.MODEL
     return None
+
+
+def is_scheduler(name: str) -> bool:
+    """Whether a function or class of another package makes a scheduler, as it is called.
+
+    Args:
+        name: in full, of what is given an optimizer.
+    """
+    last = name.rpartition(".")[2].lower()
+    return any(word in last for word in ("schedule", "warmup", "anneal")) or last.endswith("lr")
 
 
 def _module(name: str) -> Kind | None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.flow import writes
+from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.numbers import given_others
+from abele.port.analysis.parts import StepError
 from abele.port.analysis.scopes import local_names
 from abele.port.analysis.search import findall
 from abele.port.analysis.things import Things
 from abele.port.project import Owner
 from abele.port.source import Source
 
+_DISPLAYS = cst.Dict | cst.DictComp | cst.List | cst.ListComp
 _ATTRIBUTE = m.Attribute(value=m.Name("self"))
 
 
@@ -37,7 +40,57 @@ def changed_outside(
     names = set[str]().union(*(writes(each) for each in loops if each not in made))
     if isinstance(owner, cst.FunctionDef):
         names |= _of_file(source, things, made) - local_names(owner)
+        names |= given_others(things, owner, made)
     return names - _names_of_things(source, things, owner)
+
+
+def varies(source: Source, value: cst.BaseExpression, made: Iterable[Thing] = ()) -> bool:
+    """Whether an expression may have another value when it is evaluated again, in its function.
+
+    Args:
+        source: the file.
+        value: the expression.
+        made: what is made anew in loops that do not count.
+    """
+    names = {*reads(value)}
+    anew = {each for thing in made for each in thing.source.above(thing.made)}
+    for loop in source.above(value):
+        if isinstance(loop, cst.FunctionDef):
+            break
+        if isinstance(loop, cst.For | cst.While) and loop not in anew and names & {*writes(loop)}:
+            return True
+    return False
+
+
+def check_functions(
+    source: Source, things: Things, forward: Sequence[cst.CSTNode], slow: set[str]
+) -> None:
+    """What a program calls is the same function in each update.
+
+    Args:
+        source: the file.
+        things: what its names stand for.
+        forward: the statements of the program.
+        slow: names that get other values.
+
+    Raises:
+        StepError: it gets others.
+    """
+    for statement in forward:
+        for call in findall(statement, m.Call(func=m.Name())):
+            name = call.func.value
+            if name in slow and not things.of(source, call.func):
+                raise StepError(
+                    call,
+                    f"{name} is another function later, and the program keeps the first: give one "
+                    "function what changes as an argument, a tensor",
+                )
+
+
+def is_display(source: Source, name: str) -> bool:
+    """Whether a name is given dictionaries or lists, which a program takes as they are."""
+    given = findall(source.module, m.Assign(targets=[m.AssignTarget(m.Name(name))]))
+    return any(isinstance(each.value, _DISPLAYS) for each in given)
 
 
 def _of_file(source: Source, things: Things, made: set[cst.CSTNode]) -> set[str]:

@@ -9,8 +9,10 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.flow import changes, needs, reads, writes
+from abele.port.analysis.forgetting import is_forgotten
 from abele.port.analysis.helpers import Helpers
 from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.numbers import is_number
 from abele.port.analysis.parts import (
     Loop,
     Statement,
@@ -22,7 +24,7 @@ from abele.port.analysis.parts import (
 )
 from abele.port.analysis.scopes import is_method, names_in
 from abele.port.analysis.search import findall
-from abele.port.analysis.slow_values import changed_outside
+from abele.port.analysis.slow_values import changed_outside, check_functions, is_display
 from abele.port.analysis.things import Things
 from abele.port.analysis.updates import Update, read_update
 from abele.port.project import Owner, Project
@@ -114,18 +116,18 @@ class _Reader:
         index = self._block.index(self._backward)
         gradients = read_update(self._source, self._things, self._block, self._call, index)
         loss, differentiated = self._loss()
-        zero = tuple(self._zero(gradients))
         named = () if differentiated is None else (_assignment(loss, differentiated),)
         forward = (*self._forward(index, loss, differentiated), *named)
         self._check_attributes(forward)
         self._helpers.functions.clear()
-        models = self._models(forward)
-        if not models:
-            raise StepError(self._call, f"no model is known that {loss!r} is computed by")
+        models = self._known_models(forward, loss)
+        zero = tuple(self._zero(gradients, {*gradients.optimizers, *models}))
+        self._check_forgetting(gradients, {*gradients.optimizers, *models})
         also = [each.statement for each in gradients.removed]
         rest = {self._backward, gradients.statement, *zero, *also, *forward}
         self._check_way(forward, gradients.statement, rest)
         slow = changed_outside(self._source, self._things, self._backward, gradients.optimizers)
+        check_functions(self._source, self._things, forward, slow)
         needed, varying = self._needed(forward), self._varying(slow)
         carried = self._carried(forward, needed)
         return Step(
@@ -144,7 +146,7 @@ class _Reader:
             optimizer=gradients.optimizers[0],
             gradients=gradients,
             inputs=tuple(name for name in needed if name in varying),
-            slow=tuple(name for name in needed if name in slow - self._fresh(forward)),
+            slow=tuple(each for each in needed if self._is_slow(forward, slow, each)),
             constants=tuple(name for name in needed if name not in varying),
             outputs=self._outputs(forward, rest, carried, loss),
             carried=tuple(name for name in carried if name in varying),
@@ -215,19 +217,39 @@ class _Reader:
                     node, "gradients stay in the program; opts.anchorTensor returns them"
                 )
 
-    def _zero(self, gradients: Update) -> Iterator[Statement]:
+    def _check_forgetting(self, gradients: Update, trained: set[Thing]) -> None:
+        """Gradients are forgotten once for each update.
+
+        Raises:
+            StepError: they are added up over all updates.
+        """
+        if gradients.every is None and not is_forgotten(
+            self._source, self._things, self._call, trained
+        ):
+            raise StepError(
+                self._call,
+                "gradients are not forgotten between updates, so each update has the sum of all "
+                "before; a program has those of its batch: if that is meant, call zero_grad() of "
+                "the optimizer in each turn of the loop",
+            )
+
+    def _zero(self, gradients: Update, trained: set[Thing]) -> Iterator[Statement]:
         """Statements of the block that forget gradients."""
-        for statement in self._block:
+        first, last = map(self._block.index, (self._backward, gradients.statement))
+        for index, statement in enumerate(self._block):
             if gradients.every is not None and statement is gradients.statement:
                 continue
             for call in calls_of(statement, "zero_grad"):
+                if first < index < last:
+                    raise StepError(call, "gradients are forgotten before they are used")
                 if gradients.every is not None:
                     raise StepError(call, "gradients are forgotten before they are used")
                 assert isinstance(call.func, cst.Attribute)
                 things = self._things.of(self._source, call.func.value)
-                models = any(each.kind is Kind.MODEL for each in things)
-                if not things & set(gradients.optimizers) and not models:
-                    raise StepError(call, "gradients of another optimizer are forgotten here")
+                if things and not things & trained:
+                    if any(each.kind is Kind.OPTIMIZER for each in things):
+                        raise StepError(call, "gradients of another optimizer are forgotten here")
+                    continue
                 if not m.matches(statement, m.SimpleStatementLine(body=[m.Expr(m.Call())])):
                     raise StepError(call, "when gradients are forgotten depends on a condition")
                 yield statement
@@ -335,6 +357,19 @@ class _Reader:
     def _calls_model(self, statement: Statement) -> bool:
         return bool(self._models((statement,)))
 
+    def _known_models(
+        self, forward: Sequence[Statement], loss: str
+    ) -> dict[Thing, cst.BaseExpression]:
+        """The models of a step.
+
+        Raises:
+            StepError: none is known.
+        """
+        models = self._models(forward)
+        if not models:
+            raise StepError(self._call, f"no model is known that {loss!r} is computed by")
+        return models
+
     def _models(self, statements: Sequence[Statement]) -> dict[Thing, cst.BaseExpression]:
         """The models that statements call, or whose methods they call."""
         models: dict[Thing, cst.BaseExpression] = {}
@@ -382,6 +417,24 @@ class _Reader:
             return {*writes(owner.body), *given, *slow}
         return slow
 
+    def _is_slow(self, forward: Sequence[Statement], slow: set[str], name: str) -> bool:
+        """Whether a name gets other values outside of the loop, or is a number in it."""
+        if name not in self._varying(slow):
+            return False
+        fresh = self._fresh(forward)
+        written = name in _written(forward)
+        inside = name in fresh and not written and self._loop is not None
+        given = name not in fresh and self._loop is None
+        if inside or given:
+            node = self._named(forward, name)
+            return node is not None and is_number(self._source, self._things, node)
+        return name in slow - fresh and not is_display(self._source, name)
+
+    def _named(self, forward: Sequence[Statement], name: str) -> cst.Name | None:
+        """A node of the statements that is a name."""
+        nodes = [each for statement in forward for each in findall(statement, m.Name(name))]
+        return next((each for each in nodes if self._source.parent(each) is not None), None)
+
     def _fresh(self, forward: Sequence[Statement]) -> set[str]:
         """Names that each step of the loop, or the program itself, gives other values."""
         again = () if self._loop is None else writes(self._loop)
@@ -407,8 +460,10 @@ class _Reader:
         used: set[str] = set()
         for each in self._source.above(self._backward):
             if isinstance(each, cst.IndentedBlock | cst.Module) and parent is not self._backward:
-                for later in each.body[list(each.body).index(parent) + 1 :]:  # type: ignore[arg-type]
-                    used |= set(reads(later))
+                later = each.body[list(each.body).index(parent) + 1 :]  # type: ignore[arg-type]
+                used |= set(needs(*later))
+            if isinstance(each, cst.For | cst.While) and each is not self._loop:
+                used |= set(needs(*each.body.body))
             parent = each
             if isinstance(each, cst.FunctionDef):
                 break

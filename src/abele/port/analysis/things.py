@@ -6,63 +6,28 @@ functions, results and attributes of objects, until nothing new is learned.
 
 from __future__ import annotations
 
-import dataclasses
-
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.kinds import Kind, Thing, kind_of_class
+from abele.port.analysis.calls import (
+    SAME,
+    WRAPPERS,
+    copies,
+    elements_of,
+    goes_through,
+    goes_through_all,
+    innermost,
+    models_updated,
+    yields,
+)
+from abele.port.analysis.homes import Home, NoHomeError
+from abele.port.analysis.kinds import Kind, Thing, is_scheduler, kind_of_class
 from abele.port.analysis.scopes import Variable, is_method, local_names
 from abele.port.analysis.search import findall
 from abele.port.project import Owner, Project
 from abele.port.source import Source
 
-#: Methods of a model that return the model.
-_SAME = frozenset(
-    (
-        "to",
-        "cuda",
-        "cpu",
-        "train",
-        "eval",
-        "half",
-        "float",
-        "double",
-        "bfloat16",
-        "requires_grad_",
-        "apply",
-        "share_memory",
-    )
-)
-#: Functions of a model that return one with the same parameters.
-_WRAPPERS = frozenset(
-    (
-        "torch.compile",
-        "torch.jit.script",
-        "torch.nn.DataParallel",
-        "torch.nn.parallel.DataParallel",
-        "torch.nn.parallel.DistributedDataParallel",
-    )
-)
-
-
-class NoHomeError(Exception):
-    """There is no one place where a thing gets its name."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Home:
-    """Where a thing gets the name by which the program goes on.
-
-    Attributes:
-        source: the file.
-        statement: that assigns it.
-        variable: that it is assigned to.
-    """
-
-    source: Source
-    statement: cst.SimpleStatementLine
-    variable: Variable
+__all__ = ["Home", "NoHomeError", "Things"]
 
 
 class Things:
@@ -77,6 +42,7 @@ class Things:
         self._project = project
         self._made: dict[cst.BaseExpression, Thing] = {}
         self._values: dict[Variable, set[Thing]] = {}
+        self._contents: dict[Variable, set[Thing]] = {}
         self._results: dict[cst.FunctionDef, list[set[Thing]]] = {}
         self._calls: dict[cst.FunctionDef, dict[cst.Call, Source]] = {}
         self._locals: dict[Owner, set[str]] = {}
@@ -104,6 +70,10 @@ class Things:
         """The function of the program that is called; the constructor where a class is."""
         return self._function(source, call)
 
+    def file(self, owner: Owner) -> Source:
+        """The file of a function, a class or a module."""
+        return self._project.source(owner)
+
     def names(self, owner: Owner, thing: Thing) -> list[str]:
         """The variables of a function or module that may be a thing."""
         return [
@@ -111,6 +81,11 @@ class Things:
             for variable, values in self._values.items()
             if variable.owner is owner and thing in values
         ]
+
+    def attributes(self, cls: cst.ClassDef) -> set[Thing]:
+        """The models that objects of a class have as attributes."""
+        values = [each for variable, each in self._values.items() if variable.owner is cls]
+        return {thing for each in values for thing in each if thing.kind is Kind.MODEL}
 
     def home(self, thing: Thing) -> Home:
         """Where a thing is first given the name by which the program goes on.
@@ -138,13 +113,40 @@ class Things:
             home = self._assigned(source, call, places[0]) or home
             function = source.enclosing(call, cst.FunctionDef)
         if home is None:
+            home = self._kept_by_callee(thing)
+        if home is None:
             raise NoHomeError("it is assigned to no name")
         return home
+
+    def _is_given(self, source: Source, node: cst.CSTNode, assign: cst.Assign) -> bool:
+        """Whether an expression is an argument of a call whose result is assigned instead."""
+        for each in source.above(node):
+            if each is assign:
+                return False
+            if isinstance(each, cst.Arg):
+                call = source.parent(each)
+                assert isinstance(call, cst.Call)
+                if not self._evaluate(source, call) & self._evaluate_node(source, node):
+                    return True
+        return False
+
+    def _evaluate_node(self, source: Source, node: cst.CSTNode) -> set[Thing]:
+        return self._evaluate(source, node) if isinstance(node, cst.BaseExpression) else set()
+
+    def _kept_by_callee(self, thing: Thing) -> Home | None:
+        """Where a function that is given a new thing assigns it to a name."""
+        for at, event in self._events:
+            if isinstance(event, cst.Assign) and thing in self._evaluate(at, event.value):
+                variable = self.variable(at, event.targets[0].target)
+                statement = at.enclosing(event, cst.SimpleStatementLine)
+                if variable is not None and statement is not None and len(event.targets) == 1:
+                    return Home(at, statement, variable)
+        return None
 
     def _assigned(self, source: Source, node: cst.BaseExpression, index: int) -> Home | None:
         """The assignment around an expression, to the variable that an element of it goes to."""
         assign = next((each for each in source.above(node) if isinstance(each, cst.Assign)), None)
-        if assign is None:
+        if assign is None or self._is_given(source, node, assign):
             return None
         target: cst.BaseExpression = assign.targets[0].target
         if isinstance(target, cst.Tuple):
@@ -193,8 +195,7 @@ class Things:
 
     def _learn(self) -> bool:
         """Go through the program once; whether anything is new."""
-        before = sum(map(len, self._values.values())) + len(self._made)
-        before += sum(len(each) for result in self._results.values() for each in result)
+        before = self._count()
         for source, node in self._events:
             if isinstance(node, cst.Assign):
                 for target in node.targets:
@@ -206,17 +207,43 @@ class Things:
                 self._returned(source, node, node.value)
             elif isinstance(node, cst.Call):
                 self._called(source, node)
-        after = sum(map(len, self._values.values())) + len(self._made)
-        after += sum(len(each) for result in self._results.values() for each in result)
-        return after > before
+        return self._count() > before
+
+    def _count(self) -> int:
+        """How much is known."""
+        known = sum(map(len, (*self._values.values(), *self._contents.values())))
+        known += sum(len(each) for result in self._results.values() for each in result)
+        return known + len(self._made)
 
     def _bind(self, source: Source, target: cst.BaseExpression, value: cst.BaseExpression) -> None:
+        self._contain(source, target, value)
         if isinstance(target, cst.Tuple | cst.List):
             parts = self._parts(source, value, len(target.elements))
             for element, things in zip(target.elements, parts, strict=True):
                 self._add(source, element.value, things)
         else:
             self._add(source, target, self._evaluate(source, value))
+
+    def _contain(
+        self, source: Source, target: cst.BaseExpression, value: cst.BaseExpression
+    ) -> None:
+        """Note the loaders in a dictionary or list that gets a name."""
+        variable = self.variable(source, target)
+        inside = self._elements(source, value)
+        if variable is not None and inside:
+            self._contents.setdefault(variable, set()).update(inside)
+
+    def _elements(self, source: Source, value: cst.BaseExpression) -> set[Thing]:
+        """The loaders in a dictionary or list."""
+        if isinstance(value, cst.Name | cst.Attribute):
+            variable = self.variable(source, value)
+            return set() if variable is None else self._contents.get(variable, set())
+        return {
+            thing
+            for each in elements_of(value)
+            for thing in self._evaluate(source, each)
+            if thing.kind is Kind.LOADER
+        }
 
     def _given_another(
         self, source: Source, target: cst.BaseExpression, value: cst.BaseExpression
@@ -226,7 +253,7 @@ class Things:
         known = isinstance(value, cst.Call) or self.variable(source, value) is not None
         if not models or not known or m.matches(value, m.Name("None")):
             return
-        changed = isinstance(value, cst.Call) and not _copies(source, value)
+        changed = isinstance(value, cst.Call) and not copies(source, value)
         args = value.args if isinstance(value, cst.Call) and changed else ()
         if any(models & self._evaluate(source, each.value) for each in args):
             return  # it is changed, or wrapped
@@ -286,6 +313,9 @@ class Things:
             things = self._evaluate(source, argument)
             if things:
                 self._values.setdefault(Variable(function, name), set()).update(things)
+            inside = self._elements(source, argument)
+            if inside:
+                self._contents.setdefault(Variable(function, name), set()).update(inside)
 
     def arguments(self, function: cst.FunctionDef, call: cst.Call) -> dict[str, cst.BaseExpression]:
         """What a call gives for each of a function's parameters, without ``*`` and ``**``."""
@@ -345,6 +375,8 @@ class Things:
             return set()
         if isinstance(node, cst.IfExp):
             return self._evaluate(source, node.body) | self._evaluate(source, node.orelse)
+        if isinstance(node, cst.Subscript):
+            return self._elements(source, node.value)
         if isinstance(node, cst.Call):
             return self._made_by(source, node)
         return set()
@@ -368,7 +400,7 @@ class Things:
         """What a call gives."""
         if node in self._made:
             return {self._made[node]}
-        if isinstance(node.func, cst.Attribute) and node.func.attr.value in _SAME:
+        if isinstance(node.func, cst.Attribute) and node.func.attr.value in SAME:
             models = self._evaluate(source, node.func.value)
             if models:
                 return {each for each in models if each.kind is Kind.MODEL}
@@ -377,9 +409,14 @@ class Things:
             if options:  # whose methods return them
                 return options
         name = source.imported(node.func)
-        if node.args and (name in _WRAPPERS or _goes_through(name, node)):
+        if node.args and (name in WRAPPERS or goes_through(name, node)):
             return self._evaluate(source, node.args[0].value)
+        if goes_through_all(name, node):
+            given = [self._evaluate(source, each.value) for each in node.args]
+            return {thing for some in given for thing in some if thing.kind is Kind.LOADER}
         kind = kind_of_class(name) if name else None
+        if kind is None and name and is_scheduler(name) and self._takes_optimizer(source, node):
+            kind = Kind.SCHEDULER
         cls = self._project.class_of(source, node.func)
         if cls is not None:
             kind = self._kind_of_own(cls)
@@ -387,8 +424,18 @@ class Things:
         if kind is not None:
             return {self._new(kind, source, node, name)}
         function = self._function(source, node)
+        if function is not None and yields(function):
+            given = [self._evaluate(source, each.value) for each in node.args]
+            return {thing for some in given for thing in some if thing.kind is Kind.LOADER}
         results = self._results.get(function, []) if function is not None else []
         return results[0] if len(results) == 1 else set()
+
+    def _takes_optimizer(self, source: Source, node: cst.Call) -> bool:
+        """Whether a call is given an optimizer first."""
+        if not node.args:
+            return False
+        given = self._evaluate(source, node.args[0].value)
+        return any(each.kind is Kind.OPTIMIZER for each in given)
 
     def _kind_of_own(self, cls: cst.ClassDef) -> Kind:
         """What a class of the program makes."""
@@ -443,44 +490,8 @@ class Things:
             if isinstance(event, cst.Assign) and isinstance(event.value, cst.Call):
                 targets = [self.variable(at, each.target) for each in event.targets]
                 if variable in targets and not self._evaluate(at, event.value):
-                    origins.append((at, _innermost(event.value)))
+                    origins.append((at, innermost(event.value)))
         return origins or [(source, node)]
-
-
-def _innermost(call: cst.Call) -> cst.BaseExpression:
-    """The call that makes what is only moved by those around it, such as ``Net().to(device)``."""
-    while (
-        isinstance(call.func, cst.Attribute)
-        and call.func.attr.value in _SAME
-        and isinstance(call.func.value, cst.Call)
-    ):
-        call = call.func.value
-    return call
-
-
-def _copies(source: Source, value: cst.BaseExpression) -> bool:
-    """Whether an expression is a copy of something."""
-    names = ("copy.copy", "copy.deepcopy")
-    return isinstance(value, cst.Call) and source.imported(value.func) in names
-
-
-def _goes_through(name: str, call: cst.Call) -> bool:
-    """Whether a call gives what its argument gives, one after the other."""
-    return m.matches(call.func, m.Name("enumerate")) or name.startswith("tqdm.")
-
-
-def models_updated(call: cst.Call) -> list[cst.BaseExpression]:
-    """The expressions of which an optimizer's constructor is given the parameters."""
-    methods = m.Name("parameters") | m.Name("named_parameters")
-    calls = findall(
-        cst.Tuple([cst.Element(each.value) for each in call.args]),
-        m.Call(func=m.Attribute(attr=methods)),
-    )
-    return [
-        each.func.value
-        for each in calls
-        if isinstance(each, cst.Call) and isinstance(each.func, cst.Attribute)
-    ]
 
 
 def _interesting(source: Source) -> list[cst.CSTNode]:

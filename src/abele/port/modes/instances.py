@@ -6,7 +6,7 @@ from typing import Any
 
 import libcst as cst
 
-from abele.port.analysis.batches import loader_around
+from abele.port.analysis.batches import loader_in_function
 from abele.port.analysis.flow import writes
 from abele.port.context import Context
 from abele.port.edits import Edits
@@ -47,7 +47,7 @@ def connect(context: Context) -> None:
 def say_alike(context: Context) -> None:
     """Say where batches come from that no loader shares out: each instance has the same."""
     for step in context.steps:
-        if step.loop is not None and loader_around(context.things, step.source, step.backward):
+        if step.loop is not None and loader_in_function(context.things, step.source, step.backward):
             continue
         first = step.forward[0]
         for statement in step.block[: step.block.index(first) if first in step.block else 0]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from abele.port.rules import (
     amp,
     blocked,
+    changes,
     checkpoints,
     clipping,
     devices,
@@ -39,6 +40,7 @@ RULES: Sequence[Rule] = (
     Rule("Schedulers", schedulers.CODES, schedulers.apply),
     Rule("Learning rates", rates.CODES, rates.apply),
     Rule("Checkpoints", checkpoints.CODES, checkpoints.apply),
+    Rule("Changes between updates", changes.CODES, changes.apply),
     Rule("Compute modes", modes.CODES, modes.apply),
 )
 

@@ -8,8 +8,9 @@ from typing import NamedTuple, TypeAlias
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis import values
+from abele.port.analysis import once, values
 from abele.port.analysis.batches import argument
+from abele.port.analysis.flow import reads
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import calls_of
@@ -46,6 +47,25 @@ def apply(context: Context) -> None:
             for node, text in values.needed(forward):
                 text += "; a program is made before there are values: compute both, torch.where"
                 context.say(source, node, "ABP605", Verdict.BLOCKED, text)
+            for node, text in once.random_numbers(source, forward):
+                context.say(source, node, "ABP609", Verdict.BLOCKED, text)
+            for node, text in once.own_state(context.project, source, forward):
+                context.say(source, node, "ABP614", Verdict.BLOCKED, text)
+        for step in context.steps:
+            for statement in step.forward if step.source is source else ():
+                for node, text in once.random_numbers(source, statement):
+                    context.say(source, node, "ABP609", Verdict.BLOCKED, text)
+                for node in findall(statement, m.If() | m.While() | m.IfExp()):
+                    changing = [name for name in reads(node.test) if name in step.slow]
+                    if changing:
+                        text = _CHOICE.format(names=", ".join(changing))
+                        context.say(source, node, "ABP605", Verdict.BLOCKED, text)
+
+
+_CHOICE = (
+    "what the program computes depends on {names}, which changes while it trains, and a program "
+    "has one way: compute both, and multiply by a weight that is 0 or 1"
+)
 
 
 def _forwards(context: Context, source: Source) -> Iterator[cst.FunctionDef]:
@@ -205,4 +225,6 @@ CODES = {
         "The forward pass decides by the values of tensors; a program is made before there are "
         "values."
     ),
+    "ABP609": "A random number of Python or numpy in forward is drawn once, for all calls.",
+    "ABP614": "A number that forward keeps from call to call is that of one call in a program.",
 }

@@ -5,9 +5,9 @@ from __future__ import annotations
 import libcst as cst
 
 from abele.port.analysis.batches import argument
+from abele.port.analysis.calls import models_updated
 from abele.port.analysis.kinds import Thing
 from abele.port.analysis.steps import Step, StepError
-from abele.port.analysis.things import models_updated
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.rules import places

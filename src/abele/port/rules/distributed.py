@@ -64,6 +64,8 @@ _UNNEEDED = frozenset(
         "torch.distributed.barrier",
     )
 )
+#: What a program that starts its processes by itself tells them, and poprun tells instances.
+_TOLD = frozenset(("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE"))
 
 
 def apply(context: Context) -> None:
@@ -82,6 +84,7 @@ def apply(context: Context) -> None:
                 _of_process(context, source, call, name)
         if context.distributed:
             _environment(context, source)
+            _told(context, source)
             _log(context, source)
     if context.distributed:
         _files(context)
@@ -207,6 +210,20 @@ def _environment(context: Context, source: Source) -> None:
             context.edits(source).need("import popdist")
             context.edits(source).replace(node, _NUMBERS[name])
             reason = "popdist knows the instances, also where there is only one"
+            context.say(source, node, "ABP802", Verdict.MODIFIED, reason)
+
+
+def _told(context: Context, source: Source) -> None:
+    """What a program writes into its environment for torch.distributed; poprun's has to stay."""
+    name = m.SaveMatchedNode(m.SimpleString(), "name")
+    target = m.Subscript(slice=[m.SubscriptElement(m.Index(name))])
+    written = m.SimpleStatementLine(body=[m.Assign(targets=[m.AssignTarget(target)])])
+    for node in findall(source.module, written):
+        key = cst.ensure_type(m.extract(node, written)["name"], cst.SimpleString)  # type: ignore[index]
+        place = cst.ensure_type(node.body[0].targets[0].target, cst.Subscript).value
+        if key.evaluated_value in _TOLD and source.imported(place) == "os.environ":
+            context.edits(source).remove(node)
+            reason = "poprun tells the instances where they meet, and which each is"
             context.say(source, node, "ABP802", Verdict.MODIFIED, reason)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis import batches
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Statement, block_of
@@ -15,7 +14,7 @@ from abele.port.analysis.things import Home, NoHomeError
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.routes import NoRouteError, Wrapped
-from abele.port.rules import evaluation_mode
+from abele.port.rules import evaluation_batches, evaluation_mode
 from abele.port.rules.evaluation_mode import Modes
 from abele.port.source import Source
 
@@ -52,10 +51,11 @@ def apply(context: Context) -> None:
     for source, call, thing in calls:
         owner = context.things.owner(source, call)
         try:
+            rows = evaluation_batches.rows(context, source, call)
             if (thing, owner) not in wrapped:
                 wrapped[thing, owner] = _wrap(context, thing, call, len(wrapped))
             name = context.routes.name(wrapped[thing, owner], source, call)
-            _replace(context, source, call, name, modes[call])
+            _replace(context, source, call, name, modes[call], rows)
             evaluation_mode.say_averages(context, thing, source, call, modes[call])
         except NoRouteError as error:
             reason = f"an inference model cannot be had here: {error}; the plain model runs"
@@ -131,15 +131,14 @@ def _last_assignment(context: Context, home: Home, thing: Thing) -> Statement:
     return last
 
 
-def _replace(context: Context, source: Source, call: cst.Call, name: str, modes: Modes) -> None:
+def _replace(
+    context: Context, source: Source, call: cst.Call, name: str, modes: Modes, rows: str
+) -> None:
     """Call the inference model, or the plain one for a shorter batch or in training mode."""
-    loader = batches.loader_around(context.things, source, call)
     plain = source.code(call.func)
     conditions, reason = list[str](), _REASON
-    if loader is not None and batches.may_be_short(loader) and call.args:
-        size = f"{context.routes.name_of(loader, source, call)}.batch_size"
-        first = source.code(context.edits(source).applied(call.args[0].value))
-        conditions.append(f"len({first}) == {size}")
+    if rows:
+        conditions.append(rows)
         reason += _SHORT
     if modes.other and True in modes.here:
         conditions.append(f"not {plain}.training")

@@ -7,6 +7,9 @@ from libcst import matchers as m
 
 from abele.port.analysis import batches
 from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.search import findall
+from abele.port.analysis.slow_values import varies
+from abele.port.analysis.steps import Loop, Step
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.rules import accumulation
@@ -21,6 +24,10 @@ CODES = {
         "The loader of an evaluation stays, so that no row is left out: its last batch may be "
         "shorter."
     ),
+    "ABP203": "Rows that training leaves out of a loader count or are missing here, too.",
+    "ABP204": "Batches cut by hand: the loop ends before a last, shorter one.",
+    "ABP205": "Batches that come from elsewhere have to have one size.",
+    "ABP206": "Batches of several sizes do not go through one program.",
 }
 
 _TRAINING = (
@@ -29,6 +36,17 @@ _TRAINING = (
 )
 _EVALUATION = "poptorch.DataLoader takes the same arguments, and all batches have one size"
 _SHORT = "no row is left out of an evaluation: torch's loader gives a last, shorter batch, too"
+_COUNTED = (
+    "rows of a last, shorter batch, which training leaves out, are counted here: an average over "
+    "them is smaller than it was, unless drop_last=True was meant before"
+)
+_SIZES = "batches of several sizes ({sizes}) come to one program, which has one shape: use one size"
+_GROWS = "the size of batches changes while a program trains, which has one shape: use one size"
+_BY_HAND = "the loop ends before a last, shorter batch, because a program has one shape"
+_ELSEWHERE = (
+    "where these batches come from is not known: each has to have as many rows as the first, so "
+    "leave a last, shorter one out"
+)
 _HOST_MEMORY = ("pin_memory", "pin_memory_device")
 
 
@@ -41,6 +59,73 @@ def apply(context: Context) -> None:
                 _replace(context, thing, thing.made, training=thing in trained)
             else:
                 context.say(thing.source, thing.made, "ABP202", Verdict.MATCH, _SHORT)
+    _say_counted(context, trained)
+    for step in context.steps:
+        _check_sizes(context, step)
+
+
+def _say_counted(context: Context, trained: set[Thing]) -> None:
+    """Name where all rows are counted, of which training leaves some out."""
+    for source in context.project.sources:
+        for call in findall(source.module, _ROWS):
+            loader = cst.ensure_type(call, cst.Call).args[0].value
+            assert isinstance(loader, cst.Attribute)
+            things = context.things.of(source, loader.value, Kind.LOADER)
+            if any(each in trained and batches.may_be_short(each) for each in things):
+                context.say(source, call, "ABP203", Verdict.MATCH, _COUNTED)
+
+
+_ROWS = m.Call(func=m.Name("len"), args=[m.Arg(m.Attribute(attr=m.Name("dataset")))])
+
+
+def _check_sizes(context: Context, step: Step) -> None:
+    """All batches of a step have one size."""
+    around = list(batches.loaders_around(context.things, step.source, step.backward))
+    loaders = {each for _, _, some in around for each in some}
+    sizes = {each: batches.size(each) for each in loaders}
+    texts = {"1" if node is None else each.source.code(node) for each, node in sizes.items()}
+    chosen = any(
+        isinstance(batches.gone_through(at, loop), cst.Subscript) for at, loop, _ in around
+    )
+    if len(texts) > 1 and not chosen:
+        names = ", ".join(sorted(texts))
+        verdict = Verdict.BLOCKED if all(map(str.isdigit, texts)) else Verdict.MANUAL
+        context.say(step.source, step.backward, "ABP206", verdict, _SIZES.format(sizes=names))
+    for loader, node in sizes.items():
+        if node is not None and varies(loader.source, node, step.gradients.optimizers):
+            context.say(loader.source, loader.made, "ABP206", Verdict.BLOCKED, _GROWS)
+    if not loaders and step.loop is not None:
+        _check_by_hand(context, step, step.loop)
+
+
+def _check_by_hand(context: Context, step: Step, loop: Loop) -> None:
+    """Batches that are cut out of tensors: the last one may be shorter."""
+    if not isinstance(loop, cst.For):
+        return
+    place = loop.iter
+    if m.matches(place, m.Call(func=m.Name("enumerate"))):
+        place = cst.ensure_type(place, cst.Call).args[0].value
+    call = cst.ensure_type(place, cst.Call) if m.matches(place, _CUT) else None
+    if call is not None and not _is_even(call):
+        stop, by = (step.source.code(each.value) for each in call.args[1:])
+        new = cst.parse_expression(f"{stop} - {by} + 1")
+        context.edits(step.source).change(call.args[1].value, lambda _: new)
+        context.say(step.source, loop, "ABP204", Verdict.MODIFIED, _BY_HAND)
+    elif call is None and not m.matches(place, m.Call(func=m.Name("range"))):
+        context.say(step.source, loop, "ABP205", Verdict.MATCH, _ELSEWHERE)
+
+
+def _is_even(call: cst.Call) -> bool:
+    """Whether a range of numbers ends with a whole batch."""
+    numbers = [each.value for each in call.args]
+    if not all(isinstance(each, cst.Integer) for each in numbers):
+        return False
+    start, stop, by = (cst.ensure_type(each, cst.Integer).evaluated_value for each in numbers)
+    return by > 0 and (stop - start) % by == 0
+
+
+_PLAIN = m.Name() | m.Attribute() | m.Integer()
+_CUT = m.Call(func=m.Name("range"), args=[m.Arg(), m.Arg(_PLAIN | m.Call()), m.Arg(_PLAIN)])
 
 
 def _replace(context: Context, thing: Thing, call: cst.Call, training: bool) -> None:

@@ -6,9 +6,9 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.batches import argument
+from abele.port.analysis.calls import models_updated
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.search import findall
-from abele.port.analysis.things import models_updated
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.modes import siblings

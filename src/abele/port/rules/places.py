@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import libcst as cst
 from libcst import matchers as m
 
+from abele.port.analysis.calls import models_updated
 from abele.port.analysis.flow import reads, writes
-from abele.port.analysis.kinds import Thing
+from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.order import Order
 from abele.port.analysis.parts import Statement, StepError, block_of
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Step
-from abele.port.analysis.things import Home, NoHomeError, models_updated
+from abele.port.analysis.things import Home, NoHomeError
 from abele.port.context import Context
 from abele.port.edits import renamed
 from abele.port.project import Owner
+from abele.port.rules import schedulers
 from abele.port.source import Source
 
 
@@ -33,11 +37,87 @@ def home(context: Context, step: Step) -> Home:
         raise StepError(step.update, f"its optimizer has no one place: {error}") from error
 
 
+def homes(context: Context, step: Step, first: Home) -> list[Home]:
+    """Where a training model has to be made: where one of its optimizers gets their name.
+
+    Branches that choose one count as one place, at which any of them may be.
+
+    Raises:
+        StepError: the optimizers have different names, or one of them has none.
+    """
+    every = [first]
+    for thing in step.gradients.optimizers:
+        try:
+            other = context.things.home(thing)
+        except NoHomeError as error:
+            raise StepError(step.update, f"one of its optimizers has no place: {error}") from error
+        if other.source is not first.source or other.variable != first.variable:
+            raise StepError(
+                step.update,
+                "its optimizers have different names, or are made in different functions; give "
+                "each a training loop of its own",
+            )
+        if not any(_chosen(first.source, each.statement, other.statement) for each in every):
+            every.append(other)
+    every.sort(key=lambda each: each.source.position(each.statement))
+    return [each for each in every if not _is_replaced(context, step, each, every)]
+
+
+def _is_replaced(context: Context, step: Step, home: Home, every: Iterable[Home]) -> bool:
+    """Whether another optimizer takes the place of one before anything has trained."""
+    block = block_of(home.source, home.statement)
+    later = block[block.index(home.statement) + 1 :]
+    trains = {node for _, node in Order(context.things).sites(step.source, step.backward)}
+    for each in later:
+        inside = {each, *findall(each, m.SimpleStatementLine())}
+        made = [
+            home.source.position(other.statement)
+            for other in every
+            if other.statement in inside and not _is_conditional(home.source, other.statement, each)
+        ]
+        used = [home.source.position(node) for node in trains & {each, *findall(each, m.Call())}]
+        if made and (not used or min(made) < min(used)):
+            return True
+        if used:
+            return False
+    return False
+
+
+def _is_conditional(source: Source, statement: cst.CSTNode, outer: cst.CSTNode) -> bool:
+    """Whether a condition inside of a statement decides whether another one in it is run."""
+    around = itertools.takewhile(lambda each: each is not outer, source.above(statement))
+    return statement is not outer and (
+        isinstance(outer, cst.If | cst.Try) or any(isinstance(each, cst.If) for each in around)
+    )
+
+
+def loop_of_one_model(context: Context, step: Step, home: Home) -> cst.For | cst.While | None:
+    """The loop each of whose turns makes an optimizer for models that are there before it."""
+    order = Order(context.things)
+    for each in home.source.above(home.statement):
+        if isinstance(each, cst.FunctionDef | cst.If):
+            return None
+        if isinstance(each, cst.For | cst.While):
+            sites = [order.sites(thing.source, thing.made) for thing in step.models]
+            inside = all(any(each in at.above(node) for at, node in some) for some in sites)
+            return None if inside else each
+    return None
+
+
+def _chosen(source: Source, one: cst.CSTNode, other: cst.CSTNode) -> bool:
+    """Whether two statements are the same, or are in two branches of one condition."""
+    if one is other:
+        return True
+    inner = {one, *source.above(one)}
+    shared = next(each for each in source.above(other) if each in inner)
+    return isinstance(shared, cst.If | cst.Try)
+
+
 def after_all(context: Context, step: Step, home: Home, names: Iterable[str]) -> Statement:
     """The statement after which a training model can be made.
 
     That of the optimizer, or of the branches that choose one, or what comes later and makes
-    something that the loss needs.
+    something that the loss needs, or a scheduler that sets the first rate.
     """
     place = _around_all(context, step, home)
     block = block_of(home.source, place)
@@ -47,28 +127,48 @@ def after_all(context: Context, step: Step, home: Home, names: Iterable[str]) ->
     for name in {*names} - known:
         later = [index for index, each in enumerate(block) if name in writes(each)]
         places += later[:1]
-    return block[max(places)]
+    return _after_schedulers(context, step, home, block, max(places))
+
+
+def _after_schedulers(
+    context: Context, step: Step, home: Home, block: Sequence[Statement], index: int
+) -> Statement:
+    """The statement after which the optimizer has its first rate, if nothing trains before."""
+    order = Order(context.things)
+    trains = {node for _, node in order.sites(step.source, step.backward)}
+    for later in range(index + 1, len(block)):
+        inside = {block[later], *findall(block[later], m.Call())}
+        if inside & trains:
+            break
+        if any(
+            each.made in inside and schedulers.sets_rate(context, each, step.gradients.optimizers)
+            for each in context.things.all(Kind.SCHEDULER)
+        ) or any(
+            thing.kind is Kind.SCHEDULER
+            and schedulers.sets_rate(context, thing, step.gradients.optimizers)
+            for call in inside
+            if isinstance(call, cst.Call)
+            for thing in context.things.of(home.source, call)
+        ):
+            index = later
+    return block[index]
 
 
 def _around_all(context: Context, step: Step, home: Home) -> Statement:
-    """The innermost statement that assigns whichever optimizer is chosen."""
+    """The outermost condition of which branches choose an optimizer."""
     place: Statement = home.statement
     for thing in step.gradients.optimizers:
-        try:
-            other = context.things.home(thing).statement
-        except NoHomeError as error:
-            raise StepError(step.update, f"one of its optimizers has no place: {error}") from error
+        other = context.things.home(thing).statement
+        if other is home.statement or not _chosen(home.source, home.statement, other):
+            continue
         around = {other, *home.source.above(other)}
         while place not in around:
-            above = [
+            place = next(
                 each
                 for each in home.source.above(place)
                 if isinstance(each, cst.BaseCompoundStatement)
                 and not isinstance(home.source.parent(each), cst.If)  # a branch: elif
-            ]
-            if not above or isinstance(above[0], cst.FunctionDef | cst.ClassDef):
-                raise StepError(step.update, "its optimizers are made in different functions")
-            place = above[0]
+            )
     return place
 
 

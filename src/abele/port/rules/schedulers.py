@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import libcst as cst
 
+from abele.port.analysis.batches import argument
 from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.order import Order
 from abele.port.analysis.steps import calls_of, statement_of
 from abele.port.context import Context
 from abele.port.finding import Verdict
@@ -19,8 +23,32 @@ CODES = {
 _REASON = "the program takes the new learning rate when it is given the optimizer again"
 
 
+#: They leave the rate as it is when they are made; the others may set the first one.
+_LEAVE = frozenset(
+    (
+        "StepLR",
+        "MultiStepLR",
+        "ExponentialLR",
+        "CosineAnnealingLR",
+        "CosineAnnealingWarmRestarts",
+        "PolynomialLR",
+        "ReduceLROnPlateau",
+    )
+)
+
+
+def sets_rate(context: Context, scheduler: Thing, optimizers: Iterable[Thing]) -> bool:
+    """Whether making a scheduler may change the rate of one of some optimizers."""
+    if not _optimizers(context, scheduler) & {*optimizers}:
+        return False
+    made = scheduler.made
+    begins = isinstance(made, cst.Call) and argument(made, "last_epoch") is not None
+    return begins or scheduler.name.rpartition(".")[2] not in _LEAVE
+
+
 def apply(context: Context) -> None:
     """Give the optimizer to the training model after each step of a scheduler."""
+    _say_first_rates(context)
     for source in context.project.sources:
         for call in calls_of(source.module, "step"):
             assert isinstance(call.func, cst.Attribute)
@@ -32,6 +60,21 @@ def apply(context: Context) -> None:
                 }
                 for optimizer in by_model.values():
                     tell(context, source, call, optimizer)
+
+
+def _say_first_rates(context: Context) -> None:
+    """Give the optimizer again where making a scheduler sets a rate, once the model is made."""
+    order = Order(context.things)
+    for scheduler in context.things.all(Kind.SCHEDULER):
+        for step in context.steps:
+            optimizers = step.gradients.optimizers
+            if step.optimizer not in context.training or not sets_rate(
+                context, scheduler, optimizers
+            ):
+                continue
+            site = scheduler.source, scheduler.made
+            if order.follows((step.source, step.backward), site, optimizers):
+                tell(context, scheduler.source, scheduler.made, step.optimizer)
 
 
 def _optimizers(context: Context, scheduler: Thing) -> set[Thing]:

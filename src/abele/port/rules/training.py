@@ -39,6 +39,7 @@ CODES = {
         "returns the loss of each batch."
     ),
     "ABP312": "A state goes from batch to batch; as an argument and result, its shape must stay.",
+    "ABP314": "A number that changes goes to the program as a tensor of float32.",
     "ABP313": "The model may be in training mode or not where it is trained.",
     "ABP398": "The training model cannot be passed to where the step is.",
     "ABP399": "The training step has no counterpart as one program.",
@@ -64,6 +65,7 @@ def _rewrite(context: Context, step: Step) -> None:
         raise StepError(step.backward, "its optimizer updates in another step, too")
     say_carried(context, step)
     _say_modes(context, step)
+    _say_numbers(context, step)
     step, divided = accumulation.undivided(step)
     split = split_of(context, step)
     wrapper = wrapper_of(context, step) if split is None else split.whole
@@ -108,6 +110,16 @@ def say_carried(context: Context, step: Step) -> None:
             context.say(step.source, statement, "ABP312", Verdict.MANUAL, reason)
 
 
+def _say_numbers(context: Context, step: Step) -> None:
+    """What is a number in the original and a tensor in the port rounds as tensors do."""
+    if step.slow:
+        reason = (
+            f"{', '.join(step.slow)} changes, and goes to the program as a tensor: what is "
+            "computed from it there is rounded to float32, where Python has float64"
+        )
+        context.say(step.source, step.place, "ABP314", Verdict.MODIFIED, reason)
+
+
 def _say_modes(context: Context, step: Step) -> None:
     """A step in either mode is one in the mode of the first call."""
     for thing in step.models:
@@ -132,9 +144,7 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     cls = context.name(step.source, f"ModelWithLoss{number}")
     options = accumulation.options_of(context, step) or context.options(source)
     made, optimizer, rate = hand_written.optimizer(context, step, home)
-    given = ", ".join(
-        places.value(context, step.source, part.value, home) for part in wrapper.parts
-    )
+    given = _given(context, step, home, wrapper)
     define_module(context, step, source, cls, wrapper)
     if lazily.makes_lazily(context, name):
         arguments = (f"{cls}({given})", f"options={options}", f"optimizer={optimizer}")
@@ -148,19 +158,37 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
             arguments,
             made.replace("\n", "\n    "),
         )
+        _say_made(context, step, home, name)
     else:
-        context.edits(source).after(
-            places.after_all(
-                context, step, home, reads(cst.parse_expression(f"[{given}, {rate}]"))
-            ),
-            f"{made}{name} = poptorch.trainingModel(\n"
-            f"    {cls}({given}), options={options}, optimizer={optimizer}\n)",
-        )
+        for number, each in enumerate(places.homes(context, step, home)):
+            _say_end(context, step, each, name, first=number == 0)
+            given = _given(context, step, each, wrapper)
+            names = reads(cst.parse_expression(f"[{given}, {rate}]"))
+            context.edits(source).after(
+                places.after_all(context, step, each, names),
+                f"{made}{name} = poptorch.trainingModel(\n"
+                f"    {cls}({given}), options={options}, optimizer={optimizer}\n)",
+            )
+            _say_made(context, step, each, name)
     model = Wrapped(name, source, kept.owner)
     hand_written.follow(context, step, model, optimizer)
     context.training |= dict.fromkeys(step.gradients.optimizers, model)
-    _say_made(context, step, home, name)
     return model
+
+
+def _say_end(context: Context, step: Step, home: Home, name: str, *, first: bool) -> None:
+    """Have an earlier training model of the same weights give them back."""
+    edits = context.edits(home.source)
+    if not first:
+        edits.before(home.statement, f"{name}.destroy()")
+    loop = places.loop_of_one_model(context, step, home)
+    if loop is not None:
+        edits.after(loop.body.body[-1], f"{name}.destroy()")
+
+
+def _given(context: Context, step: Step, home: Home, wrapper: Wrapper) -> str:
+    """What the module of a step is made with, where an optimizer gets its name."""
+    return ", ".join(places.value(context, step.source, part.value, home) for part in wrapper.parts)
 
 
 def _say_made(context: Context, step: Step, home: Home, name: str) -> None:

@@ -1,5 +1,6 @@
 """Several processes train together, each with its share of the data."""
 
+import os
 import tempfile
 
 import torch
@@ -10,6 +11,9 @@ from torch.utils.data.distributed import DistributedSampler
 
 
 def main(file):
+    os.environ["MASTER_ADDR"] = "localhost"  # ABP802 modified
+    os.environ["MASTER_PORT"] = "12355"  # ABP802 modified
+    os.environ["SEED_OF_DATA"] = "1"
     dist.init_process_group("gloo", init_method=file, rank=0, world_size=1)  # ABP801 modified
     rank = dist.get_rank()  # ABP802 modified
     torch.manual_seed(rank)

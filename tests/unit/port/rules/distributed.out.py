@@ -1,5 +1,6 @@
 """Several processes train together, each with its share of the data."""
 
+import os
 import tempfile
 
 import popdist
@@ -31,6 +32,7 @@ class ModelWithLoss(torch.nn.Module):
 
 
 def main(file):
+    os.environ["SEED_OF_DATA"] = "1"
     if popdist.isPopdistEnvSet():
         popdist.init()
     rank = popdist.getInstanceIndex()

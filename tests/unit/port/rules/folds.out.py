@@ -17,7 +17,7 @@ class ModelWithLoss(torch.nn.Module):
     def forward(self, inputs, targets):
         outputs = self.network(inputs)
         loss = loss_function(outputs, targets)
-        return outputs, loss
+        return loss
 
 
 def reset_weights(m):
@@ -54,7 +54,7 @@ for fold in range(k):
         current_loss = 0.0
         for i, data in enumerate(train_loader, 0):
             inputs, targets = data
-            outputs, loss = training_model(inputs, targets)
+            loss = training_model(inputs, targets)
             current_loss += loss.item()
             print(f"fold {fold} {loss.item():.7f}")
     correct, total = 0, 0

@@ -9,10 +9,10 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.batches import argument
+from abele.port.analysis.calls import models_updated
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import StepError, statement_of
 from abele.port.analysis.search import findall
-from abele.port.analysis.things import models_updated
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.routes import NoRouteError, Wrapped

@@ -7,13 +7,13 @@ from pathlib import PurePosixPath
 import libcst as cst
 from libcst import matchers as m
 
+from abele.port.analysis.calls import models_updated
 from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.parts import statement_of
 from abele.port.analysis.scopes import parameters
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Statement, Step, StepError
-from abele.port.analysis.things import models_updated
 from abele.port.context import Context
 from abele.port.finding import Verdict
 from abele.port.routes import NoRouteError, Wrapped

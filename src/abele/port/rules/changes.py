@@ -1,0 +1,290 @@
+"""What changes while a program trains: weights are sent to the device, the rest is refused.
+
+A program is made of a model, a loss and constants as they are at its first call. Whatever the host
+does to them later is not in the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.port.analysis.calls import targets_of
+from abele.port.analysis.flow import reads
+from abele.port.analysis.host_writes import HostWrite, Part, family, host_writes
+from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.order import Order
+from abele.port.analysis.scopes import Variable
+from abele.port.analysis.search import findall
+from abele.port.analysis.slow_values import varies
+from abele.port.analysis.steps import Step
+from abele.port.context import Context
+from abele.port.finding import Verdict
+from abele.port.modes import lazily
+from abele.port.routes import NoRouteError
+from abele.port.source import Source
+
+CODES = {
+    "ABP707": "Weights that the program changes on the host are sent to the device.",
+    "ABP611": "A program keeps what its model and loss were at its first call; these change later.",
+    "ABP612": "Which weights are trained is decided when the program is made.",
+    "ABP613": "A program keeps its constants; this one changes between updates.",
+    "ABP615": "A program has the state of its optimizer, and the weights that it updates.",
+}
+
+_SENT = "what the host changes of the weights is sent to the device, if there is a program on it"
+_REST = (
+    "this changes a part of the model, or of the loss, between updates, and the program keeps what "
+    "it was at its first call: give forward the value as an argument, a tensor, or train with "
+    "another optimizer and wrapper from here on"
+)
+_TRAINED = (
+    "which weights are trained changes between updates, and the program keeps those of its first "
+    "call: make a new optimizer after this line, which gets a program of its own"
+)
+_OPTIMIZER = (
+    "this changes the optimizer's state, or which weights it updates, between updates, and the "
+    "program has both on its device: make a new optimizer here, which gets a program of its own"
+)
+_CONSTANT = (
+    "{name} changes between updates, and the program keeps what it was at its first call: write "
+    "{new} = torch.as_tensor(...) before the model is called, and use that"
+)
+_LOSS = (
+    "{name} is another loss from here on, and the program keeps the first: compute both, and give "
+    "the weight of each as a tensor, or make a new optimizer after this line"
+)
+
+
+def apply(context: Context) -> None:
+    """Look at what is changed between the updates of each step."""
+    order = Order(context.things)
+    writes = {
+        source: list(host_writes(context.project, context.things, source))
+        for source in context.project.sources
+    }
+    sent: set[tuple[str, cst.CSTNode]] = set()
+    for step in context.steps:
+        if step.optimizer not in context.training:
+            continue
+        losses = _losses(context, step)
+        members = family(context.project, context.things, {*step.models})
+        for source, each in ((at, write) for at, some in writes.items() for write in some):
+            if _is_of_step(step, source, each) or not each.things & (members | losses):
+                continue
+            if each.part is Part.WEIGHTS and not each.things & losses:
+                _send(context, order, step, source, each, sent)
+            else:
+                _refuse(context, order, step, source, each)
+        for source, node in _of_optimizer(context, step):
+            if order.between(
+                (step.source, step.backward), (source, node), step.gradients.optimizers
+            ):
+                context.say(source, node, "ABP615", Verdict.BLOCKED, _OPTIMIZER)
+        for source, node, text in _constants(context, step):
+            if order.between(
+                (step.source, step.backward), (source, node), step.gradients.optimizers
+            ):
+                context.say(source, node, "ABP613", Verdict.BLOCKED, text)
+
+
+def _of_optimizer(context: Context, step: Step) -> Iterator[tuple[Source, cst.CSTNode]]:
+    """Where the state of an optimizer, or what it updates, is changed."""
+    optimizers = {*step.gradients.optimizers}
+    for source in context.project.sources:
+        for call in findall(source.module, m.Call(func=m.Attribute())):
+            func = cst.ensure_type(call.func, cst.Attribute)
+            inner = func.value
+            if (
+                func.attr.value == "add_param_group"
+                and optimizers & context.things.of(source, inner)
+            ) or (
+                func.attr.value in ("clear", "pop", "update")
+                and isinstance(inner, cst.Attribute)
+                and m.matches(inner, _STATE)
+                and optimizers & context.things.of(source, inner.value)
+            ):
+                yield source, call
+        for target in findall(source.module, m.AssignTarget()):
+            part: cst.BaseExpression = target.target
+            while isinstance(part, cst.Subscript):
+                part = part.value
+            if (
+                isinstance(part, cst.Attribute)
+                and m.matches(part, _STATE)
+                and optimizers & context.things.of(source, part.value)
+            ):
+                yield source, target
+
+
+_STATE = m.Attribute(attr=m.Name("state"))
+
+
+def _losses(context: Context, step: Step) -> set[Thing]:
+    """The losses that a step calls."""
+    return {
+        thing
+        for statement in step.forward
+        for node in findall(statement, m.Name() | m.Attribute())
+        for thing in context.things.of(step.source, node, Kind.LOSS)
+    } | {
+        thing
+        for statement in step.forward
+        for call in findall(statement, m.Call())
+        for thing in context.things.of(step.source, call.func)
+        if thing.kind is Kind.MODEL and thing not in step.models
+    }
+
+
+def _is_of_step(step: Step, source: Source, write: HostWrite) -> bool:
+    """Whether a change is the update itself."""
+    gone = {*step.forward, *step.zero, step.update, step.backward}
+    gone |= {each.statement for each in step.gradients.removed}
+    return bool(gone & {write.node, write.statement, *source.above(write.node)})
+
+
+def _send(
+    context: Context,
+    order: Order,
+    step: Step,
+    source: Source,
+    write: HostWrite,
+    sent: set[tuple[str, cst.CSTNode]],
+) -> None:
+    """Send weights to the device that the host has changed."""
+    site = source, write.statement
+    if not order.follows((step.source, step.backward), site, step.gradients.optimizers):
+        return
+    try:
+        name = context.routes.name(context.training[step.optimizer], source, write.node)
+    except NoRouteError as error:
+        reason = f"call copyWeightsToDevice() of the training model after it; {error}"
+        context.say(source, write.node, "ABP707", Verdict.MANUAL, reason)
+        return
+    if (name, write.statement) in sent:
+        return
+    sent.add((name, write.statement))
+    there = f"{name}.isCompiled()"
+    if lazily.makes_lazily(context, name):
+        there = f'"{name.removeprefix("self.")}" in vars(self) and {there}'
+    text = f"if {there}:\n    {name}.copyWeightsToDevice()"
+    context.edits(source).after(write.statement, text)
+    context.say(source, write.node, "ABP707", Verdict.MODIFIED, _SENT)
+
+
+def _refuse(context: Context, order: Order, step: Step, source: Source, write: HostWrite) -> None:
+    """Refuse what a program would not see."""
+    once = step.source, step.backward
+    if order.between(once, (source, write.node), step.gradients.optimizers):
+        trained = write.part is Part.TRAINED
+        code, reason = ("ABP612", _TRAINED) if trained else ("ABP611", _REST)
+        context.say(source, write.node, code, Verdict.BLOCKED, reason)
+
+
+def _constants(context: Context, step: Step) -> Iterator[tuple[Source, cst.CSTNode, str]]:
+    """Where names get other values, or are changed in place, that a program has as constants."""
+    fixed = {name for each in step.forward for name in reads(each)} - {*step.inputs, "self"}
+    for name in sorted(fixed):
+        node = cst.Name(name)
+        variable = Variable(context.things.named(step.source, step.backward, name), name)
+        things = {
+            each
+            for kind in Kind
+            for each in context.things.all(kind)
+            if name in context.things.names(variable.owner, each)
+        }
+        kinds = {each.kind for each in things}
+        if not kinds <= {Kind.LOSS}:
+            continue
+        yield from _rebound(context, step, variable, kinds)
+        if not kinds:
+            yield from _in_place(context, step, variable, node)
+
+
+def _rebound(
+    context: Context, step: Step, variable: Variable, kinds: set[Kind]
+) -> Iterator[tuple[Source, cst.CSTNode, str]]:
+    """Assignments that give a loss's name another loss."""
+    if not kinds:
+        return
+    assigns = [
+        node
+        for node in findall(step.source.module, m.Assign())
+        if variable in [context.things.variable(step.source, each.target) for each in node.targets]
+    ]
+    for node in assigns:
+        if len(assigns) > 1 or varies(step.source, node.value):
+            yield step.source, node, _LOSS.format(name=variable.name)
+
+
+def _in_place(
+    context: Context, step: Step, variable: Variable, name: cst.Name
+) -> Iterator[tuple[Source, cst.CSTNode, str]]:
+    """Changes of a part of what a name stands for."""
+    inside = {*step.forward}
+    used = _parts(step, variable.name)
+    for source in context.project.sources:
+        if source is not step.source:
+            continue
+        for node in findall(source.module, m.Assign() | m.AugAssign() | m.Call()):
+            if inside & {node, *source.above(node)}:
+                continue
+            for target in _targets(node):
+                root, part = _root(target)
+                if (
+                    root is not None
+                    and root.value == variable.name
+                    and context.things.variable(source, root) == variable
+                    and (part is None or not used or part in used)
+                ):
+                    code = source.code(target)
+                    new = variable.name if part is None else part
+                    yield source, node, _CONSTANT.format(name=code, new=new)
+
+
+def _targets(node: cst.CSTNode) -> list[cst.BaseExpression]:
+    """What a piece changes in place."""
+    if isinstance(node, cst.Call):
+        changing = m.Attribute(attr=m.Name(m.MatchRegex(r"[a-z]\w*_|update|append|extend|clear")))
+        return (
+            [cst.ensure_type(node.func, cst.Attribute).value]
+            if m.matches(node.func, changing)
+            else []
+        )
+    return [each for each in targets_of(node) if isinstance(each, cst.Attribute | cst.Subscript)]
+
+
+def _root(node: cst.BaseExpression) -> tuple[cst.Name | None, str | None]:
+    """The name that an expression begins with, and the first part of it that is named."""
+    part: str | None = None
+    while isinstance(node, cst.Attribute | cst.Subscript):
+        part = _part(node)
+        node = node.value
+    return (node, part) if isinstance(node, cst.Name) else (None, None)
+
+
+def _part(node: cst.Attribute | cst.Subscript) -> str | None:
+    """What a part is called: the attribute, or the text of an index."""
+    if isinstance(node, cst.Attribute):
+        return node.attr.value
+    index = node.slice[0].slice
+    if isinstance(index, cst.Index) and isinstance(index.value, cst.SimpleString):
+        return str(index.value.evaluated_value)
+    return None
+
+
+def _parts(step: Step, name: str) -> set[str]:
+    """The parts of what a name stands for that a step reads; none if it reads the whole."""
+    parts: set[str] = set()
+    whole = 0
+    for statement in step.forward:
+        for node in findall(statement, m.Attribute() | m.Subscript()):
+            if m.matches(node.value, m.Name(name)):
+                part = _part(node)
+                if part is not None:
+                    parts.add(part)
+                    whole -= 1
+        whole += len(findall(statement, m.Name(name)))
+    return parts if whole <= 0 else set()

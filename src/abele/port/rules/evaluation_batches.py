@@ -1,0 +1,100 @@
+"""Batches of an evaluation: a program has one shape, and the last batch may have another."""
+
+from __future__ import annotations
+
+import libcst as cst
+from libcst import matchers as m
+
+from abele.port.analysis import batches
+from abele.port.analysis.flow import reads
+from abele.port.analysis.kinds import Thing
+from abele.port.analysis.search import findall
+from abele.port.context import Context
+from abele.port.finding import Verdict
+from abele.port.routes import NoRouteError
+from abele.port.source import Source
+
+_LEFT_OUT = (
+    "rows of a last, shorter batch, which training leaves out of this loader, are left out here, "
+    "too: make a loader of its own for the evaluation"
+)
+
+
+def rows(context: Context, source: Source, call: cst.Call) -> str:
+    """The condition that a batch has the rows of all but the last; ``""`` if all have.
+
+    Raises:
+        NoRouteError: what tells is not known where the model is called.
+    """
+    around = list(batches.loaders_around(context.things, source, call))
+    loaders = {each for _, _, some in around for each in some}
+    _say_left_out(context, around)
+    short = any(map(batches.may_be_short, loaders)) or len(_sizes(loaders)) > 1
+    if not call.args or not short:
+        return ""
+    return f"len({_first(context, source, call)}) == {_size(context, source, call, around)}"
+
+
+def _say_left_out(
+    context: Context, around: list[tuple[Source, cst.For | cst.CompFor, set[Thing]]]
+) -> None:
+    trained = context.trained_loaders()
+    for source, loop, loaders in around:
+        if any(each in trained and batches.may_be_short(each) for each in loaders):
+            context.say(source, loop.iter, "ABP203", Verdict.MATCH, _LEFT_OUT)
+
+
+def _first(context: Context, source: Source, call: cst.Call) -> str:
+    """What has a row for each of a batch."""
+    first = call.args[0]
+    text = source.code(context.edits(source).applied(first.value))
+    return f"next(iter({text}.values()))" if first.star == "**" else text
+
+
+def _sizes(loaders: set[Thing]) -> set[str]:
+    """The texts that say how many rows batches have."""
+    sizes = {each: batches.size(each) for each in loaders}
+    return {"1" if node is None else each.source.code(node) for each, node in sizes.items()}
+
+
+def _size(
+    context: Context,
+    source: Source,
+    call: cst.Call,
+    around: list[tuple[Source, cst.For | cst.CompFor, set[Thing]]],
+) -> str:
+    """The number of rows, as an expression where the model is called.
+
+    Raises:
+        NoRouteError: there is none.
+    """
+    loaders = sorted(
+        {each for _, _, some in around for each in some},
+        key=lambda each: (each.source.name, each.source.position(each.made)),
+    )
+    owner = context.things.owner(source, call)
+    at, loop, _ = around[0]
+    here = len(around) == 1 and at is source and context.things.owner(at, loop.iter) is owner
+    if len(_sizes({*loaders})) == 1:
+        through = batches.gone_through(at, loop)
+        if here and isinstance(through, cst.Name | cst.Attribute | cst.Subscript):
+            return f"{source.code(through)}.batch_size"
+        if len(loaders) == 1 and not isinstance(through, cst.Call):
+            return f"{context.routes.name_of(loaders[0], source, call)}.batch_size"
+    node = batches.size(loaders[0])
+    if node is None or not _is_known(context, loaders[0].source, node, source, call):
+        raise NoRouteError("how many rows its batches have is not known here")
+    return loaders[0].source.code(node)
+
+
+def _is_known(
+    context: Context, made: Source, size: cst.BaseExpression, source: Source, call: cst.Call
+) -> bool:
+    """Whether an expression means the same where a model is called."""
+    if findall(size, m.Call()):
+        return False
+    for name in reads(size):
+        there = context.things.named(made, size, name)
+        if made is not source or context.things.named(source, call, name) is not there:
+            return False
+    return True

@@ -1,0 +1,34 @@
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+x, y = torch.randn(48, 6), torch.randint(0, 3, (48,))
+loader = DataLoader(TensorDataset(x, y), batch_size=8)
+model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 3))
+criterion = nn.CrossEntropyLoss()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def train_step(xb, yb):
+    model.train()
+    optimizer.zero_grad()
+    logits = model(xb)
+    loss = criterion(logits, yb)
+    loss.backward()
+    optimizer.step()
+    return loss.item(), (logits.argmax(1) == yb).sum().item()
+
+
+@torch.no_grad()
+def eval_step(xb, yb):
+    model.eval()
+    logits = model(xb)
+    return criterion(logits, yb).item(), (logits.argmax(1) == yb).sum().item()
+
+
+val = DataLoader(TensorDataset(x, y), batch_size=9)
+for epoch in range(3):
+    tl = [train_step(xb, yb) for xb, yb in loader]
+    vl = [eval_step(xb, yb) for xb, yb in val]
+    print(tl, vl)

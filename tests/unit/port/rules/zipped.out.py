@@ -1,0 +1,35 @@
+import poptorch
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+opts = poptorch.Options()
+
+
+class ModelWithLoss(torch.nn.Module):
+    """Computes the loss together with the model: a program contains both."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, xa, ya, xb, yb):
+        loss = criterion(self.model(xa), ya) + 0.5 * criterion(self.model(xb), yb)
+        return poptorch.identity_loss(loss, reduction="none")
+
+
+torch.manual_seed(0)
+x, y = torch.randn(48, 6), torch.randint(0, 3, (48,))
+loader = poptorch.DataLoader(opts, TensorDataset(x, y), batch_size=8)
+model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 3))
+criterion = nn.CrossEntropyLoss()
+optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+training_model = poptorch.trainingModel(
+    ModelWithLoss(model), options=opts, optimizer=optimizer
+)
+
+loader2 = poptorch.DataLoader(opts, TensorDataset(x.flip(0), y.flip(0)), batch_size=8)
+for epoch in range(3):
+    for (xa, ya), (xb, yb) in zip(loader, loader2):
+        loss = training_model(xa, ya, xb, yb)
+        print(loss.item())
