@@ -3,6 +3,8 @@
 python benchmarks/port_examples.py CHECKOUT
 python benchmarks/port_examples.py CHECKOUT --only mnist regression --record
 
+The page has of each example the newest result that is recorded.
+
 CHECKOUT has the files of github.com/pytorch/examples. They run on data that are made up, with
 ``standins/`` for what does not import beside this torch, in a folder of their own. Examples that
 should be ported by program are not touched; those that need an edit get the one that the table
@@ -66,8 +68,7 @@ def main() -> int:
         print(row(result["examples"][-1]), flush=True)
         if options.record:  # after each, because the next may be stopped
             path = _keep(result, path)
-            if not options.only:
-                renew(result, path.name)
+            renew()
     return 0 if all(each["as_asked"] for each in result["examples"]) else 1
 
 

@@ -1,10 +1,15 @@
-"""What a record of ``port_examples.py`` says: the table of ``docs/port_examples.md``."""
+"""What records of ``port_examples.py`` say: the table of ``docs/port_examples.md``."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks.harness import RECORDS
+from benchmarks.port_examples_list import EXAMPLES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "port_examples.md"
 BEGIN, END = "<!-- written by benchmarks/port_examples.py -->", "<!-- end of what it writes -->"
@@ -14,13 +19,54 @@ HEAD = (
 )
 
 
-def renew(result: dict[str, Any], record: str) -> None:
-    """Replace the table of the page and what follows it."""
-    link = f"From [`{record}`](../benchmarks/records/{record})."
-    named = [f"- `{each['name']}`: {text}" for each in result["examples"] for text in _more(each)]
-    body = "\n".join([BEGIN, link, "", *HEAD, *map(row, result["examples"]), "", *named, END])
+def renew(page: Path = PAGE, folder: Path = RECORDS) -> None:
+    """Replace the table of the page and what follows it: of each example the newest that is known.
+
+    Args:
+        page: with the table.
+        folder: of the records.
+    """
+    newest = _newest(folder)
+    results = [result for _, result in newest.values()]
+    named = [f"- `{each['name']}`: {text}" for each in results for text in _more(each)]
+    body = "\n".join([BEGIN, _links(newest), "", *HEAD, *map(row, results), "", *named, END])
     pattern = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
-    PAGE.write_text(pattern.sub(lambda _: body, PAGE.read_text()))
+    page.write_text(pattern.sub(lambda _: body, page.read_text()))
+
+
+def _newest(folder: Path) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The newest result of each example by its name, in the order of the list, and its record."""
+    newest: dict[str, tuple[str, dict[str, Any]]] = {}
+    for path in sorted(folder.glob("port-examples_*.json"), key=_age):
+        for each in json.loads(path.read_text())["examples"]:
+            newest[each["name"]] = path.name, each
+    return {each.name: newest[each.name] for each in EXAMPLES if each.name in newest}
+
+
+def _age(path: Path) -> tuple[str, int]:
+    """The day of a record, and its number among those of this day."""
+    match = re.search(r"_(\d{4}-\d\d-\d\d)(?:_(\d+))?\.json$", path.name)
+    assert match is not None, path
+    return match[1], int(match[2] or 1)
+
+
+def _links(newest: dict[str, tuple[str, dict[str, Any]]]) -> str:
+    """Which record has which rows; the first has those that are not named."""
+    names: dict[str, list[str]] = {}
+    for name, (record, _) in newest.items():
+        names.setdefault(record, []).append(name)
+    most, *others = sorted(names, key=lambda record: -len(names[record]))
+    parts = [_link(most), *(f"{_listed(names[each])} from {_link(each)}" for each in others)]
+    return f"From {'; '.join(parts)}."
+
+
+def _link(record: str) -> str:
+    return f"[`{record}`](../benchmarks/records/{record})"
+
+
+def _listed(names: Sequence[str]) -> str:
+    *some, last = (f"`{each}`" for each in names)
+    return f"{', '.join(some)} and {last}" if some else last
 
 
 def row(example: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """The command that ports the examples of PyTorch: what it says of an example, and its stand-ins."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 from benchmarks.port_examples import STANDINS, of_example
 from benchmarks.port_examples_list import EXAMPLES, Example
-from benchmarks.port_examples_page import row
+from benchmarks.port_examples_page import BEGIN, END, renew, row
 
 PROGRAMS = Path(__file__).parent / "port/programs"
 
@@ -79,4 +80,32 @@ print(list(fake.shape))
     # The network of 18 layers has 11,689,512 parameters, as is published.
     assert made.stdout.splitlines() == [
         "[1, 28, 28] torch.float32 8 1300", "11689512 10", "True", "31", "[3, 8, 6]",
+    ]  # fmt: skip
+
+
+def test_the_page_has_the_newest_result_of_each_example(tmp_path):
+    def record(name, *examples):
+        (tmp_path / f"port-examples_cpu_1t_{name}.json").write_text(
+            json.dumps({"examples": [said | {"name": each} for each, said in examples]})
+        )
+
+    of = {"asked": "automatic", "edits": [], "verdict": "modified", "named": [], "lines": 9}
+    old, new = of | {"changed": 1, "port_cpu_s": 0}, of | {"changed": 2, "port_cpu_s": 0}
+    record("2026-01-02", ("mnist", old), ("regression", old), ("gcn", old))
+    record("2026-01-02_2", ("regression", old), ("mnist", new))
+    record("2026-01-02_10", ("regression", new))
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nwhat it was\n{END}\nafter\n")
+    renew(page, tmp_path)
+    lines = page.read_text().splitlines()
+    assert [lines[0], lines[-1]] == ["before", "after"]
+    link = "[`port-examples_cpu_1t_{0}.json`](../benchmarks/records/port-examples_cpu_1t_{0}.json)"
+    day = "2026-01-02"
+    parts = f"`mnist` from {link.format(f'{day}_2')}", f"`gcn` from {link.format(day)}"
+    others = {f"`regression` from {link.format(f'{day}_10')}", *parts}
+    (said,) = [line for line in lines if line.startswith("From ")]
+    assert sum(each in said for each in others) == 2
+    rows = [line for line in lines if " of 9 |" in line]
+    assert [each.split(" | ")[0::3] for each in rows] == [
+        ["| `mnist`", "2 of 9"], ["| `regression`", "2 of 9"], ["| `gcn`", "1 of 9"],
     ]  # fmt: skip
