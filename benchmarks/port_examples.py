@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import os
 import re
 import shutil
@@ -75,7 +76,9 @@ def main() -> int:
 def _keep(result: dict[str, Any], path: Path | None) -> Path:
     if path is not None:
         path.unlink()
-    return harness.write_record("port-examples", {"environment": harness.environment(), **result})
+    written = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    more = {"environment": harness.environment(), "written": written}
+    return harness.write_record("port-examples", more | result)
 
 
 def of_example(

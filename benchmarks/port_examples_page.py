@@ -37,17 +37,16 @@ def renew(page: Path = PAGE, folder: Path = RECORDS) -> None:
 def _newest(folder: Path) -> dict[str, tuple[str, dict[str, Any]]]:
     """The newest result of each example by its name, in the order of the list, and its record."""
     newest: dict[str, tuple[str, dict[str, Any]]] = {}
-    for path in sorted(folder.glob("port-examples_*.json"), key=_age):
-        for each in json.loads(path.read_text())["examples"]:
+    records = [(path, json.loads(path.read_text())) for path in folder.glob("port-examples_*.json")]
+    for path, record in sorted(records, key=_age):
+        for each in record["examples"]:
             newest[each["name"]] = path.name, each
     return {each.name: newest[each.name] for each in EXAMPLES if each.name in newest}
 
 
-def _age(path: Path) -> tuple[str, int]:
-    """The day of a record, and its number among those of this day."""
-    match = re.search(r"_(\d{4}-\d\d-\d\d)(?:_(\d+))?\.json$", path.name)
-    assert match is not None, path
-    return match[1], int(match[2] or 1)
+def _age(entry: tuple[Path, dict[str, Any]]) -> str:
+    """When a record was written; those that do not say it are older than others of their day."""
+    return entry[1].get("written", entry[1]["environment"]["date"])
 
 
 def _links(newest: dict[str, tuple[str, dict[str, Any]]]) -> str:
