@@ -13,6 +13,10 @@ namespace abele::channels_last {
 
 constexpr Index PART = 16;  // rows whose gradients are summed before others
 
+// Inputs whose sums, with gradients around a pixel and one input, fill the registers.
+template <int K>
+constexpr int INPUTS = K == 5 ? REGISTERS / 8 : K == 3 ? REGISTERS / 4 : 8;
+
 // sums[I][K]: what one row of inputs (I of its channels) and one row of gradients give.
 template <int V, int K, int I>
 void row_gradient(const float* x, Index in, const float* grad, Index out, Index width,
@@ -41,28 +45,21 @@ void row_gradient(const float* x, Index in, const float* grad, Index out, Index 
       for (int v = 0; v < V; ++v) sums[(i * K + k) * V + v] += row[i][k][v];
 }
 
-// The sums of the rows of gradients [first, end): [out / V][in][K][K][V].
+// Adds the sums of the rows of gradients [first, end): [out / V][K][in][K][V].
 template <int V, int K, int I>
 void part_gradient(const Conv& conv, const float* x, const float* grad, Index first, Index end,
                    double* sums) {
   const Index in = conv.in_channels, out = conv.out_channels;
   const Index height = conv.in_height, width = conv.in_width;
-  std::array<double, I * K * V> some;
   for (Index block = 0; block < out; block += V)
-    for (Index c = 0; c < in; c += I)
+    for (Index r = first; r < end; ++r)
       for (int ky = 0; ky < K; ++ky) {
-        std::fill(some.begin(), some.end(), 0.0);
-        for (Index r = first; r < end; ++r) {
-          const Index row = r % height + ky - K / 2;
-          if (row < 0 || row >= height) continue;
-          const Index from = r - r % height + row;
-          row_gradient<V, K, I>(x + from * width * in + c, in, grad + r * width * out + block, out,
-                                width, some.data());
-        }
-        for (int i = 0; i < I; ++i)
-          for (int kx = 0; kx < K; ++kx)
-            std::copy_n(some.data() + (i * K + kx) * V, V,
-                        sums + (((block / V * in + c + i) * K + ky) * K + kx) * V);
+        const Index row = r % height + ky - K / 2;
+        if (row < 0 || row >= height) continue;
+        const float* from = x + (r - r % height + row) * width * in;
+        for (Index c = 0; c < in; c += I)
+          row_gradient<V, K, I>(from + c, in, grad + r * width * out + block, out, width,
+                                sums + ((block / V * K + ky) * in + c) * K * V);
       }
 }
 
@@ -91,9 +88,10 @@ void weight_gradient(const Conv& conv, const float* x, const float* grad, float*
       });
   for (Index o = 0; o < conv.out_channels; ++o)
     for (Index c = 0; c < in; ++c)
-      for (int k = 0; k < K * K; ++k)
-        result[(o * in + c) * K * K + k] =
-            static_cast<float>(sums[((o / V * in + c) * K * K + k) * V + o % V]);
+      for (int ky = 0; ky < K; ++ky)
+        for (int kx = 0; kx < K; ++kx)
+          result[((o * in + c) * K + ky) * K + kx] = static_cast<float>(
+              sums[(((o / V * K + ky) * in + c) * K + kx) * V + o % V]);
 }
 
 // Adds the sums of one row of gradients, for the channels of one block that exist.

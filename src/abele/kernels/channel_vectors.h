@@ -5,11 +5,12 @@
 
 namespace abele::channels_last {
 
-// Pixels of a row that are computed at once, and the channels of the widest register.
+// Pixels of a row that are computed at once, the channels of the widest register, and how many of
+// eight channels there are.
 #if defined(__AVX512F__)
-constexpr int PIXELS = 16, WIDEST = 16;
+constexpr int PIXELS = 16, WIDEST = 16, REGISTERS = 32;
 #else
-constexpr int PIXELS = 8, WIDEST = 8;
+constexpr int PIXELS = 8, WIDEST = 8, REGISTERS = 16;
 #endif
 
 template <int V>

@@ -204,9 +204,8 @@ void backward(const Conv& conv, const float* grad, const float* x, const float* 
     });
   else if (to.weight != nullptr)
     choose(conv.out_channels, conv.kernel_width, [&](auto v, auto k) {
-      constexpr int inputs = k() == 5 ? 4 : 8;
-      const auto run =
-          conv.in_channels == 1 ? weight_gradient<v(), k(), 1> : weight_gradient<v(), k(), inputs>;
+      const auto run = conv.in_channels == 1 ? weight_gradient<v(), k(), 1>
+                                             : weight_gradient<v(), k(), INPUTS<k()>>;
       run(conv, x, grad, to.weight, threads, scratch);
     });
   if (to.bias != nullptr)
