@@ -2,8 +2,9 @@
 
 Measured is what the process takes of the machine while steps run, less what it takes without the
 model: memory that no file backs, after three steps and after everything free has been given back,
-minus the tensors that exist at that moment. What our kernels keep for themselves is in that share.
-Time is that of the processor: others work here too.
+minus the tensors that exist at that moment. The results of a call are kept until there are new
+ones, as a loop over batches does with its variables. What our kernels keep for themselves is in
+that share. Time is that of the processor: others work here too.
 
 Before the first step the kernel limits the process to what the estimate calls enough at most
 (RLIMIT_DATA, with the address space that is not memory beside it): whoever asks for more is
@@ -207,13 +208,18 @@ def measured(name: str, way: str, setting: str, limited: bool) -> dict[str, Any]
     files = _limited(limit)
     if way != "compiled":
         model.compile(*inputs)
+    kept: list[Any] = [None]  # as in a loop over batches: until there are new ones
+
+    def step() -> None:
+        kept[0] = model(*inputs)
+
     for _ in range(_WARM):
-        model(*inputs)
+        step()
     most = _status("VmHWM") - files
     share = _without_tensors()
     before = running.counts()
     times: list[float] = []
-    peak = _peak(lambda: _timed(lambda: model(*inputs), times))
+    peak = _peak(lambda: _timed(step, times))
     most = max(most, peak)
     if limit is not None and most > limit:
         facts["refused"] = f"it took {most / 2**20:.1f} MiB"

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from abele import machine_limits
 from abele.compile.build import lowered_for
-from abele.fit import duration, intermediates
+from abele.fit import duration, intermediates, moments
 from abele.fit.estimate import Estimate, Interval, Moment, Part
 from abele.fit.intermediates import Need
+from abele.fit.moments import together
+from abele.fit.results import of_calls
 from abele.fit.workspaces import PIECES, WHOLE
 from abele.program import Program, Role
 from abele.program.summary import state_bytes
-from abele.step import batching
-from abele.step.config import OutputMode, StepConfig
+from abele.step.config import StepConfig
 from abele.targets import Target, get_target
 
-#: Weights, optimizer state and inputs are copied for each of these runs while compiled programs
-#: are compared with interpreted ones: three at least, and one more for each further trial.
-_COPIES = Interval(3, 3, 10)
 _INTERPRETING = "reference"
-_KEPT = "kept by programs"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,33 +49,43 @@ def estimate(
         target: what runs them.
         calls: what is known of the run.
     """
-    always = _always(programs, config, target, calls)
     ways = _ways(programs, config, target)
-    kept = _kept(_needs(ways))
-    alone = sum(each.reserved - each.shared for each in _needs(ways))
-    moments = [_start(always, Interval(alone, alone, kept))]
-    moments += [
-        _of_program(name, way.need, always, _beside(way.need, name, ways))
-        for name, each in ways.items()
-        for way in each
-    ]
-    if calls.tiered and any(way.compiles for each in ways.values() for way in each):
-        interpreted = _ways(programs, config, get_target(_INTERPRETING))
-        for name, (first,) in interpreted.items():
-            moments.append(
-                _of_program(f"{name}, interpreted", first.need, always, Interval.exact(0))
-            )
-            compiled = _needs(ways)
-            moments += [_take_over(name, first.need, always, compiled, w.need) for w in ways[name]]
     return Estimate(
         target=target.name,
         lowerings={name: _joined(way.lowering for way in each) for name, each in ways.items()},
         basis={name: _joined(way.basis for way in each) for name, each in ways.items()},
-        moments=tuple(moments),
+        moments=tuple(_moments(programs, config, target, calls, ways)),
         seconds=duration.of_call(
             [duration.fastest(way.seconds for way in each) for each in ways.values()], config
         ),
     )
+
+
+def _moments(
+    programs: Sequence[Program], config: StepConfig, target: Target, calls: Calls, ways: _Ways
+) -> list[Moment]:
+    always = _always(programs, config, target, calls)
+    results = of_calls(programs[0], config, on_host=target.device().type == "cpu")
+    needs = _needs(ways)
+    most = together(needs)
+    alone = sum(each.reserved - each.shared for each in needs)
+    made = [moments.start(always, Interval(alone, alone, most))]
+    made += [
+        moments.of_program(name, way.need, always, _beside(way.need, name, ways), results)
+        for name, each in ways.items()
+        for way in each
+    ]
+    least = together(_needs(ways, min))
+    made += moments.joining(always, Interval(least, most, most), results)
+    if not calls.tiered or not any(way.compiles for each in ways.values() for way in each):
+        return made
+    for name, (way,) in _ways(programs, config, get_target(_INTERPRETING)).items():
+        first, alone = way.need, Interval.exact(0)
+        made.append(moments.of_program(f"{name}, interpreted", first, always, alone, results))
+        for then in ways[name]:
+            others = [each for each in needs if each is not then.need]
+            made.append(moments.take_over(name, first, then.need, always, others, results))
+    return made
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,11 +107,14 @@ class _Way:
     seconds: Interval
 
 
-def _ways(programs: Sequence[Program], config: StepConfig, target: Target) -> dict[str, list[_Way]]:
+_Ways = dict[str, list[_Way]]
+
+
+def _ways(programs: Sequence[Program], config: StepConfig, target: Target) -> _Ways:
     """The ways in which each program may run, by its name."""
     allocation = PIECES if target.device().type == "cpu" else WHOLE
     limits = machine_limits.of_device(target.device())
-    result: dict[str, list[_Way]] = {}
+    result: _Ways = {}
     for name, lowered in lowered_for(target, programs, config).items():
         for program, chosen in lowered:
             lowering = target.lowering(chosen.name)
@@ -122,33 +132,28 @@ def _ways(programs: Sequence[Program], config: StepConfig, target: Target) -> di
     return result
 
 
-def _needs(ways: dict[str, list[_Way]]) -> list[Need]:
-    """Of each program, that of the way that keeps most."""
-    return [
-        max((way.need for way in each), key=lambda need: need.reserved) for each in ways.values()
-    ]
+def _needs(ways: _Ways, which: Callable[..., Need] = max) -> list[Need]:
+    """Of each program, that of the way that keeps most, or least."""
+    return [which((way.need for way in each), key=_reserved) for each in ways.values()]
 
 
-def _beside(need: Need, name: str, ways: dict[str, list[_Way]]) -> Interval:
+def _reserved(need: Need) -> int:
+    return need.reserved
+
+
+def _beside(need: Need, name: str, ways: _Ways) -> Interval:
     """Bytes that programs keep beside what one of them needs, which runs in one of its ways.
 
     At most those of all ways are there: ways are measured beside each other.
     """
     others = {other: each for other, each in ways.items() if other != name}
-    least = [min((w.need for w in each), key=lambda n: n.reserved) for each in others.values()]
+    least = _needs(others, min)
     most = _needs(others)
     beside = [way.need for way in ways[name] if way.need is not need]
     if beside:
-        most.append(max(beside, key=lambda each: each.reserved))
-    kept = (_kept([need, *least]), _kept([need, *_needs(others)]), _kept([need, *most]))
+        most.append(max(beside, key=_reserved))
+    kept = (together([need, *least]), together([need, *_needs(others)]), together([need, *most]))
     return Interval(*(size - need.reserved for size in kept))
-
-
-def _kept(needs: Iterable[Need]) -> int:
-    """Bytes that programs keep between calls: the shared ones are those of the largest."""
-    several = list(needs)
-    alone = sum(each.reserved - each.shared for each in several)
-    return alone + max((each.shared for each in several), default=0)
 
 
 def _joined(texts: Iterable[str]) -> str:
@@ -173,15 +178,11 @@ def _always(
     }
     if target.device().type == "cpu":
         sizes["the module's own weights and buffers"] = calls.module
-    parts = [
+    return tuple(
         Part(role=role, size=Interval.exact(size), always=True)
         for role, size in sizes.items()
         if size
-    ]
-    results = _results(programs[0], config)
-    # Those of the call before are alive if the caller still has them.
-    parts.append(Part(role="results of calls", size=Interval(0, results, 2 * results), always=True))
-    return tuple(parts)
+    )
 
 
 def _constants(programs: Sequence[Program]) -> int:
@@ -193,57 +194,3 @@ def _constants(programs: Sequence[Program]) -> int:
         if isinstance(value, torch.Tensor)
     }
     return sum(storages.values())
-
-
-def _results(model: Program, config: StepConfig) -> int:
-    """Bytes of the results of one call, those of its micro-batches included until it ends."""
-    outputs = [slot for slot in model.outputs if slot.role is not Role.MAGNITUDES]
-    one = sum(torch.empty(s.shape, dtype=s.dtype, device="meta").nbytes for s in outputs)
-    steps = list(batching.schedule(config))
-    kept = sum(step.keeps for step in steps)
-    joined = config.replicas if config.output_mode is OutputMode.SUM else kept
-    # The only one is the program's own result; several are joined at the end.
-    return one if len(steps) == 1 else one * (kept + (joined if kept > 1 else 0))
-
-
-# -- moments -------------------------------------------------------------------------------
-
-
-def _start(always: tuple[Part, ...], kept: Interval) -> Moment:
-    """What programs share is in use before only where they were measured."""
-    reserved = [Part(role=_KEPT, size=kept, always=True)] if kept.high else []
-    parts = (*always, *reserved)
-    return Moment(name="start", operation="the session takes its state", parts=parts)
-
-
-def _reserved(size: int) -> list[Part]:
-    return [Part(role=_KEPT, size=Interval.exact(size), always=True)] if size else []
-
-
-def _of_program(name: str, need: Need, always: tuple[Part, ...], beside: Interval) -> Moment:
-    reserved = [Part(role=_KEPT, size=beside, always=True)] if beside.high else []
-    parts = (*always, *need.parts, *reserved)
-    return Moment(name=name, operation=need.operation, parts=parts, tensors=need.tensors)
-
-
-def _take_over(
-    name: str, first: Need, always: tuple[Part, ...], compiled: Sequence[Need], then: Need
-) -> Moment:
-    """One micro-batch through both kinds of programs, on copies of the state."""
-    roles = ("parameters", "buffers", "optimizer state", "gradient sums", "inputs of a call")
-    state = sum(part.size.high for part in always if part.role in roles)
-    copies = Interval(*(state * n for n in (_COPIES.low, _COPIES.expected, _COPIES.high)))
-    larger = max(first, then, key=lambda each: Interval.sum(p.size for p in each.parts).expected)
-    kept = _kept([first, then, *(each for each in compiled if each is not then)])
-    parts = (
-        *always,
-        *larger.parts,
-        *_reserved(kept - larger.reserved),
-        Part(role="copies to compare", size=copies),
-    )
-    return Moment(
-        name=f"{name}, taking over",
-        operation="compiled programs are compared with interpreted ones",
-        parts=parts,
-        tensors=larger.tensors,
-    )

@@ -14,6 +14,7 @@ import torch
 
 from abele.containers import is_sequence
 from abele.fit.estimate import Interval
+from abele.program import is_getitem, is_view
 
 aten = torch.ops.aten
 
@@ -71,7 +72,7 @@ def workspace(node: torch.fx.Node, *, known: bool) -> Interval:
         node: its value, and those of its arguments, are in ``meta["val"]``.
         known: the tensors that it makes inside are counted elsewhere.
     """
-    if node.op != "call_function":
+    if node.op != "call_function" or is_view(node) or is_getitem(node):
         return Interval.exact(0)
     expected, most = _KNOWN if known else _SHARES.get(node.target, _OTHERS)
     size = sum(_bytes(each.meta.get("val")) for each in (node, *node.all_input_nodes))

@@ -3,7 +3,8 @@
 import torch
 
 from abele.fit import intermediates, workspaces
-from abele.program import memory
+from abele.fit.estimate import Interval
+from abele.program import is_view, memory
 from abele.program.memory import MemoryUse, Piece
 from helpers.runs import captured
 
@@ -28,6 +29,18 @@ def test_what_a_product_packs_does_not_grow_with_it():
         for step in (program(4096),)
     )
     assert large == {torch.get_num_threads() * 2**23}
+
+
+class Looked(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.relu(x.expand(1000, -1, -1).unsqueeze(1))
+
+
+def test_a_view_takes_nothing_inside_however_large_it_looks():
+    (step,) = captured(Looked(), (torch.randn(1, 8, 64),)).programs
+    views = [node for node in step.graph.graph.nodes if is_view(node)]
+    assert views
+    assert {workspaces.workspace(n, known=False) for n in views} == {Interval.exact(0)}
 
 
 def test_what_torch_makes_for_a_compiled_program_leaves_gaps_and_results_do_not():

@@ -64,8 +64,8 @@ def allocated(size: int) -> torch.Tensor:
         memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
         return memory[-memory.data_ptr() % ALIGNMENT :]
     pages = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory = torch.frombuffer(pages, dtype=torch.uint8)
-    begin = -memory.data_ptr() % _HUGE_PAGE
+    begin = -torch.frombuffer(pages, dtype=torch.uint8).data_ptr() % _HUGE_PAGE
     with contextlib.suppress(OSError):  # a system without them
         pages.madvise(mmap.MADV_HUGEPAGE, begin, size)
-    return memory[begin:]
+    # What lies before is never touched: it does not count as memory of a tensor.
+    return torch.frombuffer(pages, dtype=torch.uint8, offset=begin, count=size)
