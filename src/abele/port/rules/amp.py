@@ -26,9 +26,9 @@ CODES = {
 
 _CAST = (
     "nothing is cast by itself in a program: this computes in float32, which is never less "
-    "precise; for half, see model.half() and poptorch.optim's loss_scaling"
+    "precise; for half, write model.half()"
 )
-_SCALER = "gradients in float32 need no scale; poptorch.optim's loss_scaling is there for half"
+_SCALER = "gradients in float32 need no scale; an optimizer's loss_scaling is there for half"
 
 
 def apply(context: Context) -> None:
