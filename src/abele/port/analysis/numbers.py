@@ -117,16 +117,29 @@ class _Numbers:
             parts: cst.BaseExpression = node.value
             if isinstance(target, cst.Tuple):
                 index = [name in names_in(each.value) for each in target.elements].index(True)
-                if not isinstance(parts, cst.Tuple) or len(parts.elements) != len(target.elements):
-                    yield source, cst.Name("None")
-                    continue
-                parts = parts.elements[index].value
-            yield source, parts
+                yield from self._elements(source, parts, index, len(target.elements))
+            else:
+                yield source, parts
         if isinstance(owner, cst.FunctionDef) and name in parameters(owner):
             for call, caller in self._things.calls(owner).items():
                 value = self._things.arguments(owner, call).get(name)
                 if value is not None:
                     yield caller, value
+
+    def _elements(
+        self, source: Source, value: cst.BaseExpression, index: int, count: int
+    ) -> Iterator[tuple[Source, cst.BaseExpression]]:
+        """One element of a tuple, or of those that a function of the program returns."""
+        tuples: list[tuple[Source, cst.BaseExpression | None]] = [(source, value)]
+        function = self._things.function(source, value) if isinstance(value, cst.Call) else None
+        if function is not None:
+            at = self._things.file(function)
+            tuples = [(at, each.value) for each in findall(function.body, m.Return())]
+        for at, each in tuples:
+            if isinstance(each, cst.Tuple) and len(each.elements) == count:
+                yield at, each.elements[index].value
+            else:
+                yield source, cst.Name("None")
 
     def _by_loops(self, source: Source, owner: cst.CSTNode, name: str) -> Iterator[bool]:
         """Whether a name counts the turns of loops that bind it."""

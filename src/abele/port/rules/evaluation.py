@@ -8,6 +8,7 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.order import Order
 from abele.port.analysis.search import findall
 from abele.port.analysis.steps import Statement, block_of
 from abele.port.analysis.things import Home, NoHomeError
@@ -53,7 +54,7 @@ def apply(context: Context) -> None:
         try:
             rows = evaluation_batches.rows(context, source, call)
             if (thing, owner) not in wrapped:
-                wrapped[thing, owner] = _wrap(context, thing, call, len(wrapped))
+                wrapped[thing, owner] = _wrap(context, thing, source, call, len(wrapped))
             name = context.routes.name(wrapped[thing, owner], source, call)
             _replace(context, source, call, name, modes[call], rows)
             evaluation_mode.say_averages(context, thing, source, call, modes[call])
@@ -88,11 +89,11 @@ def _calls(context: Context) -> Iterator[tuple[Source, cst.Call, Thing]]:
                     yield source, call, thing
 
 
-def _wrap(context: Context, thing: Thing, call: cst.Call, count: int) -> Wrapped:
-    """Make an inference model, where the model is made."""
+def _wrap(context: Context, thing: Thing, at: Source, call: cst.Call, count: int) -> Wrapped:
+    """Make an inference model for a call of a file, where the model is made."""
     home = _home(context, thing)
     variable, source = home.variable, home.source
-    statement = _last_assignment(context, home, thing)
+    statement = _last_assignment(context, home, thing, Order(context.things).sites(at, call))
     prefix = "self." if variable.name.startswith("self.") else ""
     number = f"_{count + 1}" if count else ""
     name = prefix + context.name(source, f"inference_model{number}")
@@ -117,10 +118,19 @@ def _home(context: Context, thing: Thing) -> Home:
         raise NoRouteError(str(error)) from error
 
 
-def _last_assignment(context: Context, home: Home, thing: Thing) -> Statement:
-    """The last statement in the same block that gives the model's variable no other model."""
+def _last_assignment(
+    context: Context, home: Home, thing: Thing, sites: list[tuple[Source, cst.CSTNode]]
+) -> Statement:
+    """The last statement in the same block that gives the model's variable no other model.
+
+    None of those that run the call, which is at some places of its own and of its callers.
+    """
     last: Statement = home.statement
-    for statement in block_of(home.source, home.statement):
+    block = block_of(home.source, home.statement)
+    calls = {node for _, node in sites}
+    for statement in block[block.index(home.statement) + 1 :]:
+        if calls & {statement, *findall(statement, m.Call())}:
+            break
         for node in findall(statement, m.Assign()):
             assert isinstance(node, cst.Assign)
             target = node.targets[0].target

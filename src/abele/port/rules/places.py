@@ -122,12 +122,29 @@ def after_all(context: Context, step: Step, home: Home, names: Iterable[str]) ->
     place = _around_all(context, step, home)
     block = block_of(home.source, place)
     start = block.index(place)
-    known = {name for each in block[: start + 1] for name in writes(each)}
+    known = {name for each in block[: start + 1] for name in _given(each)}
     places = [start]
     for name in {*names} - known:
-        later = [index for index, each in enumerate(block) if name in writes(each)]
+        later = [index for index, each in enumerate(block) if name in _given(each)]
         places += later[:1]
     return _after_schedulers(context, step, home, block, max(places))
+
+
+def needed(text: str) -> set[str]:
+    """Names, and attributes of ``self``, that an expression, given as text, needs."""
+    expression = cst.parse_expression(text)
+    return {*reads(expression), *_attributes(expression)}
+
+
+def _given(statement: Statement) -> set[str]:
+    """Names, and attributes of ``self``, that a statement gives a value."""
+    targets = findall(statement, m.AssignTarget() | m.AnnAssign())
+    return {*writes(statement)}.union(*(_attributes(each.target) for each in targets))
+
+
+def _attributes(node: cst.CSTNode) -> set[str]:
+    own = findall(node, m.Attribute(value=m.Name("self")))
+    return {f"self.{each.attr.value}" for each in own}
 
 
 def _after_schedulers(

@@ -163,7 +163,7 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
         for number, each in enumerate(places.homes(context, step, home)):
             _say_end(context, step, each, name, first=number == 0)
             given = _given(context, step, each, wrapper)
-            names = reads(cst.parse_expression(f"[{given}, {rate}]"))
+            names = places.needed(f"[{given}, {rate}]")
             context.edits(source).after(
                 places.after_all(context, step, each, names),
                 f"{made}{name} = poptorch.trainingModel(\n"

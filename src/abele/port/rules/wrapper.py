@@ -101,7 +101,7 @@ def wrapper_of(
         f'    """{says}"""\n\n'
         f"    def __init__(self, {', '.join(names)}):\n"
         f"        super().__init__()\n{init}\n"
-        f"    def forward(self, {', '.join(step.inputs)}):\n"
+        f"    def forward({', '.join(('self', *step.inputs))}):\n"
         f"{textwrap.indent(''.join(body), ' ' * 8)}"
         f"        return {returned}\n"
     )

@@ -8,7 +8,7 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.calls import models_updated
-from abele.port.analysis.flow import reads, writes
+from abele.port.analysis.flow import writes
 from abele.port.analysis.kinds import Kind
 from abele.port.analysis.parts import statement_of
 from abele.port.analysis.scopes import parameters
@@ -138,7 +138,7 @@ def _wrap(context: Context, step: Step, wrapper: Wrapper) -> Wrapped:
     edits.need("from sambaflow import samba")
     text = f"{name} = samba.from_torch_model_({cls}({given}))"
     first = places.after_all(context, step, home, ())
-    needed = reads(cst.parse_expression(f"[{given}]"))
+    needed = places.needed(f"[{given}]")
     place = places.after_all(context, step, home, needed)
     if place is first and not _targets(source, first) & {*parts, *needed}:
         edits.before(place, text)
