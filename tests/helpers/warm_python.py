@@ -31,6 +31,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 import warnings
 
@@ -186,7 +187,35 @@ def _run(arguments: list[str]) -> None:
     exec(compile(text, name, "exec"), module.__dict__)
 
 
+def _end(status: int) -> None:
+    """Ends the program as the interpreter would, but leaves loaded modules to the system.
+
+    Taking apart what the server had loaded costs a quarter of a second, more than most programs.
+    """
+    threading._shutdown()  # type: ignore[reportAttributeAccessIssue]
+    atexit._run_exitfuncs()
+    program = vars(sys.modules["__main__"])
+    if program is not globals():
+        program.clear()  # its objects end, and its files are written
+    with contextlib.suppress(OSError):  # where nobody reads that, the interpreter says so
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None and not stream.closed:
+                stream.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "ask":
         os._exit(_ask(sys.argv[2], sys.argv[3:]))
-    _run(_serve(socket.socket(fileno=int(sys.argv[2]))))
+    program = _serve(socket.socket(fileno=int(sys.argv[2])))
+    try:
+        _run(program)
+    except SystemExit as ended:
+        if not isinstance(ended.code, int | None):
+            raise
+        _end((ended.code or 0) & 0xFF)
+    except Exception as error:  # noqa: BLE001 - reported as the interpreter would
+        sys.excepthook(type(error), error, error.__traceback__)
+        _end(1)
+    _end(0)
