@@ -73,6 +73,16 @@ _RULES = """\
 ```
 
 The hand-written port of the same program is [`pytorch_ipu.py`](../examples/pytorch_ipu.py); [a page](porting-pair.md) compares it with the original.
+[A test](../tests/unit/port/test_hand_written_pair.py) runs both ports and the original for two epochs, on the target `reference`. Equal are
+
+- the loss of every update, bit for bit, the printed lines with the accuracy, and the checkpoint of the network, tensor by tensor;
+- the programs: one for training, one for inference, with the same options (all at their defaults: one device iteration, no accumulation, one
+  replica), the same number of calls and updates, and the same shapes of inputs.
+
+The hand-written one does more in three places: its training program also returns the scores of each batch, which nobody reads; it detaches the
+device after training; and it names no `torch.device`, whose line stays in the port without effect. It wraps one module for both programs, whose
+`forward` takes labels or none; the port leaves the model as it is, and has a module around it for training alone. The mark of the loss,
+`identity_loss`, says `"sum"` in one and `"none"` in the other, which is the same for a number.
 
 ## What is done with which line
 
