@@ -1,7 +1,7 @@
 """Runs of poprun in tests: forked from one process that has loaded torch, and checked for orphans.
 
-Loading torch takes longer than a whole run; `Server` does it once. The forked child runs the real
-command line in its own session, as a shell would start it.
+Loading torch takes longer than a whole run; that of `Server` is forked from one that has, and loads
+poprun once. Its forked child runs the real command line in its own session, as a shell would.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ import time
 import uuid
 from pathlib import Path
 
+from helpers.warm_python import python
+
+ROOT = Path(__file__).parents[2]
 MARK = "POPRUN_TEST_MARK"
 PATIENCE = 60  # seconds
 
@@ -65,12 +68,18 @@ class Run:
         return self.status
 
     def processes(self) -> dict[int, str]:
-        """Command lines of living processes of this run."""
-        needle = f"{MARK}={self.mark}".encode()
+        """Command lines of living processes of this run.
+
+        Forked programs have the environment of their server; what tells them is the run's folder.
+        """
+        needle, place = f"{MARK}={self.mark}".encode(), str(self.folder.resolve())
         results = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if needle in (folder / "environ").read_bytes():
+                if (
+                    needle in (folder / "environ").read_bytes()
+                    or os.readlink(folder / "cwd") == place
+                ):
                     results[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
         return results
 
@@ -94,10 +103,13 @@ class Server:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__],
+            [python(), __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")]),
+            },
         )
         self.running: Run | None = None
         assert self.answer() == "ready"

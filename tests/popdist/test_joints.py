@@ -86,7 +86,7 @@ def test_pipelines_in_several_instances_go_on_from_checkpoints(poprun, tmp_path,
 
 def test_ctrl_c_in_the_middle_of_training_leaves_nothing(poprun, tmp_path):
     before = set(os.listdir("/dev/shm"))
-    run = poprun(sys.executable, PROGRAM, tmp_path, ABELE_RUNTIME_DIR=str(tmp_path / "attached"))
+    run = poprun(python(), PROGRAM, tmp_path, ABELE_RUNTIME_DIR=str(tmp_path / "attached"))
     kept = tmp_path / "kept"
     run.until(lambda: len(list(kept.glob("step-*.ckpt"))) > 1, "some checkpoints")
     run.signal(signal.SIGINT)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers.launching import Server
+from helpers.warm_python import python
 
 PYTHON = sys.executable
 
@@ -26,11 +27,11 @@ def server():
 def poprun(server, tmp_path):
     """Runs a program, given as text, under poprun; options come first."""
 
-    def run(options, program, *, start=False, arguments=(), **environment):
+    def run(options, program, *, start=False, command=PYTHON, arguments=(), **environment):
         file = tmp_path / "program.py"
         file.write_text("import os, signal, subprocess, sys, time\n" + program)
         begin = server.start if start else server.run
-        return begin(tmp_path, *options, PYTHON, file, *arguments, **environment)
+        return begin(tmp_path, *options, command, file, *arguments, **environment)
 
     yield run
     server.tidy()
@@ -366,7 +367,7 @@ dist.destroy_process_group()
 
 
 def test_instances_find_each_other_through_torch(poprun):
-    run = poprun(["--num-instances", "2"], REDUCE)
+    run = poprun(["--num-instances", "2"], REDUCE, command=python())
     assert run.status == 0, run.err
     assert run.lines(0) == run.lines(1) == ["sum 3.0 2"]
 
