@@ -4,6 +4,7 @@
 // register. A tile of pixels of a row stays in registers; each input is broadcast once and meets
 // all columns of the kernel. Libraries reach a third of the processor's speed with so few channels.
 #include <algorithm>
+#include <cstring>
 #include <type_traits>
 
 #include "channel_sums.h"
@@ -13,13 +14,31 @@
 namespace abele::channels_last {
 namespace {
 
+// Writes the first `lanes` of the sums of COUNT pixels.
+template <int V, int COUNT>
+void write(const Vec<V>* sums, float* y, Index out, Index lanes) {
+  if (lanes == V) {
+#pragma GCC unroll 32
+    for (int p = 0; p < COUNT; ++p) store<V>(y + p * out, sums[p]);
+    return;
+  }
+  float values[COUNT * V];
+  // Where pixels follow each other, what is too much of one is written over by the next.
+  const Index step = lanes == out ? out : V;
+#pragma GCC unroll 32
+  for (int p = 0; p < COUNT; ++p) store<V>(values + p * step, sums[p]);
+  if (lanes == out) return void(std::memcpy(y, values, COUNT * out * sizeof(float)));
+  for (int p = 0; p < COUNT; ++p) std::copy_n(values + p * V, lanes, y + p * out);
+}
+
 // rows[k] points at the first input of the tile, `K / 2` pixels left of it; null is a row of zeros.
 // packed: [K][in][K][V].
-template <int V, int K>
+template <int V, int K, int COUNT>
 void tile(const float* const* rows, Index in, const float* packed, const float* bias, float slope,
           float* y, Index out, Index lanes) {
-  Vec<V> sums[PIXELS];
-  for (int p = 0; p < PIXELS; ++p) sums[p] = load<V>(bias);
+  Vec<V> sums[COUNT];
+#pragma GCC unroll 32
+  for (int p = 0; p < COUNT; ++p) sums[p] = load<V>(bias);
   for (int k = 0; k < K; ++k) {
     const float* row = rows[k];
     if (row == nullptr) continue;
@@ -28,23 +47,18 @@ void tile(const float* const* rows, Index in, const float* packed, const float* 
       Vec<V> weights[K];
       for (int i = 0; i < K; ++i) weights[i] = load<V>(w + i * V);
 #pragma GCC unroll 32
-      for (int q = 0; q < PIXELS + K - 1; ++q) {
+      for (int q = 0; q < COUNT + K - 1; ++q) {
         const float value = row[q * in + c];
 #pragma GCC unroll 8
         for (int i = 0; i < K; ++i)
-          if (q - i >= 0 && q - i < PIXELS) sums[q - i] += value * weights[i];
+          if (q - i >= 0 && q - i < COUNT) sums[q - i] += value * weights[i];
       }
     }
   }
-  for (int p = 0; p < PIXELS; ++p) {
-    Vec<V> z = sums[p];
-    if (slope != 1.0f) z = z > 0.0f ? z : z * slope;
-    if (lanes == V) {
-      store<V>(y + p * out, z);
-    } else {
-      for (Index v = 0; v < lanes; ++v) y[p * out + v] = z[v];
-    }
-  }
+  if (slope != 1.0f)
+#pragma GCC unroll 32
+    for (int p = 0; p < COUNT; ++p) sums[p] = sums[p] > 0.0f ? sums[p] : sums[p] * slope;
+  write<V, COUNT>(sums, y, out, lanes);
 }
 
 struct Image {
@@ -53,13 +67,13 @@ struct Image {
 };
 
 // One row of the result for one block of V output channels, of which `lanes` exist.
-template <int V, int K>
+template <int V, int K, int COUNT>
 void one_row(const Image& x, Index r, const float* packed, const float* bias, float slope, float* y,
              Index out, Index lanes, float* edge) {
-  constexpr Index HALF = K / 2, SPAN = PIXELS + K - 1;
-  for (Index i = 0; i < x.width; i += PIXELS) {
+  constexpr Index HALF = K / 2, SPAN = COUNT + K - 1;
+  for (Index i = 0; i < x.width; i += COUNT) {
     // The last tile may overlap the one before.
-    const Index first = std::min(i, x.width - PIXELS), left = first - HALF;
+    const Index first = std::min(i, x.width - COUNT), left = first - HALF;
     const Index begin = std::max<Index>(left, 0), end = std::min(left + SPAN, x.width);
     const float* rows[K];
     for (int k = 0; k < K; ++k) {
@@ -77,7 +91,7 @@ void one_row(const Image& x, Index r, const float* packed, const float* bias, fl
                 copy + (begin - left) * x.channels);
       rows[k] = copy;
     }
-    tile<V, K>(rows, x.channels, packed, bias, slope, y + first * out, out, lanes);
+    tile<V, K, COUNT>(rows, x.channels, packed, bias, slope, y + first * out, out, lanes);
   }
 }
 
@@ -114,6 +128,16 @@ const float* pack(const Conv& conv, const float* weight, bool back, Scratch& scr
   return packed;
 }
 
+// Pixels of longer tiles, where registers suffice for them. Then no sum has to wait for its last
+// product, which is worth a twelfth; but more pixels are computed twice.
+template <int K>
+constexpr int LONG = K > 1 && PIXELS == 8 ? 10 : PIXELS;
+template <int K>
+bool gains_by_long_tiles(Index width) {
+  return width >= LONG<K> &&
+         12 * LONG<K> * ceil_div(width, LONG<K>) < 13 * PIXELS * ceil_div(width, PIXELS);
+}
+
 template <int V, int K>
 void convolve(const Conv& conv, const float* x, const float* weight, const float* bias, float* y,
               bool back, int threads, Scratch& scratch) {
@@ -123,7 +147,8 @@ void convolve(const Conv& conv, const float* x, const float* weight, const float
   float* start = scratch.zeros<float>(rounded<V>(sides.out));
   if (bias != nullptr) std::copy(bias, bias + sides.out, start);
   const float slope = back ? 1.0f : static_cast<float>(conv.slope);
-  const Index edge = K * (PIXELS + K - 1) * sides.in;
+  const Index edge = K * (LONG<K> + K - 1) * sides.in;
+  const auto row = gains_by_long_tiles<K>(width) ? one_row<V, K, LONG<K>> : one_row<V, K, PIXELS>;
   float* edges = scratch.take<float>(threads * edge);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
   for (int t = 0; t < threads; ++t) {
@@ -131,9 +156,9 @@ void convolve(const Conv& conv, const float* x, const float* weight, const float
     for (Index r = first; r < first + rows; ++r) {
       const Image from{x + r / height * height * width * sides.in, height, width, sides.in};
       for (Index block = 0; block < sides.out; block += V)
-        one_row<V, K>(from, r % height, packed + block * sides.in * K * K, start + block, slope,
-                      y + r * width * sides.out + block, sides.out,
-                      std::min<Index>(V, sides.out - block), edges + t * edge);
+        row(from, r % height, packed + block * sides.in * K * K, start + block, slope,
+            y + r * width * sides.out + block, sides.out, std::min<Index>(V, sides.out - block),
+            edges + t * edge);
     }
   }
 }
