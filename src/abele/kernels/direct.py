@@ -7,12 +7,17 @@ limits come from ``benchmarks/convolutions.py``.
 
 from __future__ import annotations
 
+import torch
+
 from abele.kernels.convolution import Convolution
 
 # More weights than this leave the nearest cache, and the library is as fast.
 _MOST_WEIGHTS = 32 * 32 * 9
 # The kernel takes that many pixels of a row at once.
 _LEAST_WIDTH = 16
+# With so few channels and registers of eight, transforms take Winograd's way as long as it saves
+# with multiplications.
+_MOST_CHANNELS_OF_HALVES = 16
 
 
 def gains(convolution: Convolution) -> bool:
@@ -26,4 +31,13 @@ def gains(convolution: Convolution) -> bool:
         and set(convolution.padding) == {width // 2}
         and convolution.image.shape[3] >= _LEAST_WIDTH
         and convolution.weight.numel() <= _MOST_WEIGHTS
+    )
+
+
+def gains_over_winograd(convolution: Convolution) -> bool:
+    """Return whether they are also faster than Winograd's way."""
+    return (
+        gains(convolution)
+        and torch.backends.cpu.get_cpu_capability() == "AVX2"
+        and max(convolution.weight.shape[:2]) <= _MOST_CHANNELS_OF_HALVES
     )

@@ -20,7 +20,7 @@ class Way(enum.Enum):
 
 def way_of(convolution: Convolution) -> Way | None:
     """Return which kernels are the fastest for a convolution; ``None``: the library's."""
-    if winograd.gains(convolution):
+    if winograd.gains(convolution) and not direct.gains_over_winograd(convolution):
         return Way.WINOGRAD
     if patches.gains(convolution):
         return Way.PATCHES

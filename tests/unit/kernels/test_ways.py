@@ -62,6 +62,22 @@ def test_the_fastest_kernel_is_called(image, out, padding, way, backward):
         assert calls == [f"abele_{how}_{PARTS[backward]}"]
 
 
+@pytest.mark.parametrize(
+    ("image", "out", "way"),
+    [
+        ((1, 16, 64, 64), 16, Way.DIRECT),
+        ((1, 16, 64, 64), 32, Way.WINOGRAD),
+        ((1, 32, 64, 64), 16, Way.WINOGRAD),
+        ((1, 16, 15, 15), 16, Way.WINOGRAD),  # no direct code: rows are too short
+    ],
+    ids=str,
+)
+def test_registers_of_eight_take_sixteen_channels_directly(monkeypatch, image, out, way):
+    """There Winograd's way saves no more than its transforms take."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert way_of(convolution_of(node(image, out, 1, backward=False))) is way
+
+
 def values(each):
     """The arguments of a node, with tensors for its inputs."""
     given = [
