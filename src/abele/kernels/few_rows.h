@@ -19,7 +19,10 @@ void few_rows_tile(Index k, const float* __restrict a, const float* __restrict b
   for (Index p = 0; p < k; ++p) {
     const Vec rows = load(a + p * LANES);
 #pragma GCC unroll 8
-    for (int j = 0; j < columns; ++j) sums[j] += broadcast(b[j * step + p]) * rows;
+    for (int j = 0; j < columns; ++j) {
+      keep_alone<columns>(sums[j]);
+      sums[j] += broadcast(b[j * step + p]) * rows;
+    }
   }
 #pragma GCC unroll 8
   for (int j = 0; j < columns; ++j) {

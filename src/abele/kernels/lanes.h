@@ -43,6 +43,14 @@ inline void keep(Vec& v) {
 #endif
 }
 
+// For the only sum of a loop: compilers round each of its products by themselves on some processors, where
+// a sum that does not seem to be that of the turn before is added to in one operation. Sums have the
+// same bits whatever else is computed beside them.
+template <int sums>
+inline void keep_alone(Vec& sum) {
+  if (sums == 1) keep(sum);
+}
+
 using Quad = float __attribute__((vector_size(16)));
 
 inline Vec broadcast(float value) { return value - Vec{}; }

@@ -34,7 +34,10 @@ void small_tile(Index inner, Matrix a, Matrix b, float* c, Index c_row, bool add
       Vec value = broadcast(column[i]);
       keep(value);
 #pragma GCC unroll 2
-      for (int v = 0; v < vectors; ++v) sums[i][v] += value * columns[v];
+      for (int v = 0; v < vectors; ++v) {
+        keep_alone<rows * vectors>(sums[i][v]);
+        sums[i][v] += value * columns[v];
+      }
     }
     column.next(), b.data += b.row;
   }

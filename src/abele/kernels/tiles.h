@@ -101,7 +101,10 @@ void tile(Index k, Matrix a, const float* __restrict b, float* __restrict c, Ind
       Vec value = broadcast(column[i]);
       keep(value);
 #pragma GCC unroll 2
-      for (int v = 0; v < vectors; ++v) sums[i][v] += value * columns[v];
+      for (int v = 0; v < vectors; ++v) {
+        keep_alone<rows * vectors>(sums[i][v]);
+        sums[i][v] += value * columns[v];
+      }
     }
     column.next();
     b += PRODUCT_COLUMNS;
