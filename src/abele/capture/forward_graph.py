@@ -17,7 +17,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
@@ -299,7 +298,7 @@ class _Calls(torch.fx.Interpreter):
         if n.target is torch.set_grad_enabled:
             # Recorded with gradients on: leaving a ``no_grad`` goes back to what is around forward.
             return torch.set_grad_enabled(bool(n.args[0]) and self._outer)
-        if isinstance(n.target, HigherOrderOperator):
+        if isinstance(n.target, _torch.HigherOrderOperator):
             _torch.prepare_control_flow()
         custom = n.meta.get("custom")
         if custom is None:
