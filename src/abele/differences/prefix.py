@@ -7,6 +7,7 @@ import dataclasses
 import torch
 
 from abele.program import Program, Role, Slot, is_getitem, writes
+from abele.program.dead_nodes import erase_dead_nodes
 from abele.program.ownership import own_outputs
 
 Node = torch.fx.Node
@@ -43,7 +44,7 @@ def prefix(program: Program, count: int) -> tuple[Program, tuple[str, ...]]:
     returned = [node for node in copies if _is_needed(node, copies)]
     graph.output([copies[node] for node in returned])
     module = torch.fx.GraphModule(program.graph, graph)
-    module.graph.eliminate_dead_code()
+    erase_dead_nodes(module)
     own_outputs(module)
     outputs = tuple(_slot(node) for node in returned)
     made = program.replace(graph=module, inputs=tuple(inputs), outputs=outputs, checks=())

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import copy
 from collections.abc import Generator
 from typing import Any
 
 import torch
-from torch.fx.graph import CodeGen
 
 from abele import _torch
 from abele._torch import OpOverload
+from abele._torch.copies import copied_graph
 from abele.program import Program
 
 # The graph made by the previous pass, while no other code refers to it.
@@ -43,9 +42,7 @@ def editable(program: Program) -> torch.fx.GraphModule:
     """Return a copy of the program's graph that shares constants but no nodes."""
     if program.graph is _private.get():
         return program.graph
-    graph = _torch.graph_module(program.graph, copy.deepcopy(program.graph.graph))
-    graph.graph.set_codegen(CodeGen())
-    return graph
+    return _torch.graph_module(program.graph, copied_graph(program.graph.graph))
 
 
 def finished(program: Program, graph: torch.fx.GraphModule) -> Program:

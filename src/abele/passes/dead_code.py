@@ -7,20 +7,15 @@ A random operation goes too if nothing reads it: the stream of a program is its 
 
 from __future__ import annotations
 
-import torch
-
 from abele.passes._edit import editable, finished
-from abele.program import Program, writes
+from abele.program import Program
+from abele.program.dead_nodes import erase_dead_nodes, stays_in_program
 
 
 def dead_code(program: Program) -> Program:
     """Keep inputs, outputs, writes and what they need."""
-    if all(node.users or _stays(node) for node in program.graph.graph.nodes):
+    if all(node.users or stays_in_program(node) for node in program.graph.graph.nodes):
         return program
     graph = editable(program)
-    graph.graph.eliminate_dead_code(_stays)
+    erase_dead_nodes(graph, stays_in_program)
     return finished(program, graph)
-
-
-def _stays(node: torch.fx.Node) -> bool:
-    return node.op in ("placeholder", "output") or writes(node)

@@ -27,6 +27,7 @@ from abele.program.core import (
     subgraphs,
     writes,
 )
+from abele.program.dead_nodes import erase_dead_nodes
 from abele.program.ownership import own_outputs
 
 Node = torch.fx.Node
@@ -218,7 +219,7 @@ class _PartCutter:
 
     def _program(self, outputs: list[Slot]) -> Program:
         module = torch.fx.GraphModule(self.whole.program.graph, self.graph)
-        module.graph.eliminate_dead_code()
+        erase_dead_nodes(module)
         own_outputs(module)
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         written = {node_argument(n, 0) for n in module.graph.nodes if writes(n)}

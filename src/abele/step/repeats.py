@@ -17,6 +17,7 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 
 from abele import _torch
+from abele._torch.copies import copied_node
 from abele.program import has_tag
 
 Nodes = list[torch.fx.Node]
@@ -84,7 +85,7 @@ class _Pattern:
         copies = dict(zip(self.tensors, tensors, strict=True))
         values: dict[torch.dtype, torch.Tensor] = {}
         for node in self.nodes:
-            copies[node] = copied = node.graph.node_copy(node, lambda old: copies.get(old, old))
+            copies[node] = copied = copied_node(node.graph, node, lambda old: copies.get(old, old))
             if layout != self.layout and copied.meta["val"].dim():
                 assert layout is not None
                 _lay_out(copied, layout, values)

@@ -25,6 +25,7 @@ from abele.errors import CaptureError
 from abele.program import called_operator, is_getitem, node_argument, writes
 from abele.program.aliasing import Aliases
 from abele.program.aliasing import written as _written
+from abele.program.dead_nodes import erase_dead_nodes
 from abele.program.printing import user_line
 from abele.trace.control_flow import restore_views
 from abele.trace.layouts import Results
@@ -58,7 +59,7 @@ def pure(graph: torch.fx.GraphModule, fakes: Sequence[torch.Tensor]) -> torch.fx
         graph = _retraced(graph, fakes)
     lower(graph, constants)
     graph.graph.set_codegen(CodeGen())
-    graph.graph.eliminate_dead_code()
+    erase_dead_nodes(graph)
     restore_views(graph)
     graph.recompile()
     return graph

@@ -22,6 +22,7 @@ import torch
 
 from abele import _torch
 from abele._torch import OpOverload
+from abele._torch.copies import copied_node
 from abele.containers import is_sequence
 from abele.trace.constants import computed, results
 from abele.trace.layouts import UnknownError, key_of_call, layout_of
@@ -254,7 +255,7 @@ class _Memo:
             reachable = all(each in copies for each in node.all_input_nodes)
             if node.op != "call_function" or not reachable:
                 return None
-            copies[node] = self._memory.node_copy(node, copies.__getitem__)
+            copies[node] = copied_node(self._memory, node, copies.__getitem__)
             copies[node].meta = {key: node.meta[key] for key in _META if key in node.meta}
         try:
             with _torch.without_torch_function_modes():
@@ -298,7 +299,7 @@ class _Memo:
         copies = dict(zip(remembered.inputs, nodes, strict=True))
         stack = self._stack()
         for node in remembered.nodes:
-            copies[node] = copied = self._trace.graph.node_copy(node, copies.__getitem__)
+            copies[node] = copied = copied_node(self._trace.graph, node, copies.__getitem__)
             if stack:
                 copied.stack_trace = stack
         with _torch.without_torch_function_modes():

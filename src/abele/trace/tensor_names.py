@@ -32,6 +32,7 @@ from abele.program import (
     returned_nodes,
     writes,
 )
+from abele.program.dead_nodes import erase_dead_nodes
 from abele.program.printing import node_phase
 from abele.step import loss_scaling
 
@@ -125,7 +126,7 @@ class Lookup:
         self._names |= dict.fromkeys(new)
         chosen = [name for name in self._requested if name in new]
         output_node(graph).args = ([*outputs, *(new[name] for name in chosen)],)
-        graph.graph.eliminate_dead_code()
+        erase_dead_nodes(graph)
         graph.recompile()
         return tuple(chosen)
 

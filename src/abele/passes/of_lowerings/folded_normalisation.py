@@ -18,7 +18,8 @@ from abele import _torch
 from abele.ops import norm_activation
 from abele.passes._edit import editable, finished
 from abele.passes.of_lowerings.fused_normalisation import ACTIVATIONS
-from abele.program import Program, is_getitem, writes
+from abele.program import Program, is_getitem
+from abele.program.dead_nodes import erase_dead_nodes, stays_in_program
 
 aten = torch.ops.aten
 
@@ -32,9 +33,7 @@ def folded_normalisation(program: Program) -> Program:
     for node in list(graph.graph.nodes):
         if node.target is aten._native_batch_norm_legit_no_training.default:
             folds.replace(node)
-    graph.graph.eliminate_dead_code(
-        lambda node: node.op in ("placeholder", "output") or writes(node)
-    )
+    erase_dead_nodes(graph, stays_in_program)
     return finished(program, graph)
 
 

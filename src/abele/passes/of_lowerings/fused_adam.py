@@ -19,6 +19,7 @@ import torch
 from abele.ops import adam
 from abele.passes._edit import editable, finished
 from abele.program import Program
+from abele.program.dead_nodes import erase_dead_nodes, stays_in_program
 
 aten = torch.ops.aten
 
@@ -67,9 +68,7 @@ def fused_adam(program: Program) -> Program:
         by_rule.setdefault(update.rule, []).append(update)
     for rule, updates in by_rule.items():
         _join(rule, updates, writes[0])
-    graph.graph.eliminate_dead_code(
-        lambda node: node.op in ("placeholder", "output") or node.target is aten.copy_.default
-    )
+    erase_dead_nodes(graph, stays_in_program)
     return finished(program, graph)
 
 

@@ -21,7 +21,8 @@ import torch
 
 from abele.ops import norm_activation
 from abele.passes._edit import editable, finished
-from abele.program import Program, is_getitem, node_argument, writes
+from abele.program import Program, is_getitem, node_argument
+from abele.program.dead_nodes import erase_dead_nodes, stays_in_program
 from abele.trace.layouts import Results
 
 aten = torch.ops.aten
@@ -52,9 +53,7 @@ def fused_normalisation(program: Program) -> Program:
     for node in list(graph.graph.nodes):
         if node.target is aten.convolution_backward.default:
             _drop_zero_gradient(node, zeros)
-    graph.graph.eliminate_dead_code(
-        lambda node: node.op in ("placeholder", "output") or writes(node)
-    )
+    erase_dead_nodes(graph, stays_in_program)
     return finished(program, graph)
 
 

@@ -26,7 +26,8 @@ from abele.passes.of_lowerings.fused_normalisation import (
     results_of,
     undoes,
 )
-from abele.program import Program, node_argument, writes
+from abele.program import Program, node_argument
+from abele.program.dead_nodes import erase_dead_nodes, stays_in_program
 from abele.trace.layouts import Results
 
 aten = torch.ops.aten
@@ -55,9 +56,7 @@ def fused_sums(program: Program) -> Program:
             match = _match(node)
             if match is not None and not _is_read_before(match, order):
                 _replace(match, results)
-    graph.graph.eliminate_dead_code(
-        lambda node: node.op in ("placeholder", "output") or writes(node)
-    )
+    erase_dead_nodes(graph, stays_in_program)
     return finished(program, graph)
 
 

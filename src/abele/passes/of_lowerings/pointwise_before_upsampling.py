@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from abele.passes._edit import editable, finished
-from abele.program import Program, is_getitem, node_argument, writes
+from abele.program import Program, is_getitem, node_argument
+from abele.program.dead_nodes import erase_dead_nodes, stays_in_program
 
 aten = torch.ops.aten
 
@@ -45,9 +46,7 @@ def pointwise_before_upsampling(program: Program) -> Program:
         pair = _match(node) if node.target in _BACKWARD else None
         if pair is not None:
             _exchange(pair)
-    graph.graph.eliminate_dead_code(
-        lambda node: node.op in ("placeholder", "output") or writes(node)
-    )
+    erase_dead_nodes(graph, stays_in_program)
     return finished(program, graph)
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import ctypes
 from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from torch.fx.graph import CodeGen
 
 from abele import _torch
+from abele._torch.copies import copied_graph
 from abele.arena import Arena
 from abele.ops import adam, norm_activation
 from abele.program import Program, is_getitem, node_argument
@@ -68,8 +67,7 @@ def with_clocks(program: Program, library: ctypes.CDLL, arena: Arena | None = No
 
 def _replaced(program: Program, library: ctypes.CDLL) -> torch.fx.GraphModule:
     """The graph with what is called in the place of each operator."""
-    graph = _torch.graph_module(program.graph, copy.deepcopy(program.graph.graph))
-    graph.graph.set_codegen(CodeGen())
+    graph = _torch.graph_module(program.graph, copied_graph(program.graph.graph))
     lifetimes = Lifetimes(graph.graph)
     for node in list(graph.graph.nodes):
         kernel = (
