@@ -1,8 +1,8 @@
 """A program of several instances whose steps are interpreted until each has compiled programs.
 
 ``instances_starting.py FOLDER WHAT`` keeps what an instance found in FOLDER. The processes that
-compile are real. They "compile" for the interpreter, which needs no compiler; with
-``ABELE_TARGET=cpu`` they really do. WHAT is
+compile are forked from this program, which has loaded torch. They "compile" for the interpreter,
+which needs no compiler; with ``ABELE_TARGET=cpu`` they really do. WHAT is
 
 late     instance 1's process is stopped until instance 0 has voted for the compiled programs
 killed   instance 1's process is killed
@@ -26,9 +26,10 @@ import torch
 import popdist
 import popdist.poptorch
 import poptorch
-from abele.compile import tiers
+from abele.compile import process, tiers, worker
 from abele.compile.worker_process import FromWorker
 from abele.targets import get_target
+from helpers.killed_workers import Forked
 from helpers.wrapping import rows, scorer, sgd
 
 
@@ -40,6 +41,32 @@ def _pretend_to_compile() -> None:
         lowering.compiles = True
     module: Any = importlib.import_module("abele.compile.build")
     module.choose_target = lambda: (reference, False)
+
+
+def _have_forks_compile() -> None:
+    """Forks the process that will compile now, while this one has no other threads."""
+    parent, (reading, writing) = str(os.getpid()), os.pipe()
+
+    def work() -> None:
+        os.close(writing)
+        with os.fdopen(reading) as told:
+            folder = told.read()
+        if folder:  # else nobody wanted it
+            os.nice(19)
+            worker.main(folder, parent)
+
+    forked, plain = Forked(work), process._started
+    os.close(reading)
+
+    def started(command: list[str], folder: Path) -> Any:
+        if worker.__name__ not in "".join(command):
+            return plain(command, folder)
+        with os.fdopen(writing, "w") as told:
+            told.write(str(folder))
+        return forked
+
+    patched: Any = process
+    patched._started = started
 
 
 def _workers() -> list[FromWorker]:
@@ -59,6 +86,7 @@ def main() -> None:
     """Trains as one instance until something has been decided, and two updates more."""
     folder, what = Path(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
+    _have_forks_compile()
     popdist.init()
     index = popdist.getInstanceIndex()
     if os.environ["ABELE_TARGET"] == "reference":
