@@ -15,9 +15,9 @@
 namespace abele {
 inline namespace ABELE_LENGTH {
 
-// Register blocks of output channels x columns leave room for the operands.
-constexpr int MAX_ROWS = REGISTERS == 32 ? 6 : 4;
-constexpr int MAX_COLS = REGISTERS == 32 ? 4 : 3;
+// Register blocks of output channels x columns leave room for the operands. With few registers high
+// ones: five channels, one block, would be two low ones, of which neither keeps the multipliers busy.
+constexpr int MAX_ROWS = 6, MAX_COLS = REGISTERS == 32 ? 4 : 2;
 // Pixels that one task computes before it writes them back, small enough to stay in cache.
 constexpr Index PIXELS_PER_TASK = 128;
 
@@ -123,11 +123,14 @@ void correlate_tile(const Tile& t) {
       const Vec* in = t.in + c * t.in_plane + i * t.in_row;
       const float* weight = t.weight + c * t.weight_plane + i * t.weight_row;
       for (Index j = 0; j < t.tap_cols; ++j, ++in, weight += t.weight_step) {
+        Vec pixels[COLS];
+#pragma GCC unroll 8
+        for (int k = 0; k < COLS; ++k) pixels[k] = in[k * t.stride], keep(pixels[k]);
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r) {
           const Vec w = broadcast(weight[r]);
 #pragma GCC unroll 8
-          for (int k = 0; k < COLS; ++k) sums[r][k] += w * in[k * t.stride];
+          for (int k = 0; k < COLS; ++k) sums[r][k] += w * pixels[k];
         }
       }
     }
