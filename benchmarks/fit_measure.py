@@ -216,7 +216,9 @@ def measured(name: str, way: str, setting: str, limited: bool) -> dict[str, Any]
     for _ in range(_WARM):
         step()
     most = _status("VmHWM") - files
+    kept[0] = None  # a loss may have more memory than it touches
     share = _without_tensors()
+    step()
     before = running.counts()
     times: list[float] = []
     peak = _peak(lambda: _timed(step, times))

@@ -199,6 +199,20 @@ class Pointwise(nn.Module):
         return plain_loss(self.wide(y), "mean")
 
 
+class FewChannels(nn.Module):
+    """Convolutions of one, two and three channels, as they lie or in blocks, and back to one."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(1, 2, 3), nn.Conv2d(2, 3, 3, 2, padding=1)
+        self.three = nn.Conv2d(3, 12, 5, padding=2)
+        self.back = nn.ConvTranspose2d(12, 1, 2, stride=2)
+
+    def forward(self, x):
+        y = self.three(self.two(self.one(x).relu()).relu()).relu()
+        return plain_loss(self.back(y), "mean")
+
+
 class Half(nn.Module):
     """Convolutions and products in half, whose sums are made in float32."""
 
@@ -267,6 +281,8 @@ CASES = {
     "lstm": (lambda: Sequences(), (64, 16, 32)),
 }
 TRAINED = {
+    "few channels": (FewChannels, torch.float32, (16, 1, 34, 34)),
+    "strided": (lambda: Images(2), torch.float32, (4, 3, 32, 32)),
     "pointwise": (Pointwise, torch.float32, (16, 2, 32, 32)),
     "half": (Half, torch.float16, (4, 3, 32, 32)),
     "half by groups": (HalfByGroups, torch.float16, (4, 3, 64, 64)),

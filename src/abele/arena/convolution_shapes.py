@@ -92,6 +92,21 @@ def of(
     )
 
 
+def blocked(tensor: torch.Tensor, block: int, axes: tuple[int, ...] = (1,)) -> int:
+    """Bytes with the numbers of channels made multiples of ``block``.
+
+    Args:
+        tensor: an image ``[N, C, H, W]`` or a weight.
+        block: channels that lie beside each other.
+        axes: of the channels.
+    """
+    size = tensor.nbytes
+    for axis in axes:
+        count = tensor.shape[axis]
+        size = size // count * (-(-count // block) * block) if count else 0
+    return size
+
+
 def _lies_channels_last(tensor: torch.Tensor) -> bool:
     if tensor.is_contiguous() or tensor.dim() not in _CHANNELS_LAST:
         return False

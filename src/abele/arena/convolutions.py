@@ -6,39 +6,35 @@ from typing import cast
 
 import torch
 
-from abele.arena import columns, convolution_shapes
+from abele.arena import columns, convolution_shapes, convolutions_avx2
 from abele.arena.calls import Calls, value
-from abele.arena.convolution_shapes import Convolution
+from abele.arena.convolution_shapes import Convolution, blocked
 
 _FEW = 3  # channels that convolutions read as they lie
 _SMALL_BLOCK = 8
 
 
-def _block() -> int:
-    return 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
+def _is_avx2() -> bool:
+    return torch.backends.cpu.get_cpu_capability() != "AVX512"
 
 
-def _blocked(tensor: torch.Tensor, block: int, axes: tuple[int, ...] = (1,)) -> int:
-    """Bytes with so many channels at least, or a multiple of that."""
-    size = tensor.nbytes
-    for axis in axes:
-        count = tensor.shape[axis]
-        size = size // count * (-(-count // block) * block) if count else 0
-    return size
+def block() -> int:
+    """Numbers of a vector register, and channels in a block."""
+    return convolutions_avx2.BLOCK if _is_avx2() else 16
 
 
 def _weight(c: Convolution, *, least: int) -> int:
     """Bytes of the weight in blocks; input channels have some of ``least``, 1 for none."""
     outputs, inputs = (1, 0) if c.transposed else (0, 1)
-    block = _block() if c.w.shape[inputs] >= _block() else least
-    size = _blocked(c.w, _block(), (outputs,))
+    together = block() if c.w.shape[inputs] >= block() else least
+    size = blocked(c.w, block(), (outputs,))
     count = c.w.shape[inputs]
-    return size // count * (-(-count // block) * block) if count else 0
+    return size // count * (-(-count // together) * together) if count else 0
 
 
 def _image(c: Convolution) -> int:
     """Bytes of the image in blocks where forward makes them."""
-    return _blocked(c.x, _block()) if c.pointwise or c.x.shape[1] >= _block() else 0
+    return blocked(c.x, block()) if c.pointwise or c.x.shape[1] >= block() else 0
 
 
 def _scratch(c: Convolution) -> int:
@@ -51,7 +47,12 @@ def _scratch(c: Convolution) -> int:
 
 def _result(c: Convolution) -> int:
     """Bytes of the result in blocks; a transposed one has none."""
-    return c.y.nbytes if c.transposed else _blocked(c.y, _block())
+    return c.y.nbytes if c.transposed else blocked(c.y, block())
+
+
+def _plain(images: torch.Tensor) -> int:
+    """Bytes of images whose channels were last; one channel lies the same way."""
+    return 0 if _is_avx2() and images.shape[1] == 1 else images.nbytes
 
 
 def forward(node: torch.fx.Node, channels_last: bool) -> Calls | None:
@@ -70,14 +71,22 @@ def forward(node: torch.fx.Node, channels_last: bool) -> Calls | None:
         calls.result(0)
         calls.free(calls.make(w.nbytes), weight)
     else:
-        sizes = _scratch(c), _image(c), _weight(c, least=1), _result(c)
-        *inputs, result = map(calls.make, sizes)
+        *inputs, result = map(calls.make, _of_forward(c))
+        if c.transposed and _is_avx2():
+            calls.elsewhere.add(inputs[0])  # its size is not known to the byte
         calls.free(*inputs)
-        plain = calls.make(c.y.nbytes if c.transposed and c.strided else 0)
+        plain = calls.make(_plain(c.y) if c.transposed and c.strided else 0)
         calls.result(0)
         calls.free(plain, result)
     calls.free(copied)
     return calls
+
+
+def _of_forward(c: Convolution) -> tuple[int, int, int, int]:
+    """Bytes of scratch memory, image, weight and result in oneDNN's order."""
+    if c.transposed and _is_avx2():
+        return convolutions_avx2.transposed(c)
+    return _scratch(c), _image(c), _weight(c, least=1), _result(c)
 
 
 def with_activation(node: torch.fx.Node, channels_last: bool) -> Calls | None:
@@ -138,24 +147,35 @@ def _backward_in_place(c: Convolution, calls: Calls, wanted: list[bool]) -> None
 
 def _input_gradient(c: Convolution, calls: Calls) -> None:
     turned = c.strided and not c.transposed
-    few = c.transposed and c.y.shape[1] < _block()
-    gradient = calls.make(0 if few else _blocked(c.y, _block()))
-    weight = calls.make(_weight(c, least=_block()))
-    result = calls.make(c.x.nbytes if turned else _blocked(c.x, _block()))
+    gradient, weight, result = map(calls.make, _of_input_gradient(c))
     calls.free(gradient, weight)
-    plain = calls.make(c.x.nbytes if turned else 0)
+    plain = calls.make(_plain(c.x) if turned else 0)
     calls.result(0)
     calls.free(plain, result)
 
 
+def _of_input_gradient(c: Convolution) -> tuple[int, int, int]:
+    """Bytes of the result's gradient, the weight and the image's gradient in oneDNN's order."""
+    if _is_avx2():
+        return convolutions_avx2.input_gradient(c)
+    few = c.transposed and c.y.shape[1] < block()
+    gradient = 0 if few else blocked(c.y, block())
+    turned = c.strided and not c.transposed
+    result = c.x.nbytes if turned else blocked(c.x, block())
+    return gradient, _weight(c, least=block()), result
+
+
 def _weight_gradient(c: Convolution, calls: Calls) -> None:
+    if _is_avx2():
+        convolutions_avx2.weight_gradient(c, calls)
+        return
     channels, results = c.x.shape[1], c.y.shape[1]
-    small = results <= _SMALL_BLOCK and (c.transposed or _FEW < channels < _block())
+    small = results <= _SMALL_BLOCK and (c.transposed or _FEW < channels < block())
     small = small and not c.pointwise
     few = c.transposed and results <= _FEW
-    gradient = calls.make(0 if few else _blocked(c.y, _SMALL_BLOCK if small else _block()))
-    block = _SMALL_BLOCK if channels < _block() and not c.pointwise else _block()
-    image = calls.make(_blocked(c.x, block) if channels > _FEW else 0)
+    gradient = calls.make(0 if few else blocked(c.y, _SMALL_BLOCK if small else block()))
+    together = _SMALL_BLOCK if channels < block() and not c.pointwise else block()
+    image = calls.make(blocked(c.x, together) if channels > _FEW else 0)
     weight = calls.make(_weight(c, least=_SMALL_BLOCK if channels > _FEW else 1))
     calls.free(gradient, image)
     calls.result(1)

@@ -137,7 +137,6 @@ def _upsampling(node: torch.fx.Node, channels_last: bool) -> Calls | None:
 
 #: Bytes of the library's description of an LSTM, and what a row of its memory is a multiple of.
 _LSTM_LEAST, _LINE, _SAME_LINES = 4872, 64, 1024
-_UNITS = 32  # that its weights are filled up to
 
 
 def _lstm_forward(node: torch.fx.Node, channels_last: bool) -> Calls | None:
@@ -156,7 +155,8 @@ def _lstm_forward(node: torch.fx.Node, channels_last: bool) -> Calls | None:
     of_row = h.element_size() * units  # of one step: its gates, and states and cells around it
     step = rows * (_padded_row(4 * of_row) + 5 * _padded_row(of_row))
     gates = 4 * x.shape[0] * h.nbytes
-    filled = -(-units // _UNITS) * _UNITS
+    block = 2 * convolutions.block()  # registers that its weights are filled up to
+    filled = -(-units // block) * block
     made = [calls.make(each.nbytes // units * filled) for each in weights]
     calls.free(*made, calls.make(gates + step + _LSTM_LEAST))
     return calls
