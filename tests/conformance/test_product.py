@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
 
 import pytest
 import torch
@@ -164,6 +165,34 @@ def test_rows_come_once_with_the_bits_of_the_product(library, sizes, turned, thr
         result, times = by_rows(library, a, b, threads, ready)
         assert torch.equal(result, whole)
         assert torch.equal(times, torch.ones(rows, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_others_take_the_rows_of_a_thread_that_is_held_up(library, threads):
+    a = factor(1, 700, 20, turned=False, step=0, seed=5)
+    b = factor(1, 20, 1024, turned=False, step=0, seed=6)
+    missing, came, in_time = set(range(700)), threading.Event(), list[bool]()
+
+    def take(_context, _address, first, count):
+        missing.difference_update(range(first, first + count))
+        if not missing:
+            came.set()
+        if first == 0:
+            in_time.append(came.wait(20))
+
+    sizes = described(a, b)
+    sizes.c_next = sizes.c_row = 0
+    pointers = [each.data_ptr() for each in (a, b)]
+    library.abele_product_by_rows(ctypes.byref(sizes), *pointers, binding.Rows(take), None, threads)
+    assert in_time == [True]
+
+
+def test_threads_take_rows_of_a_product_one_after_the_other(library):
+    a = factor(1, 999, 385, turned=False, step=0, seed=5)
+    b = factor(1, 385, 200, turned=True, step=0, seed=6)
+    one = product(library, a, b)
+    for threads in (2, 3, 5):
+        assert torch.equal(product(library, a, b, threads), one)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

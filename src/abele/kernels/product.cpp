@@ -4,6 +4,7 @@
 // registers while it runs along the inner dimension, and b is packed so that it reads that in order.
 // Threads share c, never a sum, and the inner dimension is cut at places that depend on its size
 // alone: any number of threads gives the same bits.
+#include "blocks.h"
 #include "few_rows.h"
 #include "small_product.h"
 
@@ -16,6 +17,9 @@ constexpr Index A_WORK = BLOCK_ROWS / PRODUCT_ROWS * PACKED_ROWS * BLOCK_INNER;
 constexpr Index WORK = A_WORK + BLOCK_COLUMNS * BLOCK_INNER;
 // Results that stay in this cache until they are used, which brings others there.
 constexpr Index KEPT = 1 << 16;
+// Threads take rows one after the other where each can pack all of b, which is no larger than this. So
+// many rows are a block; with fewer, b would be read too often.
+constexpr Index SHARED = 1 << 18, ROWS_AT_ONCE = BLOCK_ROWS / 2;
 
 // With more rows, packing b costs little; with a shorter inner dimension, writing c lane by lane
 // costs more.
@@ -53,6 +57,7 @@ struct Share {
   float* c;
   Index c_row;
   bool added;
+  Index behind;  // rows that follow those of a in memory
 
   const float* columns_of(Part along, Index column) const {
     return packed + along.begin * packed_columns + (first_column + column) * along.size;
@@ -143,7 +148,9 @@ Upcoming rows_behind(const Share& share, const Block& block, Index cut, Index i,
     return {share.a.from(rows.begin, block.begin), rows.size, block.size};
   }
   const Index next = cut + block.count;
-  if (last < share.columns || next == cuts_of(share.inner)) return {};
+  if (last < share.columns) return {};
+  if (next == cuts_of(share.inner))
+    return {share.a.from(share.rows, 0), share.behind, inner_block(share.inner, 0).size};
   const Block behind = inner_block(share.inner, next);
   return {share.a.from(0, behind.begin), part(share.rows, blocks, 0).size, behind.size};
 }
@@ -245,7 +252,8 @@ Share whole(const AbeleProduct& p, const float* a, const float* b, float* c) {
           0,
           c,
           p.c_row,
-          p.added != 0};
+          p.added != 0,
+          0};
 }
 
 // One half of the inner dimension.
@@ -325,6 +333,54 @@ void pack_piece(const AbeleProduct& p, const float* b, float* packed, Index i) {
                      packed + along.begin * wide * PRODUCT_COLUMNS + column * along.size);
 }
 
+// Rows of a product: whole tiles, in as many blocks as threads take one after the other.
+Part rows_of(const AbeleProduct& p, Index blocks, Part some) {
+  const Index tiles = ceil_div(p.rows, PRODUCT_ROWS);
+  const Part last = part(tiles, blocks, some.begin + some.size - 1);
+  const Index begin = part(tiles, blocks, some.begin).begin * PRODUCT_ROWS;
+  return {begin, std::min(p.rows, (last.begin + last.size) * PRODUCT_ROWS) - begin};
+}
+Index row_blocks(const AbeleProduct& p, Index rows, int threads) {
+  const Index even = ceil_div(ceil_div(p.rows, rows), threads) * threads;
+  return std::min(ceil_div(p.rows, PRODUCT_ROWS), even);
+}
+
+// Calls then(c, rows) when c has these rows of a product. If c is null they lie in memory of the thread,
+// of which `kept` floats are for that. Each thread packs b for itself: from the cache of
+// another it would come more slowly.
+template <class Then>
+void multiply_rows(AbeleProduct p, const float* a, const float* b, float* c, Index blocks,
+                   Index kept, int threads, Scratch& memory, Then then) {
+  const Index unpacked = p.b_packed ? 0 : pieces(p);
+  const Index room = A_WORK + kept + (unpacked ? p.inner * whole_columns(p.columns) : 0);
+  const Each<float> work = memory.each<float>(room, threads);
+  const Blocks all(blocks, threads, memory);
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
+  for (int thread = 0; thread < threads; ++thread) {
+    float *mine = work.of(thread), *packed = mine + A_WORK + kept;
+    for (Index i = 0; i < unpacked; ++i) pack_piece(p, b, packed, i);
+    AbeleProduct ready = p;
+    ready.b_packed = 1;
+    const Share share = whole(ready, a, unpacked ? packed : b, c);
+    for (Part some; (some = all.next(thread)).size > 0;) {
+      const Part rows = rows_of(p, blocks, some);
+      Share now = share;
+      now.rows = rows.size, now.a = share.a.from(rows.begin, 0);
+      now.behind = p.rows - rows.begin - rows.size;
+      now.c = c == nullptr ? mine + A_WORK : c + rows.begin * p.c_row;
+      multiply(now, mine);
+      then(now.c, rows);
+    }
+  }
+}
+
+// Whether threads take rows of a product one after the other. There have to be enough, and all of b has to
+// be packed; of a turned a, few rows are parts of lines that the next need, too.
+bool takes_rows(const AbeleProduct& p, Index across) {
+  const bool near = p.inner * p.columns <= SHARED && p.a_column == 1;
+  return p.count == 1 && across == 1 && near && p.rows >= 4 * ROWS_AT_ONCE;
+}
+
 }  // namespace
 }  // namespace abele
 
@@ -336,16 +392,20 @@ int abele_product(const AbeleProduct* product, const float* a, const float* b, f
     const AbeleProduct& p = *product;
     if (p.halves) return multiply_in_halves(p, whole(p, a, b, c), threads, memory);
     const Way compute = way_of(p);
-    const Each<float> work = memory.each<float>(compute.room, threads);
     const auto nth = [&](Index i) {
       return whole(p, a + i * p.a_next, b + i * p.b_next, c + i * p.c_next);
     };
     if (threads == 1) {
-      for (Index i = 0; i < p.count; ++i) compute(nth(i), work.first);
+      float* work = memory.each<float>(compute.room, 1).first;
+      for (Index i = 0; i < p.count; ++i) compute(nth(i), work);
       return;
     }
     const bool alone = p.count >= threads;  // a thread computes whole products
     const Index across = alone ? 1 : column_parts(p, threads);
+    if (!compute.small && !compute.few && takes_rows(p, across))
+      return multiply_rows(p, a, b, c, row_blocks(p, ROWS_AT_ONCE, threads), 0, threads, memory,
+                           [](const float*, Part) {});
+    const Each<float> work = memory.each<float>(compute.room, threads);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int thread = 0; thread < threads; ++thread) {
       const Part some = alone ? part(p.count, threads, thread) : Part{0, p.count};
@@ -360,26 +420,12 @@ int abele_product_by_rows(const AbeleProduct* product, const float* a, const flo
                           AbeleRows then, void* context, int threads) {
   return guarded([&](Scratch& memory) {
     AbeleProduct p = *product;
-    const Index tiles = ceil_div(p.rows, PRODUCT_ROWS), kept = ceil_div(p.rows * p.columns, KEPT);
-    const Index blocks = std::min(tiles, ceil_div(kept, threads) * threads);
-    const Index result = ceil_div(p.rows, blocks) * p.columns;
-    const Index unpacked = p.b_packed ? 0 : pieces(p);
-    const Index room = A_WORK + result + (unpacked ? p.inner * whole_columns(p.columns) : 0);
-    const Each<float> work = memory.each<float>(room, threads);
-    p.b_packed = 1, p.c_row = 0;  // each block begins at the same place
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
-    for (int thread = 0; thread < threads; ++thread) {
-      float *mine = work.of(thread), *c = mine + A_WORK, *packed = c + result;
-      // Each thread for itself: from the cache of another it would come more slowly.
-      for (Index i = 0; i < unpacked; ++i) pack_piece(*product, b, packed, i);
-      const Part some = part(blocks, threads, thread);
-      for (Index i = some.begin; i < some.begin + some.size; ++i) {
-        Share share = share_of(p, whole(p, a, unpacked ? packed : b, c), blocks, 1, i);
-        share.c_row = p.columns;
-        multiply(share, mine);
-        then(context, c, part(p.rows, blocks, i).begin, share.rows);
-      }
-    }
+    p.c_row = p.columns, p.added = 0;
+    const Index most = std::max(KEPT / std::max<Index>(p.columns, 1) / Blocks::MOST, PRODUCT_ROWS);
+    const Index blocks = row_blocks(p, most, threads);
+    const Index tiles = ceil_div(ceil_div(p.rows, PRODUCT_ROWS), blocks) * Blocks::MOST;
+    multiply_rows(p, a, b, nullptr, blocks, tiles * PRODUCT_ROWS * p.columns, threads, memory,
+                  [&](const float* c, Part rows) { then(context, c, rows.begin, rows.size); });
   });
 }
 
