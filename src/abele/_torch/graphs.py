@@ -95,8 +95,17 @@ def _mode(
     return mode
 
 
+def results_of(function: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return what an operator returns for its arguments and further ones."""
+    return function(*args, **kwargs)
+
+
 def traced_operator(
-    mode: Any, function: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+    mode: Any,
+    function: OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    results_of: Callable[..., Any] = results_of,
 ) -> Any:
     """Return an operator's results, and add its node to the trace under way.
 
@@ -105,6 +114,7 @@ def traced_operator(
         function: the operator.
         args: its arguments, tensors without data among them.
         kwargs: further ones.
+        results_of: gives an operator's results on tensors without data; by default torch does.
     """
     decomposed = mode.decomposition_table.get(function)
     if decomposed is not None:
@@ -130,5 +140,5 @@ def traced_operator(
             return result
     name = tracer.graph._target_to_str(function.overloadpacket.__name__)
     made = tracer.create_proxy("call_function", function, *proxies, name=name)
-    result = function(*args, **kwargs)
+    result = results_of(function, args, kwargs)
     return track_tensor_tree(result, made, constant=None, tracer=tracer)

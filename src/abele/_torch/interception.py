@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import (
     get_proxy_mode,
 )
 
-from abele._torch.graphs import traced_operator
+from abele._torch.graphs import results_of, traced_operator
 
 # Of these torch keeps the values of constants, to answer who reads them.
 _OF_VALUES = (
@@ -35,10 +35,18 @@ class Interception:
         self._recorded: bool = mode.tracer.record_stack_traces
         return self
 
-    def intercept(self, call: Callable[..., Any], created: Callable[[torch.fx.Node], None]) -> None:
-        """Hand over operators: ``call`` gets each, its arguments, and what traces any operator.
+    def intercept(
+        self,
+        call: Callable[..., Any],
+        created: Callable[[torch.fx.Node], None],
+        results_of: Callable[..., Any] = results_of,
+    ) -> None:
+        """Hand over operators.
 
-        ``created`` gets each node that is traced, and writes its stack trace.
+        Args:
+            call: gets each, its arguments, and what traces any operator.
+            created: gets each node that is traced, and writes its stack trace.
+            results_of: gives an operator's results on tensors without data; by default torch does.
         """
         trace: Callable[..., Any] = self._mode.__class__.__torch_dispatch__
         create: Callable[..., torch.fx.Node] = self.tracer.create_node
@@ -58,7 +66,7 @@ class Interception:
 
         def run(function: Any, args: Any, kwargs: Any) -> Any:
             if is_ours and function not in _OF_VALUES:
-                return traced_operator(self._mode, function, args, kwargs)
+                return traced_operator(self._mode, function, args, kwargs, results_of)
             return trace(self._mode, function, (), tuple(args), kwargs)
 
         def create_node(*args: Any, **kwargs: Any) -> torch.fx.Node:

@@ -14,6 +14,7 @@ import torch
 
 from abele import _torch
 from abele.containers import is_sequence
+from abele.trace.known_results import results_of
 from abele.trace.result_layouts import actual
 
 OfTensor = Callable[[torch.Tensor], Hashable]
@@ -103,7 +104,7 @@ class Results:
         try:
             key = key_of_call(target, args, kwargs)
         except UnknownError:
-            return actual(target, args, target(*args, **kwargs))
+            return actual(target, args, results_of(target, args, kwargs))
         if key not in self._results:
-            self._results[key] = actual(target, args, target(*args, **kwargs))
+            self._results[key] = actual(target, args, results_of(target, args, kwargs))
         return self._results[key]

@@ -25,6 +25,7 @@ from abele._torch import OpOverload
 from abele._torch.copies import copied_node
 from abele.containers import is_sequence
 from abele.trace.constants import computed, results
+from abele.trace.known_results import results_of
 from abele.trace.layouts import UnknownError, key_of_call, layout_of
 from abele.trace.out_arguments import has_out, write_results
 from abele.trace.overlaps import each_once
@@ -96,7 +97,7 @@ def remembering(
     with _torch.Interception() as trace:
         plain = PlainTensors(trace, mode, state or {})
         memo = _Memo(trace, mode, plain)
-        trace.intercept(memo.call, memo.created)
+        trace.intercept(memo.call, memo.created, results_of)
         with plain.open():
             yield lambda: [(each, computed(each.node, trace.tracer)) for each in plain.written()]
 

@@ -16,6 +16,7 @@ from abele import _torch
 from abele._torch import OpOverload
 from abele.containers import is_sequence
 from abele.program import is_getitem, node_argument
+from abele.trace.known_results import results_of
 
 aten = torch.ops.aten
 
@@ -89,7 +90,7 @@ def correcting() -> Generator[None]:
         ) -> Any:
             return corrected(trace, function, args, run(function, args, kwargs))
 
-        trace.intercept(call, lambda node: None)
+        trace.intercept(call, lambda node: None, results_of)
         yield
 
 
