@@ -9,7 +9,7 @@ import torch
 
 from abele import arena
 from abele.fit.estimate import Interval, Part, Tensor
-from abele.fit.workspaces import PIECES, RESULTS, SETTLED, Allocation, workspace
+from abele.fit.workspaces import PIECES, RESULTS, SETTLED, Allocation, returned, workspace
 from abele.program import Program, marks_of
 from abele.program.memory import MemoryUse, Piece
 from abele.program.printing import node_phase, user_line
@@ -95,10 +95,15 @@ def _alive(
     tensors: list[Tensor] = []
     for piece in use.at(step):
         role = _role(use, piece)
-        way = SETTLED if known and role == _RESULTS else allocation
+        way = allocation
         if planned and piece.inner:  # a library takes it piece by piece
             way = PIECES
-        size = Interval.exact(piece.size) if id(piece) in kept else way.of(piece.size)
+        if id(piece) in kept:
+            size = Interval.exact(piece.size)
+        elif known and role == _RESULTS:
+            size = returned(piece.size)
+        else:
+            size = way.of(piece.size)
         sizes.setdefault(role, []).append(size)
         tensors.append(_tensor(piece, role))
     parts = [Part(role=role, size=Interval.sum(each)) for role, each in sizes.items()]

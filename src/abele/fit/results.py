@@ -10,16 +10,12 @@ import dataclasses
 import torch
 
 from abele.fit.estimate import Interval
-from abele.fit.workspaces import WHOLE, Allocation
+from abele.fit.workspaces import returned
 from abele.program import Program, Role
 from abele.step import batching
 from abele.step.config import OutputMode, StepConfig
 
 _NOTHING = Interval.exact(0)
-#: Results come from the C library, which keeps gaps between those of one call and of the next.
-_GAPS = Allocation(1.15, 1.6)
-#: A piece of so many bytes has pages of its own, which go back to the system.
-_MAPPED = 32 * 2**20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,8 +66,7 @@ def of_calls(model: Program, config: StepConfig, *, on_host: bool) -> Results:
 
 def _taken(sizes: list[int], on_host: bool) -> Interval:
     """Bytes of the process for tensors of these sizes."""
-    gaps = [_GAPS if on_host and size < _MAPPED else WHOLE for size in sizes]
-    return Interval.sum(each.of(size) for each, size in zip(gaps, sizes, strict=True))
+    return Interval.sum(returned(size) if on_host else Interval.exact(size) for size in sizes)
 
 
 def _joined(sizes: list[int], kept: int, whole: Interval, config: StepConfig) -> Interval:

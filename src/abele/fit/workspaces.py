@@ -61,8 +61,17 @@ PIECES = Allocation(1.45, 2.2)
 SETTLED = Allocation(1.0, 1.3)
 #: Results that torch makes for a compiled program, and what it makes inside: large ones, too.
 RESULTS = Allocation(1.15, 1.4)
+#: Results of calls, whose memory the caller gives back at any time.
+_RETURNED = Allocation(1.25, 1.8)
+#: From so many bytes on a piece has pages of its own, which go back to the system.
+_MAPPED = 32 * 2**20
 #: One piece, or memory of a device whose allocator was asked for as much.
 WHOLE = Allocation(1.0, 1.0)
+
+
+def returned(size: float) -> Interval:
+    """Bytes of the process for a result of so many bytes that lies on the host."""
+    return (WHOLE if size >= _MAPPED else _RETURNED).of(size)
 
 
 def workspace(node: torch.fx.Node, *, known: bool) -> Interval:

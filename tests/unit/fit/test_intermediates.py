@@ -56,7 +56,7 @@ def test_what_torch_makes_for_a_compiled_program_leaves_gaps_and_results_do_not(
     need = intermediates.need(step, use, workspaces.PIECES)
     sizes = {part.role: part.size for part in need.parts}
     assert sizes["used in forward only"] == workspaces.RESULTS.of(1000)
-    assert sizes["results"] == workspaces.SETTLED.of(10)
+    assert sizes["results"] == workspaces.returned(10)
     planned = MemoryUse(basis="", nodes=nodes, pieces=pieces, shared=0)
     (inside, *_) = intermediates.need(step, planned, workspaces.PIECES).parts
     assert inside.size == workspaces.SETTLED.of(1000)
