@@ -143,9 +143,21 @@ FAILED  a batch of one row trains: ValueError: Target size (torch.Size([1])) mus
         + loss = criterion(net(x).squeeze(1), y)
 ```
 
+Where the training model computes something else, the comparison names the first step and tensor that differ, and the ladder looks for the reason: a
+value of the optimizer, a weight or a mode that the host has changed without the program's knowledge, or a seed that is another at each start.
+The edit stands at the call, or at the seed. It is needed where the change cannot be read from the program, in a library's callback for example:
+
+```text
+        ported/train.py:34: the optimizer's lr is 0.01 before this call, and the program's is 0.1; it has to be told.
+        + training_model.setOptimizer(optimizer)
+          loss = training_model(x)
+```
+
 An inference model that returns something else than the plain model with the same rows has been compiled in the other mode, mostly: a program keeps
 the mode of its first call, and a model whose own `forward` asks for `self.training` has the one that it had when it was wrapped. The line of the
 call is named, with the `eval()` that is missing. Up to twenty calls are compared.
+
+A model that does not fit gets the changes of the fit check as edits of the port: options after the line that makes them, and the loader's batch size.
 
 `--to popdist` also has the program run in several instances, which poprun starts: see [distributed.md](distributed.md).
 

@@ -17,13 +17,13 @@ from contextlib import closing
 from pathlib import Path
 
 from abele.errors import CheckError
-from abele.port.check import check
+from abele.port.check import Comparison, check
 from abele.port.check.process import Script
 from abele.port.check.told import Told
 from abele.port.engine import Port
 from abele.port.finding import Verdict
 from abele.port.modes.arguments import arguments_of_port
-from abele.port.rungs import mending
+from abele.port.rungs import fitting, mending
 from abele.port.rungs.process import asked
 
 _STEPS = 5
@@ -100,7 +100,7 @@ def _steps(
         "its lines are ported": lambda: _is_ported(result),
         "a batch of one row trains": lambda: _takes_one_row(original, port, of_port(), python),
         "the training model computes the same": lambda: _trains(
-            original, port, (arguments, of_port()), python
+            result, original, port, (arguments, of_port()), python
         ),
         "the inference model computes the same": lambda: _evaluates(
             original, port, of_port(), python
@@ -154,7 +154,11 @@ def _evaluates(original: Path, port: Path, arguments: Sequence[str], python: str
 
 
 def _trains(
-    original: Path, port: Path, arguments: tuple[Sequence[str], Sequence[str]], python: str
+    result: Port,
+    original: Path,
+    port: Path,
+    arguments: tuple[Sequence[str], Sequence[str]],
+    python: str,
 ) -> _Said:
     comparison = check(
         original,
@@ -166,8 +170,22 @@ def _trains(
         python=python,
     )
     if comparison.status:
-        return False, str(comparison)
+        edit = _edit_of_training(result, comparison, port, arguments[1], python)
+        return False, "\n".join(filter(None, [str(comparison), edit]))
     return True, f"losses and weights of {len(comparison.steps)} updates are equal"
+
+
+def _edit_of_training(
+    result: Port, comparison: Comparison, port: Path, arguments: Sequence[str], python: str
+) -> str:
+    """What mends a port that trains otherwise; empty if that is not known."""
+    first = comparison.difference
+    if first is not None and first.step <= 1:
+        edit = mending.of_chance(result.before)
+        if edit:
+            return edit
+    answer = asked("training", port, arguments, python, _TIMEOUT_S)
+    return mending.of_training(answer) if answer["changed"] else ""
 
 
 def _fits(port: Path, arguments: Sequence[str], limit: str, python: str) -> _Said:
@@ -179,4 +197,8 @@ def _fits(port: Path, arguments: Sequence[str], limit: str, python: str) -> _Sai
             f"abele fit has no answer within {_TIMEOUT_S:g} s. Give the program arguments with "
             "which it has less to do before its first step."
         ) from None
-    return done.returncode == 0, done.stdout.strip() or done.stderr.strip()
+    said = done.stdout.strip() or done.stderr.strip()
+    if done.returncode == 0:
+        return True, said
+    edit = fitting.of_fit(done.stdout, port)
+    return False, f"{said}\nThe edit:\n{edit}" if edit else said

@@ -18,7 +18,7 @@ from abele.warn import user_line
 
 
 class Port(Watch):
-    """Watches the first training session of a script."""
+    """Watches the first training session of a script, and those that go on with its model."""
 
     _session: Session | None = None
 
@@ -31,24 +31,35 @@ class Port(Watch):
     def _observer(self, session: Session) -> Observer | None:
         if not session.config.training:
             return None
-        if self._session is not None:
-            self.channel.send(
-                "note", text="the port compiles a second training model, which was not compared"
-            )
-            return None
+        before, made_anew = self._session, False
+        if before is not None:
+            made_anew = _goes_on(before, session)
+            if not made_anew:
+                self.channel.send(
+                    "note", text="the port compiles a second training model, which was not compared"
+                )
+                return None
         self._session = session
-        return _Calls(self, session)
+        return _Calls(self, session, made_anew)
+
+
+def _goes_on(before: Session, session: Session) -> bool:
+    """Whether a session begins with the weights that another has come to: its model, made anew."""
+    mine, other = before.params, session.params
+    return mine.keys() == other.keys() and all(
+        torch.equal(mine[name], each) for name, each in other.items()
+    )
 
 
 class _Calls(Observer):
     """Tells of the calls of a session."""
 
-    def __init__(self, watch: Port, session: Session):
+    def __init__(self, watch: Port, session: Session, started: bool):
         self._watch, self._session = watch, session
         self._inputs: list[dict[str, Any]] = []
         self._losses: list[float] = []
         self._first = 1
-        self._started = False
+        self._started = started
 
     def on_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
         """Note what comes in."""

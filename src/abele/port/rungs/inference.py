@@ -6,7 +6,6 @@ not train, forward is run as it is, with the same inputs and the mode that the m
 
 from __future__ import annotations
 
-import inspect
 import operator
 import sys
 from collections.abc import Sequence
@@ -17,8 +16,8 @@ import torch
 from abele.capture import Call
 from abele.fit.command import running
 from abele.port.rungs import process
+from abele.port.rungs.frames import variable
 from abele.port.rungs.one_row import Seen
-from abele.program.printing import is_library
 from abele.runtime.clock import CallRecord
 from abele.runtime.observers import Observer, of_new_sessions
 from abele.runtime.session import Session
@@ -118,27 +117,15 @@ def _mode(module: torch.nn.Module) -> str:
 
 def _users(module: torch.nn.Module) -> tuple[str, torch.nn.Module]:
     """What the user's code calls a module where it is under way, and the module there."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        if not is_library(frame.f_code.co_filename):
-            kept = frame.f_locals.get("self")
-            attributes = {f"self.{name}": each for name, each in _attributes(kept).items()}
-            for name, value in {**frame.f_globals, **frame.f_locals, **attributes}.items():
-                if isinstance(value, torch.nn.Module) and _alike(value, module):
-                    return name, value
-        frame = frame.f_back
-    return "model", module
+    return variable(lambda each: _alike(each, module)) or ("model", module)
 
 
-def _alike(one: torch.nn.Module, other: torch.nn.Module) -> bool:
-    mine, others = [*one.parameters()], [*other.parameters()]
-    same = len(mine) == len(others) and all(map(operator.is_, mine, others))
-    return type(one) is type(other) and same
-
-
-def _attributes(kept: object) -> dict[str, object]:
-    """The attributes of an object."""
-    return dict(getattr(kept, "__dict__", {}))
+def _alike(value: object, module: torch.nn.Module) -> bool:
+    """Whether something is a model of the class of a module, with its parameters."""
+    if not isinstance(value, torch.nn.Module) or type(value) is not type(module):
+        return False
+    mine, others = [*value.parameters()], [*module.parameters()]
+    return len(mine) == len(others) and all(map(operator.is_, mine, others))
 
 
 def main(script: str, *arguments: str) -> None:

@@ -9,6 +9,11 @@ from typing import Any
 
 _LINE = re.compile(r"(?P<path>.*?):(?P<number>\d+): `(?P<text>.*)`", re.DOTALL)
 _NORM = re.compile(r"((?:\w+\.)*)BatchNorm[123]d\(([^(),]+)\)")
+#: Calls whose results are others at each start: without a seed, or with one of the clock.
+_CHANCE = re.compile(
+    r"((?:\b\w+\.)*(?:seed|default_rng|SystemRandom))\(\)"
+    r"|((?:\b\w+\.)*(?:seed|manual_seed|default_rng|Random))\([^#]*(?:time|pid|urandom|uuid)\w*\([^#]*\)"
+)
 _WHY_NORM = (
     "batch norm takes averages over the rows of a batch, and one row has none; group norm takes "
     "them within each row. Weights that were trained with batch norm do not fit it."
@@ -113,3 +118,57 @@ def of_inference(told: Mapping[str, Any], port: Path, original: Path) -> str:
     first, text = where(told["first"], port, original)
     why = "a program keeps the mode of its first call; set the mode before that."
     return f"{says}\n{first}: {why}\n+ {told['mode']}\n  {text}"
+
+
+def of_training(told: Mapping[str, Any]) -> str:
+    """The edit for a training model whose program does not know what the host has changed.
+
+    Args:
+        told: by ``training``.
+    """
+    match = _LINE.fullmatch(told["line"])
+    place, text = (match["path"] + ":" + match["number"], match["text"]) if match else ("", "")
+    model = told["model"]
+    if told["changed"] == "value":
+        why = (
+            f"the optimizer's {told['name']} is {told['host']:g} before this call, and the "
+            f"program's is {told['program']:g}; it has to be told."
+        )
+        new = f"{model}.setOptimizer({told['optimizer']})"
+    elif told["changed"] == "weight":
+        why = (
+            f"the host has changed {told['name']}, and the program has its own; send it, here or "
+            "where it changes."
+        )
+        new = (
+            f"if {model}.isCompiled():\n+     {model}.copyWeightsToHostIfNeeded()\n"
+            f"+     {model}.copyWeightsToDevice()"
+        )
+    else:
+        why = (
+            f"{told['name']} is in {told['mode']} mode now, and a program keeps the mode of its "
+            "first call; have it made anew, once, where the mode changes."
+        )
+        new = f"{model}.destroy()"
+    return f"{place}: {why}\n+ {new}\n  {text}"
+
+
+def of_chance(texts: Mapping[str, str]) -> str:
+    """The edit for a program that is another at each start; empty if no line says so.
+
+    Args:
+        texts: of the program's files.
+    """
+    for path, text in texts.items():
+        for number, line in enumerate(text.splitlines(), 1):
+            new = _CHANCE.sub(_constant, line)
+            if new != line:
+                why = "this is another number at each start, so no two runs are alike."
+                return replaced(f"{path}:{number}", line.strip(), new.strip(), why)
+    return ""
+
+
+def _constant(match: re.Match[str]) -> str:
+    """A call that draws from what is never the same, with a constant instead."""
+    name = (match[1] or match[2]).replace("torch.seed", "torch.manual_seed")
+    return f"{name.replace('SystemRandom', 'Random')}(0)"
