@@ -1,12 +1,10 @@
 """An object gets its optimizer before its loss, and a function returns numbers among tensors."""
 
-import random
-
 import torch
 
 
 def mixed(x, y):
-    share = random.random()
+    share = int(torch.randint(1, 4, (1,))) / 4
     other = x.flip(0)
     return share * x + (1 - share) * other, y, y.flip(0), share
 
