@@ -85,10 +85,11 @@ class Context:
                 for each in source.above(node):
                     if isinstance(each, cst.FunctionDef):
                         break
-                    if isinstance(each, cst.For) and not isinstance(
-                        batches.gone_through(source, each), cst.Subscript
+                    if isinstance(each, cst.For) and (
+                        batches.chosen(source, each, node)
+                        or not isinstance(batches.gone_through(source, each), cst.Subscript)
                     ):
-                        loaders |= batches.loaders_of(self.things, source, each)
+                        loaders |= batches.loaders_of(self.things, source, each, node)
             for _, _, around in batches.loaders_around(self.things, step.source, step.backward):
                 loaders |= around
             loaders |= self._fetched(step)
@@ -102,10 +103,11 @@ class Context:
         return {each for things in given for each in things if each.kind is Kind.LOADER}
 
     def _has_one_use(self, loader: Thing) -> bool:
-        """Whether a loader has a name of its own, and is none of several in a dictionary."""
-        return not loader.source.enclosing(
+        """Whether a loader has a name, or key, of its own, and is none of several."""
+        around = loader.source.enclosing(
             loader.made, cst.Dict, cst.DictComp, cst.List, cst.ListComp
         )
+        return around is None or bool(batches.keys_of(self.things, loader))
 
     def edits(self, source: Source) -> Edits:
         """The changes of a file."""

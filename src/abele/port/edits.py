@@ -145,6 +145,12 @@ def _codes(node: cst.BaseExpression) -> list[str]:
     return [cst.Module([]).code_for_node(part) for part in parts]
 
 
+def keyword(name: str, value: str) -> cst.Arg:
+    """An argument by name, of a value that is given as text."""
+    tight = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+    return cst.Arg(cst.parse_expression(value), keyword=cst.Name(name), equal=tight)
+
+
 def renamed(node: cst.CSTNode, names: Mapping[str, str]) -> cst.CSTNode:
     """A piece of a program with other expressions in the place of some names.
 

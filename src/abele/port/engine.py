@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from abele.port.branched import branched
 from abele.port.context import Context
 from abele.port.finding import Finding, Verdict, worst
 from abele.port.modes.context import ModeContext
@@ -45,6 +46,8 @@ def port(project: Project, popdist: bool = False, to: str = "poptorch") -> Port:
     switch = switch_of(project) if to == "poptorch" else None
     if switch is not None and switch.there:
         return _as_it_is(project, switch)
+    if switch is None and to == "poptorch":
+        project = branched(project)
     context = Context(project, popdist) if switch is None else ModeContext(project, popdist, switch)
     for rule in BY_TARGET[to]:
         rule.apply(context)

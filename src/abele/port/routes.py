@@ -9,6 +9,7 @@ import libcst as cst
 
 from abele.port.analysis.kinds import Thing
 from abele.port.analysis.things import NoHomeError
+from abele.port.edits import keyword
 from abele.port.finding import Verdict
 from abele.port.project import Owner
 from abele.port.source import Source
@@ -139,9 +140,7 @@ def with_parameter(params: cst.Parameters, name: str, *, optional: bool = False)
 
 def with_argument(call: cst.Call, name: str, value: str) -> cst.Call:
     """A call with one more argument, by name."""
-    new = cst.Arg(
-        cst.parse_expression(value), keyword=cst.Name(name), equal=cst.AssignEqual(*_TIGHT)
-    )
+    new = keyword(name, value)
     return call.with_changes(args=[*call.args, new])
 
 

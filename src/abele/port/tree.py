@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import libcst as cst
@@ -57,3 +57,10 @@ def parents(root: cst.CSTNode) -> dict[cst.CSTNode, cst.CSTNode]:
         above.update(dict.fromkeys(inner, node))
         rest.extend(inner)
     return above
+
+
+def walk(root: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """A node and all below it, in the order of the text."""
+    yield root
+    for each in children(root):
+        yield from walk(each)

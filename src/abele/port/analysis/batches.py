@@ -7,14 +7,20 @@ from collections.abc import Iterator
 import libcst as cst
 from libcst import matchers as m
 
+from abele.port.analysis import assumed
 from abele.port.analysis.calls import goes_through
+from abele.port.analysis.flow import writes
 from abele.port.analysis.kinds import Kind, Thing
+from abele.port.analysis.scopes import parameters
+from abele.port.analysis.search import findall
 from abele.port.analysis.things import Things
 from abele.port.source import Source
 
 __all__ = [
     "argument",
+    "chosen",
     "gone_through",
+    "keys_of",
     "loader_in_function",
     "loader_of",
     "loaders_around",
@@ -24,11 +30,60 @@ __all__ = [
 ]
 
 
-def loaders_of(things: Things, source: Source, loop: cst.CSTNode | None) -> set[Thing]:
-    """The loaders that a loop may go through."""
+def loaders_of(
+    things: Things, source: Source, loop: cst.CSTNode | None, node: cst.CSTNode | None = None
+) -> set[Thing]:
+    """The loaders that a loop may go through; where a node in it is given, when that is run."""
     if not isinstance(loop, cst.For | cst.CompFor):
         return set()
-    return things.of(source, loop.iter, Kind.LOADER)
+    loaders = things.of(source, loop.iter, Kind.LOADER)
+    through = gone_through(source, loop)
+    key = None if node is None else chosen(source, loop, node)
+    if key is not None:
+        keys = {each: keys_of(things, each) for each in loaders}
+        return {each for each in loaders if key in keys[each] or not keys[each]}
+    if len(loaders) > 1 and node is not None and isinstance(through, cst.Name):
+        given = _given(things, source, through.value, node)
+        return loaders if given is None else loaders & given
+    return loaders
+
+
+def _given(things: Things, source: Source, name: str, node: cst.CSTNode) -> set[Thing] | None:
+    """What a parameter is in the calls that get to a node; None if it is no parameter alone."""
+    function = source.enclosing(node, cst.FunctionDef)
+    if function is None or name not in parameters(function) or name in writes(function.body):
+        return None
+    given: set[Thing] = set()
+    for call, caller in assumed.callers(things, source, node).items():
+        value = things.arguments(function, call).get(name)
+        if value is None:
+            return None
+        given |= things.of(caller, value, Kind.LOADER)
+    return given
+
+
+def keys_of(things: Things, loader: Thing) -> set[str]:
+    """The keys under which dictionaries of its file have a loader, as far as they are written."""
+    elements = findall(loader.source.module, m.DictElement(key=m.SimpleString()))
+    return {
+        str(each.key.evaluated_value)
+        for each in elements
+        if loader in things.of(loader.source, each.value, Kind.LOADER)
+    }
+
+
+def chosen(source: Source, loop: cst.CSTNode | None, node: cst.CSTNode) -> str | None:
+    """The key by which a loop chooses a loader when a node in it is run; None if not known."""
+    if not isinstance(loop, cst.For | cst.CompFor):
+        return None
+    through = gone_through(source, loop)
+    if not m.matches(through, m.Subscript(slice=[m.SubscriptElement(m.Index(m.Name()))])):
+        return None
+    index = cst.ensure_type(cst.ensure_type(through, cst.Subscript).slice[0].slice, cst.Index)
+    key = assumed.constants(assumed.facts(source, node)).get(
+        cst.ensure_type(index.value, cst.Name).value
+    )
+    return key if isinstance(key, str) else None
 
 
 def loader_of(things: Things, source: Source, loop: cst.CSTNode | None) -> Thing | None:
@@ -74,11 +129,11 @@ def loaders_around(
         at, inner = rest.pop()
         for each in _above(at, inner):
             if isinstance(each, cst.FunctionDef):
-                if each not in seen:
-                    seen.add(each)
-                    rest += [(caller, call) for call, caller in things.calls(each).items()]
+                calls = assumed.callers(things, at, inner)
+                rest += [(caller, call) for call, caller in calls.items() if call not in seen]
+                seen |= {*calls}
                 break
-            loaders = loaders_of(things, at, each)
+            loaders = loaders_of(things, at, each, inner)
             if loaders:
                 assert isinstance(each, cst.For | cst.CompFor)
                 yield at, each, loaders

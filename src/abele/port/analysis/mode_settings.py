@@ -36,12 +36,14 @@ class Setting:
         model: the expression whose mode it sets.
         modes: one of which it sets: True for training.
         whole: it always sets the mode, and that of all layers.
+        asked: the condition that says which mode; None where it is known or set in another way.
     """
 
     node: cst.CSTNode
     model: cst.BaseExpression
     modes: frozenset[bool]
     whole: bool = True
+    asked: cst.BaseExpression | None = None
 
 
 def first_mode(name: str) -> frozenset[bool]:
@@ -105,7 +107,8 @@ def _by_call(source: Source, things: Things, call: cst.Call) -> Setting | None:
             modes = _UNBOUND[unbound] if len(call.args) == 1 else _truth(call.args[1].value)
             return Setting(call, call.args[0].value, modes)
         if m.matches(func, _METHOD):
-            return Setting(call, func.value, _asked(func.attr.value, call))
+            asked = call.args[0].value if func.attr.value == "train" and call.args else None
+            return Setting(call, func.value, _asked(func.attr.value, call), asked=asked)
         if func.attr.value == "apply" and len(call.args) == 1:
             return _applied(source, things, call, func.value, call.args[0].value)
     if m.matches(func, _GETATTR):

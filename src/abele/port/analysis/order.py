@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import libcst as cst
 
+from abele.port.analysis import assumed
 from abele.port.analysis.kinds import Thing
 from abele.port.analysis.things import Things
 from abele.port.source import Source
@@ -66,11 +67,9 @@ class Order:
         while rest:
             at, each = rest.pop()
             sites.append((at, each))
-            function = at.enclosing(each, cst.FunctionDef)
-            if function is not None and function not in seen:
-                seen.add(function)
-                calls = self._things.calls(function)
-                rest += [(caller, call) for call, caller in calls.items()]
+            calls = assumed.callers(self._things, at, each)
+            rest += [(caller, call) for call, caller in calls.items() if call not in seen]
+            seen |= {*calls}
         return sites
 
     def _shared(

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import libcst as cst
 from libcst import matchers as m
 
+from abele.port.analysis import assumed
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.mode_settings import (
     EITHER,
@@ -82,6 +83,7 @@ class TrainingMode:
         """
         self._project, self._things, self._model = project, things, model
         self._inside: set[Owner] = set()  # functions that are being read, which may call themselves
+        self._known: assumed.Facts = {}  # what conditions around the node say, as far as was read
 
     def at(self, source: Source, node: cst.CSTNode) -> frozenset[bool]:
         """The modes in which the model may be where a node is: True for training."""
@@ -90,11 +92,14 @@ class TrainingMode:
     def _before(self, source: Source, node: cst.CSTNode, seen: frozenset[Owner]) -> frozenset[bool]:
         modes: frozenset[bool] = frozenset()
         inner = node
+        self._known = assumed.facts(source, node)
         for each in source.above(node):
             if isinstance(each, cst.FunctionDef):
-                return modes | self._at_calls(each, seen)
+                return modes | self._at_calls(source, node, each, seen)
             if isinstance(each, cst.Lambda):
                 return modes | self._anywhere
+            if isinstance(each, cst.For | cst.While):
+                self._known = assumed.left(self._known, each)
             effect = self._up_to(source, each, inner, node)
             modes |= effect.modes
             if effect.sure:
@@ -108,8 +113,11 @@ class TrainingMode:
         """What a piece of the program does before the part of it in which a node is."""
         statements = _statements(outer)
         if inner in statements:
-            before = statements[: statements.index(inner)]
-            return _together(self._of(source, each) for each in before)
+            effect = _Effect()
+            for each in reversed(statements[: statements.index(inner)]):
+                self._known = assumed.left(self._known, each)
+                effect = self._of(source, each).then(effect)
+            return effect
         if isinstance(outer, cst.BaseSmallStatement):
             return self._earlier(source, outer, node)
         if isinstance(outer, _HEADED):
@@ -150,10 +158,16 @@ class TrainingMode:
                 effect = effect.then(self._part(source, each, piece).perhaps())
         return effect
 
-    def _at_calls(self, function: cst.FunctionDef, seen: frozenset[Owner]) -> frozenset[bool]:
+    def _at_calls(
+        self,
+        source: Source,
+        node: cst.CSTNode,
+        function: cst.FunctionDef,
+        seen: frozenset[Owner],
+    ) -> frozenset[bool]:
         if function in seen:
             return frozenset()
-        calls = self._things.calls(function)
+        calls = assumed.callers(self._things, source, node)
         if not calls or self._is_given_away(function):
             return self._anywhere
         seen |= {function}
@@ -221,7 +235,9 @@ class TrainingMode:
         if isinstance(statement, cst.If):
             other = _Effect() if statement.orelse is None else self._of(source, statement.orelse)
             body = self._of_block(source, statement.body)
-            return self._of_header(source, statement).then(_Effect.either(body, other))
+            true = assumed.says(self._known, statement.test)
+            chosen = _Effect.either(body, other) if true is None else body if true else other
+            return self._of_header(source, statement).then(chosen)
         if isinstance(statement, cst.Else):
             return self._of_block(source, statement.body)
         if isinstance(statement, cst.BaseSmallStatement):
@@ -266,7 +282,9 @@ class TrainingMode:
             return _Effect()
         self._inside.add(function)
         at = self._project.source(function)
+        known, self._known = self._known, {}
         effect = self._of_block(at, function.body)
+        self._known = known
         self._inside.remove(function)
         later = any(_within(at, each, function) for each in findall(function, m.Yield()))
         return effect.perhaps() if later else effect
@@ -280,6 +298,10 @@ class TrainingMode:
         setting = setting_of(source, self._things, node)
         if setting is None:
             return _Effect()
+        if setting.asked is not None:
+            true = assumed.says(self._known, setting.asked)
+            modes = setting.modes if true is None else frozenset((true,))
+            setting = dataclasses.replace(setting, modes=modes)
         things = self._things.of(source, setting.model)
         models = {each for each in things if each.kind is Kind.MODEL}
         if self._model in models:  # of several, that one which the program has chosen

@@ -6,6 +6,7 @@ from typing import Any
 
 import libcst as cst
 
+from abele.port import tree
 from abele.port.modes.switch import Switch
 from abele.port.source import Source
 
@@ -28,7 +29,7 @@ class Specialised(Source):
         self._set(whole.name, whole.text, whole.module.visit(pruner))
         self._origins = pruner.origins
         self._here = {
-            self._origins[node]: node for node in _all(self.module) if node in self._origins
+            self._origins[node]: node for node in tree.walk(self.module) if node in self._origins
         }
 
     def position(self, node: cst.CSTNode) -> tuple[int, int]:
@@ -104,20 +105,3 @@ class _Pruner(cst.CSTTransformer):
 
 def _pass() -> cst.SimpleStatementLine:
     return cst.SimpleStatementLine([cst.Pass()])
-
-
-class _All(cst.CSTVisitor):
-    def __init__(self) -> None:
-        super().__init__()
-        self.nodes: list[cst.CSTNode] = []
-
-    def on_visit(self, node: cst.CSTNode) -> bool:
-        self.nodes.append(node)
-        return True
-
-
-def _all(node: cst.CSTNode) -> list[cst.CSTNode]:
-    """A node and all below it."""
-    visitor = _All()
-    node.visit(visitor)
-    return visitor.nodes

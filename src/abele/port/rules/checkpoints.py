@@ -12,6 +12,7 @@ from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import block_of, calls_of, statement_of
 from abele.port.analysis.search import findall
 from abele.port.context import Context
+from abele.port.edits import keyword
 from abele.port.finding import Verdict
 from abele.port.modes import lazily
 from abele.port.routes import NoRouteError
@@ -71,10 +72,7 @@ def _loaded(context: Context, source: Source, call: cst.Call) -> None:
         context.say(source, call, "ABP703", Verdict.MATCH, _READ)
     if only is not None or context.switch is not None:
         return
-    tight = cst.SimpleWhitespace("")
-    safe = cst.Arg(
-        cst.Name("True"), keyword=cst.Name("weights_only"), equal=cst.AssignEqual(tight, tight)
-    )
+    safe = keyword("weights_only", "True")
     context.edits(source).change(call, lambda node: node.with_changes(args=[*node.args, safe]))
     reason = "a checkpoint is tensors and numbers; weights_only=True runs no code of the file"
     context.say(source, call, "ABP704", Verdict.MODIFIED, reason)

@@ -9,6 +9,7 @@ from abele.port.analysis.calls import models_updated
 from abele.port.analysis.kinds import Thing
 from abele.port.analysis.steps import Step, StepError
 from abele.port.context import Context
+from abele.port.edits import keyword
 from abele.port.finding import Verdict
 from abele.port.rules import places
 
@@ -51,7 +52,8 @@ def _limit(context: Context, step: Step, optimizer: Thing, clip: cst.Call) -> No
         raise StepError(clip, OF_ALL)
     limit = places.value(context, step.source, largest, places.home(context, step))
     context.edits(optimizer.source).change(
-        made, lambda node: node.with_changes(args=[*node.args, _keyword("max_grad_norm", limit)])
+        made,
+        lambda node: node.with_changes(args=[*node.args, keyword("max_grad_norm", limit)]),
     )
     reason = f"max_grad_norm={limit} limits the norm of all gradients before each update"
     context.say(optimizer.source, made, "ABP431", Verdict.MODIFIED, reason)
@@ -76,10 +78,3 @@ def _updated(context: Context, optimizer: Thing) -> set[Thing]:
         for model in models_updated(optimizer.made)
         for thing in context.things.of(optimizer.source, model)
     }
-
-
-def _keyword(name: str, value: str) -> cst.Arg:
-    tight = cst.SimpleWhitespace("")
-    return cst.Arg(
-        cst.parse_expression(value), keyword=cst.Name(name), equal=cst.AssignEqual(tight, tight)
-    )

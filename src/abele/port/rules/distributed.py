@@ -13,6 +13,7 @@ from abele.port.analysis.kinds import Kind
 from abele.port.analysis.parts import is_call, statement_of
 from abele.port.analysis.search import findall
 from abele.port.context import Context
+from abele.port.edits import keyword
 from abele.port.finding import Verdict
 from abele.port.modes import instances
 from abele.port.rules.file_names import follow_loaded, number_saved
@@ -172,15 +173,13 @@ def _sampler(context: Context, source: Source, call: cst.Call) -> None:
 
 def _unsampled(shuffled: bool) -> Callable[[cst.Call], cst.Call]:
     """A change of a loader that takes its sampler out and has it shuffle, or not."""
-    tight = cst.SimpleWhitespace("")
 
     def change(node: cst.Call) -> cst.Call:
         names = ("sampler", "shuffle")
         kept = [
             each for each in node.args if each.keyword is None or each.keyword.value not in names
         ]
-        equal = cst.AssignEqual(tight, tight)
-        shuffle = cst.Arg(cst.Name(str(shuffled)), keyword=cst.Name("shuffle"), equal=equal)
+        shuffle = keyword("shuffle", str(shuffled))
         kept[-1] = kept[-1].with_changes(
             comma=cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
         )

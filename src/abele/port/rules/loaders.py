@@ -11,6 +11,7 @@ from abele.port.analysis.search import findall
 from abele.port.analysis.slow_values import varies
 from abele.port.analysis.steps import Loop, Step
 from abele.port.context import Context
+from abele.port.edits import keyword
 from abele.port.finding import Verdict
 from abele.port.rules import accumulation
 
@@ -47,6 +48,14 @@ _ELSEWHERE = (
     "where these batches come from is not known: each has to have as many rows as the first, so "
     "leave a last, shorter one out"
 )
+_CHOSEN = (
+    "the loader of {key!r} leaves out a last, shorter batch, because a program has one shape; the "
+    "others stay"
+)
+_ONE_OF_SEVERAL = (
+    "which of these loaders trains is not known: give that one drop_last=True, because a program "
+    "has one shape"
+)
 _HOST_MEMORY = ("pin_memory", "pin_memory_device")
 
 
@@ -62,6 +71,38 @@ def apply(context: Context) -> None:
     _say_counted(context, trained)
     for step in context.steps:
         _check_sizes(context, step)
+        _shorten_chosen(context, step)
+
+
+def _shorten_chosen(context: Context, step: Step) -> None:
+    """Have the one loader of a comprehension that trains leave out a last, shorter batch."""
+    for at, loop, loaders in batches.loaders_around(context.things, step.source, step.backward):
+        key = batches.chosen(at, loop, step.backward) if at is step.source else None
+        for each in loaders if isinstance(batches.gone_through(at, loop), cst.Subscript) else ():
+            around = each.source.enclosing(each.made, cst.DictComp, cst.ListComp)
+            if around is None or not batches.may_be_short(each) or _drops(each):
+                continue
+            name = around.key if isinstance(around, cst.DictComp) else None
+            if key is None or not isinstance(name, cst.Name):
+                context.say(each.source, each.made, "ABP205", Verdict.MANUAL, _ONE_OF_SEVERAL)
+            elif each not in context.once:
+                context.once.add(each)
+                short = f'{name.value} == "{key}"'
+                context.edits(each.source).change(
+                    each.made,
+                    lambda node, drop=short: node.with_changes(
+                        args=[*node.args, keyword("drop_last", drop)]
+                    ),
+                )
+                reason = _CHOSEN.format(key=key)
+                context.say(each.source, each.made, "ABP201", Verdict.MODIFIED, reason)
+
+
+def _drops(loader: Thing) -> bool:
+    """Whether a loader is told what to do with a last, shorter batch."""
+    return isinstance(loader.made, cst.Call) and (
+        batches.argument(loader.made, "drop_last") is not None
+    )
 
 
 def _say_counted(context: Context, trained: set[Thing]) -> None:

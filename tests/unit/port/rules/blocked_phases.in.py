@@ -1,4 +1,4 @@
-"""One loop trains and evaluates, as a condition says; and a step that is written on one line."""
+"""What decides whether a step trains changes on the way; and a step is written on one line."""
 
 import torch
 
@@ -8,7 +8,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 x, y = torch.randn(8, 4), torch.randint(0, 3, (8,))
 for phase in ["train", "val"]:
     optimizer.zero_grad()
-    with torch.set_grad_enabled(phase == "train"):
+    with torch.set_grad_enabled(phase != "val"):
         outputs = model(x)
         loss = criterion(outputs, y)
         if phase == "train":

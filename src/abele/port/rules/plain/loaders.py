@@ -10,6 +10,7 @@ from libcst import matchers as m
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import StepError, calls_of, statement_of
 from abele.port.context import Context
+from abele.port.edits import keyword
 from abele.port.finding import Verdict
 from abele.port.rules.plain import gaps
 from abele.port.rules.plain.settings import batches_of, require_known
@@ -96,9 +97,9 @@ def _replace(context: Context, thing: Thing, call: cst.Call) -> None:
         kept = _kept(node, given, factors)
         new: list[cst.Arg] = []
         if factors and "batch_size" not in names:
-            new.append(_keyword("batch_size", factors))
+            new.append(keyword("batch_size", factors))
         if drops:
-            new.append(_keyword("drop_last", "True"))
+            new.append(keyword("drop_last", "True"))
         stars = [each for each in kept if each.star]
         plain = [each for each in kept if not each.star]
         return node.with_changes(args=_spaced([*plain, *new, *stars], node.args[-1]))
@@ -130,13 +131,6 @@ def _times(size: cst.BaseExpression, factors: str) -> cst.BaseExpression:
     code = cst.Module([]).code_for_node(size)
     simple = isinstance(size, cst.Name | cst.Integer | cst.Attribute | cst.Call)
     return cst.parse_expression(f"{code if simple else f'({code})'} * {factors}")
-
-
-def _keyword(name: str, value: str) -> cst.Arg:
-    tight = cst.SimpleWhitespace("")
-    return cst.Arg(
-        cst.parse_expression(value), keyword=cst.Name(name), equal=cst.AssignEqual(tight, tight)
-    )
 
 
 def _spaced(arguments: list[cst.Arg], last: cst.Arg) -> list[cst.Arg]:

@@ -9,6 +9,7 @@ import libcst as cst
 from abele.port.analysis import batches
 from abele.port.analysis.kinds import Kind
 from abele.port.context import Context
+from abele.port.edits import keyword
 from abele.port.finding import Verdict
 
 CODES = {
@@ -29,10 +30,7 @@ def apply(context: Context) -> None:
 
 def _dropping(node: cst.Call) -> Any:
     """A loader with ``drop_last=True``."""
-    tight = cst.SimpleWhitespace("")
-    new = cst.Arg(
-        cst.Name("True"), keyword=cst.Name("drop_last"), equal=cst.AssignEqual(tight, tight)
-    )
+    tight, new = cst.SimpleWhitespace(""), keyword("drop_last", "True")
     kept = [each for each in node.args if not (each.keyword and each.keyword.value == "drop_last")]
     plain, stars = [each for each in kept if not each.star], [each for each in kept if each.star]
     last = node.args[-1]
