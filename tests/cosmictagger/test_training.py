@@ -335,7 +335,7 @@ class TestOtherModes:
         )
         assert (out / "predictions.h5").exists()
         page = (out / "report.html").read_text()
-        for said in ("small, 1,579 parameters", "train.h5", "after step 2, from"):
+        for said in ("small, 555 parameters", "train.h5", "after step 2, from"):
             assert said in page
         assert steps(out, "ana") == [0, 1, 2, 3]
 
