@@ -96,9 +96,9 @@ def test_monitor_as_json(busy, capsys):
     assert [device["kind"] for device in printed["devices"]] == ["CPU", "CPU", "GPU"]
     assert printed["devices"][2]["power_w"] == 312.5
     assert printed["devices"][0]["power_w"] is None
-    held = {(p["pid"], p["target"]): p for p in printed["processes"]}
-    assert held[321, "cuda"]["devices"] == [2]
-    assert held[9, "cpu"]["elsewhere"] == "pod-1"
+    by_process = {(p["pid"], p["target"]): p for p in printed["processes"]}
+    assert by_process[321, "cuda"]["devices"] == [2]
+    assert by_process[9, "cpu"]["elsewhere"] == "pod-1"
 
 
 def test_monitor_as_csv(busy, capsys):

@@ -91,8 +91,8 @@ class Program:
 
     def state(self):
         state_dict = {name: value.clone() for name, value in self.model.state_dict().items()}
-        held = self.optimizer.state_dict().get("ipu_state") or {}
-        return state_dict | {f"optimizer {name}": value for name, value in held.items()}
+        ipu_state = self.optimizer.state_dict().get("ipu_state") or {}
+        return state_dict | {f"optimizer {name}": value for name, value in ipu_state.items()}
 
     def close(self):
         self.loader.terminate()

@@ -124,10 +124,10 @@ def stopped_update(index):
 def other_restored_values(index):
     wrapped, optimizer = trainer(scorer())
     wrapped(*batch())
-    held = resuming.state_of(wrapped)
-    rate = next(name for name in held["tensors"] if name.endswith(".lr"))
-    held["tensors"][rate] = held["tensors"][rate] + index
-    resuming.put_back(wrapped, held, optimizer)
+    state = resuming.state_of(wrapped)
+    rate = next(name for name in state["tensors"] if name.endswith(".lr"))
+    state["tensors"][rate] = state["tensors"][rate] + index
+    resuming.put_back(wrapped, state, optimizer)
     told("restored", lambda: wrapped(*batch(1)))
 
 
@@ -144,9 +144,9 @@ def restored_counters(index):
 
     undisturbed, _ = made()
     undisturbed(*training_cases.batch(case, 0, index, 1))
-    held = resuming.state_of(undisturbed)
+    state = resuming.state_of(undisturbed)
     again, optimizer = made()
-    resuming.put_back(again, held, optimizer)
+    resuming.put_back(again, state, optimizer)
     tensors = []
     for wrapped in (again, undisturbed):
         wrapped(*training_cases.batch(case, 1, index, 1))

@@ -159,7 +159,7 @@ def train(case: Case, options: poptorch.Options, first: int, count: int) -> dict
         "optimizer": {n: v.clone() for n, v in session.read_optimizer_state().items()},
         "hyper": {name: value.clone() for name, value in session.hyper.items()},
         "counters": {name: value.clone() for name, value in session.counters.items()},
-        "buffers": [{n: v.clone() for n, v in held.items()} for held in session.buffers],
+        "buffers": [{n: v.clone() for n, v in buffers.items()} for buffers in session.buffers],
         "sums": {name: value.clone() for name, value in session.read_accumulators().items()},
         "exchanges": dataclasses.asdict(wrapped.exchanges),
         "updates": case.steps * case.iterations,

@@ -95,12 +95,12 @@ def test_all_instances_end_with_the_same_bits(spread, name):
 @pytest.mark.parametrize("count", [2, rare(4)])
 def test_statistics_belong_to_each_replica(spread, alone, count):
     expected = alone(NORMALISED)["buffers"]
-    results = [held for one in spread(NORMALISED, count) for held in one["buffers"]]
+    results = [buffers for one in spread(NORMALISED, count) for buffers in one["buffers"]]
     assert len(results) == len(expected) == REPLICAS
     for own, other in zip(results, expected, strict=True):
         for key, value in own.items():
             assert distance(value, other[key]) <= 1e-6
-    means = torch.stack([held["middle.0.running_mean"] for held in results])
+    means = torch.stack([buffers["middle.0.running_mean"] for buffers in results])
     assert (means[0] != means[1:]).any(1).all()
 
 

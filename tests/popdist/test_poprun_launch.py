@@ -39,10 +39,10 @@ def poprun(server, tmp_path):
 
 TELL = """
 import json
-found = {n: v for n, v in os.environ.items() if n.startswith((
+variables = {n: v for n, v in os.environ.items() if n.startswith((
     "POPDIST_", "OMPI_", "MASTER_", "OMP_", "POPTORCH_", "TORCHELASTIC_", "COLOUR", "POPRUN_I"))}
-found |= {n: os.environ[n] for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
-print(json.dumps(found | {"arguments": sys.argv[1:], "stdin": sys.stdin.read()}))
+variables |= {n: os.environ[n] for n in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+print(json.dumps(variables | {"arguments": sys.argv[1:], "stdin": sys.stdin.read()}))
 print("to stderr", file=sys.stderr)
 """
 

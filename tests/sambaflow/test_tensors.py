@@ -90,10 +90,10 @@ def test_converting_lists():
 
 def test_a_model_gets_names_in_place():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), Net())
-    held = list(model.parameters())
-    optimizer = torch.optim.SGD(held, lr=0.1)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
     assert samba.from_torch_model_(model, parent_module_prefix="Top") is model
-    assert all(a is b for a, b in zip(held, model.parameters(), strict=True))
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
     assert model[1].layer.weight.sn_name == "top__1__layer__weight"
     assert model[1].layer.sn_name == "top__1__layer"
     assert isinstance(model[0].weight, samba.SambaParameter)

@@ -166,8 +166,8 @@ def test_arguments_keep_their_containers_and_constants(tmp_path):
 
 
 def test_constant_results_come_back(tmp_path):
-    held = torch.arange(3)
-    wrapped = inference(lambda x: (held, x + 1))
+    constant = torch.arange(3)
+    wrapped = inference(lambda x: (constant, x + 1))
     with pytest.warns(UserWarning, match="is returned as a constant"):
         wrapped(torch.ones(2))
     wrapped.save(tmp_path / "x")

@@ -221,7 +221,7 @@ def test_anchors_of_all_stages_hold_the_same():
 
 
 def test_recomputation_keeps_less_for_backward():
-    held = []
+    results = []
     for mode in (0, 3):
         made = quiet(gradientAccumulation=ACCUMULATION, randomSeed=3)
         made._Popart.set("autoRecomputation", mode)
@@ -229,10 +229,10 @@ def test_recomputation_keeps_less_for_backward():
         trainer = poptorch.trainingModel(model, made, sgd(model))
         loss = trainer(*batch())[1]
         stages = trainer.pipelineReport().measured.stages
-        held.append((stages[0].held_bytes, float(loss), model.conv.weight.detach().clone()))
-    assert held[1][0] < held[0][0]
-    assert held[1][1] == held[0][1]
-    assert torch.equal(held[0][2], held[1][2])
+        results.append((stages[0].held_bytes, float(loss), model.conv.weight.detach().clone()))
+    assert results[1][0] < results[0][0]
+    assert results[1][1] == results[0][1]
+    assert torch.equal(results[0][2], results[1][2])
 
 
 def test_destroying_ends_the_workers():

@@ -196,11 +196,11 @@ def forward(self, x):
 
 made = options(enableExecutableCaching=sys.argv[1])
 wrapped = poptorch.inferenceModel(Calls(forward), made)
-found = wrapped(torch.tensor([1.0, 2.0])).tolist()
+result = wrapped(torch.tensor([1.0, 2.0])).tolist()
 try:
     wrapped(torch.tensor([10.0, 2.0]))
 except LookupError as failure:
-    print(json.dumps([wrapped.build_record.cache, wrapped.target, found, str(failure)]))
+    print(json.dumps([wrapped.build_record.cache, wrapped.target, result, str(failure)]))
 """
 
 

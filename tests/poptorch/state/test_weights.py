@@ -182,9 +182,9 @@ def test_a_saved_state_needs_no_poptorch_to_load(tmp_path):
 def test_a_file_holds_plain_classes(what):
     model = torch.nn.BatchNorm1d(2)
     wrapped = trainer(model)
-    held = {"model": model, "parameter": model.weight, "buffer": model.running_mean}[what]
+    saved = {"model": model, "parameter": model.weight, "buffer": model.running_mean}[what]
     file = io.BytesIO()
-    torch.save(held, file)
+    torch.save(saved, file)
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
     plain = {"model": torch.nn.BatchNorm1d, "parameter": torch.nn.Parameter, "buffer": torch.Tensor}
@@ -361,12 +361,12 @@ def test_a_process_may_end_with_unread_weights():
 def test_the_optimizer_keeps_its_parameter_objects():
     model = scorer()
     optimizer = sgd(model)
-    held = [id(p) for p in optimizer.param_groups[0]["params"]]
+    identities = [id(p) for p in optimizer.param_groups[0]["params"]]
     wrapped = trainer(model, optimizer)
     wrapped(*rows(4))
-    assert [id(p) for p in model.parameters()] == held
+    assert [id(p) for p in model.parameters()] == identities
     wrapped.destroy()
-    assert [id(p) for p in model.parameters()] == held
+    assert [id(p) for p in model.parameters()] == identities
     assert isinstance(model.fc.weight, torch.nn.Parameter)
 
 

@@ -155,14 +155,14 @@ def test_a_schedule_counts_once_the_optimizer_is_set():
 def test_the_users_module_its_optimizer_and_averages_of_it_see_trained_weights():
     model, plain = scorer(), scorer()
     optimizer, expected = sgd(model), sgd(plain)
-    held = model.fc.weight
+    weight = model.fc.weight
     average, other = (torch.optim.swa_utils.AveragedModel(each) for each in (model, plain))
     wrapped = trainer(model, optimizer)
     for _ in range(3):
         wrapped(*rows(4))
         plain_steps(plain, expected, [[rows(4)]])
         assert torch.equal(optimizer.param_groups[0]["params"][0], plain.fc.weight)
-        assert torch.equal(held, plain.fc.weight)
+        assert torch.equal(weight, plain.fc.weight)
         average.update_parameters(model)
         other.update_parameters(plain)
     assert torch.equal(weights(average.module), weights(other.module))

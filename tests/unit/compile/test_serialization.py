@@ -103,8 +103,8 @@ def test_constants_travel_beside_the_text():
 
 
 def branching(x):
-    held = torch.tensor([5.0, 6.0])
-    return [torch.cond(x.sum() > 0, lambda v: v.sin() + held, lambda v: v.cos() - 1, (x,))]
+    constant = torch.tensor([5.0, 6.0])
+    return [torch.cond(x.sum() > 0, lambda v: v.sin() + constant, lambda v: v.cos() - 1, (x,))]
 
 
 def branching_program():

@@ -32,8 +32,8 @@ def absent(tmp_path):
         script = tmp_path / next(iter(texts))
         place = tmp_path if folder else script.parent
         project = files.read(place if folder else script)
-        found = imports.missing(project, place)
-        return [f"{'' if each.needed else 'maybe '}{each}" for each in found]
+        missing = imports.missing(project, place)
+        return [f"{'' if each.needed else 'maybe '}{each}" for each in missing]
 
     return of
 
