@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import libcst as cst
+from libcst import matchers as m
 
 from abele.port.analysis.batches import argument
-from abele.port.analysis.calls import models_updated
+from abele.port.analysis.calls import models_updated, targets_of
+from abele.port.analysis.flow import reads, writes
+from abele.port.analysis.homes import Home
 from abele.port.analysis.kinds import Thing
+from abele.port.analysis.search import findall
+from abele.port.analysis.slow_values import changed_outside, is_changed
 from abele.port.analysis.steps import Step, StepError
 from abele.port.context import Context
 from abele.port.edits import keyword
@@ -24,7 +29,23 @@ CODES = {
 #: Those of PopTorch that limit gradients.
 _LIMIT = frozenset(("SGD", "Adam", "AdamW"))
 
-OF_ALL = "an optimizer limits the norm over all of its parameters, not of some"
+_OF_ALL = (
+    "these are not all of the optimizer's parameters, and it limits the norm over all of them: "
+    "give clip_grad_norm_ the parameters that the optimizer has"
+)
+_NOT_KNOWN = (
+    "which model's parameters the optimizer has cannot be seen where it is made, so whether these "
+    "are all of them is not known: give it model.parameters(), or groups in the call itself"
+)
+_NO_LIMIT = "the limit is not among the arguments of this call: write it as max_norm"
+_CHANGES = (
+    "{limit} changes while the program trains, and its optimizer keeps the first limit: use one "
+    "number"
+)
+_LATER = (
+    "{limit} gets its value after the optimizer is made, which takes it as max_grad_norm: move "
+    "that line before the optimizer"
+)
 
 
 def apply(context: Context) -> None:
@@ -46,17 +67,64 @@ def _limit(context: Context, step: Step, optimizer: Thing, clip: cst.Call) -> No
         raise StepError(clip, f"there is no {name} that limits the norm of gradients")
     made = optimizer.made
     assert isinstance(made, cst.Call)
-    largest = argument(clip, "max_norm", 1)
-    limited = limited_models(context, step, clip)
-    if largest is None or not limited or limited != _updated(context, optimizer):
-        raise StepError(clip, OF_ALL)
-    limit = places.value(context, step.source, largest, places.home(context, step))
+    updated = _updated(context, optimizer)
+    if not updated:
+        raise StepError(clip, _NOT_KNOWN)
+    limit = limit_of(context, step, places.home(context, step), updated)
     context.edits(optimizer.source).change(
         made,
         lambda node: node.with_changes(args=[*node.args, keyword("max_grad_norm", limit)]),
     )
     reason = f"max_grad_norm={limit} limits the norm of all gradients before each update"
     context.say(optimizer.source, made, "ABP431", Verdict.MODIFIED, reason)
+
+
+def limit_of(context: Context, step: Step, home: Home, updated: set[Thing]) -> str:
+    """The limit of a step's gradients, as text where its optimizer is made.
+
+    Args:
+        context: the program.
+        step: that limits them.
+        home: where the optimizer gets its name.
+        updated: the models whose parameters it updates.
+
+    Raises:
+        StepError: it is not there, changes later, or is of other parameters.
+    """
+    clip = step.gradients.clip
+    assert clip is not None
+    largest = argument(clip, "max_norm", 1)
+    if largest is None:
+        raise StepError(clip, _NO_LIMIT)
+    if limited_models(context, step, clip) != updated:
+        raise StepError(clip, _OF_ALL)
+    code = step.source.code(largest)
+    if _changes(context, step, largest):
+        raise StepError(clip, _CHANGES.format(limit=code))
+    limit = places.value(context, step.source, largest, home)
+    if places.is_later(home, limit):
+        raise StepError(clip, _LATER.format(limit=limit))
+    return limit
+
+
+def _changes(context: Context, step: Step, limit: cst.BaseExpression) -> bool:
+    """Whether a limit, or a part of it, gets other values once there is an optimizer."""
+    names = {*reads(limit)} - {"self"}
+    slow = changed_outside(
+        step.source, context.things, step.backward, step.gradients.optimizers
+    ) | {*(writes(step.loop) if step.loop else ())}
+    parts = {step.source.code(each) for each in findall(limit, m.Attribute() | m.Subscript())}
+    changed = {
+        source.code(target)
+        for source in context.project.sources
+        for node in findall(source.module, m.Assign() | m.AugAssign())
+        for target in targets_of(node)
+        if isinstance(node, cst.AugAssign) or source.enclosing(node, cst.For, cst.While)
+    }
+    own = findall(limit, m.Attribute(value=m.Name("self")))
+    return bool(names & slow or parts & changed) or any(
+        is_changed(step.source, each) for each in own
+    )
 
 
 def limited_models(context: Context, step: Step, clip: cst.Call) -> set[Thing]:

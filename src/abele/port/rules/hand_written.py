@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.batches import argument
 from abele.port.analysis.kinds import Thing
 from abele.port.analysis.parts import StepError, statement_of
 from abele.port.analysis.scopes import Variable
@@ -48,7 +47,7 @@ def optimizer(context: Context, step: Step, home: Home) -> tuple[str, str, str]:
     )
     more, needs = _ROUNDED.format(rate) if written.rounded else "", rate
     if step.gradients.clip is not None:
-        limit = _limit(context, step, home, step.gradients.clip)
+        limit = clipping.limit_of(context, step, home, set(step.gradients.optimizers))
         more, needs = f"{more}, max_grad_norm={limit}", f"{rate}, {limit}"
     context.edits(home.source).need("import poptorch")
     context.say(step.source, step.update, "ABP403", Verdict.MODIFIED, _REASON)
@@ -67,14 +66,6 @@ def _number(context: Context) -> str:
     """A suffix for the optimizer's name: there is one for each training model."""
     count = len(set(context.training.values()))
     return f"_{count + 1}" if count else ""
-
-
-def _limit(context: Context, step: Step, home: Home, clip: cst.Call) -> str:
-    largest = argument(clip, "max_norm", 1)
-    all_of_them = set(step.gradients.optimizers)
-    if largest is None or clipping.limited_models(context, step, clip) != all_of_them:
-        raise StepError(clip, clipping.OF_ALL)
-    return places.value(context, step.source, largest, home)
 
 
 def follow(context: Context, step: Step, model: Wrapped, name: str) -> None:

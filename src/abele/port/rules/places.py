@@ -130,6 +130,15 @@ def after_all(context: Context, step: Step, home: Home, names: Iterable[str]) ->
     return _after_schedulers(context, step, home, block, max(places))
 
 
+def is_later(home: Home, text: str) -> bool:
+    """Whether an expression needs what gets its value only after the optimizer has its name."""
+    block = block_of(home.source, home.statement)
+    index = block.index(home.statement)
+    before = {name for each in block[:index] for name in _given(each)}
+    after = {name for each in block[index:] for name in _given(each)}
+    return bool(needed(text) & (after - before))
+
+
 def needed(text: str) -> set[str]:
     """Names, and attributes of ``self``, that an expression, given as text, needs."""
     expression = cst.parse_expression(text)

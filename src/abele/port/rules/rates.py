@@ -5,15 +5,20 @@ from __future__ import annotations
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis.kinds import Kind
+from abele.port.analysis.batches import argument
+from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.parts import Statement, statement_of
 from abele.port.analysis.scopes import names_in
 from abele.port.analysis.search import findall
 from abele.port.context import Context
+from abele.port.edits import keyword
+from abele.port.finding import Verdict
 from abele.port.rules.schedulers import tell
 from abele.port.source import Source
 
 CODES = {
+    "ABP413": "What changes of an optimizer later is an argument of it, and none of its defaults.",
+    "ABP414": "What the optimizer has here cannot change once its program is made.",
     "ABP412": "The training model is given the optimizer again after its rate has changed.",
 }
 
@@ -29,7 +34,60 @@ def apply(context: Context) -> None:
             trained = [each for each in optimizers if each in context.training]
             if trained and statement not in changed and _writes(source, statement, node):
                 changed[statement] = None
+                for optimizer in trained:
+                    _make_variable(context, source, statement, optimizer)
                 tell(context, source, statement, trained[0], "ABP412")
+
+
+def _make_variable(
+    context: Context, source: Source, statement: Statement, optimizer: Thing
+) -> None:
+    """Have the program take what a statement changes of an optimizer beside its rate."""
+    keys = {
+        str(each.evaluated_value)
+        for node in findall(statement, m.Assign() | m.AugAssign())
+        for target in _targets(node)
+        if isinstance(target, cst.Subscript)
+        for each in findall(target.slice[-1], m.SimpleString())
+    }
+    name, made = optimizer.name.rpartition(".")[2], optimizer.made
+    defaults = _DEFAULTS.get(name, {})
+    for key in sorted(keys & _CONSTANT):
+        place = [*defaults].index(key) + _FIRST if key in defaults else None
+        value = argument(made, key, place) if isinstance(made, cst.Call) else None
+        if key not in defaults or (
+            key == "momentum" and (value is None or m.matches(value, _ZERO))
+        ):
+            reason = _KEPT.format(key=key, name=name)
+            context.say(source, statement, "ABP414", Verdict.BLOCKED, reason)
+        elif value is None and (optimizer, key) not in context.once:
+            context.once.add((optimizer, key))
+            new = keyword(key, defaults[key])
+            context.edits(optimizer.source).change(
+                made, lambda node, new=new: node.with_changes(args=[*node.args, new])
+            )
+            reason = _GIVEN.format(key=key)
+            context.say(optimizer.source, made, "ABP413", Verdict.MODIFIED, reason)
+
+
+_ZERO = m.Integer("0") | m.Float("0.0")
+#: What programs have as constants unless it is given; the rate always may change.
+_CONSTANT = frozenset(
+    ("momentum", "dampening", "weight_decay", "betas", "eps", "alpha", "nesterov", "amsgrad")
+)
+#: Arguments of PopTorch's optimizers after the parameters and the rate, in order.
+_DEFAULTS = {
+    "SGD": {"momentum": "0", "dampening": "0", "weight_decay": "0"},
+    "Adam": {"betas": "(0.9, 0.999)", "eps": "1e-08", "weight_decay": "0"},
+    "AdamW": {"betas": "(0.9, 0.999)", "eps": "1e-08", "weight_decay": "0.01"},
+    "RMSprop": {"alpha": "0.99", "eps": "1e-08", "weight_decay": "0", "momentum": "0"},
+}
+_FIRST = 2
+_KEPT = (
+    "{key} of {name} changes here, and the program keeps what it was at its first call: make a new "
+    "optimizer here, which gets a program of its own; a momentum may change if it is not 0 at first"
+)
+_GIVEN = "{key} changes later: the program takes as values what its optimizer is given"
 
 
 def _writes(source: Source, statement: Statement, groups: cst.Attribute) -> bool:
