@@ -44,6 +44,8 @@ def loaders_of(
         return {each for each in loaders if key in keys[each] or not keys[each]}
     if len(loaders) > 1 and node is not None and isinstance(through, cst.Name):
         given = _given(things, source, through.value, node)
+        if given is None:
+            given = _bound(things, source, through.value, loop)
         return loaders if given is None else loaders & given
     return loaders
 
@@ -59,6 +61,36 @@ def _given(things: Things, source: Source, name: str, node: cst.CSTNode) -> set[
         if value is None:
             return None
         given |= things.of(caller, value, Kind.LOADER)
+    return given
+
+
+def _bound(
+    things: Things, source: Source, name: str, loop: cst.For | cst.CompFor
+) -> set[Thing] | None:
+    """What a name that is given several values may be at a loop; None if that is not known."""
+    owner = things.owner(source, loop)
+    above = [*source.above(loop)]
+    assigns = [
+        each
+        for each in findall(owner, m.Assign())
+        if name in writes(each) and things.owner(source, each) is owner
+    ]
+    if things.named(source, loop, name) is not owner or any(
+        set(source.above(each))
+        & {outer for outer in above if isinstance(outer, cst.For | cst.While)}
+        for each in assigns
+    ):
+        return None
+    given: set[Thing] | None = None
+    for each in assigns:
+        if source.position(each) > source.position(loop):
+            break
+        line = source.parent(each)
+        sure = line is not None and source.parent(line) in above
+        now = things.of(source, each.value, Kind.LOADER)
+        if not now:
+            return None
+        given = now if sure or given is None else given | now
     return given
 
 
