@@ -17,9 +17,11 @@ from abele.port.analysis.things import Things
 from abele.port.source import Source
 
 __all__ = [
+    "CUT",
     "argument",
     "chosen",
     "gone_through",
+    "is_even",
     "keys_of",
     "loader_in_function",
     "loader_of",
@@ -211,3 +213,17 @@ def may_be_short(loader: Thing) -> bool:
     if rows is None:
         return any(each.star == "**" for each in loader.made.args)
     return not m.matches(rows, m.Integer("1"))
+
+
+def is_even(call: cst.Call) -> bool:
+    """Whether a range of numbers ends with a whole batch."""
+    numbers = [each.value for each in call.args]
+    if not all(isinstance(each, cst.Integer) for each in numbers):
+        return False
+    start, stop, by = (cst.ensure_type(each, cst.Integer).evaluated_value for each in numbers)
+    return by > 0 and (stop - start) % by == 0
+
+
+_PLAIN = m.Name() | m.Attribute() | m.Integer()
+#: Calls of range that say where batches are cut out of tensors.
+CUT = m.Call(func=m.Name("range"), args=[m.Arg(), m.Arg(_PLAIN | m.Call()), m.Arg(_PLAIN)])

@@ -17,6 +17,11 @@ from abele.port.analysis.things import Things
 from abele.port.source import Source
 
 _CLIP = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_norm")
+_CONDITION = (
+    "the update depends on a condition other than (i + 1) % k == 0, and a program makes one after "
+    "each k batches: write that condition alone, with i counted from 0, and have the loader give a "
+    "multiple of k batches if the last ones are to count"
+)
 _CLIP_VALUES = ("torch.nn.utils.clip_grad_value_", "torch.nn.utils.clip_grad_value")
 
 
@@ -238,7 +243,7 @@ class _Reader:
         test = m.Comparison(left=left, comparisons=[m.ComparisonTarget(m.Equal(), m.Integer("0"))])
         nodes = m.extract(statement, m.If(test=test, orelse=None))
         if nodes is None or not any(_calls(each, call) for each in _inner(statement)):
-            raise StepError(call, "the update depends on a condition other than (i + 1) % k == 0")
+            raise StepError(call, _CONDITION)
         every, counter = nodes["every"], nodes["counter"]
         assert isinstance(every, cst.BaseExpression)
         assert isinstance(counter, cst.Name)

@@ -6,7 +6,7 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis import batches
-from abele.port.analysis.flow import reads
+from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.kinds import Thing
 from abele.port.analysis.search import findall
 from abele.port.context import Context
@@ -29,10 +29,27 @@ def rows(context: Context, source: Source, call: cst.Call) -> str:
     around = list(batches.loaders_around(context.things, source, call))
     loaders = {each for _, _, some in around for each in some}
     _say_left_out(context, around)
+    if not around and call.args:
+        return _by_hand(context, source, call)
     short = any(map(batches.may_be_short, loaders)) or len(_sizes(loaders)) > 1
     if not call.args or not short:
         return ""
     return f"len({_first(context, source, call)}) == {_size(context, source, call, around)}"
+
+
+def _by_hand(context: Context, source: Source, call: cst.Call) -> str:
+    """The same for batches that a loop cuts out of a tensor: its last one may be shorter."""
+    given = call.args[0].value
+    for each in source.above(call):
+        if isinstance(each, cst.FunctionDef):
+            break
+        if isinstance(each, cst.For) and m.matches(each.iter, batches.CUT):
+            cut = cst.ensure_type(each.iter, cst.Call)
+            if {*writes(each)} & {*reads(given)} and not batches.is_even(cut):
+                by = source.code(cut.args[2].value)
+                return f"len({_first(context, source, call)}) == {by}"
+            break
+    return ""
 
 
 def _say_left_out(

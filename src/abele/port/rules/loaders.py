@@ -146,27 +146,14 @@ def _check_by_hand(context: Context, step: Step, loop: Loop) -> None:
     place = loop.iter
     if m.matches(place, m.Call(func=m.Name("enumerate"))):
         place = cst.ensure_type(place, cst.Call).args[0].value
-    call = cst.ensure_type(place, cst.Call) if m.matches(place, _CUT) else None
-    if call is not None and not _is_even(call):
+    call = cst.ensure_type(place, cst.Call) if m.matches(place, batches.CUT) else None
+    if call is not None and not batches.is_even(call):
         stop, by = (step.source.code(each.value) for each in call.args[1:])
         new = cst.parse_expression(f"{stop} - {by} + 1")
         context.edits(step.source).change(call.args[1].value, lambda _: new)
         context.say(step.source, loop, "ABP204", Verdict.MODIFIED, _BY_HAND)
     elif call is None and not m.matches(place, m.Call(func=m.Name("range"))):
         context.say(step.source, loop, "ABP205", Verdict.MATCH, _ELSEWHERE)
-
-
-def _is_even(call: cst.Call) -> bool:
-    """Whether a range of numbers ends with a whole batch."""
-    numbers = [each.value for each in call.args]
-    if not all(isinstance(each, cst.Integer) for each in numbers):
-        return False
-    start, stop, by = (cst.ensure_type(each, cst.Integer).evaluated_value for each in numbers)
-    return by > 0 and (stop - start) % by == 0
-
-
-_PLAIN = m.Name() | m.Attribute() | m.Integer()
-_CUT = m.Call(func=m.Name("range"), args=[m.Arg(), m.Arg(_PLAIN | m.Call()), m.Arg(_PLAIN)])
 
 
 def _replace(context: Context, thing: Thing, call: cst.Call, training: bool) -> None:
