@@ -40,7 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     end = given.index("--") if "--" in given else len(given)
-    parsed = _parser(given[:1]).parse_args(given[:end])
+    parser = _parser(given[:1])
+    parsed, unknown = parser.parse_known_args(given[:end])
+    if unknown:
+        hint = "; those of SCRIPT come behind --" if hasattr(parsed, "script") else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     parsed.rest = given[end + 1 :]  # for a program that the command runs
     try:
         return parsed.command(parsed)

@@ -37,3 +37,12 @@ def test_wrong_commands_are_refused_with_what_there_is(arguments, message, capsy
         __main__.main(arguments)
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["fit"], ["stage", "--ipus", "2"]])
+def test_arguments_of_a_script_belong_behind_two_dashes(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        __main__.main([*command, "train.py", "--epochs", "3"])
+    assert ended.value.code == 2
+    unknown = "unrecognized arguments: --epochs 3; those of SCRIPT come behind --"
+    assert unknown in capsys.readouterr().err

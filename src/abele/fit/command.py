@@ -8,6 +8,7 @@ import json
 import runpy
 import sys
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from abele.errors import FitError
@@ -67,8 +68,7 @@ def command(parsed: argparse.Namespace) -> int:
         parsed: what ``add_parser`` says, and in ``rest`` the arguments of the script.
 
     Raises:
-        FitError: there is no such limit or script, or the script compiles nothing.
-        Exception: of the script.
+        FitError: there is no such limit or script, or the script fails or compiles nothing.
     """
     if parsed.limit is not None:
         limits.of_machine(parsed.limit)  # before the script does anything
@@ -87,7 +87,7 @@ def answer_of(script: Path, limit: str | None, arguments: list[str]) -> asking.R
         arguments: of the script.
 
     Raises:
-        FitError: there is no such script, or it compiles nothing.
+        FitError: there is no such script, or it fails or compiles nothing.
     """
     try:
         with asking.instead_of_compiling(limit):
@@ -95,12 +95,24 @@ def answer_of(script: Path, limit: str | None, arguments: list[str]) -> asking.R
     except asking.Answered as answered:
         return answered.report
     except SystemExit as ended:  # its status is no answer: 3 would say that it does not fit
-        raise FitError(
-            f"{script} ended with status {ended.code!r} before it compiled a model."
-        ) from None
+        how = f"with status {ended.code!r} before it compiled a model"
+    else:
+        how = "without compiling a model"
     raise FitError(
-        f"{script} ended without compiling a model, so there is nothing to say. Give it the "
-        f"arguments with which it does, behind --: abele fit {script} -- ARG ..."
+        f"{script} ended {how}, so there is nothing to say. {hints(script, f'fit {script}')}"
+    )
+
+
+def hints(script: Path, command: str) -> str:
+    """What to do about a script that compiles nothing.
+
+    Args:
+        script: the program.
+        command: as it was called, without the arguments of the program.
+    """
+    return (
+        f"Give it the arguments with which it does, behind --: abele {command} -- ARG ... "
+        f"A plain PyTorch program has to be ported first: abele port {script} -o FOLDER"
     )
 
 
@@ -113,8 +125,8 @@ def running(script: Path, arguments: list[str], *, quiet: bool) -> None:
         quiet: what it prints goes to stderr, because it is not the answer.
 
     Raises:
-        FitError: there is no such script.
-        BaseException: of the script.
+        FitError: there is no such script, or it failed; its traceback has been printed.
+        BaseException: what else ends the script.
     """
     if not script.is_file():
         raise FitError(f"There is no file {str(script)!r}. Name a Python program to run.")
@@ -125,5 +137,17 @@ def running(script: Path, arguments: list[str], *, quiet: bool) -> None:
     try:
         with output:
             runpy.run_path(str(script), run_name="__main__")
+    except Exception as error:  # noqa: BLE001 - whatever the script raises
+        sys.excepthook(type(error), error, _of_script(error.__traceback__, script))
+        raise FitError(
+            f"{script} failed with {type(error).__name__}; its traceback is above."
+        ) from None
     finally:
         sys.argv, sys.path[:] = before
+
+
+def _of_script(trace: TracebackType | None, script: Path) -> TracebackType | None:
+    """A traceback from the script's own first frame on, as Python would print it."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != str(script):
+        trace = trace.tb_next
+    return trace

@@ -9,7 +9,7 @@ from typing import Any
 from abele.errors import LimitError, StageError
 from abele.fit import limits
 from abele.fit.asking import Answered, Report
-from abele.fit.command import STATUS, of_script, running
+from abele.fit.command import STATUS, hints, of_script, running
 from abele.stage import asking
 from abele.stage.asking import Request
 
@@ -47,8 +47,7 @@ def command(parsed: argparse.Namespace) -> int:
 
     Raises:
         StageError: there are no such stages, or the script compiles nothing.
-        FitError: there is no such limit or script.
-        Exception: of the script.
+        FitError: there is no such limit or script, or the script fails.
     """
     if parsed.ipus < 1:
         raise StageError(f"--ipus {parsed.ipus} leaves nothing to run on. Give 1 or more.")
@@ -67,10 +66,10 @@ def command(parsed: argparse.Namespace) -> int:
         return STATUS[answered.report.data()["verdict"]]
     except asking.Refused as refused:
         raise StageError(str(refused)) from refused
+    called = f"stage {parsed.script} --ipus {parsed.ipus}"
     raise StageError(
-        f"{parsed.script} ended without compiling a model, so there is nothing to divide. Give it "
-        f"the arguments with which it does, behind --: abele stage {parsed.script} --ipus "
-        f"{parsed.ipus} -- ARG ..."
+        f"{parsed.script} ended without compiling a model, so there is nothing to divide. "
+        f"{hints(parsed.script, called)}"
     )
 
 

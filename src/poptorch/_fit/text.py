@@ -1,6 +1,7 @@
 """An answer as a short table."""
 
 from abele.fit import Answer, Interval, Part, bytes_text
+from abele.report import words
 from poptorch._fit.ladder import Ladder
 
 _LINES = 8
@@ -51,12 +52,8 @@ def _duration(answer: Answer) -> list[str]:
     seconds = answer.estimate.seconds
     if seconds is None:
         return []
-    low, expected, high = map(_seconds, (seconds.low, seconds.expected, seconds.high))
+    low, expected, high = map(words.seconds, (seconds.low, seconds.expected, seconds.high))
     return [f"A call takes {low} to {high}, {expected} expected; that is a rough estimate."]
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds >= 1 else f"{seconds * 1000:.2g} ms"
 
 
 def _order(part: Part) -> tuple[bool, float]:

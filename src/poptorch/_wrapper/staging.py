@@ -9,6 +9,7 @@ from abele.fit.limits import Limit
 from abele.stage import asking
 from abele.stage.command import of_device, shown
 from poptorch._compiled.wrapped import WrappedModel
+from poptorch._error import Error
 from poptorch._stage import blocks, measuring, reading
 from poptorch._stage.reading import Say, silent
 from poptorch._stage.report import PlacedReport, StageReport
@@ -90,9 +91,8 @@ class Staging:
                 )
                 if request.run:
                     blocks.refuse_if_not_applicable(report.plan, self._model.options)
-        except Exception as problem:
-            # Errors of this package say of which kind they are before their message.
-            raise asking.Refused(getattr(problem, "message", str(problem))) from problem
+        except Error as problem:
+            raise asking.Refused(problem.message) from problem
         if not request.run:
             raise answers.Answered(report)
         print(shown(report, json=request.json), file=sys.stderr)

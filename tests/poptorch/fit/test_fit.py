@@ -121,7 +121,10 @@ def test_the_command_prints_json_alone(script, monkeypatch, capsys):
     ("text", "message"),
     [
         ("print(1)", "ended without compiling a model"),
+        ("print(1)", "A plain PyTorch program has to be ported first: abele port"),
         ("import sys; sys.exit(3)", "ended with status 3 before it compiled a model"),
+        ("import sys; sys.exit(3)", "behind --: abele fit"),
+        ("1 / 0", "empty.py failed with ZeroDivisionError; its traceback is above."),
         (None, "There is no file"),
     ],
 )
@@ -131,3 +134,13 @@ def test_a_program_without_a_model_is_explained(tmp_path, capsys, text, message)
         path.write_text(text)
     assert command_line.main(["fit", str(path), "--limit", "1GiB"]) == 1
     assert message in capsys.readouterr().err
+
+
+def test_a_program_that_fails_has_the_traceback_that_python_prints(tmp_path, capsys):
+    path = tmp_path / "fails.py"
+    path.write_text("def read():\n    raise OSError('no data')\n\nread()\n")
+    assert command_line.main(["fit", str(path), "--limit", "1GiB"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    frames = [line for line in lines if line.startswith("  File")]
+    assert [frame.split(", ")[1] for frame in frames] == ["line 4", "line 2"]
+    assert "OSError: no data" in lines

@@ -260,7 +260,12 @@ def test_what_means_nothing_is_an_error(script, capsys, arguments, message):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("print(1)", "ended without compiling a model"), (None, "There is no file")],
+    [
+        ("print(1)", "ended without compiling a model"),
+        ("print(1)", "--ipus 2 -- ARG ..."),
+        ("1 / 0", "failed with ZeroDivisionError; its traceback is above."),
+        (None, "There is no file"),
+    ],
 )
 def test_a_program_without_a_model_is_explained(tmp_path, capsys, text, message):
     path = tmp_path / "empty.py"
@@ -268,3 +273,12 @@ def test_a_program_without_a_model_is_explained(tmp_path, capsys, text, message)
         path.write_text(text)
     assert command(str(path), "--ipus", "2") == 1
     assert message in capsys.readouterr().err
+
+
+def test_an_error_of_forward_has_its_line(tmp_path, capsys):
+    path = tmp_path / "shapes.py"
+    path.write_text(SCRIPT.replace("self.layers[-1](x)", "torch.ones(3, 7) @ self.layers[-1](x)"))
+    assert command(str(path), "--ipus", "2", "--", "8") == 1
+    err = capsys.readouterr().err
+    assert f'File "{path}", line' in err
+    assert "torch.ones(3, 7) @" in err
