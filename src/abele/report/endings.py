@@ -18,6 +18,8 @@ import threading
 from types import FrameType, TracebackType
 from typing import Protocol
 
+from abele import libraries
+
 
 class Ending(Protocol):
     """What is told of an end."""
@@ -104,10 +106,13 @@ def _line(trace: TracebackType | None) -> str:
     """The innermost line that belongs to the program itself or to what it loaded data with."""
     if trace is None:
         return "the program"
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    code = trace.tb_frame.f_code
-    return f"{os.path.basename(code.co_filename)}:{trace.tb_lineno} in {code.co_name}"
+    frames = [trace]
+    while (inner := frames[-1].tb_next) is not None:
+        frames.append(inner)
+    of_program = [f for f in frames if not libraries.has_file(f.tb_frame.f_code.co_filename)]
+    innermost = (of_program or frames)[-1]
+    code = innermost.tb_frame.f_code
+    return f"{os.path.basename(code.co_filename)}:{innermost.tb_lineno} in {code.co_name}"
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:

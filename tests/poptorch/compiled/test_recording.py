@@ -266,6 +266,8 @@ for x, y in batches():
         ("raise ValueError", "A ValueError was raised without a message", 1),
         ("os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)", "It was ended by SIGTERM", -15),
         ("yield torch.ones(3, 5), torch.ones(2, 3)", "failed", 1),
+        # The program's line, not the one of the wrapper that refuses the batch.
+        ("yield torch.ones(3, 5), torch.ones(2, 3)", "in <module>", 1),
     ],
 )
 def test_a_program_leaves_a_page_that_says_how_it_ended(last, said, status, tmp_path):
