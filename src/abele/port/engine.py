@@ -10,6 +10,7 @@ from abele.port.finding import Finding, Verdict, worst
 from abele.port.modes.context import ModeContext
 from abele.port.modes.switch import Switch, switch_of
 from abele.port.project import Project
+from abele.port.readable import compiled
 from abele.port.rules import BY_TARGET
 
 
@@ -56,7 +57,7 @@ def port(project: Project, popdist: bool = False, to: str = "poptorch") -> Port:
     for _ in range(2):  # what a branch asks for may have to be passed through other files first
         after = {each.name: context.edits(each).text() for each in context.project.sources}
     for name, text in after.items():
-        compile(text, name, "exec", dont_inherit=True)  # what is written can be read
+        compiled(name, text)  # what is written can be read
     findings = sorted(
         set(context.findings), key=lambda each: (order[each.path], each.line, each.code)
     )

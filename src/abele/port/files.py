@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import io
 import json
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from abele.port.engine import Port
 from abele.port.page import page
 from abele.port.project import Project
 from abele.port.source import Source
-from abele.storage.atomic import write_text
+from abele.storage.atomic import replacing, write_text
 
 DIFF, RECORD, PAGE = "port.diff", "port.json", "port.html"
 _LAYOUT = 1
@@ -135,6 +137,13 @@ def record(result: Port) -> dict[str, Any]:
     }
 
 
+def _like(original: Path, text: str) -> bytes:
+    """A text with the ends of lines, and in the encoding, of a file."""
+    data = original.read_bytes()
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    return (text.replace("\n", "\r\n") if b"\r\n" in data else text).encode(encoding)
+
+
 def write(result: Port, source: Path, output: Path) -> None:
     """Write what a program became, its diff and its record.
 
@@ -155,7 +164,8 @@ def write(result: Port, source: Path, output: Path) -> None:
         for name, text in result.after.items():
             path = output / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, text)
+            with replacing(path) as file:
+                file.write(_like(folder / name, text))
         write_text(output / DIFF, difference(result))
         write_text(output / PAGE, page(result, source.name))
         write_text(output / RECORD, json.dumps(record(result), indent=1) + "\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tokenize
 from collections.abc import Iterator
 from functools import cached_property
@@ -14,9 +13,7 @@ from libcst import metadata
 
 from abele.errors import PortError
 from abele.port import tree
-
-_MOST_LINES = 10_000
-_PYTHON_2 = re.compile(r"^\s*(print\s+[\"'\w]|exec\s+[\"'\w]|except\s+\w+\s*,\s*\w+\s*:)", re.M)
+from abele.port.readable import require_readable, require_whole
 
 _Kind = TypeVar("_Kind", bound=cst.CSTNode)
 
@@ -40,15 +37,12 @@ class Source:
         Raises:
             PortError: it is no Python 3, or too long to be written by hand.
         """
-        if text.count("\n") > _MOST_LINES:
-            raise PortError(
-                f"{name} has more than {_MOST_LINES} lines and is taken for a generated file; "
-                "port the program that makes it"
-            )
+        require_readable(name, text)
         try:
             parsed = cst.parse_module(text)
         except cst.ParserSyntaxError as error:
-            raise PortError(_no_python(name, text, error)) from error
+            where = f"{name}:{error.raw_line}:{error.raw_column + 1}"
+            raise PortError(f"{where}: libcst does not read this: {error.message}") from error
         self._set(name, text, parsed)
 
     def _set(self, name: str, text: str, parsed: cst.Module) -> None:
@@ -77,9 +71,12 @@ class Source:
             )
         try:
             with tokenize.open(path) as file:
-                return cls(name, file.read())
+                text = file.read()
         except (OSError, SyntaxError, UnicodeDecodeError) as error:
             raise PortError(f"{name} cannot be read: {error}") from error
+        source = cls(name, text)
+        require_whole(name, text)
+        return source
 
     @cached_property
     def _positions(self) -> Any:
@@ -164,12 +161,3 @@ def _is_dotted(node: cst.CSTNode) -> bool:
     while isinstance(node, cst.Attribute):
         node = node.value
     return isinstance(node, cst.Name)
-
-
-def _no_python(name: str, text: str, error: cst.ParserSyntaxError) -> str:
-    where = f"{name}:{error.raw_line}:{error.raw_column + 1}"
-    if _PYTHON_2.search(text):
-        return f"{where}: this is Python 2. Convert it first, for example with 2to3 of Python 3.12."
-    line = text.splitlines()[error.raw_line - 1 : error.raw_line]
-    shown = f": {line[0].strip()}" if line else ""
-    return f"{where}: this is no Python that can be read{shown}"

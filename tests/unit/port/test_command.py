@@ -99,11 +99,23 @@ def test_a_folder_is_ported_without_an_earlier_port_in_it(tmp_path, capsys):
     assert "1 file, 0 changed" in out
 
 
+NO_PYTHON = "this is no Python that can be read"
 BAD = {
-    "print 'hello'\n": r"run.py:1:1: this is Python 2",
-    "def f(:\n": r"run.py:1:1: this is no Python that can be read: def f\(:",
+    "print 'hello'\n": "run.py:1:1: this is Python 2",
+    "try:\n    pass\nexcept ValueError, e:\n    pass\n": "run.py:3:8: this is Python 2",
+    "raise ValueError, 'a'\n": "run.py:1:17: this is Python 2",
+    "x = 10L\n": r"run.py:1:\d: this is Python 2",
+    "if 1 <> 2: pass\n": r"run.py:1:\d: this is Python 2",
+    "def f(:\n": rf"run.py:1:7: {NO_PYTHON} \(3.*: invalid syntax\): def f\(:",
+    "x = (1,\ny = 2\n": rf"run.py:1:5: {NO_PYTHON} \(3.*: '\(' was never closed\): x = \(1,",
+    "return 1\n": rf"run.py:1:1: {NO_PYTHON} \(3.*: 'return' outside function\): return 1",
+    f"x = {'(' * 300}1{')' * 300}\n": f"run.py:1:.*{NO_PYTHON}.*too many nested parentheses",
+    "x = 1\n%matplotlib inline\n": "run.py:2:1: this line is for notebooks, and no Python",
+    "!pip install torch\n": "run.py:1:1: this line is for notebooks, and no Python",
+    '{"cells": [], "nbformat": 4}\n': "run.py is a notebook. Save it as a script first",
     "x = 1\n" * 20_000: "run.py has more than 10000 lines and is taken for a generated file",
-    "\0": "run.py",
+    f"x = [{'1, ' * 20_000}]\n": "run.py has more than 50000 characters in a line and is taken",
+    "x = '\0'\n": f"run.py.*{NO_PYTHON}.*null byte",
 }
 
 
@@ -115,8 +127,54 @@ def test_what_is_no_program_gets_a_sentence_and_nothing_is_written(text, tmp_pat
     assert not out
     assert err.count("\n") == 1
 
-    assert re.search(f"^abele port: {BAD[text]}", err)
+    assert re.search(f"^abele port: {BAD[text]}", err), err
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("deep", [" + ".join(["x"] * 400), "x" + ".f()" * 200])
+def test_what_is_nested_too_deeply_is_named(deep, tmp_path, capsys):
+    (tmp_path / "run.py").write_text(f"x = 1\ny = {deep}\n")
+    status, out, err = ported(capsys, tmp_path / "run.py", "-o", tmp_path / "new")
+    assert (status, out) == (1, "")
+    assert err.startswith("abele port: run.py:2: this statement is nested too deeply: a sum of")
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_is_nested_less_deeply_is_ported(tmp_path, capsys):
+    deep = " + ".join(["x"] * 240)
+    (tmp_path / "run.py").write_text(f"{SCRIPT.read_text()}\n\nx = 1\ny = {deep}\n")
+    status, out, _ = ported(capsys, tmp_path / "run.py", "-o", tmp_path / "new")
+    assert status == 0
+    assert "1 file, 1 changed" in out
+
+
+def test_a_file_that_is_imported_is_named_where_it_is_no_python(tmp_path, capsys):
+    (tmp_path / "run.py").write_text("import lib\n")
+    (tmp_path / "lib.py").write_text("x = 1\nprint 'x'\n")
+    status, _, err = ported(capsys, tmp_path / "run.py", "-o", tmp_path / "new")
+    assert status == 1
+    assert err.startswith("abele port: lib.py:2:1: this is Python 2. Convert it first")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("way", ["crlf", "tabs", "mark", "latin-1"])
+def test_ends_of_lines_and_encodings_stay(way, tmp_path, capsys):
+    text = SCRIPT.read_text().encode()
+    text = {
+        "crlf": text.replace(b"\n", b"\r\n"),
+        "tabs": text.replace(b"    ", b"\t"),
+        "mark": b"\xef\xbb\xbf" + text,
+        "latin-1": b"# -*- coding: latin-1 -*-\nname = 'caf\xe9'\n" + text,
+    }[way]
+    (tmp_path / "pairs.py").write_bytes(text)
+    status, _, _ = ported(capsys, tmp_path / "pairs.py", "-o", tmp_path / "new")
+    assert status == 0
+    lines = (tmp_path / "new" / "pairs.py").read_bytes().splitlines(keepends=True)
+    assert [line.endswith(b"\r\n") for line in lines] == [way == "crlf"] * len(lines)
+    kept = [line for line in text.splitlines(keepends=True) if line in lines]
+    assert len(kept) > 50
+    assert kept[:2] == text.splitlines(keepends=True)[:2]
+    compile(b"".join(lines), "pairs.py", "exec")
 
 
 @pytest.mark.parametrize(
