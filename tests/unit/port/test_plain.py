@@ -76,3 +76,23 @@ def test_the_hand_written_program_becomes_plain():
         assert after.count(line) == 1
     assert "poptorch." not in after
     assert "opts" not in after
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        (
+            '{"deviceIterations": 4, "outputMode": "OutputMode.All"}',
+            "; write opts.deviceIterations(4), opts.outputMode(poptorch.OutputMode.All)",
+        ),
+        ('{"Training.gradientAccumulation": [2]}', "; write opts.Training.gradientAccumulation(2)"),
+        ("no JSON", "before the program runs"),
+    ],
+)
+def test_options_that_are_given_as_text_are_blocked_with_the_calls_to_write(text, calls):
+    program = f"import poptorch\n\nopts = poptorch.Options()\nopts.from_json({text!r})\n"
+    result = port(Project([Source("run.py", program)]), to="torch")
+    assert result.verdict is Verdict.BLOCKED
+    (said,) = [each for each in result.findings if each.code == "ABP1008"]
+    assert said.line == 4
+    assert said.reason.endswith(calls)

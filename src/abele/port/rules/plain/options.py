@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import libcst as cst
 from libcst import matchers as m
@@ -17,7 +18,7 @@ from abele.port.context import Context
 from abele.port.edits import parsed
 from abele.port.finding import Verdict
 from abele.port.rules.plain import gaps
-from abele.port.rules.plain.settings import settings
+from abele.port.rules.plain.settings import Setting, settings
 from abele.port.source import Source
 
 CODES = {
@@ -37,6 +38,8 @@ _SEED = (
     "torch's seed is what the host has had; what a device drew itself, such as dropout, is another "
     "stream"
 )
+#: A member of an enumeration, as a text of options names it.
+_MEMBER = re.compile(r"[A-Z]\w+\.\w+")
 #: Parts of models that draw random numbers.
 _DRAWS = re.compile(r"(?i)dropout|bernoulli|rrelu|rand\w*_like|multinomial|gumbel")
 #: Options that say how a device computes, and not what.
@@ -82,7 +85,7 @@ def apply(context: Context) -> None:
     for thing in context.things.all(Kind.OPTIONS):
         for each in settings(context, thing):
             if each.name in _BLOCKED:
-                reason = f"{each.name}: {_BLOCKED[each.name]}"
+                reason = f"{each.name}: {_BLOCKED[each.name]}{_as_calls(each)}"
                 context.say(each.source, each.call, "ABP1008", Verdict.BLOCKED, reason)
             elif each.name not in _NEUTRAL:
                 reason = _MANUAL.get(each.name, "what this option did is not known here")
@@ -90,6 +93,31 @@ def apply(context: Context) -> None:
     for source in context.project.sources:
         for node in _outermost(context, source):
             _take_out(context, source, node)
+
+
+def _as_calls(setting: Setting) -> str:
+    """How options that are given as text are written as calls, which are followed."""
+    given = setting.call.args[0].value if setting.call.args else None
+    if setting.name != "from_json" or not isinstance(given, cst.SimpleString):
+        return ""
+    try:
+        entries: Any = json.loads(str(given.evaluated_value))
+    except ValueError:
+        return ""
+    if not isinstance(entries, dict) or not isinstance(setting.call.func, cst.Attribute):
+        return ""
+    name = setting.source.code(setting.call.func.value)
+    named = cast("dict[str, Any]", entries)
+    calls = [f"{name}.{path}({_argument(value)})" for path, value in named.items()]
+    return f"; write {', '.join(calls)}"
+
+
+def _argument(value: Any) -> str:
+    """A value of a text of options, as a call takes it: a list is several, a name is a member."""
+    if isinstance(value, list):
+        return ", ".join(map(repr, cast("list[Any]", value)))
+    is_member = isinstance(value, str) and _MEMBER.fullmatch(value)
+    return f"poptorch.{value}" if is_member else repr(value)
 
 
 def _outermost(context: Context, source: Source) -> Iterator[cst.BaseExpression]:
