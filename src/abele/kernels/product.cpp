@@ -72,9 +72,10 @@ void multiply_tile(const Share& share, Part rows, Index column, const Block& blo
   for (int i = 0; i < block.count; ++i) {
     const Part along = block.parts[i];
     const bool add = share.added || along.begin > 0;
+    const bool asks = share.packed == nullptr || ASKS_AFTER_PACKING;
     if (share.packed != nullptr) b = share.columns_of(along, column);
     if (width == PRODUCT_COLUMNS)
-      TILES[a.column == 1][add][rows.size - 1](along.size, a, b, c, share.c_row, ahead);
+      TILES[a.column == 1][add][asks][rows.size - 1](along.size, a, b, c, share.c_row, ahead);
     else
       narrow_tile(rows.size, width, along.size, a, b, c, share.c_row, add, ahead);
     a = a.from(0, along.size), b += along.size * PRODUCT_COLUMNS;

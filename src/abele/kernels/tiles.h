@@ -35,7 +35,9 @@ constexpr Index LONGEST_SUM = 192;
 
 // What is packed next, where a tile asks for it: packing would have to wait, while multiplying leaves
 // the memory idle. One line for each element along the inner dimension, without a condition: that
-// would cost more than it gains.
+// would cost more than it gains. Where all of b has been packed before, asking gains nothing, and with
+// few multiply-adds for each element it takes some percent of them.
+constexpr bool ASKS_AFTER_PACKING = REGISTERS > 16;
 struct Ahead {
   const float* line;
   Index step;
@@ -77,8 +79,8 @@ class ColumnOfRows {
   Index step_;
 };
 
-// c[rows, vectors] (+)= a[rows, k] b[k, vectors]; b is packed.
-template <bool in_rows, int rows, int vectors, bool add>
+// c[rows, vectors] (+)= a[rows, k] b[k, vectors]; b is packed. `asks` for what is ahead.
+template <bool in_rows, int rows, int vectors, bool add, bool asks>
 void tile(Index k, Matrix a, const float* __restrict b, float* __restrict c, Index c_row,
           Ahead ahead) {
   std::conditional_t<in_rows, ColumnOfRows<rows>, WholeColumn> column(a);
@@ -94,8 +96,10 @@ void tile(Index k, Matrix a, const float* __restrict b, float* __restrict c, Ind
     Vec columns[vectors];
 #pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) columns[v] = load(b + v * LANES);
-    __builtin_prefetch(ahead.line, 0, LATER);
-    ahead.line += ahead.step;
+    if (asks) {
+      __builtin_prefetch(ahead.line, 0, LATER);
+      ahead.line += ahead.step;
+    }
 #pragma GCC unroll 16
     for (int i = 0; i < rows; ++i) {
       Vec value = broadcast(column[i]);
@@ -124,24 +128,26 @@ void tile(Index k, Matrix a, const float* __restrict b, float* __restrict c, Ind
 }
 
 using Tile = void (*)(Index, Matrix, const float*, float*, Index, Ahead);
-template <bool in_rows, int vectors, bool add, int... rows>
+template <bool in_rows, int vectors, bool add, bool asks, int... rows>
 constexpr std::array<Tile, sizeof...(rows)> tiles(std::integer_sequence<int, rows...>) {
-  return {&tile<in_rows, rows + 1, vectors, add>...};
+  return {&tile<in_rows, rows + 1, vectors, add, asks>...};
 }
 constexpr auto ALL_ROWS = std::make_integer_sequence<int, PRODUCT_ROWS>();
-// By whether elements of a's rows are neighbours, and whether c is added to.
-constexpr std::array<Tile, PRODUCT_ROWS> TILES[][2] = {
-    {tiles<false, 2, false>(ALL_ROWS), tiles<false, 2, true>(ALL_ROWS)},
-    {tiles<true, 2, false>(ALL_ROWS), tiles<true, 2, true>(ALL_ROWS)}};
-constexpr std::array<Tile, PRODUCT_ROWS> HALF_TILES[] = {tiles<false, 1, false>(ALL_ROWS),
-                                                         tiles<true, 1, false>(ALL_ROWS)};
+// By whether elements of a's rows are neighbours, c is added to, and the tile asks for what is ahead.
+constexpr std::array<Tile, PRODUCT_ROWS> TILES[][2][2] = {
+    {{tiles<false, 2, false, false>(ALL_ROWS), tiles<false, 2, false, true>(ALL_ROWS)},
+     {tiles<false, 2, true, false>(ALL_ROWS), tiles<false, 2, true, true>(ALL_ROWS)}},
+    {{tiles<true, 2, false, false>(ALL_ROWS), tiles<true, 2, false, true>(ALL_ROWS)},
+     {tiles<true, 2, true, false>(ALL_ROWS), tiles<true, 2, true, true>(ALL_ROWS)}}};
+constexpr std::array<Tile, PRODUCT_ROWS> HALF_TILES[] = {
+    tiles<false, 1, false, true>(ALL_ROWS), tiles<true, 1, false, true>(ALL_ROWS)};
 
 // A tile of which c has only `width` columns.
 inline void narrow_tile(Index rows, Index width, Index k, Matrix a, const float* b, float* c,
                         Index c_row, bool add, Ahead ahead) {
   float sums[PRODUCT_ROWS * PRODUCT_COLUMNS];
   const bool in_rows = a.column == 1;
-  const auto& tiles = width <= LANES ? HALF_TILES[in_rows] : TILES[in_rows][0];
+  const auto& tiles = width <= LANES ? HALF_TILES[in_rows] : TILES[in_rows][0][1];
   tiles[rows - 1](k, a, b, sums, PRODUCT_COLUMNS, ahead);
   for (Index i = 0; i < rows; ++i)
     for (Index j = 0; j < width; ++j) {
@@ -233,10 +239,13 @@ inline void pack_columns(Matrix b, Index inner, Index columns, float* to) {
 }
 
 // Whether tiles read packed rows of a: where rows, or columns, lie a multiple of this apart, those of a
-// tile share one set of the first cache, which has eight lines. Else they are read where they lie,
-// since packing takes a tenth of a product of 128 columns.
-constexpr Index SAME_SET = 1024;
-inline bool packs_rows(Matrix a) { return (a.column == 1 ? a.row : a.column) % SAME_SET == 0; }
+// tile share one set of the first cache, which has eight lines. Rows that all have one there are read
+// where they lie, as others are, since packing takes a tenth of a product of 128 columns.
+constexpr Index SAME_SET = 1024, LINES_OF_SET = 8;
+inline bool packs_rows(Matrix a) {
+  const bool fit = a.column == 1 && PRODUCT_ROWS < LINES_OF_SET;
+  return (a.column == 1 ? a.row : a.column) % SAME_SET == 0 && !fit;
+}
 
 // Rows of a, [inner][PACKED_ROWS] for each tile.
 inline void pack_rows(Matrix a, Index rows, Index inner, float* to) {
