@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from abele import _torch
+
 _FOLLOWING = frozenset(
     {
         F.linear,
@@ -65,12 +67,17 @@ _PROMOTING = frozenset(
 )
 
 
+_CONCERNED = _FOLLOWING | _NORMALISING | _WITH_STATISTICS | _PROMOTING
+
+
 class WeightsFollowActivations(TorchFunctionMode):
     """While open, the three rules above hold."""
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None):
         """Calls ``func``, with cast operands where a rule concerns it."""
         kwargs = kwargs or {}
+        if func not in _CONCERNED or _are_alike((args, kwargs)):
+            return func(*args, **kwargs)
         if func in _FOLLOWING:
             like = args[0] if args else kwargs["input"]
             args, kwargs = _cast_all((args, kwargs), like.dtype)
@@ -79,7 +86,7 @@ class WeightsFollowActivations(TorchFunctionMode):
             args, kwargs = _cast_all((args, kwargs), _widest((args, kwargs)), but=like)
         elif func in _WITH_STATISTICS:
             return _with_statistics(func, *args, **kwargs)
-        elif func in _PROMOTING:
+        else:
             args, kwargs = _cast_all((args, kwargs), _widest((args, kwargs)))
         return func(*args, **kwargs)
 
@@ -107,6 +114,13 @@ def _with_statistics(
         if value is not None and new is not value and all(given):
             value.copy_(new)
     return result
+
+
+def _are_alike(values: Any) -> bool:
+    """Whether all floating tensors have one type, so that nothing is cast."""
+    # Each property that the modes below see costs as much as an operator that is traced again.
+    with _torch.without_torch_function_modes():
+        return len({value.dtype for value in _floating(values)}) < 2
 
 
 def _floating(values: Any) -> Iterator[torch.Tensor]:

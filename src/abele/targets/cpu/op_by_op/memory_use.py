@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
+from typing import Any
 
 import torch
 
@@ -35,7 +36,7 @@ def memory_use(program: Program) -> MemoryUse:
     use = MemoryUse(
         basis="every result is kept until its last use, but for those written over an argument",
         nodes=tuple(graph.nodes),
-        pieces=tuple(_pieces(liveness, last)),
+        pieces=tuple(_pieces(graph, liveness, last)),
         scratch=max(map(_scratch, graph.nodes), default=0),
     )
     return arena.with_inner(use, ours, last)
@@ -65,17 +66,20 @@ def _is_dense(image: torch.Tensor) -> bool:
     return image.is_contiguous() or image.is_contiguous(memory_format=torch.channels_last)
 
 
-def _pieces(liveness: Liveness, last: Container[_Node]) -> Iterator[Piece]:
+def _pieces(graph: torch.fx.Graph, liveness: Liveness, last: Container[_Node]) -> Iterator[Piece]:
     """Memory that operations make: not that of results which take an argument's or another's.
 
     Args:
+        graph: with the nodes.
         liveness: of the graph.
         last: nodes that read images with channels last.
     """
+    picks: dict[Any, _Node] = {}
+    for node in graph.nodes:
+        if is_getitem(node):
+            picks.setdefault(node.args, node)
     for each in liveness.ranges:
-        picked = next(
-            (u for u in each.node.users if is_getitem(u) and u.args[1] == each.result), None
-        )
+        picked = picks.get((each.node, each.result))
         if picked is not None and liveness.memory(picked) is not picked:
             continue
         size = each.size
