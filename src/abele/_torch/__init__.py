@@ -135,11 +135,27 @@ def laid_out_like(
 ) -> torch.Tensor:
     """Return a tensor without data, laid out like another one, in memory of its own or shared."""
     shape, stride = like.shape, like.stride()
+    if shared is not None:
+        return view_of(shared, mode, shape, stride, like.storage_offset(), like)
     device = like.fake_device if isinstance(like, FakeTensor) else like.device
     with in_kernel_invocation_manager(mode):
         meta = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
-        if shared is not None:
-            meta.set_(shared.untyped_storage(), like.storage_offset(), shape, stride)
+    return FakeTensor(mode, meta, device)
+
+
+def view_of(
+    tensor: torch.Tensor,
+    mode: FakeTensorMode,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    offset: int | torch.SymInt,
+    like: torch.Tensor,
+) -> torch.Tensor:
+    """Return a tensor without data in the memory of another one, of the type of ``like``."""
+    device = like.fake_device if isinstance(like, FakeTensor) else like.device
+    with in_kernel_invocation_manager(mode):
+        meta = torch.empty_strided(shape, stride, dtype=like.dtype, device="meta")
+        meta.set_(tensor.untyped_storage(), offset, shape, stride)
     return FakeTensor(mode, meta, device)
 
 

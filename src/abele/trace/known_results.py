@@ -2,9 +2,9 @@
 
     batch_norm(x [8, 16, 4, 4])   ->   x's layout, [16], [16]
 
-Torch takes 5 to 60 ms to find that out, and a network has such an operator in many sizes. Stated
-are plain cases only: float32 or float64 on the host, images contiguous or with channels last.
-Whatever else there is, torch is asked.
+Torch takes 2 to 60 ms to find that out, and a network has such an operator in many sizes or, like
+the steps of a recurrent layer, with many indices. Stated are plain cases only: float32 or float64
+on the host, images contiguous or with channels last. Whatever else there is, torch is asked.
 """
 
 from __future__ import annotations
@@ -138,10 +138,24 @@ def _like_both(gradient: torch.Tensor, x: torch.Tensor, *settings: Any) -> torch
     return None if order is None else torch.empty_like(x, memory_format=order)
 
 
+def _selected(x: torch.Tensor, dim: int, index: int) -> torch.Tensor | None:
+    rank = x.dim()
+    if type(x) is not _torch.FakeTensor or x.is_complex() or not -rank <= dim < rank:
+        return None
+    dim %= rank
+    size, stride = list(x.shape), list(x.stride())
+    if not -size[dim] <= index < size[dim]:
+        return None  # torch says so
+    offset = x.storage_offset() + (index % size[dim]) * stride[dim]
+    del size[dim], stride[dim]
+    return _torch.view_of(x, x.fake_mode, size, stride, offset, x)
+
+
 _KNOWN: dict[Any, Callable[..., _Results]] = {
     aten._native_batch_norm_legit.default: _batch_norm,
     aten._native_batch_norm_legit_functional.default: _pure_batch_norm,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten.upsample_bilinear2d.default: _upsampled,
     aten.leaky_relu_backward.default: _like_both,
+    aten.select.int: _selected,
 }

@@ -35,8 +35,12 @@ class UnknownError(Exception):
     """An argument or a result of a kind that no key expresses."""
 
 
-def layout_of(tensor: torch.Tensor) -> Hashable:
+def layout_of(tensor: torch.Tensor, *, place: bool = True) -> Hashable:
     """Return the type of a tensor and how it lies in memory.
+
+    Args:
+        tensor: with or without data.
+        place: also where in its memory it begins.
 
     Raises:
         UnknownError: it is complex, so that it may be conjugated lazily, or it is not dense.
@@ -44,7 +48,8 @@ def layout_of(tensor: torch.Tensor) -> Hashable:
     if tensor.layout is not torch.strided or tensor.is_complex():
         raise UnknownError
     device = tensor.fake_device if isinstance(tensor, _torch.FakeTensor) else tensor.device
-    return tensor.dtype, device, tensor.shape, tensor.stride(), tensor.storage_offset()
+    where = tensor.storage_offset() if place else None
+    return tensor.dtype, device, tensor.shape, tensor.stride(), where
 
 
 def key_of_call(

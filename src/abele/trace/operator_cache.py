@@ -111,6 +111,8 @@ class _Memo:
         self._stacks: dict[tuple[tuple[CodeType, int], ...], str] = {}
         self._memory = torch.fx.Graph()
         self._refused: dict[OpOverload, bool] = {}
+        # Operators whose results may lie in the memory of arguments, wherever these begin there.
+        self._sharing: dict[OpOverload, bool] = {}
 
     # -- the user's lines --------------------------------------------------------------
 
@@ -184,13 +186,15 @@ class _Memo:
         if function not in self._refused:
             tags = _NOT_REMEMBERED.intersection(function.tags)
             self._refused[function] = function.namespace != "aten" or bool(tags)
+            self._sharing[function] = _may_share(function)
         if self._refused[function]:
             return run()
         tensors: list[_torch.FakeTensor] = []
         nodes: list[torch.fx.Node] = []
+        shares = self._sharing[function]
 
         def of_tensor(tensor: torch.Tensor) -> Hashable:
-            return self._key(tensor, tensors, nodes)
+            return self._key(tensor, tensors, nodes, place=shares)
 
         try:
             with _torch.without_torch_function_modes():
@@ -200,7 +204,10 @@ class _Memo:
         if key not in self._calls:
             before = next(iter(reversed(self._trace.graph.nodes)), None)
             result = run()
-            self._calls[key] = self._remembered(before, nodes, tensors, result)
+            remembered = self._remembered(before, nodes, tensors, result)
+            self._sharing[function] = shares or _shares(remembered)
+            if shares == self._sharing[function]:  # else the key says too little
+                self._calls[key] = remembered
             return result
         remembered = self._calls[key]
         return run() if remembered is None else self._again(remembered, nodes, tensors)
@@ -226,7 +233,12 @@ class _Memo:
         return True
 
     def _key(
-        self, tensor: torch.Tensor, tensors: list[_torch.FakeTensor], nodes: list[torch.fx.Node]
+        self,
+        tensor: torch.Tensor,
+        tensors: list[_torch.FakeTensor],
+        nodes: list[torch.fx.Node],
+        *,
+        place: bool,
     ) -> Hashable:
         """Return what an operator's nodes depend on; collects its tensors and their nodes."""
         if type(tensor) is not _torch.FakeTensor:
@@ -238,7 +250,7 @@ class _Memo:
         nodes.append(node)
         # Which arguments are the same tensor decides which nodes can be told apart.
         same = next(index for index, each in enumerate(tensors) if each is tensor)
-        return layout_of(tensor), tensor.requires_grad, same, nodes.index(node)
+        return layout_of(tensor, place=place), tensor.requires_grad, same, nodes.index(node)
 
     def _remembered(
         self,
@@ -319,6 +331,20 @@ class _Memo:
             tensor = _torch.laid_out_like(made.like, self._mode, shared)
         self._trace.stand_for(tensor, copies[result.node])
         return tensor
+
+
+def _may_share(function: OpOverload) -> bool:
+    """Whether the schema says that results are arguments, or views of them."""
+    schema = _torch.schema_of(function)
+    return schema.is_mutable or any(each.alias_info is not None for each in schema.returns)
+
+
+def _shares(remembered: _Remembered | None) -> bool:
+    """Whether results lie in the memory of arguments: some schemas do not say so."""
+    if remembered is None:
+        return False
+    results = remembered.results if is_sequence(remembered.results) else [remembered.results]
+    return any(isinstance(each, _Given) or (each and each.shares is not None) for each in results)
 
 
 def _with_originals(value: Any, originals: dict[int, torch.Tensor]) -> Any:

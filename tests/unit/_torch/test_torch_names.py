@@ -524,9 +524,12 @@ def test_operators_of_a_trace_can_be_intercepted():
             assert trace.node_of(made) is copied
             assert next(reversed(trace.graph.nodes)) is copied
             shared = _torch.laid_out_like(x, mode, x)
+            row = _torch.view_of(x, mode, (3,), (1,), 3, like=x)
         assert source.op == "placeholder"
         assert (made.dtype, made.shape, made.device.type) == (torch.float64, (2, 3), "cpu")
         assert shared.untyped_storage()._cdata == x.untyped_storage()._cdata
+        assert row.untyped_storage()._cdata == x.untyped_storage()._cdata
+        assert (row.shape, row.storage_offset()) == ((3,), 3)
         return [y * 1, made * 1]
 
     with _torch.static_fakes() as mode:

@@ -65,7 +65,26 @@ def _asked(function, args):
 
 
 def test_all_are_tested():
-    assert set(CALLS) == set(_KNOWN)
+    assert set(CALLS) | {aten.select.int} == set(_KNOWN)
+
+
+@pytest.mark.parametrize("layout", ["first", "last", "view", "expanded", "transposed"])
+@pytest.mark.parametrize(("dim", "index"), [(0, 1), (1, -1), (-1, 3), (2, 0)])
+def test_a_selected_row_is_a_view_where_the_kernel_has_it(layout, dim, index):
+    x = _images(layout, torch.bfloat16)
+    real = aten.select.int(x, dim, index)
+    with _torch.static_fakes() as mode:
+        fake = mode.from_tensor(x)
+        row = _KNOWN[aten.select.int](fake, dim, index)
+    assert _facts(row) == _facts(real)
+    assert row.storage_offset() == real.storage_offset()
+    assert _torch.memory_of(row) == _torch.memory_of(fake)
+
+
+@pytest.mark.parametrize(("dim", "index"), [(2, 0), (0, 2), (0, -3)])
+def test_rows_that_are_not_there_are_refused_by_torch(dim, index):
+    with pytest.raises(IndexError, match="out of range"):
+        _asked(aten.select.int, (torch.ones(2, 3), dim, index))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
