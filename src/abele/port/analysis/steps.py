@@ -11,6 +11,7 @@ from libcst import matchers as m
 from abele.port.analysis.flow import changes, needs, reads, writes
 from abele.port.analysis.forgetting import is_forgotten
 from abele.port.analysis.helpers import Helpers
+from abele.port.analysis.keys import read_by_key
 from abele.port.analysis.kinds import Kind, Thing
 from abele.port.analysis.numbers import is_number
 from abele.port.analysis.parts import (
@@ -82,10 +83,19 @@ class Step:
 
     @property
     def arguments(self) -> str:
-        """The inputs as a call of the program has them: numbers that change become tensors."""
-        as_tensor = [f"torch.as_tensor({name})" for name in self.slow]
-        given = dict(zip(self.slow, as_tensor, strict=True))
-        return ", ".join(given.get(name, name) for name in self.inputs)
+        """The inputs as a call of the program has them.
+
+        Numbers that change become tensors. Of a dictionary, only what is read goes in: the rest of
+        a batch may be text, such as names of files.
+        """
+        return ", ".join(self._given(name) for name in self.inputs)
+
+    def _given(self, name: str) -> str:
+        if name in self.slow:
+            return f"torch.as_tensor({name})"
+        keys = [] if name in self.carried else read_by_key(name, self.forward)
+        parts = ", ".join(f"{key}: {name}[{key}]" for key in keys)
+        return f"{{{parts}}}" if parts else name
 
 
 def training_steps(project: Project, things: Things) -> Iterator[tuple[Source, Step | StepError]]:

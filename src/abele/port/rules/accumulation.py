@@ -173,7 +173,7 @@ def call(context: Context, step: Step, name: str, divided: str) -> None:
     last = gradients.once
     _check(context, step, rest, last)
     losses = context.name(step.source, "losses")
-    new: list[Any] = parsed(f"{losses} = {name}({', '.join(step.inputs)})")
+    new: list[Any] = parsed(f"{losses} = {name}({step.arguments})")
     if rest or any({counter.value, step.loss} & {*reads(each)} for each in last):
         shown = [] if divided in ("", "pass") else parsed(divided)
         body = [*shown, *(edits.applied(each) for each in rest)]
