@@ -2,6 +2,7 @@
 //
 // A block of queries is computed with all keys that it sees, so that its scores stay in the cache.
 // Backward computes them again. Causal attention leaves out whole tiles of scores that nobody sees.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -124,6 +125,12 @@ void largest_lanes(const Vec* v, Index count, float* values) {
   }
 }
 
+// Whether torch's result for scores of which none is larger than minus infinity is 0. With NaN among
+// them it is NaN, but for fewer scores than a vector has, which torch compares one by one.
+bool is_nothing(const float* scores, Index count) {
+  return count < LANES || std::none_of(scores, scores + count, [](float x) { return x != x; });
+}
+
 // Scores become exp(scale (score - largest)), 0 where nothing is seen, for the keys that others of
 // the same part see. Also gives the sum of each row, and the logarithm of that of exp(scale score). A
 // step for all rows before the next step: no row has to wait for its own last result.
@@ -132,6 +139,7 @@ void softmax_scores(const AbeleAttention& all, Part block, const Room& room, flo
   const float none = -std::numeric_limits<float>::infinity(), scale = float(all.scale);
   Vec lanes[QUERIES];
   float largest[QUERIES];
+  bool nothing[QUERIES];
   for (Index i = 0; i < block.size; ++i) {
     float* row = room.scores + i * room.step;
     const Index count = seen(all, block.begin + i), some = in_vectors(count);
@@ -143,6 +151,10 @@ void softmax_scores(const AbeleAttention& all, Part block, const Room& room, flo
     }
   }
   largest_lanes(lanes, ceil_div(block.size, 4) * 4, largest);
+  for (Index i = 0; i < block.size; ++i) {
+    const float* row = room.scores + i * room.step;
+    nothing[i] = largest[i] == none && is_nothing(row, seen(all, block.begin + i));
+  }
   for_parts(all, block, [&](Part rows, Index width) {
     for (Index i = rows.begin; i < rows.begin + rows.size; ++i) {
       float* row = room.scores + i * room.step;
@@ -153,15 +165,13 @@ void softmax_scores(const AbeleAttention& all, Part block, const Room& room, flo
         for (int l = 0; l < LANES; ++l) row[j + l] = exp_up_to_88((row[j + l] - most) * scale);
         lanes[i] += load(row + j);
       }
-      // Torch's result is 0 if nothing is larger, also where all scores are NaN.
-      for (Index j = most == none ? 0 : some; j < width; ++j) row[j] = 0.0f;
+      for (Index j = nothing[i] ? 0 : some; j < width; ++j) row[j] = 0.0f;
     }
   });
   sum_lanes(lanes, block.size, totals);
   for (Index i = 0; i < block.size; ++i) {
-    const bool nothing = largest[i] == none;
-    if (nothing) totals[i] = 1.0f;
-    logarithms[i] = nothing ? 0.0f : largest[i] * scale + std::log(totals[i]);
+    if (nothing[i]) totals[i] = 1.0f;
+    logarithms[i] = nothing[i] ? 0.0f : largest[i] * scale + std::log(totals[i]);
   }
 }
 

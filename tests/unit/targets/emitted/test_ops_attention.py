@@ -57,6 +57,12 @@ CASES = {
         ),
         heads(10),
     ),
+    "no number, of several vectors": Case(
+        lambda q, k, v: F.scaled_dot_product_attention(
+            torch.cat([q[:, :, :2] * math.nan, q], 2), k, v
+        ),
+        heads(10, 40),
+    ),
     "a negative scale": Case(attention(scale=-0.1), heads(20), True, {FORWARD: 1, BACKWARD: 1}),
     "many keys": Case(attention(), heads(3, 1100, 4), True, {FORWARD: 1, BACKWARD: 1}),
 }
