@@ -107,10 +107,10 @@ ABELE_INLINE float erf(float x) {
 }
 ABELE_INLINE double erf(double x) { return std::erf(x); }
 
-// The share of a normal distribution below x, and its density there without the factor
-// 1 / sqrt(2 pi). exp(x^2 / 2) times the share is a polynomial of -x, fitted up to 5.7 so that the share
-// is at most 5e-9 off before rounding; further away it is less than that.
-ABELE_INLINE float normal_share(float x, float& density) {
+// The share of a normal distribution beyond |x|, and its density there without the factor
+// 1 / sqrt(2 pi). exp(x^2 / 2) times the share is a polynomial of |x|, fitted up to 5.7 so that the
+// share is at most 5e-9 off before rounding; further away it is less than that.
+ABELE_INLINE float normal_rest(float x, float& density) {
   const float magnitude = std::fabs(x), t = magnitude > 5.7f ? 5.7f : magnitude;
   density = exp_up_to_88(-0.5f * x * x);
   float p = 5.9961842e-08f;
@@ -125,12 +125,28 @@ ABELE_INLINE float normal_share(float x, float& density) {
   p = std::fmaf(p, t, -0.13292414f);
   p = std::fmaf(p, t, 0.2499927f);
   p = std::fmaf(p, t, -0.39894196f);
-  const float below = std::fmaf(p, t, 0.5f) * density;
-  return x < 0.0f ? below : 1.0f - below;
+  return std::fmaf(p, t, 0.5f) * density;
+}
+
+// The share below x.
+ABELE_INLINE float normal_share(float x, float& density) {
+  const float rest = normal_rest(x, density);
+  return x < 0.0f ? rest : 1.0f - rest;
 }
 ABELE_INLINE double normal_share(double x, double& density) {
   density = std::exp(-0.5 * x * x);
   return 0.5 * (1.0 + std::erf(x * 0.70710678118654752));
+}
+
+// x times the share below x; x (1 - rest) is rounded once. From 20 on nothing is beyond x.
+ABELE_INLINE float normal_gelu(float x) {
+  float density;
+  const float rest = normal_rest(x, density), factor = x > 20.0f ? 20.0f : x;
+  return x < 0.0f ? x * rest : std::fmaf(-factor, rest, x);
+}
+ABELE_INLINE double normal_gelu(double x) {
+  double density;
+  return x * normal_share(x, density);
 }
 
 // With `tangent` the approximation by tanh, otherwise exact.
@@ -140,8 +156,7 @@ ABELE_INLINE T gelu(T x) {
     const T inner = T(0.79788456080286536) * (x + T(0.044715) * x * x * x);
     return T(0.5) * x * (T(1) + tanh(inner));
   }
-  T density;
-  return x * normal_share(x, density);
+  return normal_gelu(x);
 }
 template <bool tangent, class T>
 ABELE_INLINE T gelu_backward(T grad, T x) {
