@@ -29,12 +29,14 @@ Machine = tuple[str, int]
 def table(folder: Path) -> str:
     """Return one table for each machine and number of threads that has records.
 
+    Those with most rows beside other compilers come first.
+
     Args:
         folder: of the records; those of ``--quick`` are not there.
     """
     machines = newest(folder)
     parts = [HEAD]
-    for (processor, threads), entries in sorted(machines.items()):
+    for (processor, threads), entries in sorted(machines.items(), key=_rank):
         parts.append(f"\n{processor}, {threads} thread{'s' * (threads > 1)}:\n\n{COLUMNS}")
         parts += [_line(name, entries.get(name)) for name in ROWS]
         if mean := _mean(entries):
@@ -55,6 +57,11 @@ def newest(folder: Path) -> dict[Machine, dict[str, tuple[dict[str, Any], str]]]
         for name, row in record["rows"].items():
             machines.setdefault(machine, {})[name] = (row, path.name)
     return machines
+
+
+def _rank(item: tuple[Machine, dict[str, tuple[dict[str, Any], str]]]) -> tuple[int, Machine]:
+    machine, entries = item
+    return -sum("abele / best peer" in row["ratio"] for row, _ in entries.values()), machine
 
 
 def _order(path: Path) -> tuple[str, int]:

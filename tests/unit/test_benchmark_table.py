@@ -130,9 +130,9 @@ def test_a_process_that_is_late_or_ends_is_a_failure(monkeypatch):
 # -- from records to the page ----------------------------------------------------------------------
 
 
-def record(folder, day, rows, threads=2):
-    environment = {"cpu": "a processor", "gpu": None, "threads": threads}
-    path = folder / f"table_a-processor_{threads}t_{day}.json"
+def record(folder, day, rows, threads=2, cpu="a processor"):
+    environment = {"cpu": cpu, "gpu": None, "threads": threads}
+    path = folder / f"table_{cpu.replace(' ', '-')}_{threads}t_{day}.json"
     path.write_text(json.dumps({"environment": environment, "rows": rows}))
 
 
@@ -165,6 +165,14 @@ def test_the_newest_record_of_each_row_is_shown(tmp_path):
     assert "2.00 x" in gpt
     mean = [line for line in page.table(tmp_path).splitlines() if "geometric mean" in line]
     assert mean == ["| geometric mean of 2 rows | | | 2.45 x | 1.50 x | | | | | |"]
+
+
+def test_machines_with_more_rows_beside_other_compilers_come_first(tmp_path):
+    alone = {"mlp": result(150.0), "gpt": result(150.0)}
+    record(tmp_path, "2026-01-02", alone, cpu="a processor")
+    record(tmp_path, "2026-01-01", {"mlp": result(300.0, jax=200.0)}, cpu="b processor")
+    text = page.table(tmp_path)
+    assert 0 <= text.find("b processor") < text.find("a processor")
 
 
 def test_thread_counts_have_tables_of_their_own(tmp_path):
