@@ -236,3 +236,14 @@ def test_what_is_no_number_stays_in_its_row_or_column(library, value, turned, ro
     strange[3] = strange[:, 34] = True
     assert torch.equal(~ours.isfinite(), strange)
     torch.testing.assert_close(ours, (a @ b)[0], rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_threads_treat_subnormal_numbers_as_the_one_that_calls(library):
+    a, b = torch.full((1, 256, 256), 1e-20), torch.full((1, 256, 256), 1e-20)  # sums are 2.6e-38
+    assert product(library, a, b, threads=2).all()
+    torch.set_flush_denormal(True)
+    try:
+        assert not product(library, a, b, threads=2).any()
+    finally:
+        torch.set_flush_denormal(False)
+    assert product(library, a, b, threads=2).all()

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "abi.h"
+#include "float_mode.h"
 
 namespace {
 
@@ -39,7 +40,8 @@ void update(const AbeleAdam& adam, const AbeleAdamTensor& t, double rate, int64_
 int abele_adam(const AbeleAdam* adam, const AbeleAdamTensor* tensors, int64_t count, double rate,
                int threads) {
   for (int64_t k = 0; k < count; ++k) *tensors[k].step += 1.0;
-#pragma omp parallel num_threads(threads) if (threads > 1)
+  const abele::FloatMode mode;
+#pragma omp parallel num_threads(threads) if (threads > 1) firstprivate(mode)
   for (int64_t k = 0; k < count; ++k) {
     const int64_t pieces = (tensors[k].size + PIECE - 1) / PIECE;
 #pragma omp for schedule(static) nowait

@@ -300,7 +300,8 @@ int for_heads(const AbeleAttention& all, int threads, Run run) {
     const Index tasks = all.samples * all.heads;
     const int teams = static_cast<int>(std::min<Index>(tasks, threads));
     const Each<float> work = memory.each<float>(Room::size(all), teams);
-#pragma omp parallel for num_threads(teams) if (teams > 1) schedule(static, 1)
+    const FloatMode mode;
+#pragma omp parallel for num_threads(teams) if (teams > 1) schedule(static, 1) firstprivate(mode)
     for (int thread = 0; thread < teams; ++thread) {
       const Part some = part(tasks, teams, thread);
       const Room room(all, work.of(thread));

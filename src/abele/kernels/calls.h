@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "float_mode.h"
 
 namespace abele {
 

@@ -69,7 +69,8 @@ template <class Add>
 const double* in_parts(Index rows, Index size, int threads, Scratch& scratch, Add add) {
   const Index parts = ceil_div(rows, PART);
   double* sums = scratch.zeros<double>(std::max<Index>(parts, 1) * size);
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  const FloatMode mode;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
   for (Index part = 0; part < parts; ++part)
     add(part * PART, std::min(rows, (part + 1) * PART), sums + part * size);
   for (Index part = 1; part < parts; ++part)

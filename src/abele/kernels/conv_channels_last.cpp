@@ -150,7 +150,8 @@ void convolve(const Conv& conv, const float* x, const float* weight, const float
   const Index edge = K * (LONG<K> + K - 1) * sides.in;
   const auto row = gains_by_long_tiles<K>(width) ? one_row<V, K, LONG<K>> : one_row<V, K, PIXELS>;
   float* edges = scratch.take<float>(threads * edge);
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  const FloatMode mode;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
   for (int t = 0; t < threads; ++t) {
     const auto [first, rows] = part(conv.images * height, threads, t);
     for (Index r = first; r < first + rows; ++r) {

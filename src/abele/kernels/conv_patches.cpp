@@ -84,7 +84,8 @@ void spread(const Patches& p, const float* small, const float* weight, const flo
   const float* packed =
       pack(p.kernel_height, depth, run, weight, scratch,
            [&](Index i, Index k, Index q) { return p.weight_at(k, i, q); });
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  const FloatMode mode;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
   for (Index row = 0; row < p.rows(); ++row)
     for (Index i = 0; i < p.kernel_height; ++i) {
       float* to = large + p.large_at(row, i);
@@ -100,7 +101,8 @@ void gather(const Patches& p, const float* large, const float* weight, const flo
   const float* packed =
       pack(p.kernel_height, run, columns, weight, scratch,
            [&](Index i, Index q, Index c) { return p.weight_at(c, i, q); });
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  const FloatMode mode;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
   for (Index row = 0; row < p.rows(); ++row) {
     float* to = small + row * p.width * columns;
     if (bias != nullptr) fill(bias, columns, p.width, to);
@@ -131,12 +133,13 @@ void weight_gradient(const Patches& p, const float* small, const float* large, f
   const Index parts = std::min(most, p.rows());
   if (p.rows() == 0 || p.width == 0) return std::fill(result, result + size, 0.0f);
   float* sums = scratch.take<float>(parts * size);
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  const FloatMode mode;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
   for (Index i = 0; i < parts; ++i) {
     const auto [first, count] = part(p.rows(), parts, i);
     sum_rows(p, small, large, first, first + count, sums + i * size);
   }
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
   for (Index row = 0; row < p.kernel_height * p.small_channels; ++row) {
     float* sum = sums + row * run;
     for (Index i = 1; i < parts; ++i)

@@ -67,7 +67,8 @@ struct Packing {
 Weights pack(const Packing& from, int threads, Scratch& scratch) {
   const Index in = from.in, out = from.out, segments = ceil_div(in, SEGMENT);
   float* packed = scratch.take<float>(POINTS * padded(out) * in);
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  const FloatMode mode;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
   for (Index task = 0; task < registers(out) * segments; ++task) {
     const Index first_out = task / segments * LANES, first_in = task % segments * SEGMENT;
     const Index count = std::min(SEGMENT, in - first_in), panel = first_out / PANEL * PANEL;
@@ -171,7 +172,8 @@ void convolve(const Tiles& from, const Tiles& to, const float* x, const Weights&
   float* memory = scratch.take<float>(threads * (inputs + products));
   const float* zeros = scratch.zeros<float>(padded(from.channels));
   float* nowhere = scratch.take<float>(threads * padded(to.channels));
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  const FloatMode mode;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
   for (Index block = 0; block < blocks; ++block) {
     const Index thread = omp_get_thread_num();
     float *mine = memory + thread * (inputs + products), *results = mine + inputs;
@@ -268,7 +270,8 @@ const float* summed_products(const Cuts& cuts, const float* grad, const float* x
       sum_tiles(cuts, team, first, first + count, grad, x, zeros, room, sums + i * size);
     }
   });
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  const FloatMode mode;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
   for (Index row = 0; row < POINTS * cuts.in; ++row)
     for (Index i = 1; i < parts; ++i) {
       const Index at = row * padded(cuts.out);
@@ -282,7 +285,8 @@ void weight_gradient(const Conv& conv, const float* grad, const float* x, float*
   if (conv.images == 0) return std::fill(result, result + conv.weights(), 0.0f);
   const float* sums = summed_products(Cuts(conv), grad, x, threads, scratch);
   const Index in = conv.in_channels, out = conv.out_channels, matrix = in * padded(out);
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  const FloatMode mode;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
   for (Index block = 0; block < registers(out); ++block)
     for (Index first = 0; first < in; first += SEGMENT) {
       const Index count = std::min(SEGMENT, in - first);

@@ -37,7 +37,8 @@ int with_teams(Index blocks, int threads, Body body) {
     return 1;
   }
   int started = 1;
-#pragma omp parallel num_threads(threads)
+  const FloatMode mode;
+#pragma omp parallel num_threads(threads) firstprivate(mode)
   {
     const int thread = omp_get_thread_num(), size = omp_get_num_threads();
     if (thread == 0) started = size;

@@ -49,7 +49,8 @@ struct Row {
 template <class Body>
 void each_row(const Images& images, int threads, Body body) {
   const Index windows = images.columns() * images.channels;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  const FloatMode mode;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
   for (int t = 0; t < threads; ++t) {
     auto [done, left] = part(images.count * images.rows(), threads, t);
     while (left > 0) {

@@ -115,7 +115,8 @@ const double* two_sums(const Layout& layout, int threads, Scratch& scratch, Make
   double* sums = scratch.zeros<double>(2 * channels);
   double* partial = scratch.zeros<double>(layout.parts * 2 * channels);
   double* lanes = scratch.take<double>(threads * 2 * group);
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  const FloatMode mode;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
   for (Index part = 0; part < layout.parts; ++part) {
     double* mine = partial + part * 2 * channels;
     double* wide = lanes + omp_get_thread_num() * 2 * group;
@@ -145,7 +146,8 @@ const double* two_sums(const Layout& layout, int threads, Scratch& scratch, Make
 // make(zero, lane) gives what is done with the element at a position.
 template <class Make>
 void each_element(const Layout& layout, int threads, Make make) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  const FloatMode mode;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1) firstprivate(mode)
   for (Index part = 0; part < layout.parts; ++part) {
     layout.each_block(part, [&](Index first, Index end) {
       each_lane(layout.group, [&](auto count, Index lane) {

@@ -273,14 +273,15 @@ void multiply_in_halves(const AbeleProduct& p, const Share& share, int threads, 
   const bool apart = shared || cuts_of(halves[1].inner) > 1;
   const Each<float> work = memory.each<float>(WORK, shared ? 2 : 1);
   float* second = apart ? memory.take<float>(p.rows * p.columns) : nullptr;
-#pragma omp parallel for num_threads(2) if (shared) schedule(static, 1)
+  const FloatMode mode;
+#pragma omp parallel for num_threads(2) if (shared) schedule(static, 1) firstprivate(mode)
   for (int which = 0; which < 2; ++which) {
     Share half = halves[which];
     if (which == 1) half.added = !apart;
     if (which == 1 && apart) half.c = second, half.c_row = p.columns;
     multiply(half, work.of(shared ? which : 0));
   }
-#pragma omp parallel for num_threads(2) if (shared) schedule(static)
+#pragma omp parallel for num_threads(2) if (shared) schedule(static) firstprivate(mode)
   for (Index row = 0; row < (apart ? p.rows : 0); ++row)
     for (Index i = 0; i < p.columns; ++i)
       share.c[row * p.c_row + i] += second[row * p.columns + i];
@@ -356,7 +357,8 @@ void multiply_rows(AbeleProduct p, const float* a, const float* b, float* c, Ind
   const Index room = A_WORK + kept + (unpacked ? p.inner * whole_columns(p.columns) : 0);
   const Each<float> work = memory.each<float>(room, threads);
   const Blocks all(blocks, threads, memory);
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1)
+  const FloatMode mode;
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static, 1) firstprivate(mode)
   for (int thread = 0; thread < threads; ++thread) {
     float *mine = work.of(thread), *packed = mine + A_WORK + kept;
     for (Index i = 0; i < unpacked; ++i) pack_piece(p, b, packed, i);
@@ -407,7 +409,8 @@ int abele_product(const AbeleProduct* product, const float* a, const float* b, f
       return multiply_rows(p, a, b, c, row_blocks(p, ROWS_AT_ONCE, threads), 0, threads, memory,
                            [](const float*, Part) {});
     const Each<float> work = memory.each<float>(compute.room, threads);
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    const FloatMode mode;
+#pragma omp parallel for num_threads(threads) schedule(static, 1) firstprivate(mode)
     for (int thread = 0; thread < threads; ++thread) {
       const Part some = alone ? part(p.count, threads, thread) : Part{0, p.count};
       for (Index i = some.begin; i < some.begin + some.size; ++i)
@@ -431,7 +434,8 @@ int abele_product_by_rows(const AbeleProduct* product, const float* a, const flo
 }
 
 int abele_product_pack(const AbeleProduct* product, const float* b, float* packed, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+  const FloatMode mode;
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static) firstprivate(mode)
   for (Index i = 0; i < pieces(*product); ++i) pack_piece(*product, b, packed, i);
   return ABELE_OK;
 }

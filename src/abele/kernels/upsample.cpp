@@ -111,7 +111,8 @@ int each_row(const AbeleUpsample& p, Index from, Index rows, Index row_size, Row
   return guarded([&](Scratch& memory) {
     const Index room = 2 * p.width * p.channels;
     float* work = memory.take<float>(room * threads);
-#pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1)
+    const FloatMode mode;
+#pragma omp parallel for num_threads(threads) schedule(static, 1) if (threads > 1) firstprivate(mode)
     for (int t = 0; t < threads; ++t) {
       const auto [begin, count] = part(p.images * rows, threads, t);
       for (Index i = begin; i < begin + count; ++i)

@@ -17,7 +17,7 @@ from abele.program import Program
 from abele.program.memory import MemoryUse
 from abele.targets.base import Compiled, Lowering, Repeated, Written, require_code
 from abele.targets.clocked import Clocked
-from abele.targets.cpu.emitted import build, choice, reasons, source
+from abele.targets.cpu.emitted import build, choice, reasons, source, subnormals
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
 from abele.targets.cpu.emitted.clocked import kernel_of, with_clocks
 from abele.targets.cpu.emitted.groups import Unit, grouped
@@ -156,7 +156,13 @@ def planned_code(program: Program) -> Plan:
 
 
 def _plan(program: Program, plan: Placed, *, clocked: bool) -> Plan:
-    text = source.write(plan.units, plan.offsets, plan.kept, clocked=clocked)
+    text = source.write(
+        plan.units,
+        plan.offsets,
+        plan.kept,
+        clocked=clocked,
+        subnormals=subnormals.are_meant(program, plan.translation.constants),
+    )
     foreign = any(isinstance(each, Foreign) for each in text.parts)
     torchs = _memory_use(program, plan) if foreign else None
     return Plan(plan.translation, text, plan.offsets, plan.size, plan.lives, torchs)

@@ -40,7 +40,7 @@ _COST = f"""extern "C" {_VISIBLE} Index {COST}(int looks) {{
   return abele::moment() - began;
 }}"""
 
-
+_FLUSHED = "const abele::FloatMode mode = abele::FloatMode::flushed();"
 _REPEAT = f"""extern "C" {_VISIBLE} int {REPEAT}(
     char* arena, void** table, int threads, Index times, Index changing, const Index* entries,
     void* const* addresses, Index* moments) {{
@@ -85,6 +85,7 @@ def write(
     kept: Collection[Buffer],
     *,
     clocked: bool = False,
+    subnormals: bool = False,
 ) -> Source:
     """Write the file for units in their order.
 
@@ -94,13 +95,21 @@ def write(
         kept: memory that has to be written; other results of loops stay in registers.
         clocked: look at the clock between units, into an array ``MOMENTS``: of each segment in
             turn, its beginning and the end of each unit.
+        subnormals: compute with numbers below the smallest normal one; else they are zero.
     """
-    return _Writer(offsets, kept, clocked).source(units)
+    return _Writer(offsets, kept, clocked, subnormals).source(units)
 
 
 class _Writer:
-    def __init__(self, offsets: dict[Buffer, int], kept: Collection[Buffer], clocked: bool):
+    def __init__(
+        self,
+        offsets: dict[Buffer, int],
+        kept: Collection[Buffer],
+        clocked: bool,
+        subnormals: bool,
+    ):
         self._offsets, self._kept, self._clocked = offsets, kept, clocked
+        self._first = [] if subnormals else [_FLUSHED]
         self._moments = 0
         self._names: dict[str, str] = {}  # of functions, by their text
         self._table: dict[Buffer, int] = {}
@@ -114,7 +123,8 @@ class _Writer:
         def end_segment() -> None:
             if lines:
                 name = f"abele_segment_{len(bodies)}"
-                bodies.append(_segment(name, self._with_clocks(lines) if clocked else lines))
+                timed = self._with_clocks(lines) if clocked else lines
+                bodies.append(_segment(name, [*self._first, *timed]))
                 parts.append(Segment(name, len(lines)))
                 lines.clear()
 

@@ -1,6 +1,7 @@
 // Sharing loops between threads.
 #pragma once
 
+#include "float_mode.h"
 #include "math.h"
 
 namespace abele {
@@ -10,7 +11,8 @@ template <int most, class Run>
 inline void share(Index n, int threads, Run run) {
   if (most == 1 || threads == 1) return run(Index(0), n);
   const int parts = most < threads ? most : threads;
-#pragma omp parallel for num_threads(parts) schedule(static, 1)
+  const FloatMode mode;
+#pragma omp parallel for num_threads(parts) schedule(static, 1) firstprivate(mode)
   for (int part = 0; part < parts; ++part) run(n * part / parts, n * (part + 1) / parts);
 }
 

@@ -1,0 +1,74 @@
+"""Numbers below 1.2e-38 are zero in emitted code, and nowhere else."""
+
+import pytest
+import torch
+
+from abele.targets.cpu.compiler import compiler
+from abele.targets.cpu.emitted import subnormals
+from abele.targets.cpu.emitted.lowering import Emitted
+from helpers.emitted_programs import traced
+
+SMALL = 1e-40  # times one is itself, or zero
+MANY = 1 << 20  # elements, so that two threads share them
+
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+
+
+def scaled(x, total):
+    total.add_(x)
+    return x * 1.0000001
+
+
+def masked(x, total):
+    total.add_(x)
+    return (x + 1e-45).log()
+
+
+def program(function, x=None):
+    x = torch.ones(4) if x is None else x
+    return traced("small", function, [x], [torch.zeros_like(x)]).program
+
+
+def run(function, x):
+    made = program(function, x)
+    inputs = [x.clone() if slot.name == "input0" else torch.zeros_like(x) for slot in made.inputs]
+    (result,) = Emitted().compile(made).run(inputs)
+    return result
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@needs_compiler
+def test_emitted_code_takes_them_for_zero_in_all_threads(threads):
+    result = run(scaled, torch.full((MANY,), SMALL))
+    assert not result.any()
+
+
+@needs_compiler
+def test_plain_pytorch_computes_with_them_afterwards(threads):
+    x = torch.full((MANY,), SMALL)
+    run(scaled, x)
+    assert (x * 1.0000001).all()
+
+
+@needs_compiler
+def test_programs_that_name_one_compute_with_them():
+    assert run(masked, torch.zeros(4)).isfinite().all()
+
+
+def test_what_names_one():
+    assert not subnormals.are_meant(program(scaled), [])
+    assert subnormals.are_meant(program(masked), [])
+    assert not subnormals.are_meant(program(scaled), [torch.tensor([0.0, 1e-37]), torch.tensor(3)])
+    assert subnormals.are_meant(program(scaled), [torch.tensor([1.0, -SMALL])])
+
+
+def test_numbers_in_lists_and_options_count():
+    numbers = subnormals._numbers(((1, [2.0, None]), {"eps": 3.0, "dims": (4.0,)}))
+    assert list(numbers) == [2.0, 3.0, 4.0]
