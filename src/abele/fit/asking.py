@@ -3,45 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Generator
-from typing import Any, Protocol
 
+from abele.fit import children
+from abele.fit.answers import Answered, Report
 
-class Report(Protocol):
-    """An answer as a front-end gives it; its text is for people."""
-
-    def data(self) -> dict[str, Any]:
-        """Everything as JSON values."""
-        ...
-
-
-class Answered(BaseException):
-    """Ends a program at its first compile; no ``except Exception`` of the program catches it.
-
-    Attributes:
-        report: the answer.
-    """
-
-    def __init__(self, report: Report):
-        super().__init__("the fit check has its answer")
-        self.report = report
-
-
-_limits: list[str | None] = []
+#: Limits that somebody asks for, each with the process that does: a fork has them, too.
+_asked: list[tuple[int, str | None]] = []
 
 
 @contextlib.contextmanager
 def instead_of_compiling(limit: str | None) -> Generator[None]:
     """While open, the first model that would be compiled raises ``Answered``.
 
+    That model may be one of a process that starts meanwhile.
+
     Args:
         limit: as for ``limits.of_machine``; None for the device that would be used.
+
+    Raises:
+        Answered: another process has answered; at the end at the latest.
     """
-    _limits.append(limit)
+    _asked.append((os.getpid(), limit))
     try:
-        yield
+        with children.asked(limit):
+            yield
     finally:
-        _limits.pop()
+        _asked.pop()
 
 
 def answer(of: Callable[[str | None], Report]) -> None:
@@ -51,7 +40,9 @@ def answer(of: Callable[[str | None], Report]) -> None:
         of: the answer for a limit.
 
     Raises:
-        Answered: somebody asks.
+        Answered: this process asks.
+        SystemExit: a process that this one descends from asks, and has the answer now.
     """
-    if _limits:
-        raise Answered(of(_limits[-1]))
+    if _asked and _asked[-1][0] == os.getpid():
+        raise Answered(of(_asked[-1][1]))
+    children.answer(of)

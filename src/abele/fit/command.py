@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import runpy
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from abele.errors import FitError
 from abele.fit import asking, limits
+from abele.fit.answers import Answered, Report
 
 #: Exit status by verdict; 1 and 2 are those of errors.
 STATUS = {"fits": 0, "does not fit": 3, "uncertain": 4}
@@ -78,7 +81,7 @@ def command(parsed: argparse.Namespace) -> int:
     return STATUS[facts["verdict"]]
 
 
-def answer_of(script: Path, limit: str | None, arguments: list[str]) -> asking.Report:
+def answer_of(script: Path, limit: str | None, arguments: list[str]) -> Report:
     """Run a script up to its first compile.
 
     Args:
@@ -92,7 +95,7 @@ def answer_of(script: Path, limit: str | None, arguments: list[str]) -> asking.R
     try:
         with asking.instead_of_compiling(limit):
             running(script, arguments, quiet=True)
-    except asking.Answered as answered:
+    except Answered as answered:
         return answered.report
     except SystemExit as ended:  # its status is no answer: 3 would say that it does not fit
         how = f"with status {ended.code!r} before it compiled a model"
@@ -133,7 +136,7 @@ def running(script: Path, arguments: list[str], *, quiet: bool) -> None:
     before = sys.argv, sys.path[:]
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
-    output = contextlib.redirect_stdout(sys.stderr) if quiet else contextlib.nullcontext()
+    output = _on_stderr() if quiet else contextlib.nullcontext()
     try:
         with output:
             runpy.run_path(str(script), run_name="__main__")
@@ -144,6 +147,20 @@ def running(script: Path, arguments: list[str], *, quiet: bool) -> None:
         ) from None
     finally:
         sys.argv, sys.path[:] = before
+
+
+@contextlib.contextmanager
+def _on_stderr() -> Generator[None]:
+    """What is printed goes to stderr, also by processes that start meanwhile."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _of_script(trace: TracebackType | None, script: Path) -> TracebackType | None:

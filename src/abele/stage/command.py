@@ -8,7 +8,7 @@ from typing import Any
 
 from abele.errors import LimitError, StageError
 from abele.fit import limits
-from abele.fit.asking import Answered, Report
+from abele.fit.answers import Answered, Report
 from abele.fit.command import STATUS, hints, of_script, running
 from abele.stage import asking
 from abele.stage.asking import Request

@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Any
 
-from abele.fit import asking as answers
+from abele.fit.answers import Answered
 from abele.fit.limits import Limit
 from abele.stage import asking
 from abele.stage.command import of_device, shown
@@ -94,7 +94,7 @@ class Staging:
         except Error as problem:
             raise asking.Refused(problem.message) from problem
         if not request.run:
-            raise answers.Answered(report)
+            raise Answered(report)
         print(shown(report, json=request.json), file=sys.stderr)
         self._model.stages = report.plan
 

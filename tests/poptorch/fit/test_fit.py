@@ -1,7 +1,10 @@
 """``executor.fit`` and ``abele fit``: answers before anything is compiled."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -115,6 +118,68 @@ def test_the_command_prints_json_alone(script, monkeypatch, capsys):
     facts = json.loads(capsys.readouterr().out)
     assert facts["verdict"] == "does not fit"
     assert facts["limit"]["size"] == 1024
+
+
+WAITS = {
+    "for its end": "subprocess.run([sys.executable, sys.argv[1]], check=True)",
+    "asleep": "with subprocess.Popen([sys.executable, sys.argv[1]]): time.sleep(100)",
+    "for a fork": """
+child = multiprocessing.get_context('fork').Process(target=runpy.run_path, args=(sys.argv[1],))
+child.start()
+child.join()
+""",
+    "and fails at once without it": """
+subprocess.run([sys.executable, sys.argv[1]])
+sys.exit("there is no checkpoint")
+""",
+}
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=list(WAITS))
+def test_a_process_that_the_program_starts_answers(script, tmp_path, monkeypatch, capfd, wait):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    parent = tmp_path / "parent.py"
+    parent.write_text(f"import multiprocessing, runpy, subprocess, sys, time\n{wait}\n")
+    arguments = ["fit", str(parent), "--limit", "1KiB", "--json", "--", str(script)]
+    assert command_line.main(arguments) == 3
+    out, err = capfd.readouterr()
+    facts = json.loads(out)  # what the other process prints is not in it
+    assert facts["verdict"] == "does not fit"
+    assert str(script) in facts["process"]["arguments"]
+    assert facts["process"]["number"] != os.getpid()
+    assert "the program was given" in err
+    assert "caught" not in err
+    assert "not reached" not in err
+    assert "Traceback" not in err
+    assert "ABELE_FIT_REQUEST" not in os.environ
+
+
+def test_the_table_says_which_process_answered(script, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    parent = tmp_path / "parent.py"
+    parent.write_text(f"import subprocess, sys\n{WAITS['for its end']}\n")
+    assert command_line.main(["fit", str(parent), "--limit", "1TiB", "--", str(script)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("It fits into 1TiB")
+    assert re.search(rf"process \d+, which the program started: {re.escape(str(script))}$", out)
+
+
+def test_the_program_itself_answers_where_it_compiles_first(script, monkeypatch, capsys):
+    monkeypatch.setenv("ABELE_TARGET", "reference")
+    child = "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', '1'])\n"
+    script.write_text(child + script.read_text())
+    assert command_line.main(["fit", str(script), "--limit", "1TiB"]) == 0
+    assert "which the program started" not in capsys.readouterr().out
+
+
+def test_a_process_runs_no_step_when_nobody_asks_any_more(script, tmp_path):
+    request = json.dumps({"folder": str(tmp_path / "gone"), "limit": "1TiB"})
+    environment = {**os.environ, "ABELE_TARGET": "reference", "ABELE_FIT_REQUEST": request}
+    command = [sys.executable, str(script)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "not reached" not in ended.stdout
+    assert not (tmp_path / "gone").exists()
 
 
 @pytest.mark.parametrize(
