@@ -33,6 +33,15 @@ class Wrapped:
     owner: Owner
 
 
+@dataclasses.dataclass
+class _Argument:
+    """One more argument of a function: its name, its file, and what each call gives for it."""
+
+    name: str
+    source: Source
+    given: list[tuple[cst.Call, Source, str]]
+
+
 class NoRouteError(Exception):
     """Nothing leads from where a model is wrapped to where it is called."""
 
@@ -55,12 +64,27 @@ class Routes:
         Raises:
             NoRouteError: the function around the node is called by nobody who has it.
         """
+        new: dict[cst.FunctionDef, _Argument] = {}
+        found = self._find(wrapped, source, node, new)
+        for function, argument in new.items():
+            self._passed[wrapped, function] = argument.name
+            self._pass(function, argument)
+        return found
+
+    def _find(
+        self,
+        wrapped: Wrapped,
+        source: Source,
+        node: cst.CSTNode,
+        new: dict[cst.FunctionDef, _Argument],
+    ) -> str:
+        """The name where a node is; what functions have to be given for it is added to ``new``."""
         if source is wrapped.source and self._sees(wrapped, source, node):
             return wrapped.name
         function = source.enclosing(node, cst.FunctionDef)
         if function is None:
             raise NoRouteError("it is wrapped in another file")
-        return self._argument(wrapped, source, function)
+        return self._argument(wrapped, source, function, new)
 
     def name_of(self, thing: Thing, source: Source, node: cst.CSTNode) -> str:
         """The name of an optimizer, or whatever else the program makes, where a node is.
@@ -94,27 +118,39 @@ class Routes:
             return inside is not None and wrapped.owner in self._context.project.bases(inside)
         return wrapped.owner in source.above(node)
 
-    def _argument(self, wrapped: Wrapped, source: Source, function: cst.FunctionDef) -> str:
-        """Have a function take the model as one more argument."""
-        key = wrapped, function
-        if key in self._passed:
-            return self._passed[key]
+    def _argument(
+        self,
+        wrapped: Wrapped,
+        source: Source,
+        function: cst.FunctionDef,
+        new: dict[cst.FunctionDef, _Argument],
+    ) -> str:
+        """Plan that a function has the model as one more argument."""
+        if (wrapped, function) in self._passed:
+            return self._passed[wrapped, function]
+        if function in new:
+            return new[function].name
         calls = self._context.things.calls(function)
         if not calls:
             raise NoRouteError(f"nothing in these files calls {function.name.value}()")
         name = self._context.name(source, wrapped.name.rpartition(".")[2])
-        self._passed[key] = name
+        argument = new[function] = _Argument(name, source, [])
+        for call, caller in calls.items():
+            argument.given.append((call, caller, self._find(wrapped, caller, call, new)))
+        return name
+
+    def _pass(self, function: cst.FunctionDef, argument: _Argument) -> None:
+        """Have a function take one more argument, and its callers give it."""
+        name, source = argument.name, argument.source
         self._say(source, function, f"{name} is one more argument: it is made where its parts are")
         optional = self._context.switch is not None  # other modes have no such model
         self._context.edits(source).always(
             function.params, lambda node: with_parameter(node, name, optional=optional)
         )
-        for call, caller in calls.items():
-            given = self.name(wrapped, caller, call)
+        for call, caller, given in argument.given:
             self._say(caller, call, f"{function.name.value}() is given {given}")
             change = self._context.edits(caller).change
             change(call, lambda node, g=given: with_argument(node, name, g))
-        return name
 
     def _say(self, source: Source, node: cst.CSTNode, reason: str) -> None:
         self._context.say(source, node, "ABP304", Verdict.MODIFIED, reason)

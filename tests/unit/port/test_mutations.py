@@ -250,6 +250,8 @@ SHAPES = {
     "half of the pairs": ("rules/zipped", "0.5 * criterion", "0.4 * criterion"),
     "the last rows": ("rules/cut_by_hand", "perm = torch.randperm(len(x))", "perm = torch.arange(len(x))"),
     "the labels of other rows": ("rules/named_rows", '"label": batch["label"]', '"label": batch["label"].flip(0)'),
+    "other rows that are evaluated": ("rules/passed_rows", '({"image": batch["image"]})', '({"image": -9 * batch["image"]})'),
+    "the labels of other rows that are passed on": ("rules/passed_rows", 'training_model_2({"image": batch["image"], "label": batch["label"]})', 'training_model_2({"image": batch["image"], "label": batch["label"].flip(0)})'),
     "another best state": ("rules/early_stopping", "net.load_state_dict(best_state)\n", "pass\n"),
     "no decay of the rate": ("rules/configured", "            self.training_model.setOptimizer(self.optimizer)\n", ""),
 }  # fmt: skip

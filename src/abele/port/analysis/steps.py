@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 import libcst as cst
@@ -26,76 +25,13 @@ from abele.port.analysis.parts import (
 from abele.port.analysis.scopes import is_method, names_in
 from abele.port.analysis.search import findall
 from abele.port.analysis.slow_values import changed_outside, check_functions, is_display
+from abele.port.analysis.step import Step
 from abele.port.analysis.things import Things
 from abele.port.analysis.updates import Update, read_update
-from abele.port.project import Owner, Project
+from abele.port.project import Project
 from abele.port.source import Source
 
 __all__ = ["Loop", "Statement", "Step", "StepError", "block_of", "calls_of", "statement_of"]
-
-
-@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Step:
-    """One training step.
-
-    Attributes:
-        source: its file.
-        owner: the function, or module, around it.
-        loop: around it in that function; None where the function is one step.
-        block: the statements among which it is.
-        loss: the name of what is differentiated.
-        forward: the statements of the block that lead from the model to the loss. Where what is
-            differentiated has no name, the last one gives it one and is not in the program.
-        place: the statement of the block in whose place the call is put.
-        backward: the statement that differentiates.
-        zero: statements that forget gradients.
-        update: the statement that updates.
-        models: that the forward statements call, each with the expression that stands for it.
-        helpers: functions of the program by which they do so.
-        optimizer: that updates.
-        gradients: how it does, and what is done to gradients before.
-        inputs: names that the forward statements need from the loop.
-        slow: those of the inputs that only change outside of the loop, and may be numbers.
-        constants: names that they need from the function, and that are the same in every step.
-        outputs: names that they define and others, or the next step, use, without the loss.
-        carried: those of the inputs that the step before has computed.
-    """
-
-    source: Source
-    owner: Owner
-    loop: Loop | None
-    block: Sequence[Statement]
-    loss: str
-    forward: tuple[Statement, ...]
-    place: Statement
-    backward: Statement
-    zero: tuple[Statement, ...]
-    update: Statement
-    models: dict[Thing, cst.BaseExpression]
-    helpers: tuple[cst.FunctionDef, ...]
-    optimizer: Thing
-    gradients: Update
-    inputs: tuple[str, ...]
-    slow: tuple[str, ...] = ()
-    constants: tuple[str, ...]
-    outputs: tuple[str, ...]
-    carried: tuple[str, ...]
-
-    @property
-    def arguments(self) -> str:
-        """The inputs as a call of the program has them.
-
-        Numbers that change become tensors. Of a dictionary, only what is read goes in: the rest of
-        a batch may be text, such as names of files.
-        """
-        return ", ".join(self._given(name) for name in self.inputs)
-
-    def _given(self, name: str) -> str:
-        if name in self.slow:
-            return f"torch.as_tensor({name})"
-        keys = [] if name in self.carried else read_by_key(name, self.forward)
-        parts = ", ".join(f"{key}: {name}[{key}]" for key in keys)
-        return f"{{{parts}}}" if parts else name
 
 
 def training_steps(project: Project, things: Things) -> Iterator[tuple[Source, Step | StepError]]:
@@ -112,7 +48,7 @@ class _Reader:
     """Reads the step around one call of ``backward``."""
 
     def __init__(self, source: Source, project: Project, things: Things, call: cst.Call):
-        self._helpers = Helpers(project, things)
+        self._helpers, self._project = Helpers(project, things), project
         self._source, self._things, self._call = source, things, call
         self._backward = statement_of(source, call)
         self._block = block_of(source, self._backward)
@@ -155,7 +91,8 @@ class _Reader:
             helpers=tuple(self._helpers.functions),
             optimizer=gradients.optimizers[0],
             gradients=gradients,
-            inputs=tuple(name for name in needed if name in varying),
+            inputs=(inputs := tuple(name for name in needed if name in varying)),
+            keys={each: self._keys(forward, each) for each in inputs if each not in carried},
             slow=tuple(each for each in needed if self._is_slow(forward, slow, each)),
             constants=tuple(name for name in needed if name not in varying),
             outputs=self._outputs(forward, rest, carried, loss),
@@ -415,6 +352,10 @@ class _Reader:
             needed |= {name: None for name in needs(statement) if name not in written}
             written |= set(writes(statement))
         return list(needed)
+
+    def _keys(self, forward: Sequence[Statement], name: str) -> tuple[str, ...]:
+        """Keys by which the statements read a dictionary, if they read nothing else of it."""
+        return read_by_key(self._project, self._things, self._source, name, forward)
 
     def _varying(self, slow: set[str]) -> set[str]:
         """Names that may be others in each step."""

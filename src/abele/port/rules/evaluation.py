@@ -53,9 +53,12 @@ def apply(context: Context) -> None:
         owner = context.things.owner(source, call)
         try:
             rows = evaluation_batches.rows(context, source, call)
-            if (thing, owner) not in wrapped:
-                wrapped[thing, owner] = _wrap(context, thing, source, call, len(wrapped))
-            name = context.routes.name(wrapped[thing, owner], source, call)
+            known = wrapped.get((thing, owner))
+            model = known or _name(context, thing, len(wrapped))
+            name = context.routes.name(model, source, call)
+            if known is None:
+                wrapped[thing, owner] = model
+                _make(context, thing, source, call, model.name)
             _replace(context, source, call, name, modes[call], rows)
             evaluation_mode.say_averages(context, thing, source, call, modes[call])
         except NoRouteError as error:
@@ -77,9 +80,7 @@ def _calls(context: Context) -> Iterator[tuple[Source, cst.Call, Thing]]:
             ):
                 continue
             models = context.things.of(source, call.func, Kind.MODEL)
-            cls = source.enclosing(call, cst.ClassDef)
-            in_model = cls is not None and context.project.is_module(cls)
-            if not models or in_model or inside & set(source.above(call)):
+            if not models or inside & set(source.above(call)) or _in_model(context, source, call):
                 continue
             if len(models) > 1 and models & trained:
                 context.say(source, call, "ABP509", Verdict.MANUAL, _SEVERAL)
@@ -89,21 +90,42 @@ def _calls(context: Context) -> Iterator[tuple[Source, cst.Call, Thing]]:
                     yield source, call, thing
 
 
-def _wrap(context: Context, thing: Thing, at: Source, call: cst.Call, count: int) -> Wrapped:
+def _in_model(
+    context: Context, source: Source, node: cst.CSTNode, around: tuple[cst.FunctionDef, ...] = ()
+) -> bool:
+    """Whether a model has a node in it: in a method, or a function that only models call."""
+    cls = source.enclosing(node, cst.ClassDef)
+    if cls is not None:
+        return context.project.is_module(cls)
+    function = source.enclosing(node, cst.FunctionDef)
+    if function is None or function in around:
+        return False
+    calls = context.things.calls(function)
+    return bool(calls) and all(
+        _in_model(context, caller, call, (*around, function)) for call, caller in calls.items()
+    )
+
+
+def _name(context: Context, thing: Thing, count: int) -> Wrapped:
+    """The inference model of a model, which is to be made where that one gets its name."""
+    home = _home(context, thing)
+    prefix = "self." if home.variable.name.startswith("self.") else ""
+    number = f"_{count + 1}" if count else ""
+    name = prefix + context.name(home.source, f"inference_model{number}")
+    return Wrapped(name, home.source, home.variable.owner)
+
+
+def _make(context: Context, thing: Thing, at: Source, call: cst.Call, name: str) -> None:
     """Make an inference model for a call of a file, where the model is made."""
     home = _home(context, thing)
-    variable, source = home.variable, home.source
+    source = home.source
     statement = _last_assignment(context, home, thing, Order(context.things).sites(at, call))
-    prefix = "self." if variable.name.startswith("self.") else ""
-    number = f"_{count + 1}" if count else ""
-    name = prefix + context.name(source, f"inference_model{number}")
     options = context.options(source)
-    model = evaluation_mode.wrapped(context, thing, source, call, variable.name)
+    model = evaluation_mode.wrapped(context, thing, source, call, home.variable.name)
     context.edits(source).after(
         statement, f"{name} = poptorch.inferenceModel({model}, options={options})"
     )
     context.say(source, statement, "ABP501", Verdict.MODIFIED, f"{name} is made here: {_REASON}")
-    return Wrapped(name, source, variable.owner)
 
 
 def _home(context: Context, thing: Thing) -> Home:
@@ -155,4 +177,10 @@ def _replace(
         reason += _TRAINING
     called = f"({name} if {' and '.join(conditions)} else {plain})" if conditions else name
     context.edits(source).replace(call.func, called)
+    for each in call.args:
+        keys = evaluation_batches.parts(context, source, each)
+        if keys:
+            name = source.code(each.value)
+            given = ", ".join(f"{key}: {name}[{key}]" for key in keys)
+            context.edits(source).replace(each.value, f"{{{given}}}")
     context.say(source, call, "ABP502", Verdict.MODIFIED, reason)

@@ -7,6 +7,7 @@ from libcst import matchers as m
 
 from abele.port.analysis import batches
 from abele.port.analysis.flow import reads, writes
+from abele.port.analysis.keys import read_by_key
 from abele.port.analysis.kinds import Thing
 from abele.port.analysis.search import findall
 from abele.port.context import Context
@@ -65,7 +66,28 @@ def _first(context: Context, source: Source, call: cst.Call) -> str:
     """What has a row for each of a batch."""
     first = call.args[0]
     text = source.code(context.edits(source).applied(first.value))
-    return f"next(iter({text}.values()))" if first.star == "**" else text
+    if first.star == "**":
+        return f"next(iter({text}.values()))"
+    keys = parts(context, source, first) or _keys_around(context, source, first.value)
+    return f"{text}[{keys[0]}]" if keys else text
+
+
+def parts(context: Context, source: Source, argument: cst.Arg) -> tuple[str, ...]:
+    """The keys that a model of the program reads of an argument, if it is a dictionary."""
+    if argument.star or not isinstance(argument.value, cst.Name):
+        return ()
+    name = argument.value.value
+    return read_by_key(context.project, context.things, source, name, [argument])
+
+
+def _keys_around(context: Context, source: Source, node: cst.BaseExpression) -> list[str]:
+    """The keys by which the function around a name reads it."""
+    if not isinstance(node, cst.Name):
+        return []
+    index = m.SubscriptElement(m.Index(m.SimpleString()))
+    read = m.Subscript(value=m.Name(node.value), slice=[index])
+    every: list[cst.Subscript] = findall(context.things.owner(source, node), read)
+    return [source.code(cst.ensure_type(each.slice[0].slice, cst.Index).value) for each in every]
 
 
 def _sizes(loaders: set[Thing]) -> set[str]:

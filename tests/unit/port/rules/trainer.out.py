@@ -58,7 +58,7 @@ class Trainer:
     def train_step(self, batch):
         self._net.train()
         with self.timing_context("loss"):
-            loss = self.training_model(batch)
+            loss = self.training_model({"label": batch["label"], "image": batch["image"]})
         return loss.item()
 
 

@@ -1,0 +1,31 @@
+"""A function that evaluates is called by one that nobody calls, which has no inference model."""
+
+import torch
+from torch import nn
+
+
+def predict(model, x):
+    with torch.no_grad():
+        return model(x).argmax(1)  # ABP509 manual
+
+
+def serve(model, rows):
+    return [predict(model, row).tolist() for row in rows]
+
+
+def main():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    criterion = nn.CrossEntropyLoss()
+    x, y = torch.randn(8, 4), torch.arange(8) % 3
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        print(loss.item())
+    print(predict(model, x).tolist())
+
+
+main()
