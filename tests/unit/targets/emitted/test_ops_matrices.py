@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from abele.targets.cpu.emitted import build
 from helpers.emitted_operators import Case, Compiled
 
 G = torch.Generator().manual_seed(6)
@@ -111,3 +112,29 @@ def compiled():
 @pytest.mark.parametrize("name", CASES)
 def test_as_the_interpreter(compiled, name):
     compiled.agree(name)
+
+
+THREADS_OF_LIBRARY = """
+#include "matrix.h"
+using namespace abele;
+extern "C" __attribute__((weak)) int MKL_Get_Max_Threads();
+extern "C" __attribute__((visibility("default"))) int threads(int rows) {
+  float one = 1;  // a call, so that the library is linked
+  product(1, 1, 1, &one, 1, 1, &one, 1, 1, &one);
+  if (MKL_Get_Max_Threads == nullptr) return 0;
+  const LibraryThreads few(Index(rows) * 100 * 972);
+  return MKL_Get_Max_Threads();
+}
+"""
+
+
+def test_small_products_of_the_library_leave_other_threads_alone():
+    library = build.loaded(build.compiled("threads", THREADS_OF_LIBRARY))
+    if not library.threads(1):
+        pytest.skip("torch's products are not MKL's here")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert [library.threads(rows) for rows in (1, 4, 5, 1, 5)] == [1, 1, 2, 1, 2]
+    finally:
+        torch.set_num_threads(before)

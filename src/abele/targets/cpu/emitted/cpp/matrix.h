@@ -3,6 +3,8 @@
 
 #include "parallel.h"
 
+// Of MKL, for the thread that calls: returns what held before. Null where torch brings another library.
+extern "C" __attribute__((weak)) int MKL_Set_Num_Threads_Local(int threads);
 extern "C" void sgemm_(const char* a_form, const char* b_form, const int* m, const int* n,
                        const int* k, const float* alpha, const float* a, const int* a_step,
                        const float* b, const int* b_step, const float* beta, float* c,
@@ -18,6 +20,25 @@ namespace abele {
 constexpr auto gemm(float) { return &sgemm_; }
 constexpr auto gemm(double) { return &dgemm_; }
 
+// With fewer multiply-adds a product is for one thread. The library would wake all, and those that read parts
+// of a weight which the calling thread updates cost it more than they save: lines go from cache to cache.
+constexpr Index LEAST_SHARED = 480000;
+
+class LibraryThreads {
+ public:
+  explicit LibraryThreads(Index adds)
+      : alone_(adds < LEAST_SHARED && MKL_Set_Num_Threads_Local != nullptr),
+        before_(alone_ ? MKL_Set_Num_Threads_Local(1) : 0) {}
+  ~LibraryThreads() {
+    if (alone_) MKL_Set_Num_Threads_Local(before_);
+  }
+  LibraryThreads(const LibraryThreads&) = delete;
+
+ private:
+  bool alone_;
+  int before_;
+};
+
 // c[m, n] = a[m, k] b[k, n]; rows of c follow each other. Of the two steps of a and of b, from row
 // to row and from column to column, one is 1. The library counts columns first, so it computes the
 // transposed product of the transposed matrices.
@@ -27,6 +48,7 @@ inline void product(int m, int n, int k, const T* a, int a_row, int a_column, co
   const T one = 1, zero = 0;
   const char *a_form = a_column == 1 ? "N" : "T", *b_form = b_column == 1 ? "N" : "T";
   const int a_step = a_column == 1 ? a_row : a_column, b_step = b_column == 1 ? b_row : b_column;
+  const LibraryThreads threads(Index(m) * n * k);
   gemm(one)(b_form, a_form, &n, &m, &k, &one, b, &b_step, a, &a_step, &zero, c, &n);
 }
 
