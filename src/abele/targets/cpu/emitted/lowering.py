@@ -10,6 +10,7 @@ import torch
 
 from abele import arena
 from abele.passes.of_lowerings.few_channel_convolutions import few_channel_convolutions
+from abele.passes.of_lowerings.half_convolutions import half_convolutions
 from abele.passes.of_lowerings.lstm_steps import lstm_steps
 from abele.passes.of_lowerings.stacked_gradients import stacked_gradients
 from abele.passes.of_lowerings.summed_products import summed_products
@@ -40,7 +41,13 @@ class Emitted(Lowering):
     name = "emitted"
     compiles = True
     certain = False
-    passes = (lstm_steps, few_channel_convolutions, stacked_gradients, summed_products)
+    passes = (
+        lstm_steps,
+        half_convolutions,
+        few_channel_convolutions,
+        stacked_gradients,
+        summed_products,
+    )
 
     def why(self, program: Program) -> str | None:
         """Take programs of operators that mostly become code."""

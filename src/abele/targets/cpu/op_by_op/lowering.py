@@ -14,6 +14,7 @@ from abele.passes.of_lowerings.folded_normalisation import folded_normalisation
 from abele.passes.of_lowerings.fused_adam import fused_adam
 from abele.passes.of_lowerings.fused_normalisation import fused_normalisation
 from abele.passes.of_lowerings.fused_sums import fused_sums
+from abele.passes.of_lowerings.half_convolutions import half_convolutions
 from abele.passes.of_lowerings.lstm_steps import lstm_steps
 from abele.passes.of_lowerings.pointwise_before_upsampling import pointwise_before_upsampling
 from abele.program import Program
@@ -35,6 +36,7 @@ class OpByOp(Lowering):
     manner = "run operator by operator"
     passes = (
         lstm_steps,
+        half_convolutions,
         fused_normalisation,
         fused_sums,
         pointwise_before_upsampling,  # after the norms: they tell which gradients are zero
