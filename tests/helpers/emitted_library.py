@@ -14,6 +14,7 @@ from unittest import mock
 from abele.program import Program
 from abele.targets.base import Run
 from abele.targets.cpu.emitted import build, lowering
+from abele.targets.cpu.emitted.calling import Calling, from_text, to_text
 from abele.targets.cpu.emitted.lowering import Plan
 from abele.targets.cpu.emitted.source import REPEAT
 
@@ -40,7 +41,7 @@ def together(programs: Sequence[Program], plans: Sequence[Plan]) -> list[Run]:
     with mock.patch.object(build, "FLAGS", _FLAGS):
         library = build.loaded(build.compiled("many", "\n".join([*includes, *texts])))
     return [
-        _call(program, plan, _Renamed(library, number))
+        _call(program, _calling(program, plan, number), _Renamed(library, number))
         for number, (program, plan) in enumerate(zip(programs, plans, strict=True))
     ]
 
@@ -55,9 +56,16 @@ def _renamed(text: str, number: int) -> str:
     return text
 
 
-def _call(program: Program, plan: Plan, library: _Renamed) -> Run:
+def _calling(program: Program, plan: Plan, number: int) -> Calling:
+    """How its code is called; every other one as it is read from a file."""
+    calling = plan.calling()
+    text = to_text(calling) if number % 2 else None
+    return calling if text is None else from_text(text, program) or calling
+
+
+def _call(program: Program, calling: Calling, library: _Renamed) -> Run:
     with mock.patch.object(build, "loaded", return_value=library):
-        return lowering._runnable(program, plan, b"abele").run
+        return lowering._runnable(program, calling, b"abele").run
 
 
 class _Renamed:

@@ -81,7 +81,7 @@ class Compiled:
     def calls(self, name: str) -> dict[str, int]:
         """The operators that torch computes, and how often."""
         parts = self._plans[name].source.parts
-        foreign = (part.node.target for part in parts if isinstance(part, Foreign))
+        foreign = (part.part_of.target for part in parts if isinstance(part, Foreign))
         return dict(Counter(str(target).removeprefix("aten.") for target in foreign))
 
     def text(self, name: str) -> str:

@@ -94,7 +94,7 @@ class Outcome:
         """How often each operator is left to torch."""
         parts = self.plan.source.parts if self.plan is not None else ()
         return collections.Counter(
-            str(part.node.target) for part in parts if isinstance(part, Foreign)
+            str(part.part_of.target) for part in parts if isinstance(part, Foreign)
         )
 
 

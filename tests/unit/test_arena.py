@@ -119,14 +119,14 @@ def test_memory_stays_while_the_largest_program_needs_it(library):
     _, needed = places.offsets(arena.placed(memory.of_graph(step)).inside)
     run = Interpreter().compile(step).run
     run(arguments(step))
-    arena.Arena(memory.of_graph(program()))
+    arena.Arena(arena.planned(memory.of_graph(program())))
     gc.collect()
     assert running.bytes_of_slabs() >= needed
     del run
 
 
 def test_a_tensor_that_outlives_its_program_keeps_its_memory(library):
-    with arena.Arena(memory.of_graph(program())).used():
+    with arena.Arena(arena.planned(memory.of_graph(program()))).used():
         outlives = torch.full((64, 128), 3.0)
     gc.collect()
     others = [torch.zeros(64, 128) for _ in range(50)]
@@ -135,7 +135,7 @@ def test_a_tensor_that_outlives_its_program_keeps_its_memory(library):
 
 
 def test_other_threads_are_none_of_its_business(library):
-    with arena.Arena(memory.of_graph(program())).used():
+    with arena.Arena(arena.planned(memory.of_graph(program()))).used():
         before = running.counts()
         thread = threading.Thread(target=lambda: torch.zeros(64, 128))
         thread.start()
@@ -144,7 +144,7 @@ def test_other_threads_are_none_of_its_business(library):
 
 
 def test_a_program_inside_another_has_places_of_its_own(library):
-    outer, inner = (arena.Arena(memory.of_graph(program())) for _ in range(2))
+    outer, inner = (arena.Arena(arena.planned(memory.of_graph(program()))) for _ in range(2))
     with outer.used():
         first = torch.full((64, 128), 1.0)
         with inner.used():

@@ -5,7 +5,17 @@ a program lies, and ``Arena`` has torch take them there.
 """
 
 from abele.arena.inner import is_known, with_inner
-from abele.arena.places import LEAST, placed
+from abele.arena.places import LEAST, Places, placed, planned
 from abele.arena.running import Arena, available, made
 
-__all__ = ["LEAST", "Arena", "available", "is_known", "made", "placed", "with_inner"]
+__all__ = [
+    "LEAST",
+    "Arena",
+    "Places",
+    "available",
+    "is_known",
+    "made",
+    "placed",
+    "planned",
+    "with_inner",
+]

@@ -15,6 +15,41 @@ ALIGNMENT = 64  # a cache line, and the longest vector
 LEAST = 4096
 
 
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Where the large tensors of a program lie, in the order in which it makes them.
+
+    Attributes:
+        sizes: bytes that are asked for.
+        offsets: in the piece of memory; -1 for those that have no place in it.
+        total: bytes of the piece.
+    """
+
+    sizes: list[int]
+    offsets: list[int]
+    total: int
+
+
+def planned(use: MemoryUse) -> Places | None:
+    """Where a program's tensors lie; None if none has a place.
+
+    Args:
+        use: every tensor by itself.
+    """
+    inside = [each for each in use.pieces if is_inside(use, each)]
+    if not inside:
+        return None
+    each_at, total = offsets(inside)
+    at = dict(zip(map(id, inside), each_at, strict=True))
+    large = [each for each in use.pieces if _asked(each) >= LEAST and each.result >= 0]
+    large.sort(key=lambda each: (each.first, each.begin, each.result))
+    return Places([_asked(each) for each in large], [at.get(id(each), -1) for each in large], total)
+
+
+def _asked(piece: Piece) -> int:
+    return max(piece.size, piece.asked)
+
+
 def placed(use: MemoryUse) -> MemoryUse:
     """The same memory in one piece that programs share, but for what the caller gets.
 

@@ -19,9 +19,8 @@ from typing import Any
 
 import torch
 
-from abele.arena.places import LEAST, is_inside, offsets
+from abele.arena.places import LEAST, Places
 from abele.kernels import build
-from abele.program.memory import MemoryUse, Piece
 from abele.storage import temporary
 
 _SOURCE = Path(__file__).with_name("arena.cpp")
@@ -88,23 +87,18 @@ class Arena:
     """The memory of one program, which others use while it does not run.
 
     Args:
-        use: what the program needs, every tensor by itself.
+        places: of its tensors; None if they come from the C library.
     """
 
-    def __init__(self, use: MemoryUse):
+    def __init__(self, places: Places | None):
         library = _library(_path()) if available() else None
-        inside = [each for each in use.pieces if is_inside(use, each)]
-        if library is None or not inside:
+        if library is None or places is None:
             self._begin = None
             return
-        places, total = offsets(inside)
-        at = dict(zip(map(id, inside), places, strict=True))
-        large = [each for each in use.pieces if _asked(each) >= LEAST and each.result >= 0]
-        large.sort(key=lambda each: (each.first, each.begin, each.result))
-        array = ctypes.c_int64 * len(large)
-        sizes = array(*map(_asked, large))
+        count = len(places.sizes)
+        array = ctypes.c_int64 * count
         plan = library.abele_arena_plan(
-            len(large), sizes, array(*(at.get(id(each), -1) for each in large)), LEAST, total
+            count, array(*places.sizes), array(*places.offsets), LEAST, places.total
         )
         self._plan, self._begin, self._end = (
             plan,
@@ -122,10 +116,6 @@ class Arena:
         finally:
             if run is not None:
                 self._end(run)
-
-
-def _asked(piece: Piece) -> int:
-    return max(piece.size, piece.asked)
 
 
 def counts() -> tuple[int, int, int]:

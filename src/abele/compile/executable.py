@@ -1,7 +1,8 @@
 """An executable: the compiled programs of one model, and the single file that keeps them.
 
 The file is a container: its manifest says what it is and where it may run,
-``programs/NAME.py.txt`` is the program for people, ``programs/NAME.bin`` the compiled code.
+``programs/NAME.py.txt`` is the program for people, ``programs/NAME.bin`` the compiled code, and
+``programs/NAME.plan.json`` how that is called, where the lowering says so.
 It holds native code, so trust it like a program, not like data.
 """
 
@@ -15,7 +16,7 @@ import os
 import secrets
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from abele import passes
 from abele.compile.later import Later
@@ -56,11 +57,13 @@ class Executable:
     Attributes:
         key: hash of everything that decides what they compute and where they run.
         key_parts: what the key was made from.
-        programs: the programs after all passes.
+        programs: the programs after all passes, or as they were before those of lowerings where
+            nobody needed more: see ``lowered``.
         compiled: one call per program name.
         target: what they were compiled for.
         chosen: for each program that had several lowerings, the one that measured fastest.
         later: compiled programs that take over from these when they are there.
+        planned: names of programs that were loaded with their plans, which have not been lowered.
     """
 
     key: str
@@ -72,6 +75,19 @@ class Executable:
         default_factory=dict[str, ChosenLowering]
     )
     later: Later | None = None
+    planned: frozenset[str] = frozenset()
+    _lowered: dict[str, Program] = dataclasses.field(
+        default_factory=dict[str, Program], init=False, repr=False, compare=False
+    )
+
+    def lowered(self, name: str) -> Program:
+        """The program of that name after all passes."""
+        program = next(each for each in self.programs if each.name == name)
+        if name not in self.planned:
+            return program
+        if name not in self._lowered:
+            self._lowered[name] = passes.run_only(program, self.lowering(name).passes)
+        return self._lowered[name]
 
     def lowering(self, name: str) -> Lowering:
         """The lowering that made the code of the program of that name."""
@@ -101,8 +117,11 @@ class Executable:
     def _write(self, file: BinaryIO) -> None:
         members: dict[str, bytes] = {}
         for program in self.programs:
-            members[f"programs/{program.name}.py.txt"] = program.text().encode()
-            members[f"programs/{program.name}.bin"] = self.compiled[program.name].payload
+            name, compiled = program.name, self.compiled[program.name]
+            members[f"programs/{name}.py.txt"] = self.lowered(name).text().encode()
+            members[f"programs/{name}.bin"] = compiled.payload
+            if compiled.plan is not None:
+                members[f"programs/{name}.plan.json"] = compiled.plan.encode()
         content = {
             "key": self.key,
             "key_parts": self.key_parts,
@@ -235,10 +254,14 @@ def load(
     """
     with _opened(path) as file:
         _refuse_foreign(path, file.content["key_parts"], parts)
-        payloads = {program.name: file.read(f"programs/{program.name}.bin") for program in programs}
+        names = [program.name for program in programs]
+        codes = {
+            name: Code.of(file, f"programs/{name}.bin", f"programs/{name}.plan.json")
+            for name in names
+        }
         chosen = chosen_from(file.content.get("chosen", {}))
     try:
-        return restored(programs, parts, target, payloads.__getitem__, chosen)
+        return restored(programs, parts, target, codes.__getitem__, chosen)
     except RuntimeError as error:
         raise CorruptExecutable(
             f"{path} is sound but its code cannot be loaded ({error}). "
@@ -246,11 +269,32 @@ def load(
         ) from error
 
 
+class Code(NamedTuple):
+    """The compiled code of a program, and how it is called, if the file says so."""
+
+    payload: bytes
+    plan: str | None
+
+    @classmethod
+    def of(cls, file: Container, code: str, plan: str) -> Code:
+        """Those of a file.
+
+        Args:
+            file: has them.
+            code: the name of the code in it.
+            plan: the name of the plan, which may be missing.
+
+        Raises:
+            CorruptExecutable: the code is missing, or one of both was altered.
+        """
+        return cls(file.read(code), file.text(plan) if plan in file.names else None)
+
+
 def restored(
     programs: Sequence[Program],
     parts: Mapping[str, Any],
     target: Target,
-    payload: Callable[[str], bytes],
+    code: Callable[[str], Code],
     chosen: Mapping[str, ChosenLowering],
 ) -> Executable:
     """The executable with these key parts, each program loaded by the lowering that made its code.
@@ -259,27 +303,38 @@ def restored(
         programs: as they were when it was compiled; see ``key_parts``.
         parts: of the executable, as ``key_parts`` gave them where it was made.
         target: what it was made for.
-        payload: the compiled code of a program, by its name.
+        code: of a program, by its name.
         chosen: which of several lowerings each program has.
 
     Raises:
         ForeignExecutable: the target has no lowering of that name, or the code is of another one.
-        CorruptExecutable: it is not said which of several lowerings made the code.
+        CorruptExecutable: it is not said which of several lowerings made the code, or a plan is
+            damaged.
         RuntimeError: the code cannot be loaded.
     """
     lowered: list[Program] = []
     compiled: dict[str, Compiled] = {}
+    planned: set[str] = set()
     for program in programs:
-        names = lowerings_of(parts, program.name)
+        name, names = program.name, lowerings_of(parts, program.name)
         if len(names) == 1:
             lowering = target.lowering(names[0])
-        elif program.name in chosen and chosen[program.name].name in names:
-            lowering = target.lowering(chosen[program.name].name)
-            program = passes.run_only(program, lowering.passes)
+        elif name in chosen and chosen[name].name in names:
+            lowering = target.lowering(chosen[name].name)
         else:
-            raise CorruptExecutable(f"which lowering program {program.name!r} has is not said")
+            raise CorruptExecutable(f"which lowering program {name!r} has is not said")
+        payload, plan = code(name)
+        made = None
+        if len(names) > 1 and plan is not None and not passes.are_watched():
+            made = lowering.load_planned(program, payload, plan)
+        if made is not None:
+            planned.add(name)
+        else:
+            if len(names) > 1:
+                program = passes.run_only(program, lowering.passes)
+            made = lowering.load(program, payload)
         lowered.append(program)
-        compiled[program.name] = lowering.load(program, payload(program.name))
+        compiled[name] = made
     return Executable(
         key=key_of(parts),
         key_parts=parts,
@@ -287,6 +342,7 @@ def restored(
         compiled=compiled,
         target=target,
         chosen={name: each for name, each in chosen.items() if name in compiled},
+        planned=frozenset(planned),
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from abele.capture import Captured
 from abele.compile import executable
 from abele.compile.build import BuildRecord, Progress, build
-from abele.compile.executable import Executable
+from abele.compile.executable import Code, Executable
 from abele.compile.serialization import from_text, to_text
 from abele.compile.sources import ExecutableSource
 from abele.compile.tiers import Gather
@@ -57,7 +57,10 @@ def pack(captured: Captured, made: Executable) -> tuple[dict[str, Any], dict[str
         for name, value in constants.items():
             members[f"constants/{program.name}/{name}"] = value
     for program in made.programs:  # of a pipeline, these are parts of the captured ones
-        members[f"code/{program.name}"] = made.compiled[program.name].payload
+        compiled = made.compiled[program.name]
+        members[f"code/{program.name}"] = compiled.payload
+        if compiled.plan is not None:
+            members[f"plans/{program.name}"] = compiled.plan.encode()
     for index, value in captured.constants.items():
         members[f"outputs/{index}"] = value
     content = {
@@ -207,12 +210,13 @@ class ContainerFirst:
         if not self.problem and not self.why_other(parts):
             try:
                 chosen = executable.chosen_from(self._content.get("chosen", {}))
-                return executable.restored(
-                    programs, parts, target, lambda name: self._file.read(f"code/{name}"), chosen
-                )
+                return executable.restored(programs, parts, target, self._code, chosen)
             except (ForeignExecutable, RuntimeError) as error:
                 self.problem = str(error)
         return None if self._behind is None else self._behind.load(programs, parts, target)
+
+    def _code(self, name: str) -> Code:
+        return Code.of(self._file, f"code/{name}", f"plans/{name}")
 
     def why_missing(self, parts: Mapping[str, Any]) -> str:
         """Return why the container's code was not used."""

@@ -46,6 +46,11 @@ def watched(watch: Watch) -> Generator[None]:
         _WATCHES.reset(token)
 
 
+def are_watched() -> bool:
+    """Whether somebody wants to see what passes make in this thread."""
+    return bool(_WATCHES.get())
+
+
 def run(program: Program, extra: Sequence[Pass] = ()) -> Program:
     """Apply ``PIPELINE`` and then ``extra``.
 

@@ -36,7 +36,8 @@ def write(folder: Path, made: Executable) -> None:
     """
     (folder / FILE).unlink(missing_ok=True)
     members: dict[str, Any] = {}
-    for program in made.programs:
+    programs = [made.lowered(each.name) for each in made.programs]
+    for program in programs:
         text, constants = to_text(program)
         members[f"programs/{program.name}.json"] = text.encode()
         members[f"code/{program.name}"] = made.compiled[program.name].payload
@@ -45,8 +46,8 @@ def write(folder: Path, made: Executable) -> None:
     content = {
         "target": made.target.name,
         "machine": _described(made),
-        "lowerings": {each.name: made.lowering(each.name).name for each in made.programs},
-        "programs": {each.name: each.fingerprint() for each in made.programs},
+        "lowerings": {each.name: made.lowering(each.name).name for each in programs},
+        "programs": {each.name: each.fingerprint() for each in programs},
     }
     container.write(folder / FILE, KIND, content, members)
 
@@ -88,7 +89,11 @@ def _loaded(file: Container) -> Executable:
         raise ReportError(f"it was made for another machine or version: {different}")
     programs = tuple(_program(file, name, wanted) for name, wanted in content["programs"].items())
     parts = {"lowerings": content["lowerings"], "target": here}
-    return executable.restored(programs, parts, target, lambda name: file.read(f"code/{name}"), {})
+
+    def code(name: str) -> executable.Code:
+        return executable.Code(file.read(f"code/{name}"), plan=None)
+
+    return executable.restored(programs, parts, target, code, {})
 
 
 def _program(file: Container, name: str, fingerprint: str) -> Program:

@@ -91,7 +91,8 @@ def programs(
         changes: what passes did, if somebody watched them.
     """
     known = changes or {}
-    return tuple(_program(each, executable, made, known) for each in executable.programs)
+    lowered = (executable.lowered(each.name) for each in executable.programs)
+    return tuple(_program(each, executable, made, known) for each in lowered)
 
 
 def _program(

@@ -48,7 +48,7 @@ def timed(
     """
     device = executable.target.device().type
     known = _limits() if device == "cpu" else None
-    by_name = {program.name: program for program in executable.programs}
+    by_name = {each.name: executable.lowered(each.name) for each in executable.programs}
     programs: list[Recorded] = []
     for each in run.programs:
         program = by_name.get(each.name)

@@ -57,11 +57,13 @@ class Compiled:
     Attributes:
         run: the call.
         payload: contents of the executable for this program; empty if the target keeps none.
+        plan: how the code is called, as text that ``Lowering.load_planned`` takes, if it takes any.
     """
 
-    def __init__(self, run: Run, payload: bytes = b""):
+    def __init__(self, run: Run, payload: bytes = b"", plan: str | None = None):
         self.run = run
         self.payload = payload
+        self.plan = plan
 
     def released(self) -> Run:
         """The same call, made so that other threads of Python run meanwhile."""
@@ -177,6 +179,24 @@ class Lowering(abc.ABC):
         """
         del payload
         return self.compile(program)
+
+    def load_planned(self, program: Program, payload: bytes, plan: str) -> Compiled | None:
+        """Restore what ``compile`` returned from its plan; ``program`` need not be lowered for it.
+
+        Args:
+            program: after the common pipeline and before any lowering pass.
+            payload: of what ``compile`` returned.
+            plan: likewise.
+
+        Returns:
+            None if that cannot be done here, so that ``load`` has to.
+
+        Raises:
+            CorruptExecutable: the plan is damaged.
+            ForeignExecutable: the payload is not one of this lowering.
+        """
+        del program, payload, plan
+        return None
 
     def memory(self, program: Program) -> MemoryUse:
         """What ``program`` needs beside the tensors that it is given, step by step.

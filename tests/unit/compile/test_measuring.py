@@ -120,7 +120,9 @@ def test_an_executable_that_does_not_say_which_is_made_again(programs, clocked):
     clocked(usual=0.008, other=0.005)
     made, _ = build(programs, CONFIG, target=Several())
     with pytest.raises(CorruptExecutable, match="which lowering program 'forward' has is not said"):
-        executable.restored(programs, made.key_parts, made.target, lambda name: b"", {})
+        executable.restored(
+            programs, made.key_parts, made.target, lambda name: executable.Code(b"", None), {}
+        )
 
 
 def test_the_environment_decides_without_a_clock(programs, clocked, monkeypatch):

@@ -29,7 +29,7 @@ class Checked(Compiled):
     """A compiled program that raises ``IndexCheckError`` instead of ending the process."""
 
     def __init__(self, compiled: Compiled, check: Check, of_batch: _OfBatch | None = None):
-        super().__init__(_after(check, compiled.run), compiled.payload)
+        super().__init__(_after(check, compiled.run), compiled.payload, compiled.plan)
         self._compiled, self._check, self._of_batch = compiled, check, of_batch
 
     def released(self) -> Run:

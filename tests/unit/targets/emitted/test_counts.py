@@ -46,7 +46,7 @@ def counts(name):
         "functions": plan.source.kernels,
         "segments": len(parts) - len(foreign),
         "calls": sum(part.calls for part in parts if not isinstance(part, Foreign)),
-        "torch": dict(sorted(collections.Counter(str(p.node.target) for p in foreign).items())),
+        "torch": dict(sorted(collections.Counter(str(p.part_of.target) for p in foreign).items())),
         "arena bytes": plan.size,
         "lines": len(plan.source.text.splitlines()),
     }

@@ -172,11 +172,11 @@ def written(program):
     made = planned_code(passes.run_only(passes.run(program), Emitted.passes))
     table = [(each.kind, each.index, each.size) for each in made.source.table]
     parts = [
-        str(part.node.target) if isinstance(part, Foreign) else part for part in made.source.parts
+        str(part.part_of.target) if isinstance(part, Foreign) else part
+        for part in made.source.parts
     ]
     outputs = [(each.shape, each.stride, each.offset) for each in made.translation.outputs]
-    constants = [tuple(each.shape) for each in made.translation.constants]
-    return made.source.text, table, parts, outputs, constants, made.size
+    return made.source.text, table, parts, outputs, made.translation.constants, made.size
 
 
 @pytest.mark.parametrize("seed", range(6))

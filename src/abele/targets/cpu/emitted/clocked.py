@@ -13,11 +13,12 @@ import torch
 from abele.program import Program
 from abele.targets.base import Compiled
 from abele.targets.clocked import LOOP, Clocked
+from abele.targets.cpu.emitted.calling import Calling
 from abele.targets.cpu.emitted.groups import Unit
 from abele.targets.cpu.emitted.operations import Call, Foreign
 from abele.targets.cpu.emitted.places import Buffer
 from abele.targets.cpu.emitted.regions import Region
-from abele.targets.cpu.emitted.run import Code, Runner
+from abele.targets.cpu.emitted.run import Runner
 from abele.targets.cpu.emitted.source import COST, MOMENTS, Segment
 from abele.targets.cpu.index_checks import checked
 from abele.targets.kernel_choice import Kernel
@@ -27,35 +28,40 @@ _NAME = re.compile(r"(?:abele::)?(\w+)\s*[<(]")
 
 
 def with_clocks(
-    program: Program, code: Code, units: Sequence[Unit], kept: Collection[Buffer]
+    program: Program,
+    calling: Calling,
+    library: ctypes.CDLL,
+    units: Sequence[Unit],
+    kept: Collection[Buffer],
 ) -> Clocked:
     """Run a program with clocks.
 
     Args:
         program: after the passes of the lowering.
-        code: with a look at the clock between units.
+        calling: of its code.
+        library: the code, with a look at the clock between units.
         units: in the order in which they run.
         kept: memory that is written.
     """
-    runner = _Runner(program, code)
+    runner = _Runner(program, calling, library)
     return Clocked(
         run=checked(program, Compiled(runner.run)).run,
         kernels=tuple(kernel_of(unit, kept) for unit in units),
         times=runner.times,
-        cost_ns=_cost_ns(code.library),
+        cost_ns=_cost_ns(library),
     )
 
 
 class _Runner(Runner):
     """Looks at the clock around what is torch's, too; arguments are those of ``Runner``."""
 
-    def __init__(self, program: Program, code: Code):
-        super().__init__(program, code)
-        self._source = source = code.source
+    def __init__(self, program: Program, calling: Calling, library: ctypes.CDLL):
+        super().__init__(program, calling, library)
+        self._called = parts = calling.parts
         self._foreign_times: dict[int, tuple[int, int]] = {}
-        segments = [each.calls + 1 for each in source.parts if isinstance(each, Segment)]
-        self._moments = (ctypes.c_int64 * max(1, sum(segments))).in_dll(code.library, MOMENTS)
-        for index, part in enumerate(source.parts):
+        segments = [each.calls + 1 for each in parts if isinstance(each, Segment)]
+        self._moments = (ctypes.c_int64 * max(1, sum(segments))).in_dll(library, MOMENTS)
+        for index, part in enumerate(parts):
             if isinstance(part, Foreign):
                 self._parts[index] = self._clocked(index)
 
@@ -73,7 +79,7 @@ class _Runner(Runner):
         """Beginning and end of each unit in the latest run."""
         times: list[tuple[int, int]] = []
         first = 0
-        for index, part in enumerate(self._source.parts):
+        for index, part in enumerate(self._called):
             if isinstance(part, Foreign):
                 times.append(self._foreign_times.get(index, (0, 0)))
                 continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import functools
 
@@ -20,6 +19,7 @@ from abele.targets.base import Compiled, Lowering, Repeated, Written, require_co
 from abele.targets.clocked import Clocked
 from abele.targets.cpu.emitted import build, choice, reasons, source, subnormals
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
+from abele.targets.cpu.emitted.calling import Calling, from_text, to_text
 from abele.targets.cpu.emitted.clocked import kernel_of, with_clocks
 from abele.targets.cpu.emitted.groups import Unit, grouped
 from abele.targets.cpu.emitted.memory import arranged
@@ -29,7 +29,7 @@ from abele.targets.cpu.emitted.order import lifetimes, ordered
 from abele.targets.cpu.emitted.places import Buffer, Kind
 from abele.targets.cpu.emitted.regions import with_regions
 from abele.targets.cpu.emitted.repeated import RepeatedRunner
-from abele.targets.cpu.emitted.run import Code
+from abele.targets.cpu.emitted.source import Segment
 from abele.targets.cpu.emitted.translate import translate
 from abele.targets.cpu.index_checks import checked
 from abele.targets.kernel_choice import Kernel, KernelChoice
@@ -60,7 +60,8 @@ class Emitted(Lowering):
     def compile(self, program: Program) -> Compiled:
         """Write the code and compile it."""
         plan = planned_code(program)
-        return _runnable(program, plan, build.compiled(program.name, plan.source.text))
+        code = build.compiled(program.name, plan.source.text)
+        return _runnable(program, plan.calling(), code)
 
     def writes(self) -> bool:
         """Where no kernels have to be compiled before."""
@@ -73,13 +74,19 @@ class Emitted(Lowering):
         return Written(
             text=text,
             command=functools.partial(build.command, text),
-            loaded=functools.partial(_runnable, program, plan),
+            loaded=functools.partial(_runnable, program, plan.calling()),
         )
 
     def load(self, program: Program, payload: bytes) -> Compiled:
         """Map the compiled code into this process, and plan again how it is called."""
         require_code(payload, "cpu")
-        return _runnable(program, planned_code(program), payload)
+        return _runnable(program, planned_code(program).calling(), payload)
+
+    def load_planned(self, program: Program, payload: bytes, plan: str) -> Compiled | None:
+        """Map the compiled code into this process; how it is called is known."""
+        require_code(payload, "cpu")
+        calling = from_text(plan, program)
+        return None if calling is None else _runnable(program, calling, payload)
 
     def memory(self, program: Program) -> MemoryUse:
         """What the plan says: the arena, and what torch and the caller get beside it."""
@@ -105,7 +112,7 @@ class Emitted(Lowering):
         units = placed(program)
         plan = _plan(program, units, clocked=True)
         library = build.loaded(build.compiled(program.name, plan.source.text))
-        return with_clocks(program, plan.code(library), units.units, units.kept)
+        return with_clocks(program, plan.calling(), library, units.units, units.kept)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,17 +130,40 @@ class Plan:
     lives: dict[Buffer, tuple[int, int]]
     torchs: MemoryUse | None
 
-    def code(self, library: ctypes.CDLL) -> Code:
-        """With the compiled file."""
-        return Code(
-            source=self.source,
-            library=library,
-            translation=self.translation,
-            offsets=self.offsets,
+    def calling(self) -> Calling:
+        """How the code is called."""
+        translation, parts = self.translation, self.source.parts
+        touched = {
+            place.buffer
+            for part in parts
+            if isinstance(part, Foreign)
+            for place in (*part.reads, *part.writes)
+        }
+        touched.update(place.buffer for place in translation.outputs)
+        return Calling(
+            parts=parts,
+            table=self.source.table,
+            inputs=translation.inputs,
+            outputs=translation.outputs,
+            constants=translation.constants,
+            offsets={each: at for each, at in self.offsets.items() if each in touched},
             size=self.size,
-            lives=self.lives,
-            torchs=self.torchs,
+            freed=self._freed(),
+            places=None if self.torchs is None else arena.planned(self.torchs),
         )
+
+    def _freed(self) -> list[list[Buffer]]:
+        """After each part, the results of torch's that are not needed any more."""
+        returned = {place.buffer for place in self.translation.outputs}
+        parts = self.source.parts
+        part_of: list[int] = []  # by unit
+        for index, part in enumerate(parts):
+            part_of += [index] * (part.calls if isinstance(part, Segment) else 1)
+        freed: list[list[Buffer]] = [[] for _ in parts]
+        for buffer, (_, last) in self.lives.items():
+            if buffer.kind is Kind.FOREIGN and buffer not in returned:
+                freed[part_of[last]].append(buffer)
+        return freed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,14 +245,14 @@ def _kept(units: list[Unit], translation: Translation) -> set[Buffer]:
     }
 
 
-def _runnable(program: Program, plan: Plan, payload: bytes) -> Compiled:
-    code = plan.code(build.loaded(payload))
-    return checked(program, _Emitted(RepeatedRunner(program, code), payload))
+def _runnable(program: Program, calling: Calling, payload: bytes) -> Compiled:
+    runner = RepeatedRunner(program, calling, build.loaded(payload))
+    return checked(program, _Emitted(runner, payload, to_text(calling)))
 
 
 class _Emitted(Compiled):
-    def __init__(self, runner: RepeatedRunner, payload: bytes):
-        super().__init__(runner.run, payload)
+    def __init__(self, runner: RepeatedRunner, payload: bytes, plan: str | None):
+        super().__init__(runner.run, payload, plan)
         self._runner = runner
 
     def repeated(self) -> Repeated | None:

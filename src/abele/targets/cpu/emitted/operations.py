@@ -119,7 +119,6 @@ class Foreign(Operation):
     """An operator that torch computes.
 
     Attributes:
-        node: of the program.
         target: what is called, usually as the node has it.
         arguments: as the node's, with tensors as places.
         options: the same of keyword arguments.
@@ -127,7 +126,6 @@ class Foreign(Operation):
         several: torch returns a list or tuple of them.
     """
 
-    node: torch.fx.Node
     target: Callable[..., Any]
     arguments: tuple[object, ...]
     options: dict[str, object]
@@ -161,11 +159,11 @@ class Translation:
     Attributes:
         operations: in the order of the graph.
         inputs: where the program's arguments lie.
-        constants: tensors of the program's graph, by the number of their buffer.
+        constants: names of tensors of the program's graph, by the number of their buffer.
         outputs: where its results lie.
     """
 
     operations: Sequence[Operation]
     inputs: Sequence[Place]
-    constants: Sequence[torch.Tensor]
+    constants: Sequence[str]
     outputs: Sequence[Place]

@@ -71,8 +71,8 @@ def _nodes(unit: Unit) -> dict[torch.fx.Node, None]:
 
 def _of_unit(unit: Unit) -> KernelChoice:
     first, by = unit.operations[0], who(unit)
-    if isinstance(first, Foreign):
-        return KernelChoice(by, why_torch(first.node))
+    if isinstance(first, Foreign) and first.part_of is not None:
+        return KernelChoice(by, why_torch(first.part_of))
     if by == LOOP:
         return KernelChoice(by, _JOINED if len(_nodes(unit)) > 1 else _ALONE)
     return KernelChoice(by, _ROWS if isinstance(unit, ByRows) else _CALLS.get(by, _TEMPLATE))

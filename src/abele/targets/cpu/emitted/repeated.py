@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from abele.program import Program, Role
+from abele.targets.cpu.emitted.calling import Calling
 from abele.targets.cpu.emitted.places import Kind
-from abele.targets.cpu.emitted.run import Code, Runner
+from abele.targets.cpu.emitted.run import Runner
 from abele.targets.cpu.emitted.source import REPEAT, Segment
 
 _Batch = Sequence[torch.Tensor]
@@ -20,18 +21,16 @@ _Batch = Sequence[torch.Tensor]
 class RepeatedRunner(Runner):
     """Calls a program, or the same for one micro-batch after the other.
 
-    Args:
-        program: says what its inputs are for.
-        code: of the program.
+    Arguments are those of ``Runner``.
 
     Attributes:
         repeats: whether ``repeated`` may be called: where torch computes nothing, and what is
             returned lies in memory of its own.
     """
 
-    def __init__(self, program: Program, code: Code):
-        super().__init__(program, code)
-        parts = code.source.parts
+    def __init__(self, program: Program, calling: Calling, library: ctypes.CDLL):
+        super().__init__(program, calling, library)
+        parts = calling.parts
         single = len(parts) == 1 and isinstance(parts[0], Segment)
         self.repeats = single and all(p.buffer.kind is Kind.OUTPUT for p in self._outputs)
         if not self.repeats:
@@ -45,7 +44,7 @@ class RepeatedRunner(Runner):
         ]
         changing = [entry for entry in entries if entry is not None] + self._results_at
         self._changing = (ctypes.c_int64 * max(1, len(changing)))(*changing)
-        self._repeat = getattr(code.library, REPEAT)
+        self._repeat = getattr(library, REPEAT)
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         last = (number, number, pointer, pointer, pointer)
         self._repeat.argtypes = [pointer, pointer, ctypes.c_int, *last]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import threading
 import weakref
 from collections.abc import Callable
@@ -13,80 +12,44 @@ import torch
 
 from abele.arena import Arena
 from abele.program import Program, Role
-from abele.program.memory import MemoryUse
+from abele.targets.cpu.emitted.calling import Calling, constants_of
 from abele.targets.cpu.emitted.memory import allocated
-from abele.targets.cpu.emitted.operations import Foreign, Translation, places_changed
+from abele.targets.cpu.emitted.operations import Foreign, places_changed
 from abele.targets.cpu.emitted.places import Buffer, Kind, Place
-from abele.targets.cpu.emitted.source import Segment, Source
+from abele.targets.cpu.emitted.source import Segment
 
 _Part = Callable[[int], None]
 # The number of an input, the input, and a copy of it in the order that the code expects.
 _Copy = tuple[int, torch.Tensor, torch.Tensor]
 
 
-@dataclasses.dataclass(frozen=True)
-class Code:
-    """What runs, and where its tensors lie.
-
-    Attributes:
-        source: the pieces of code.
-        library: has their functions.
-        translation: where inputs, constants and results lie.
-        offsets: where each buffer of the arena lies, in bytes.
-        size: of the arena, in bytes.
-        lives: first and last unit that uses each piece of memory.
-        torchs: what torch makes between pieces of code; None if it computes nothing.
-    """
-
-    source: Source
-    library: ctypes.CDLL
-    translation: Translation
-    offsets: dict[Buffer, int]
-    size: int
-    lives: dict[Buffer, tuple[int, int]]
-    torchs: MemoryUse | None
-
-    def freed(self) -> list[list[Buffer]]:
-        """After each part, the results of torch's that are not needed any more."""
-        returned = {place.buffer for place in self.translation.outputs}
-        parts = self.source.parts
-        part_of: list[int] = []  # by unit
-        for index, part in enumerate(parts):
-            part_of += [index] * (part.calls if isinstance(part, Segment) else 1)
-        freed: list[list[Buffer]] = [[] for _ in parts]
-        for buffer, (_, last) in self.lives.items():
-            if buffer.kind is Kind.FOREIGN and buffer not in returned:
-                freed[part_of[last]].append(buffer)
-        return freed
-
-
 class Runner:
     """Calls the pieces of a program in order.
 
     Args:
-        program: says what its inputs are for.
-        code: of the program.
+        program: says what its inputs are for, and has the constants.
+        calling: where tensors lie, and what torch computes.
+        library: the compiled code.
     """
 
-    def __init__(self, program: Program, code: Code):
-        source, translation = code.source, code.translation
+    def __init__(self, program: Program, calling: Calling, library: ctypes.CDLL):
         self._lock = threading.Lock()  # a program has one arena
-        self._constants = translation.constants
-        self._arena = allocated(code.size)
-        self._offsets = code.offsets
-        self._entries = {buffer: entry for entry, buffer in enumerate(source.table)}
-        self._table = (ctypes.c_void_p * max(1, len(source.table)))()
+        self._constants = constants_of(program, calling)
+        self._arena = allocated(calling.size)
+        self._offsets = calling.offsets
+        self._entries = {buffer: entry for entry, buffer in enumerate(calling.table)}
+        self._table = (ctypes.c_void_p * max(1, len(calling.table)))()
         for buffer, entry in self._entries.items():
             if buffer.kind is Kind.CONSTANT:
                 self._table[entry] = self._constants[buffer.index].data_ptr()
         self._memory: dict[Buffer, torch.Tensor] = {}
-        self._parts = [self._part(each, code.library) for each in source.parts]
-        foreign = [each for each in source.parts if isinstance(each, Foreign)]
+        self._parts = [self._part(each, library) for each in calling.parts]
+        foreign = [each for each in calling.parts if isinstance(each, Foreign)]
         self._alone = not foreign
         # What torch makes has its places while nothing but it and the code between runs.
-        self._places = None if code.torchs is None else Arena(code.torchs)
-        self._freed = code.freed()
-        self._inputs = translation.inputs
+        self._places = Arena(calling.places) if foreign else None
+        self._freed = calling.freed
+        self._inputs = calling.inputs
         self._shown = {place.buffer for each in foreign for place in (*each.reads, *each.writes)}
         # These are looked at in every call: they are others each time, or torch reads them.
         self._looked_at = [
@@ -96,7 +59,7 @@ class Runner:
         self._written = [slot.mutated for slot in program.inputs]
         self._addresses = [0] * len(self._inputs)
         self._known: list[Callable[[], torch.Tensor | None]] = [_nothing] * len(self._inputs)
-        self._outputs = translation.outputs
+        self._outputs = calling.outputs
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """Update state in place and return the results.

@@ -63,7 +63,7 @@ class Translator:
 
     def translation(self) -> Translation:
         """Translate node by node."""
-        constants: list[torch.Tensor] = []
+        constants: list[str] = []
         for slot, node in enumerate(self._program.placeholders()):
             value = node.meta["val"]
             self.places[node] = self._owned(Kind.INPUT, slot, value)
@@ -71,7 +71,7 @@ class Translator:
             if node.op == "get_attr":
                 constant = operator.attrgetter(str(node.target))(self._program.graph)
                 self.places[node] = self._owned(Kind.CONSTANT, len(constants), constant)
-                constants.append(constant)
+                constants.append(str(node.target))
             elif node.op == "call_function":
                 self._node = node
                 self._call(node)
@@ -280,7 +280,7 @@ class Translator:
             self.places[node] = arguments[0]
         if is_view(node) and any(place.buffer.kind is not Kind.FOREIGN for place in reads):
             target = _copied(target)
-        self.add(Foreign(reads, writes, node, target, arguments, options, results, several))
+        self.add(Foreign(reads, writes, target, arguments, options, results, several))
 
     def _made_by_torch(self, value: Any) -> Place | None:
         if not isinstance(value, torch.Tensor):

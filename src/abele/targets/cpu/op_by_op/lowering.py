@@ -69,7 +69,7 @@ class OpByOp(Lowering):
     def load(self, program: Program, payload: bytes) -> Compiled:
         """Map the kernels into this process; milliseconds."""
         require_code(payload, "cpu")
-        memory = arena.Arena(memory_use(program))
+        memory = arena.Arena(arena.planned(memory_use(program)))
         run = with_kernels(program, binding.load(payload), memory)
         return checked(program, Compiled(run, payload))
 
@@ -80,7 +80,9 @@ class OpByOp(Lowering):
     def clocked(self, program: Program) -> Clocked:
         """Look at the clock before and after each call."""
         code = build.shared_library(compiler() or "g++", instruction_set())
-        return with_clocks(program, binding.load(code), arena.Arena(memory_use(program)))
+        return with_clocks(
+            program, binding.load(code), arena.Arena(arena.planned(memory_use(program)))
+        )
 
     def memory(self, program: Program) -> MemoryUse:
         """What is needed where kernels write over arguments that nobody needs any more."""

@@ -1,0 +1,196 @@
+"""How the code of a program is called; as text, it is found beside the code again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from abele import _torch
+from abele.arena import Places
+from abele.errors import CorruptExecutable, SerializationError
+from abele.program import Program
+from abele.storage.values import decode, encode
+from abele.targets.cpu.emitted.operations import Foreign, places_changed
+from abele.targets.cpu.emitted.places import Buffer, Kind, Place
+from abele.targets.cpu.emitted.source import Segment
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Calling:
+    """What calls of a program's code need to know beside it.
+
+    Attributes:
+        parts: what runs, in order.
+        table: memory whose address each entry of the table of pointers holds.
+        inputs: where the program's arguments lie.
+        outputs: where its results lie.
+        constants: names of the tensors of the program's graph, by the number of their buffer.
+        offsets: where buffers of the arena lie, in bytes; of those that torch reads or writes.
+        size: of the arena, in bytes.
+        freed: after each part, the results of torch's that are not needed any more.
+        places: of the tensors that torch makes; None if they have none.
+    """
+
+    parts: Sequence[Segment | Foreign]
+    table: Sequence[Buffer]
+    inputs: Sequence[Place]
+    outputs: Sequence[Place]
+    constants: Sequence[str]
+    offsets: dict[Buffer, int]
+    size: int
+    freed: Sequence[Sequence[Buffer]]
+    places: Places | None
+
+
+def constants_of(program: Program, calling: Calling) -> list[torch.Tensor]:
+    """The tensors of a program's graph that its code reads."""
+    return [operator.attrgetter(name)(program.graph) for name in calling.constants]
+
+
+# -- as text ---------------------------------------------------------------------------------
+
+
+def to_text(calling: Calling) -> str | None:
+    """What ``from_text`` reads; None where torch is called in a way that has no name."""
+    writer = _Writer()
+    try:
+        parts = [writer.part(each) for each in calling.parts]
+    except SerializationError:
+        return None
+    data = {
+        "format": FORMAT,
+        "threads": torch.get_num_threads(),
+        "parts": parts,
+        "table": [writer.buffer(each) for each in calling.table],
+        "inputs": [writer.place(each) for each in calling.inputs],
+        "outputs": [writer.place(each) for each in calling.outputs],
+        "constants": list(calling.constants),
+        "freed": [[writer.buffer(each) for each in freed] for freed in calling.freed],
+        "size": calling.size,
+        "places": calling.places and dataclasses.astuple(calling.places),
+    }
+    data["buffers"] = [
+        [each.kind.value, each.index, encode(each.dtype)["dtype"], each.size]
+        for each in writer.buffers
+    ]
+    data["offsets"] = [calling.offsets.get(each, 0) for each in writer.buffers]
+    return json.dumps(data)
+
+
+def from_text(text: str, program: Program) -> Calling | None:
+    """What ``to_text`` wrote.
+
+    Args:
+        text: of it.
+        program: with the same slots and constants.
+
+    Returns:
+        None if it was written for another number of threads, with which torch takes other memory.
+
+    Raises:
+        CorruptExecutable: it is damaged, or was written for another program.
+    """
+    try:
+        calling = _read(json.loads(text))
+        if calling is not None:
+            _check(calling, program)
+    except Exception as error:  # a damaged text can be wrong in any way
+        what = f"{type(error).__name__}: {error}"
+        raise CorruptExecutable(f"how the code is called cannot be read ({what})") from error
+    return calling
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.buffers: dict[Buffer, int] = {}
+
+    def buffer(self, buffer: Buffer) -> int:
+        return self.buffers.setdefault(buffer, len(self.buffers))
+
+    def place(self, place: Place) -> list[Any]:
+        return [self.buffer(place.buffer), list(place.shape), list(place.stride), place.offset]
+
+    def part(self, part: Segment | Foreign) -> dict[str, Any]:
+        if isinstance(part, Segment):
+            return {"name": part.name, "calls": part.calls}
+        if not _torch.is_operator(part.target):
+            raise SerializationError(f"{part.target!r} has no name.")
+        return {
+            "operator": _torch.operator_name(part.target),
+            "arguments": encode(part.arguments, self._argument),
+            "options": encode(part.options, self._argument),
+            "results": [each and self.place(each) for each in part.results],
+            "several": part.several,
+        }
+
+    def _argument(self, value: Any) -> dict[str, Any]:
+        if isinstance(value, Place):
+            return {"place": self.place(value)}
+        raise SerializationError(f"{value!r} cannot be stored.")
+
+
+def _read(data: dict[str, Any]) -> Calling | None:
+    if data["format"] != FORMAT:
+        raise SerializationError(f"format {data['format']!r} is not {FORMAT}")
+    places = data["places"]
+    if places is not None and data["threads"] != torch.get_num_threads():
+        return None
+    stored: list[tuple[str, int, str, int]] = data["buffers"]
+    buffers = [
+        Buffer(Kind(kind), index, decode({"dtype": dtype}), size)
+        for kind, index, dtype, size in stored
+    ]
+
+    def buffer(number: int) -> Buffer:
+        return buffers[number]
+
+    def place(content: list[Any]) -> Place:
+        number, shape, stride, offset = content
+        return Place(buffer(number), tuple(shape), tuple(stride), offset)
+
+    return Calling(
+        parts=[_part(each, place) for each in data["parts"]],
+        table=[buffer(each) for each in data["table"]],
+        inputs=[place(each) for each in data["inputs"]],
+        outputs=[place(each) for each in data["outputs"]],
+        constants=data["constants"],
+        offsets=dict(zip(buffers, data["offsets"], strict=True)),
+        size=data["size"],
+        freed=[[buffer(each) for each in freed] for freed in data["freed"]],
+        places=None if places is None else Places(*places),
+    )
+
+
+def _part(data: dict[str, Any], place: Any) -> Segment | Foreign:
+    if "name" in data:
+        return Segment(data["name"], data["calls"])
+    target = _torch.find_operator(data["operator"])
+    if target is None:
+        raise SerializationError(f"torch does not know {data['operator']!r} here")
+    arguments, options = (decode(data[key], {"place": place}) for key in ("arguments", "options"))
+    results = [each and place(each) for each in data["results"]]
+    reads: list[Place] = []
+    places_changed((arguments, options), reads.append)
+    writes = [each for each in results if each is not None]
+    return Foreign(reads, writes, target, arguments, options, results, data["several"])
+
+
+def _check(calling: Calling, program: Program) -> None:
+    """Refuse what would read or write elsewhere than the program's own tensors."""
+    inputs = [(each.shape, each.dtype) for each in calling.inputs]
+    if inputs != [(slot.shape, slot.dtype) for slot in program.inputs]:
+        raise SerializationError("the program has other inputs")
+    outputs = [(each.shape, each.dtype) for each in calling.outputs]
+    if outputs != [(slot.shape, slot.dtype) for slot in program.outputs]:
+        raise SerializationError("the program has other results")
+    constants = constants_of(program, calling)
+    for buffer in calling.table:
+        if buffer.kind is Kind.CONSTANT and constants[buffer.index].dtype is not buffer.dtype:
+            raise SerializationError("the program has other constants")

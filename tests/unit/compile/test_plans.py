@@ -1,0 +1,168 @@
+"""Code that is loaded with its plan: no pass of a lowering runs for it."""
+
+import zipfile
+
+import pytest
+
+from abele import StepConfig, build, passes
+from abele.compile import measuring
+from abele.compile.cache import CacheWarning, ExecutableCache
+from abele.compile.portable_executable import ContainerFirst, pack
+from abele.errors import CorruptExecutable
+from abele.passes.dead_code import dead_code
+from abele.storage.container import Container, write
+from abele.targets import Compiled, candidates
+from abele.targets.reference import Interpreter
+from helpers.fakes import Keeping, KeptCode
+from helpers.models import MODELS
+from helpers.runs import captured
+
+CONFIG = StepConfig(training=False)
+PLAN = "run it"
+
+
+class Planned(KeptCode):
+    """Runs programs before its passes if it gets the plan that it gave."""
+
+    compiles = True
+    certain = False
+
+    def __init__(self, name, beside):
+        super().__init__()
+        self.name, self._beside = name, beside
+        self.lowered, self.planned, self.can, self.plan = 0, 0, True, PLAN
+        self.passes = (self.counted,)
+
+    def counted(self, program):
+        self.lowered += 1
+        return dead_code(program)
+
+    def why(self, program):
+        return None if self._beside else "it takes all"
+
+    def beside(self, program):
+        return self._beside
+
+    def payload(self, program):
+        return f"code of {program.name}".encode()
+
+    def compile(self, program):
+        made = super().compile(program)
+        return Compiled(made.run, made.payload, self.plan)
+
+    def load_planned(self, program, payload, plan):
+        if not self.can:
+            return None
+        if plan != PLAN:
+            raise CorruptExecutable(f"the plan is {plan!r}")
+        self.planned += 1
+        return Compiled(Interpreter().compile(program).run, payload, plan)
+
+
+class Both(Keeping):
+    """Measures two lowerings that have plans."""
+
+    name = "both"
+
+    def __init__(self):
+        super().__init__()
+        self.lowerings = (Planned("first", False), Planned("second", True))
+
+    def counts(self):
+        return [(each.compilations, each.lowered, each.planned) for each in self.lowerings]
+
+
+@pytest.fixture
+def programs():
+    return captured(MODELS["dense"].fresh(), MODELS["dense"].batch(), CONFIG).programs
+
+
+@pytest.fixture
+def built(programs, monkeypatch, isolated_cache):
+    """Builds with a cache; the first lowering is faster."""
+    monkeypatch.delenv(candidates.ENVIRONMENT, raising=False)
+    monkeypatch.setattr(measuring, "seconds", lambda compiled, inputs: 0.001)
+
+    def make(target=None, cache=isolated_cache):
+        target = target or Both()
+        made, record = build(programs, CONFIG, target=target, cache=cache)
+        return made, record, target
+
+    return make
+
+
+def test_a_cached_start_lowers_nothing(built):
+    first, _, target = built()
+    assert target.counts() == [(1, 1, 0), (1, 1, 0)]
+    again, record, target = built()
+    assert record.cache == "hit"
+    assert target.counts() == [(0, 0, 1), (0, 0, 0)]
+    assert again.compiled["forward"].plan == first.compiled["forward"].plan == PLAN
+
+
+def test_who_wants_the_lowered_program_gets_it_made_once(built):
+    first, _, _ = built()
+    again, _, target = built()
+    assert again.lowered("forward").fingerprint() == first.lowered("forward").fingerprint()
+    assert again.lowered("forward").history[-1].by == "counted"
+    assert again.lowered("forward") is again.lowered("forward")
+    assert target.counts()[0] == (0, 1, 1)
+
+
+def test_passes_that_somebody_watches_run(built):
+    built()
+    seen = []
+    with passes.watched(seen.append):
+        made, _, target = built()
+    assert target.counts()[0] == (0, 1, 0)
+    assert seen[-1] is made.programs[0]
+
+
+def test_a_plan_that_does_not_fit_here_is_made_again(built):
+    built()
+    target = Both()
+    target.lowerings[0].can = False
+    _, record, _ = built(target)
+    assert record.cache == "hit"
+    assert target.counts()[0] == (0, 1, 0)
+
+
+def test_a_plan_of_another_layout_costs_one_warning(built):
+    other = Both()
+    other.lowerings[0].plan = "run it backwards"
+    built(other)
+    with pytest.warns(CacheWarning, match="the plan is 'run it backwards'") as caught:
+        _, record, target = built()
+    assert (len(caught), record.cache, target.counts()[0]) == (1, "miss", (1, 1, 0))
+    _, record, _ = built()
+    assert record.cache == "hit"
+
+
+def test_a_plan_that_was_altered_costs_one_warning(built, isolated_cache):
+    made, _, _ = built()
+    assert isinstance(isolated_cache, ExecutableCache)
+    path = isolated_cache.path(made.key)
+    data = path.read_bytes()
+    assert data.count(PLAN.encode()) == 1
+    path.write_bytes(data.replace(PLAN.encode(), b"run on"))
+    with pytest.warns(CacheWarning, match="could not be used and is rebuilt") as caught:
+        _, record, _ = built()
+    assert (len(caught), record.cache) == (1, "miss")
+
+
+def test_what_was_loaded_is_stored_whole(built, tmp_path):
+    built()
+    made, _, _ = built()
+    made.save(tmp_path / "x.abele")
+    names = zipfile.ZipFile(tmp_path / "x.abele").namelist()
+    assert {"programs/forward.plan.json", "programs/forward.py.txt"} <= set(names)
+
+
+def test_a_container_has_plans(programs, built, tmp_path):
+    made, _, _ = built()
+    content, members = pack(captured(MODELS["dense"].fresh(), MODELS["dense"].batch()), made)
+    write(tmp_path / "x", "test", content, members)
+    with Container(tmp_path / "x", "test") as file:
+        _, record, target = built(cache=ContainerFirst(file, file.content, None))
+    assert record.cache == "hit"
+    assert target.counts()[0] == (0, 0, 1)
