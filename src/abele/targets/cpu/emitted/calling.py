@@ -49,9 +49,9 @@ class Calling:
     places: Places | None
 
 
-def constants_of(program: Program, calling: Calling) -> list[torch.Tensor]:
-    """The tensors of a program's graph that its code reads."""
-    return [operator.attrgetter(name)(program.graph) for name in calling.constants]
+def constants_of(program: Program, names: Sequence[str]) -> list[torch.Tensor]:
+    """The tensors of a program's graph that have these names."""
+    return [operator.attrgetter(name)(program.graph) for name in names]
 
 
 # -- as text ---------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def _check(calling: Calling, program: Program) -> None:
     outputs = [(each.shape, each.dtype) for each in calling.outputs]
     if outputs != [(slot.shape, slot.dtype) for slot in program.outputs]:
         raise SerializationError("the program has other results")
-    constants = constants_of(program, calling)
+    constants = constants_of(program, calling.constants)
     for buffer in calling.table:
         if buffer.kind is Kind.CONSTANT and constants[buffer.index].dtype is not buffer.dtype:
             raise SerializationError("the program has other constants")

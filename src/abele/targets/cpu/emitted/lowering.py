@@ -19,7 +19,7 @@ from abele.targets.base import Compiled, Lowering, Repeated, Written, require_co
 from abele.targets.clocked import Clocked
 from abele.targets.cpu.emitted import build, choice, reasons, source, subnormals
 from abele.targets.cpu.emitted.by_rows import ByRows, by_rows
-from abele.targets.cpu.emitted.calling import Calling, from_text, to_text
+from abele.targets.cpu.emitted.calling import Calling, constants_of, from_text, to_text
 from abele.targets.cpu.emitted.clocked import kernel_of, with_clocks
 from abele.targets.cpu.emitted.groups import Unit, grouped
 from abele.targets.cpu.emitted.memory import arranged
@@ -193,12 +193,13 @@ def planned_code(program: Program) -> Plan:
 
 
 def _plan(program: Program, plan: Placed, *, clocked: bool) -> Plan:
+    constants = constants_of(program, plan.translation.constants)
     text = source.write(
         plan.units,
         plan.offsets,
         plan.kept,
         clocked=clocked,
-        subnormals=subnormals.are_meant(program, plan.translation.constants),
+        subnormals=subnormals.are_meant(program, constants),
     )
     foreign = any(isinstance(each, Foreign) for each in text.parts)
     torchs = _memory_use(program, plan) if foreign else None

@@ -34,7 +34,7 @@ class Runner:
 
     def __init__(self, program: Program, calling: Calling, library: ctypes.CDLL):
         self._lock = threading.Lock()  # a program has one arena
-        self._constants = constants_of(program, calling)
+        self._constants = constants_of(program, calling.constants)
         self._arena = allocated(calling.size)
         self._offsets = calling.offsets
         self._entries = {buffer: entry for entry, buffer in enumerate(calling.table)}
