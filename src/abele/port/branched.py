@@ -33,12 +33,14 @@ class _Shared:
         first: of these statements; or the ``with`` that switches gradients, which has the rest.
         condition: the last of them, which trains if it is true.
         zero: statements of the block that forget gradients before.
+        switched: statements of the pass that are under a ``with`` that switches gradients.
     """
 
     block: cst.CSTNode
     first: cst.CSTNode
     condition: cst.If
     zero: tuple[cst.CSTNode, ...]
+    switched: frozenset[cst.CSTNode]
 
 
 class Branched(Source):
@@ -119,9 +121,12 @@ def _shared(source: Source, things: Things, condition: cst.If, call: cst.Call) -
         outer, begin, part = source.parent(around), around, before
     if any(names & {*writes(each), *changes(each)} for each in part):
         return
+    switched = {each for each in part if _switches(source, each, None)}
+    if not all(_switches(source, each, condition.test) for each in switched):
+        return
     earlier: list[Any] = list(outer.body)[: list(outer.body).index(begin)]
     zero = [each for each in (*earlier, *part) if is_call(each) and calls_of(each, "zero_grad")]
-    yield _Shared(outer, begin, condition, tuple(zero))
+    yield _Shared(outer, begin, condition, tuple(zero), frozenset(switched))
 
 
 def _uses_model(source: Source, things: Things, statement: cst.CSTNode) -> bool:
@@ -130,9 +135,9 @@ def _uses_model(source: Source, things: Things, statement: cst.CSTNode) -> bool:
     return any(things.of(source, each, Kind.MODEL) for each in names)
 
 
-def _switches(source: Source, statement: cst.With, test: cst.BaseExpression | None) -> bool:
+def _switches(source: Source, statement: cst.CSTNode, test: cst.BaseExpression | None) -> bool:
     """Whether a ``with`` does nothing but compute gradients if a condition is true."""
-    if len(statement.items) != 1:
+    if not isinstance(statement, cst.With) or len(statement.items) != 1:
         return False
     call = statement.items[0].item
     if not isinstance(call, cst.Call) or len(call.args) != 1:
@@ -174,6 +179,7 @@ class _Splitter(cst.CSTTransformer):
         statements = list(original.body)
         start = statements.index(shared.first)
         switch = shared.first if isinstance(shared.first, cst.With) else None
+        switch = None if shared.first in shared.switched else switch
         forward: list[Any] = list(switch.body.body) if switch else statements[start:]
         at = forward.index(shared.condition)
         rest = statements[start + 1 :] if switch else []
@@ -194,11 +200,13 @@ class _Splitter(cst.CSTTransformer):
             common: the statements of both.
         """
         first, condition = body[shared.first], body[shared.condition]
-        same = [body[each] for each in common]
         zero = [body[each] for each in shared.zero]
+        same: list[Any] = []
+        for each in common:
+            same += body[each].body.body if each in shared.switched else [body[each]]
         train = self._block(condition.body, [*zero, *same, *condition.body.body])
-        other = [self._copy(each) for each in same]
-        if isinstance(shared.first, cst.With):
+        other = [self._other(shared, each, body[each]) for each in common]
+        if isinstance(shared.first, cst.With) and shared.first not in shared.switched:
             other = [self._same(first, _without_gradients(first, self._block(first.body, other)))]
         if isinstance(condition.orelse, cst.Else):
             other += list(condition.orelse.body.body)
@@ -207,6 +215,13 @@ class _Splitter(cst.CSTTransformer):
             body=train, orelse=orelse, leading_lines=first.leading_lines
         )
         return self._same(condition, changed)
+
+    def _other(self, shared: _Shared, statement: Any, node: Any) -> Any:
+        """A statement of both as it is where nothing trains."""
+        copied = self._copy(node)
+        if statement not in shared.switched:
+            return copied
+        return self._same(node, _without_gradients(copied, copied.body))
 
     def _block(self, original: cst.CSTNode, body: Sequence[Any]) -> Any:
         return self._same(original, cst.IndentedBlock(body=list(body)))

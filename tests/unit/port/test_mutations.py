@@ -252,6 +252,8 @@ SHAPES = {
     "the labels of other rows": ("rules/named_rows", '"label": batch["label"]', '"label": batch["label"].flip(0)'),
     "other rows that are evaluated": ("rules/passed_rows", '({"image": batch["image"]})', '({"image": -9 * batch["image"]})'),
     "the labels of other rows that are passed on": ("rules/passed_rows", 'training_model_2({"image": batch["image"], "label": batch["label"]})', 'training_model_2({"image": batch["image"], "label": batch["label"].flip(0)})'),
+    "rows of an evaluation are left out in a turn": ("rules/turns", '"val": DataLoader(Table(20), batch_size=8)', '"val": poptorch.DataLoader(opts, Table(20), batch_size=8)'),
+    "no turn trains": ("rules/turns", "loss = training_model_3(x, y)", "loss = criterion(model(x), y)"),
     "another best state": ("rules/early_stopping", "net.load_state_dict(best_state)\n", "pass\n"),
     "no decay of the rate": ("rules/configured", "            self.training_model.setOptimizer(self.optimizer)\n", ""),
 }  # fmt: skip

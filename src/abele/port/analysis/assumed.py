@@ -14,7 +14,7 @@ import libcst as cst
 from libcst import matchers as m
 
 from abele.port.analysis.flow import writes
-from abele.port.analysis.scopes import parameters
+from abele.port.analysis.scopes import names_in, parameters
 from abele.port.analysis.search import findall
 from abele.port.analysis.things import Things
 from abele.port.source import Source
@@ -150,20 +150,53 @@ def callers(
     return {
         call: caller
         for call, caller in calls.items()
-        if not any(
-            _Value(things, function, call, caller).of(text) is not true
-            for text, true in known.items()
-            if _Value(things, function, call, caller).of(text) is not None
-        )
+        if allows_call(things, function, call, caller, known, {})
     }
 
 
-class _Value:
-    """Evaluates conditions as they are in one call of a function."""
+def allows(known: Facts, names: Mapping[str, cst.BaseExpression], around: cst.CSTNode) -> bool:
+    """Whether known conditions are as they have to be where names stand for expressions.
 
-    def __init__(self, things: Things, function: cst.FunctionDef, call: cst.Call, caller: Source):
-        self._things, self._function = things, function
-        self._source, self._call, self._caller = things.file(function), call, caller
+    Args:
+        known: the conditions.
+        names: each with the expression that it stands for.
+        around: the function, or file, that gives other names their values.
+    """
+    return _agrees(known, _Value(names, around))
+
+
+def allows_call(
+    things: Things,
+    function: cst.FunctionDef,
+    call: cst.Call,
+    caller: Source,
+    known: Facts,
+    names: Mapping[str, cst.BaseExpression],
+) -> bool:
+    """Whether what is known in a function may be so in one call of it.
+
+    Args:
+        things: what the program's names stand for.
+        function: that is called.
+        call: the call.
+        caller: its file.
+        known: in the function.
+        names: where the call is, each with the expression that it stands for.
+    """
+    return _agrees(known, _ValueInCall(things, function, call, caller, names))
+
+
+def _agrees(known: Facts, value: _Value) -> bool:
+    """Whether no condition is known to be otherwise."""
+    return all(value.of(text) in (None, true) for text, true in known.items())
+
+
+class _Value:
+    """Evaluates conditions where some names stand for expressions."""
+
+    def __init__(self, names: Mapping[str, cst.BaseExpression], around: cst.CSTNode):
+        self._names, self._around = names, around
+        self._followed: set[str] = set()
 
     def of(self, text: str) -> bool | None:
         """Whether a condition is true; None if that is not known."""
@@ -185,15 +218,45 @@ class _Value:
         return _Unknown()
 
     def _of_name(self, name: str) -> Any:
+        return _constant(self._names[name]) if name in self._names else self._of_variable(name)
+
+    def _of_variable(self, name: str) -> Any:
+        """What a name that gets one value is."""
+        given = [each for each in findall(self._around, _BINDS) if name in writes(each)]
+        inner = [each for each in given if isinstance(each, cst.Assign)]
+        if len(inner) != 1 or any(name in _bound(each) for each in given if each not in inner):
+            return _Unknown()
+        plain_name = m.Assign([m.AssignTarget(m.Name(name))])
+        if name in self._followed or not m.matches(inner[0], plain_name):
+            return _Unknown()
+        self._followed.add(name)  # values that follow from each other are not known
+        text = cst.Module([]).code_for_node(inner[0].value)
+        value = self._evaluate(ast.parse(f"({text})", mode="eval").body)
+        self._followed.remove(name)
+        return value
+
+
+class _ValueInCall(_Value):
+    """Evaluates conditions as they are in one call of a function."""
+
+    def __init__(
+        self,
+        things: Things,
+        function: cst.FunctionDef,
+        call: cst.Call,
+        caller: Source,
+        names: Mapping[str, cst.BaseExpression],
+    ):
+        super().__init__(names, function.body)
+        self._things, self._function = things, function
+        self._source, self._call, self._caller = things.file(function), call, caller
+
+    def _of_name(self, name: str) -> Any:
         """What a name of the function is: a parameter, or a variable that gets one value."""
+        if name not in parameters(self._function):
+            return self._of_variable(name)
         given = [each for each in findall(self._function.body, _BINDS) if name in writes(each)]
-        if name in parameters(self._function):
-            return _Unknown() if given else self._of_parameter(name)
-        if len(given) == 1 and m.matches(given[0], m.Assign([m.AssignTarget(m.Name(name))])):
-            value = cst.ensure_type(given[0], cst.Assign).value
-            text = cst.Module([]).code_for_node(value)
-            return self._evaluate(ast.parse(f"({text})", mode="eval").body)
-        return _Unknown()
+        return _Unknown() if given else self._of_parameter(name)
 
     def _of_parameter(self, name: str) -> Any:
         if any(each.star for each in self._call.args):
@@ -204,6 +267,8 @@ class _Value:
             every = (*params.params, *params.kwonly_params)
             value = next((each.default for each in every if each.name.value == name), None)
             return _Unknown() if value is None else _constant(value)
+        if isinstance(value, cst.Name) and value.value in self._names:
+            value = self._names[value.value]
         return _Object() if self._is_object(value) else _constant(value)
 
     def _is_object(self, value: cst.BaseExpression) -> bool:
@@ -223,6 +288,18 @@ class _Value:
                 isinstance(each, cst.Call) and self._things.of(self._caller, each) for each in given
             )
         )
+
+
+def _bound(node: cst.CSTNode) -> list[str]:
+    """Names that a statement binds by itself, without the statements in it."""
+    if isinstance(node, cst.For):
+        return list(names_in(node.target))
+    return [] if isinstance(node, cst.With) and not _named(node) else writes(node)
+
+
+def _named(statement: cst.With) -> bool:
+    """Whether a ``with`` gives what it enters a name."""
+    return any(each.asname is not None for each in statement.items)
 
 
 def _constant(node: cst.BaseExpression) -> Any:

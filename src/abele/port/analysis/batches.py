@@ -7,12 +7,10 @@ from collections.abc import Iterator
 import libcst as cst
 from libcst import matchers as m
 
-from abele.port.analysis import assumed
+from abele.port.analysis import assumed, named_loaders
 from abele.port.analysis.calls import goes_through
-from abele.port.analysis.flow import writes
 from abele.port.analysis.kinds import Kind, Thing
-from abele.port.analysis.scopes import parameters
-from abele.port.analysis.search import findall
+from abele.port.analysis.named_loaders import keys_of
 from abele.port.analysis.things import Things
 from abele.port.source import Source
 
@@ -45,65 +43,9 @@ def loaders_of(
         keys = {each: keys_of(things, each) for each in loaders}
         return {each for each in loaders if key in keys[each] or not keys[each]}
     if len(loaders) > 1 and node is not None and isinstance(through, cst.Name):
-        given = _given(things, source, through.value, node)
-        if given is None:
-            given = _bound(things, source, through.value, loop)
+        given = named_loaders.at(things, source, through.value, loop, node)
         return loaders if given is None else loaders & given
     return loaders
-
-
-def _given(things: Things, source: Source, name: str, node: cst.CSTNode) -> set[Thing] | None:
-    """What a parameter is in the calls that get to a node; None if it is no parameter alone."""
-    function = source.enclosing(node, cst.FunctionDef)
-    if function is None or name not in parameters(function) or name in writes(function.body):
-        return None
-    given: set[Thing] = set()
-    for call, caller in assumed.callers(things, source, node).items():
-        value = things.arguments(function, call).get(name)
-        if value is None:
-            return None
-        given |= things.of(caller, value, Kind.LOADER)
-    return given
-
-
-def _bound(
-    things: Things, source: Source, name: str, loop: cst.For | cst.CompFor
-) -> set[Thing] | None:
-    """What a name that is given several values may be at a loop; None if that is not known."""
-    owner = things.owner(source, loop)
-    above = [*source.above(loop)]
-    assigns = [
-        each
-        for each in findall(owner, m.Assign())
-        if name in writes(each) and things.owner(source, each) is owner
-    ]
-    if things.named(source, loop, name) is not owner or any(
-        set(source.above(each))
-        & {outer for outer in above if isinstance(outer, cst.For | cst.While)}
-        for each in assigns
-    ):
-        return None
-    given: set[Thing] | None = None
-    for each in assigns:
-        if source.position(each) > source.position(loop):
-            break
-        line = source.parent(each)
-        sure = line is not None and source.parent(line) in above
-        now = things.of(source, each.value, Kind.LOADER)
-        if not now:
-            return None
-        given = now if sure or given is None else given | now
-    return given
-
-
-def keys_of(things: Things, loader: Thing) -> set[str]:
-    """The keys under which dictionaries of its file have a loader, as far as they are written."""
-    elements = findall(loader.source.module, m.DictElement(key=m.SimpleString()))
-    return {
-        str(each.key.evaluated_value)
-        for each in elements
-        if loader in things.of(loader.source, each.value, Kind.LOADER)
-    }
 
 
 def chosen(source: Source, loop: cst.CSTNode | None, node: cst.CSTNode) -> str | None:

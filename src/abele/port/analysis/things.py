@@ -6,6 +6,8 @@ functions, results and attributes of objects, until nothing new is learned.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import libcst as cst
 from libcst import matchers as m
 
@@ -20,10 +22,11 @@ from abele.port.analysis.calls import (
     models_updated,
     yields,
 )
-from abele.port.analysis.homes import Home, NoHomeError
+from abele.port.analysis.homes import Home, NoHomeError, home_of
 from abele.port.analysis.kinds import Kind, Thing, is_scheduler, kind_of_class
 from abele.port.analysis.scopes import Variable, is_method, local_names
 from abele.port.analysis.search import findall
+from abele.port.analysis.turns import items, turns
 from abele.port.project import Owner, Project
 from abele.port.source import Source
 
@@ -95,72 +98,17 @@ class Things:
         Raises:
             NoHomeError: it is assigned to no name, or in several places.
         """
-        home = self._assigned(thing.source, thing.made, 0)
-        function = thing.source.enclosing(thing.made, cst.FunctionDef)
-        source = thing.source
-        while function is not None:
-            places = [
-                index
-                for index, results in enumerate(self._results.get(function, []))
-                if thing in results
-            ]
-            calls = self.calls(function)
-            if not places or not calls:
-                break
-            if len(calls) > 1:
-                raise NoHomeError(f"{function.name.value}() makes one in each of its calls")
-            ((call, source),) = calls.items()
-            home = self._assigned(source, call, places[0]) or home
-            function = source.enclosing(call, cst.FunctionDef)
-        if home is None:
-            home = self._kept_by_callee(thing)
-        if home is None:
-            raise NoHomeError("it is assigned to no name")
-        return home
+        return home_of(self, thing)
 
-    def _is_given(self, source: Source, node: cst.CSTNode, assign: cst.Assign) -> bool:
-        """Whether an expression is an argument of a call whose result is assigned instead."""
-        for each in source.above(node):
-            if each is assign:
-                return False
-            if isinstance(each, cst.Arg):
-                call = source.parent(each)
-                assert isinstance(call, cst.Call)
-                if not self._evaluate(source, call) & self._evaluate_node(source, node):
-                    return True
-        return False
+    def results(self, function: cst.FunctionDef) -> list[set[Thing]]:
+        """What each value that a function returns may be."""
+        return self._results.get(function, [])
 
-    def _evaluate_node(self, source: Source, node: cst.CSTNode) -> set[Thing]:
-        return self._evaluate(source, node) if isinstance(node, cst.BaseExpression) else set()
-
-    def _kept_by_callee(self, thing: Thing) -> Home | None:
-        """Where a function that is given a new thing assigns it to a name."""
-        for at, event in self._events:
-            if isinstance(event, cst.Assign) and thing in self._evaluate(at, event.value):
-                variable = self.variable(at, event.targets[0].target)
-                statement = at.enclosing(event, cst.SimpleStatementLine)
-                if variable is not None and statement is not None and len(event.targets) == 1:
-                    return Home(at, statement, variable)
-        return None
-
-    def _assigned(self, source: Source, node: cst.BaseExpression, index: int) -> Home | None:
-        """The assignment around an expression, to the variable that an element of it goes to."""
-        assign = next((each for each in source.above(node) if isinstance(each, cst.Assign)), None)
-        if assign is None or self._is_given(source, node, assign):
-            return None
-        target: cst.BaseExpression = assign.targets[0].target
-        if isinstance(target, cst.Tuple):
-            place = index
-            if isinstance(assign.value, cst.Tuple):
-                values = [element.value for element in assign.value.elements]
-                inside = {node, *source.above(node)}
-                place = next(number for number, each in enumerate(values) if each in inside)
-            target = target.elements[place].value
-        variable = self.variable(source, target)
-        statement = source.enclosing(assign, cst.SimpleStatementLine)
-        if variable is None or statement is None:
-            return None
-        return Home(source, statement, variable)
+    def assignments(self) -> Iterator[tuple[Source, cst.Assign]]:
+        """The assignments of the program, each with its file."""
+        for source, node in self._events:
+            if isinstance(node, cst.Assign):
+                yield source, node
 
     def variable(self, source: Source, node: cst.BaseExpression) -> Variable | None:
         """The variable that a name, or an attribute of ``self``, stands for."""
@@ -207,6 +155,8 @@ class Things:
                 self._returned(source, node, node.value)
             elif isinstance(node, cst.Call):
                 self._called(source, node)
+            elif isinstance(node, cst.For):
+                self._turned(source, node)
         return self._count() > before
 
     def _count(self) -> int:
@@ -223,6 +173,17 @@ class Things:
                 self._add(source, element.value, things)
         else:
             self._add(source, target, self._evaluate(source, value))
+
+    def _turned(self, source: Source, loop: cst.For) -> None:
+        """What the names of a loop are in each of its turns, where these are written out."""
+        values = [pair for turn in turns(source, loop) for pair in turn.items()]
+        known = [(name, self._evaluate(source, value)) for name, value in values]
+        pair = items(loop)
+        if pair is not None:
+            known.append((pair.value.value, self._elements(source, pair.whole)))
+        for name, things in known:
+            if things:
+                self._values.setdefault(self._named(source, loop, name), set()).update(things)
 
     def _contain(
         self, source: Source, target: cst.BaseExpression, value: cst.BaseExpression
@@ -495,6 +456,6 @@ class Things:
 
 
 def _interesting(source: Source) -> list[cst.CSTNode]:
-    """What has to be looked at again and again: assignments, results and calls."""
-    kinds = m.Assign() | m.AnnAssign() | m.Return() | m.Call()
+    """What has to be looked at again and again: assignments, results, calls and loops."""
+    kinds = m.Assign() | m.AnnAssign() | m.Return() | m.Call() | m.For()
     return list(findall(source.module, kinds))
