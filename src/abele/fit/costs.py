@@ -2,7 +2,7 @@
 
 The machine's limits are measured where a program runs. What share of them an operator reaches, and
 how many exponentials one of its elements is worth, was seen with clocks inside the programs of
-``benchmarks/fit.py`` on one machine, and is assumed to be alike on others.
+``benchmarks/fit.py`` on two processors with AVX-512, and is assumed to be alike on others.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ _OUR_CONVOLUTIONS = {"winograd": 1.6, "direct": 0.65, "patches": 0.65, "convolve
 _OUR_ELEMENTS = 0.2
 #: Calls from Python, in those of the smallest operator: caches have forgotten it meanwhile.
 _CALL, _CONVOLUTION_CALL, _OUR_CALL = 1.6, 12.0, 14.0
+#: Bytes that code compiled for a program touches between two uses of a result, at most. State is
+#: not read again before the next step.
+_SOON = 12 * 2**20
 #: Bytes for each of a weight that Winograd's convolutions bring into their form.
 _TRANSFORMED = 8
 #: Channels that the library's convolutions compute together.
@@ -92,17 +95,18 @@ def of_kernel(
     moved = inner + (sum(map(moved_bytes, kernel.nodes)) if kernel.bytes is None else kernel.bytes)
     moved += sum(_TRANSFORMED * _weight_bytes(n) for n in kernel.nodes if "winograd" in kernel.what)
     rates = limits.of_type(_type(kernel.nodes[0]))
-    if called or by_library:
-        moving = moved / rates.streamed_per_s(max(memory, moved))
-    else:  # results are read soon after
-        moving = moved / rates.bytes_per_s(moved)
+    between = max(memory, moved)
+    if not (called or by_library or any(map(_writes_state, kernel.nodes))):  # read soon after
+        between = min(between, _SOON)
+    moving = moved / rates.streamed_per_s(between)
     # A loop beside a product adds a bias or copies an operand; another kernel multiplies.
     products = () if kernel.what == LOOP else kernel.nodes
     computing = sum(_computing(node, limits, kernel.what) for node in products)
-    elements = sum(_elements(node, by_library) for node in kernel.nodes)
-    if kernel.nodes[0].target in _CONVOLUTIONS:  # reorders, which come before and after
-        return seconds + computing + moving
-    return seconds + max(computing, moving) + elements / limits.exponentials_per_s
+    elements = sum(_elements(node, by_library) for node in kernel.nodes) / limits.exponentials_per_s
+    if by_library and kernel.nodes[0].target not in _CONVOLUTIONS:
+        return seconds + max(computing, moving) + elements
+    # Operands are reordered or packed before they are multiplied, and what follows comes after.
+    return seconds + computing + moving + elements
 
 
 def at_least(kernel: Kernel, limits: MachineLimits) -> float:
@@ -110,6 +114,10 @@ def at_least(kernel: Kernel, limits: MachineLimits) -> float:
     share = max(_OUR_CONVOLUTIONS.values())
     rates = [limits.of_type(_type(node)).turned_per_s * share for node in kernel.nodes]
     return sum(operations(n) / rate for n, rate in zip(kernel.nodes, rates, strict=True))
+
+
+def _writes_state(node: _Node) -> bool:
+    return node.target is aten.copy_.default
 
 
 def _call_s(kernel: Kernel, limits: MachineLimits) -> float:

@@ -15,7 +15,7 @@ from helpers.runs import captured
 
 aten = torch.ops.aten
 # Bytes of which nothing takes time, for what is to be seen of operations, and the other way.
-FREE, SLOW = ((0, 1e30),), ((0, 100.0), (2**20, 10.0))
+FREE, SLOW = ((0, 1e30),), ((costs._SOON, 100.0), (2 * costs._SOON, 10.0))
 LIMITS = MachineLimits(
     device="cpu",
     threads=1,
@@ -53,6 +53,11 @@ def seconds(each, what="torch", limits=LIMITS, **more):
     return costs.of_kernel(Kernel(what=what, nodes=(each,)), limits, **given)
 
 
+def with_bandwidths(bandwidths):
+    rates = dataclasses.replace(LIMITS.rates["float32"], bandwidths=bandwidths)
+    return dataclasses.replace(LIMITS, rates={"float32": rates})
+
+
 def convolution(channels, outputs, groups=1, **kind):
     arguments = image(2, channels, 8, 8, **kind), image(outputs, channels // groups, 3, 3, **kind)
     rest = ([1, 1], [1, 1], [1, 1], False, [0, 0], groups)
@@ -78,13 +83,30 @@ def test_a_product_takes_what_its_type_and_order_take(dtype):
 
 
 def test_bytes_take_as_long_as_the_memory_of_the_step_does():
-    rates = {"float32": dataclasses.replace(LIMITS.rates["float32"], bandwidths=SLOW)}
-    limits = dataclasses.replace(LIMITS, rates=rates)
+    limits = with_bandwidths(SLOW)
+    add, much = node(aten.add.Tensor, image(10), image(10)), 2 * costs._SOON
+    assert seconds(add, limits=limits, memory=0) == 120 / 100
+    assert seconds(add, limits=limits, memory=much) == 120 / 10
+    assert seconds(add, limits=limits, inner=80) == 200 / 100
+
+
+def test_compiled_code_reads_results_soon_and_state_once_in_a_step():
+    limits, much = with_bandwidths(SLOW), 2 * costs._SOON
     add = node(aten.add.Tensor, image(10), image(10))
-    assert seconds(add, limits=limits, memory=0) == 120 / 10
-    assert seconds(add, limits=limits, memory=2**21) == 120 / 10
-    assert seconds(add, "loop", limits=limits, memory=2**21, called=False) == 120 / 100
-    assert seconds(add, limits=limits, inner=80) == 200 / 10
+    write = node(aten.copy_.default, image(10), image(10))
+    assert seconds(add, "loop", limits=limits, memory=much, called=False) == 120 / 100
+    alone = seconds(write, "loop", limits=limits, memory=0, called=False)
+    assert seconds(write, "loop", limits=limits, memory=much, called=False) == 10 * alone > 0
+
+
+def test_our_products_move_bytes_before_and_after_they_multiply():
+    limits = with_bandwidths(((0, 1.0),))
+    product = node(aten.mm.default, image(8, 16), image(16, 4))
+    multiplying = seconds(product, "multiply", called=False)
+    moving = 4 * (8 * 16 + 16 * 4 + 8 * 4)
+    ours = seconds(product, "multiply", limits=limits, called=False)
+    assert ours == pytest.approx(moving + multiplying)
+    assert seconds(product, limits=limits) == moving  # the library does so meanwhile
 
 
 def test_a_call_from_python_takes_longer_if_it_is_ours_or_a_convolution():
