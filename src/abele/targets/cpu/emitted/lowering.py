@@ -92,7 +92,8 @@ class Emitted(Lowering):
         """What the plan says: the arena, and what torch and the caller get beside it."""
         use = _memory_use(program, placed(program))
         alone = len(use.bare) == len(use.nodes)  # torch computes nothing
-        return use if alone or not arena.available() else arena.placed(use)
+        planned = arena.available() or not build.kernels_are_there()  # both are made together
+        return arena.placed(use) if planned and not alone else use
 
     def declined(self, program: Program) -> str | None:
         """Its loops, effects, or how many operators would be called from Python."""

@@ -87,4 +87,5 @@ class OpByOp(Lowering):
     def memory(self, program: Program) -> MemoryUse:
         """What is needed where kernels write over arguments that nobody needs any more."""
         use = memory_use(program)
-        return arena.placed(use) if arena.available() else use
+        will_be_made = compiler() is not None  # by ``compile``
+        return arena.placed(use) if will_be_made or arena.available() else use
