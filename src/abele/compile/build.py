@@ -169,52 +169,41 @@ def _build_for(
     record.target = target.name
     progress("passes", 0.1)
     started = time.perf_counter()
-    both = _all_lowered(target, programs, config)
-    lowered = [program for program, _, _ in both]
-    record.lowerings = {program.name: ways[0] for program, ways, _ in both}
-    record.declined = {program.name: declined for program, _, declined in both}
-    record.seconds["passes"] = time.perf_counter() - started
-    names = {program.name: _names(ways) for program, ways, _ in both}
-    parts = executable.key_parts(lowered, config, target, names)
+    common = [_common(each, config) for each in programs]
+    parts = executable.key_parts(common, config, target)
     record.executable = executable.key_of(parts)
+    record.seconds["passes"] = time.perf_counter() - started
     cache = cache if target.cacheable else None
-    stored = None if cache is None else _load(cache, target, lowered, parts, record)
+    stored = None if cache is None else _load(cache, target, common, parts, record)
+    if stored is None:
+        started = time.perf_counter()
+        parts = {**parts, **_choice(target, common, config)}
+        record.seconds["passes"] += time.perf_counter() - started
+    else:
+        parts = dict(stored.key_parts)
+    record.lowerings = {each.name: executable.reasons_of(parts, each.name) for each in common}
+    record.declined = {name: dict(each) for name, each in parts.get("declined", {}).items()}
     after = Lowered(
-        programs=lowered, parts=parts, target=target, config=config, cache=cache, stored=stored
+        programs=common, parts=parts, target=target, config=config, cache=cache, stored=stored
     )
     record.running = tiers.decided(wanted, after)
     record.running.required = target.name if record.forced else None
     record.running.lowerings = record.lowerings
-    made = _begun(programs, both, after, record, wanted) if record.running.interpreted else stored
+    made = _begun(after, record, wanted) if record.running.interpreted else stored
     if wanted.gather is not None and tiers.exchanges(config):
         made = tiers.agreed(made, after, record.running, wanted.gather)
     if made is None:
         if cache is None:
-            made = _compile(target, lowered, parts, record, progress)
+            made = _compile(target, common, parts, record, progress)
         else:
-            made = _compiled_once(cache, target, lowered, parts, record, progress)
+            made = _compiled_once(cache, target, common, parts, record, progress)
     record.lowerings.update(made.chosen)
     return made
 
 
-def _begun(
-    programs: Sequence[Program],
-    both: Sequence[_Lowered],
-    lowered: Lowered,
-    record: BuildRecord,
-    wanted: Wanted,
-) -> Executable | None:
+def _begun(lowered: Lowered, record: BuildRecord, wanted: Wanted) -> Executable | None:
     """Interpreted programs, which compiled ones may follow; see ``tiers.begun``."""
-    interpreting = get_target(tiers.INTERPRETING)
-    traps = _traps(lowered.config)
-    first = [
-        # Where several ways follow, the common passes are all that was done so far.
-        done.program
-        if len(done.ways) > 1
-        else _lower(program, interpreting, traps, measured=False).program
-        for program, done in zip(programs, both, strict=True)
-    ]
-    made = tiers.begun(first, lowered, record.running, wanted.announce)
+    made = tiers.begun(lowered, record.running, wanted.announce)
     if made is not None and lowered.cache is not None and lowered.stored is None:
         record.cache, record.why = "miss", lowered.cache.why_missing(lowered.parts)
     return made
@@ -251,27 +240,36 @@ def _compiled_once(
     return made
 
 
-class _Lowered(NamedTuple):
-    """A program, how it may be lowered, and why not otherwise, by the names of lowerings."""
+def _common(program: Program, config: StepConfig) -> Program:
+    """The program after the passes that are the same whatever runs it."""
+    # Traps come before lowering: the user's operations are watched, not what replaces them.
+    return passes.run(program, (trap_exceptions,) if config.trap_exceptions else ())
 
-    program: Program
+
+class _Choice(NamedTuple):
+    """How a program may be lowered, and why not otherwise, by the names of lowerings."""
+
     ways: list[ChosenLowering]
     declined: dict[str, str]
 
 
-def _lower(
-    program: Program, target: Target, traps: Sequence[passes.Pass], *, measured: bool
-) -> _Lowered:
-    """The program, and how it is lowered, which is done if there is one way to do it."""
+def _choice_of(target: Target, program: Program, config: StepConfig) -> _Choice:
     with passes.one_after_the_other():
-        # Traps come before lowering: the user's operations are watched, not what replaces them.
-        program = passes.run(program, traps)
-        ways = candidates(target, program, measured=measured)
+        ways = candidates(target, program, measured=config.processes == 1)
         declined = target.declined(considered(target, program), before=ways[0][0])
-        if len(ways) == 1:
-            program = passes.run_only(program, ways[0][0].passes)
     chosen = [ChosenLowering(name=each.name, reason=reason) for each, reason in ways]
-    return _Lowered(program, chosen, declined)
+    return _Choice(chosen, declined)
+
+
+def _choice(target: Target, programs: Sequence[Program], config: StepConfig) -> dict[str, Any]:
+    """How programs may be lowered and why, as parts of a key that follow from the others."""
+    each = {program.name: _choice_of(target, program, config) for program in programs}
+    names = {name: [way.name for way in choice.ways] for name, choice in each.items()}
+    return {
+        "lowerings": {name: one[0] if len(one) == 1 else one for name, one in names.items()},
+        "reasons": {name: choice.ways[0].reason for name, choice in each.items()},
+        "declined": {name: choice.declined for name, choice in each.items()},
+    }
 
 
 def lowered_for(
@@ -288,26 +286,11 @@ def lowered_for(
         The program as each way to run it takes it: several if only measuring tells the fastest.
     """
     result: dict[str, list[tuple[Program, ChosenLowering]]] = {}
-    for program, ways, _ in _all_lowered(target, programs, config):
-        names = [way.name for way in ways]
+    for program in (_common(each, config) for each in programs):
+        ways = _choice_of(target, program, config).ways
         with passes.one_after_the_other():
-            each = [(lowered_by(target, program, way.name, names), way) for way in ways]
-        result[program.name] = [(made, way) for made, way in each if made is not None]
+            result[program.name] = [(lowered_by(target, program, way.name), way) for way in ways]
     return result
-
-
-def _all_lowered(target: Target, programs: Sequence[Program], config: StepConfig) -> list[_Lowered]:
-    """What ``_lower`` gives for each program."""
-    measured = config.processes == 1
-    return [_lower(each, target, _traps(config), measured=measured) for each in programs]
-
-
-def _traps(config: StepConfig) -> Sequence[passes.Pass]:
-    return (trap_exceptions,) if config.trap_exceptions else ()
-
-
-def _names(ways: Sequence[ChosenLowering]) -> str | list[str]:
-    return ways[0].name if len(ways) == 1 else [way.name for way in ways]
 
 
 def _load(

@@ -78,10 +78,9 @@ class FromCompiler(FromProcess):
             for program in job.programs:
                 names = lowerings_of(job.parts, program.name)
                 for name in (each for each in names if job.target.lowering(each).compiles):
-                    lowered = lowered_by(job.target, program, name, names)
-                    if lowered is not None:
-                        written = job.target.lowering(name).written(lowered)
-                        self._files.append(_File(folder, len(self._files), name, lowered, written))
+                    lowered = lowered_by(job.target, program, name)
+                    written = job.target.lowering(name).written(lowered)
+                    self._files.append(_File(folder, len(self._files), name, lowered, written))
         commands = [each.command() for each in self._files]
         (folder / native.COMMANDS).write_text(json.dumps(commands))
         # Isolated, and without packages: it is the standard library's alone.

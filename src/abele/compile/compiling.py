@@ -11,7 +11,7 @@ from abele import passes
 from abele.compile import estimates, executable, measuring
 from abele.compile.executable import ChosenLowering, Executable
 from abele.compile.measuring import Clocked, Way
-from abele.errors import CompilerError, TargetError
+from abele.errors import CompilerError, ProgramError, TargetError
 from abele.program import Program
 from abele.targets import Target
 from abele.targets.base import Compiled
@@ -33,7 +33,7 @@ def compile_programs(
 
     Args:
         target: what they are for.
-        programs: lowered, or before the passes of lowerings where several are to be measured.
+        programs: before the passes of lowerings.
         parts: see ``executable.key_parts``; they name each program's lowerings.
         begins: told of each program's index and name.
         clocked: runs a program and says how long that took; by default, the clock does.
@@ -79,23 +79,25 @@ def _compiled(target: Target, program: Program, name: str) -> Way:
         return Way(name=name, program=program, compiled=lowering.compile(program))
 
 
-def lowered_by(target: Target, program: Program, name: str, names: Sequence[str]) -> Program | None:
+def lowered_by(target: Target, program: Program, name: str) -> Program:
     """The program after the passes of one of its lowerings.
 
     Args:
         target: has the lowering.
-        program: lowered if that is the only one, else before the passes of lowerings.
+        program: before the passes of lowerings.
         name: of the lowering.
-        names: of all that the program may have.
 
-    Returns:
-        None if interpreted steps could not be followed by it.
+    Raises:
+        ProgramError: it takes or gives something else then, so that it could not follow
+            interpreted steps.
     """
-    if len(names) == 1:
-        return program
     lowered = passes.run_only(program, target.lowering(name).passes)
-    same = (lowered.inputs, lowered.outputs) == (program.inputs, program.outputs)
-    return lowered if same else None
+    if (lowered.inputs, lowered.outputs) != (program.inputs, program.outputs):
+        raise ProgramError(
+            f"Program {program.name!r} takes or gives something else after the passes of lowering "
+            f"{name!r} than before."
+        )
+    return lowered
 
 
 def _ways(target: Target, program: Program, names: Sequence[str], ready: Ready) -> Generator[Way]:
@@ -103,19 +105,14 @@ def _ways(target: Target, program: Program, names: Sequence[str], ready: Ready) 
     some = False
     for name in names:
         with contextlib.suppress(CompilerError) if some else contextlib.nullcontext():
-            way = _way(target, program, name, names, ready)
-            if way is not None:
-                some = True
-                yield way
+            yield _way(target, program, name, ready)
+            some = True
 
 
-def _way(
-    target: Target, program: Program, name: str, names: Sequence[str], ready: Ready
-) -> Way | None:
+def _way(target: Target, program: Program, name: str, ready: Ready) -> Way:
     if (program.name, name) in ready:
         return ready[program.name, name]()
-    lowered = lowered_by(target, program, name, names)
-    return None if lowered is None else _compiled(target, lowered, name)
+    return _compiled(target, lowered_by(target, program, name), name)
 
 
 def _fastest(each: Iterable[Way], clocked: Clocked | None) -> tuple[Way, ChosenLowering]:

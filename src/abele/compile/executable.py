@@ -22,19 +22,21 @@ from abele import passes
 from abele.compile.later import Later
 from abele.containers import is_dict
 from abele.errors import CorruptExecutable, ForeignExecutable
-from abele.passes import of_lowerings
 from abele.program import Program
 from abele.step.config import StepConfig
 from abele.storage import container
 from abele.storage.container import Container
-from abele.targets import Compiled, Lowering, Target
+from abele.targets import Compiled, Lowering, Target, candidates
 
 # 1 did not say how its programs were lowered, and was no container. Code of 2 that one thread had
-# compiled ran wrongly in several.
-FORMAT = 3
+# compiled ran wrongly in several. 3 was found by programs that had been lowered.
+FORMAT = 4
 KIND = "abele executable"
 SUFFIX = ".abele"
 PARTIAL = ".partial"  # a file that is being written, or that a killed process left
+#: Among the parts of a key, what follows from the others and is no part of it: an executable that
+#: is there says it, so that nobody has to find it out again.
+FOLLOWS = ("lowerings", "reasons", "declined")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,40 +136,55 @@ def key_parts(
     programs: Sequence[Program],
     config: StepConfig,
     target: Target,
-    lowerings: Mapping[str, str | Sequence[str]],
+    lowerings: Mapping[str, str | Sequence[str]] | None = None,
 ) -> dict[str, Any]:
     """Everything that decides which executable is needed, as JSON values.
 
-    Which of several lowerings is the fastest is not part of that: it is found when they are
-    compiled, and is in the executable.
+    How programs are lowered follows from that. Which of several lowerings is the fastest does not:
+    it is found when they are compiled, and is in the executable.
 
     Args:
-        programs: after all passes, or before those of lowerings where there are several.
+        programs: after the common passes and before those of lowerings.
         config: the configuration they were captured with.
         target: what they run on.
-        lowerings: the name of each one's lowering, or several, by its own name.
+        lowerings: the name of each one's lowering, or several, by its own name; if that is known.
     """
     parts: dict[str, Any] = {
         "format": FORMAT,
         "programs": {program.name: program.fingerprint() for program in programs},
         "config": config.compile_fields(),
         "target": target.describe(),
-        "lowerings": dict(lowerings),
+        "choice": candidates.decided_by(target, measured=config.processes == 1),
     }
-    if any(not isinstance(each, str) for each in lowerings.values()):
-        parts["passes"] = of_lowerings.fingerprint()  # else the programs tell what they did
+    if lowerings is not None:
+        parts["lowerings"] = dict(lowerings)
     return json.loads(json.dumps(parts, sort_keys=True))
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
     """The name of the executable with these parts."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(_deciding(parts), sort_keys=True).encode()).hexdigest()
+
+
+def _deciding(parts: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: each for name, each in parts.items() if name not in FOLLOWS}
+
+
+def following(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the parts of a key, how programs are lowered and why."""
+    return {name: parts[name] for name in FOLLOWS if name in parts}
 
 
 def lowerings_of(parts: Mapping[str, Any], name: str) -> list[str]:
     """The lowerings that the program of that name may have; see ``key_parts``."""
     names = parts["lowerings"][name]
     return [names] if isinstance(names, str) else list(names)
+
+
+def reasons_of(parts: Mapping[str, Any], name: str) -> ChosenLowering:
+    """The first lowering that the program of that name may have, and why."""
+    reasons = parts.get("reasons", {})
+    return ChosenLowering(name=lowerings_of(parts, name)[0], reason=str(reasons.get(name, "")))
 
 
 def chosen_data(chosen: Mapping[str, ChosenLowering]) -> dict[str, dict[str, str]]:
@@ -204,8 +221,9 @@ def why_other(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
             f"executables of layout {stored.get('format')} are not read any more, "
             f"only those of layout {wanted['format']}"
         )
-    if stored["target"]["target"] != wanted["target"]["target"]:  # each has lowerings of its own
-        stored = {**stored, "lowerings": wanted["lowerings"]}
+    stored, wanted = _deciding(stored), _deciding(wanted)
+    if stored["target"]["target"] != wanted["target"]["target"]:  # each has a choice of its own
+        stored["choice"] = wanted["choice"]
     return "; ".join(differences(stored, wanted))
 
 
@@ -254,6 +272,7 @@ def load(
     """
     with _opened(path) as file:
         _refuse_foreign(path, file.content["key_parts"], parts)
+        parts = {**parts, **following(file.content["key_parts"])}
         names = [program.name for program in programs]
         codes = {
             name: Code.of(file, f"programs/{name}.bin", f"programs/{name}.plan.json")
@@ -300,8 +319,8 @@ def restored(
     """The executable with these key parts, each program loaded by the lowering that made its code.
 
     Args:
-        programs: as they were when it was compiled; see ``key_parts``.
-        parts: of the executable, as ``key_parts`` gave them where it was made.
+        programs: see ``key_parts``.
+        parts: of the executable where it was made; they say how programs are lowered.
         target: what it was made for.
         code: of a program, by its name.
         chosen: which of several lowerings each program has.
@@ -316,7 +335,8 @@ def restored(
     compiled: dict[str, Compiled] = {}
     planned: set[str] = set()
     for program in programs:
-        name, names = program.name, lowerings_of(parts, program.name)
+        name = program.name
+        names = _said(parts, name)
         if len(names) == 1:
             lowering = target.lowering(names[0])
         elif name in chosen and chosen[name].name in names:
@@ -325,13 +345,12 @@ def restored(
             raise CorruptExecutable(f"which lowering program {name!r} has is not said")
         payload, plan = code(name)
         made = None
-        if len(names) > 1 and plan is not None and not passes.are_watched():
+        if plan is not None and not passes.are_watched():
             made = lowering.load_planned(program, payload, plan)
         if made is not None:
             planned.add(name)
         else:
-            if len(names) > 1:
-                program = passes.run_only(program, lowering.passes)
+            program = passes.run_only(program, lowering.passes)
             made = lowering.load(program, payload)
         lowered.append(program)
         compiled[name] = made
@@ -344,6 +363,14 @@ def restored(
         chosen={name: each for name, each in chosen.items() if name in compiled},
         planned=frozenset(planned),
     )
+
+
+def _said(parts: Mapping[str, Any], name: str) -> list[str]:
+    """The lowerings of a program, out of a file."""
+    try:
+        return lowerings_of(parts, name)
+    except KeyError:
+        raise CorruptExecutable(f"how program {name!r} is lowered is not said") from None
 
 
 def _refuse_foreign(path: Path, there: Mapping[str, Any], parts: Mapping[str, Any]) -> None:

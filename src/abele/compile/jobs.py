@@ -29,7 +29,7 @@ class Job:
     """Programs to be compiled.
 
     Attributes:
-        programs: after all passes, or before those of lowerings that are to be measured.
+        programs: before the passes of lowerings.
         parts: of the executable's key.
         target: what they are compiled for.
         cache: folder where the executable goes; None for the job's own.

@@ -210,7 +210,8 @@ class ContainerFirst:
         if not self.problem and not self.why_other(parts):
             try:
                 chosen = executable.chosen_from(self._content.get("chosen", {}))
-                return executable.restored(programs, parts, target, self._code, chosen)
+                known = {**parts, **executable.following(self._content["key_parts"])}
+                return executable.restored(programs, known, target, self._code, chosen)
             except (ForeignExecutable, RuntimeError) as error:
                 self.problem = str(error)
         return None if self._behind is None else self._behind.load(programs, parts, target)

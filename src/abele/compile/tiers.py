@@ -83,10 +83,10 @@ class Wanted:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lowered:
-    """Programs after all passes, which may have been compiled before.
+    """Programs of which is known how they are lowered, and which may have been compiled before.
 
     Attributes:
-        programs: lowered, or before the passes of lowerings where several are to be measured.
+        programs: before the passes of lowerings.
         parts: of the executable's key; they name each program's lowerings.
         target: what runs the programs in the end.
         config: how a call consumes its batch.
@@ -207,14 +207,11 @@ def _why_no_worker(lowered: Lowered) -> str | None:
     return None if sys.executable else "it is unknown which program Python is"
 
 
-def begun(
-    first: Sequence[Program], lowered: Lowered, running: Running, announce: Announce
-) -> Executable | None:
+def begun(lowered: Lowered, running: Running, announce: Announce) -> Executable | None:
     """Programs that run at once, and the compiled ones that follow unless none are wanted.
 
     Args:
-        first: lowered for the target ``INTERPRETING``.
-        lowered: what follows.
+        lowered: what runs, and follows.
         running: what ``decided`` returned; kept up to date by whoever runs the programs.
         announce: see ``Wanted``.
 
@@ -225,16 +222,12 @@ def begun(
         TargetError: the environment names no number for the update at which to take over.
     """
     if running.start is not Start.TIERED:
-        return interpreted(first, lowered.config, None)
-    other = first_difference(first, lowered.programs)
-    if other is None:
-        later = _following(lowered, running, announce)
-    else:
-        later = f"compiled, program {other} takes other state than interpreted"
+        return interpreted(lowered.programs, lowered.config, None)
+    later = _following(lowered, running, announce)
     if isinstance(later, str):
         running.start, running.why, running.interpreted = Start.WAIT, later, False
         return None
-    return interpreted(first, lowered.config, later)
+    return interpreted(lowered.programs, lowered.config, later)
 
 
 def agreed(
@@ -303,7 +296,7 @@ def interpreted(programs: Sequence[Program], config: StepConfig, later: Later | 
     """Programs that run at once.
 
     Args:
-        programs: lowered for the target ``INTERPRETING``.
+        programs: before the passes of lowerings, of which the target ``INTERPRETING`` has none.
         config: the configuration they were captured with.
         later: compiled programs that take over.
     """
@@ -320,11 +313,3 @@ def interpreted(programs: Sequence[Program], config: StepConfig, later: Later | 
         target=target,
         later=later,
     )
-
-
-def first_difference(one: Sequence[Program], other: Sequence[Program]) -> str | None:
-    """A program that does not take and give the same in both, if there is one."""
-    for left, right in zip(one, other, strict=True):
-        if (left.inputs, left.outputs) != (right.inputs, right.outputs):
-            return left.name
-    return None

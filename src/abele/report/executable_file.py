@@ -89,11 +89,19 @@ def _loaded(file: Container) -> Executable:
         raise ReportError(f"it was made for another machine or version: {different}")
     programs = tuple(_program(file, name, wanted) for name, wanted in content["programs"].items())
     parts = {"lowerings": content["lowerings"], "target": here}
-
-    def code(name: str) -> executable.Code:
-        return executable.Code(file.read(f"code/{name}"), plan=None)
-
-    return executable.restored(programs, parts, target, code, {})
+    compiled = {
+        each.name: target.lowering(content["lowerings"][each.name]).load(
+            each, file.read(f"code/{each.name}")
+        )
+        for each in programs
+    }
+    return Executable(
+        key=executable.key_of(parts),
+        key_parts=parts,
+        programs=programs,
+        compiled=compiled,
+        target=target,
+    )
 
 
 def _program(file: Container, name: str, fingerprint: str) -> Program:

@@ -6,8 +6,12 @@ say of themselves, unmeasured), one name, or several with commas between, which 
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 import weakref
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -69,6 +73,29 @@ def candidates(
         return [(lowering, reason)]
     others = (each for each in target.lowerings if each is not lowering and each.beside(program))
     return [(lowering, reason), *((each, "it is measured beside") for each in others)]
+
+
+def decided_by(target: Target, *, measured: bool) -> dict[str, Any]:
+    """What decides beside a program how it may be lowered, and what becomes of it, as JSON values.
+
+    Args:
+        target: what runs it.
+        measured: as for ``candidates``.
+    """
+    if len(target.lowerings) == 1 and not target.lowerings[0].passes:
+        return {}
+    asked = os.environ.get(ENVIRONMENT, "")
+    return {"asked": asked, "measured": measured, "sources": _fingerprint()}
+
+
+@functools.cache
+def _fingerprint() -> str:
+    """A hash of all that looks at programs or changes them between capture and code."""
+    digest, package = hashlib.sha256(), Path(__file__).parents[1]
+    for folder in ("trace", "program", "passes", "ops", "kernels", "arena", "targets"):
+        for source in sorted((package / folder).rglob("*.py")):
+            digest.update(source.name.encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _does_more_than_compute(program: Program) -> bool:

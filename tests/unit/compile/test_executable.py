@@ -1,5 +1,6 @@
 """Executable files: what is in one, when it is refused, and that damage is always noticed."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -174,7 +175,7 @@ def test_another_layout_is_refused_in_one_sentence(programs, made, tmp_path, mon
     old = build(programs, CONFIG, target=Keeping())[0]
     old.save(tmp_path / "x.abele")
     monkeypatch.undo()
-    refused = r"else: executables of layout 1 are not read any more, only those of layout 3\. Comp"
+    refused = r"else: executables of layout 1 are not read any more, only those of layout 4\. Comp"
     with pytest.raises(ForeignExecutable, match=refused):
         reload(tmp_path / "x.abele", made)
 
@@ -200,8 +201,16 @@ def test_code_is_loaded_by_the_lowering_that_made_it(programs, tmp_path):
     emitted.wanted = False
     torch.testing.assert_close(result(reload(tmp_path / "x.abele", made)), result(made))
     other = build(programs, CONFIG, target=target)[0]
-    with pytest.raises(ForeignExecutable, match=r"lowerings\.forward: emitted there, kept code"):
-        reload(tmp_path / "x.abele", other)
+    assert other.lowering("forward").name == "kept code"
+    loaded = executable.load(tmp_path / "x.abele", other.programs, other.key_parts, target)
+    assert loaded.lowering("forward") is emitted
+
+
+def test_a_file_that_does_not_say_how_programs_were_lowered_is_damaged(made, tmp_path):
+    parts = {name: each for name, each in made.key_parts.items() if name != "lowerings"}
+    dataclasses.replace(made, key_parts=parts).save(tmp_path / "x.abele")
+    with pytest.raises(CorruptExecutable, match="how program 'forward' is lowered is not said"):
+        executable.load(tmp_path / "x.abele", made.programs, parts, made.target)
 
 
 def test_code_of_a_lowering_that_the_target_lacks_is_refused(programs, tmp_path):

@@ -3,8 +3,9 @@
 import zipfile
 
 import pytest
+import torch
 
-from abele import StepConfig, build, passes
+from abele import StepConfig, build, get_target, passes
 from abele.compile import measuring
 from abele.compile.cache import CacheWarning, ExecutableCache
 from abele.compile.portable_executable import ContainerFirst, pack
@@ -12,10 +13,11 @@ from abele.errors import CorruptExecutable
 from abele.passes.dead_code import dead_code
 from abele.storage.container import Container, write
 from abele.targets import Compiled, candidates
+from abele.targets.cpu.emitted.lowering import Emitted
 from abele.targets.reference import Interpreter
 from helpers.fakes import Keeping, KeptCode
 from helpers.models import MODELS
-from helpers.runs import captured
+from helpers.runs import captured, rule_for, started
 
 CONFIG = StepConfig(training=False)
 PLAN = "run it"
@@ -30,7 +32,8 @@ class Planned(KeptCode):
     def __init__(self, name, beside):
         super().__init__()
         self.name, self._beside = name, beside
-        self.lowered, self.planned, self.can, self.plan = 0, 0, True, PLAN
+        self.asked, self.lowered, self.planned = 0, 0, 0
+        self.can, self.plan = True, PLAN
         self.passes = (self.counted,)
 
     def counted(self, program):
@@ -38,6 +41,7 @@ class Planned(KeptCode):
         return dead_code(program)
 
     def why(self, program):
+        self.asked += 1
         return None if self._beside else "it takes all"
 
     def beside(self, program):
@@ -97,7 +101,41 @@ def test_a_cached_start_lowers_nothing(built):
     again, record, target = built()
     assert record.cache == "hit"
     assert target.counts() == [(0, 0, 1), (0, 0, 0)]
+    assert [each.asked for each in target.lowerings] == [0, 0]
     assert again.compiled["forward"].plan == first.compiled["forward"].plan == PLAN
+
+
+def test_what_is_found_says_how_it_was_lowered(built):
+    _, first, _ = built()
+    _, again, _ = built()
+    assert again.lowerings == first.lowerings
+    assert again.lowerings["forward"].reason.startswith("measured: ")
+    assert again.declined == first.declined
+
+
+def test_the_only_lowering_may_have_a_plan_too(built, monkeypatch):
+    monkeypatch.setenv(candidates.ENVIRONMENT, "second")
+    _, first, target = built()
+    assert target.counts() == [(0, 0, 0), (1, 1, 0)]
+    _, again, target = built()
+    assert target.counts() == [(0, 0, 0), (0, 0, 1)]
+    assert again.lowerings == first.lowerings
+    assert again.lowerings["forward"].reason == f"asked for by {candidates.ENVIRONMENT}"
+
+
+def test_what_else_decides_leads_to_another_executable(programs, built, monkeypatch):
+    keys = {built()[1].executable}
+    monkeypatch.setenv(candidates.ENVIRONMENT, "second")
+    _, record, _ = built()
+    assert record.cache == "miss"
+    assert "choice.asked:  there, second here" in record.why
+    keys.add(record.executable)
+    monkeypatch.delenv(candidates.ENVIRONMENT)
+    monkeypatch.setattr(candidates, "_fingerprint", lambda: "other sources")
+    keys.add(built()[1].executable)
+    trapping = StepConfig(training=False, trap_exceptions=True)
+    keys.add(build(programs, trapping, target=Both())[1].executable)
+    assert len(keys) == 4
 
 
 def test_who_wants_the_lowered_program_gets_it_made_once(built):
@@ -166,3 +204,47 @@ def test_a_container_has_plans(programs, built, tmp_path):
         _, record, target = built(cache=ContainerFirst(file, file.content, None))
     assert record.cache == "hit"
     assert target.counts()[0] == (0, 0, 1)
+
+
+# -- with the compiler ---------------------------------------------------------------------------
+
+
+class Tagger(torch.nn.Module):
+    """Four steps of an LSTM, which are 200 operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.last = torch.nn.LSTM(8, 8), torch.nn.Linear(8, 3)
+
+    def forward(self, x, y):
+        return torch.nn.functional.cross_entropy(self.last(self.layer(x)[0][-1]), y)
+
+
+@pytest.mark.compiler
+def test_layers_that_were_compiled_are_not_taken_apart_again(isolated_cache, monkeypatch):
+    monkeypatch.setenv(candidates.ENVIRONMENT, "emitted")
+    batch = torch.randn(4, 2, 8), torch.tensor([0, 2])
+
+    def trained():
+        torch.manual_seed(0)
+        module = Tagger()
+        session, record = started(
+            module, batch, rule_for(module), target=get_target("cpu"), cache=isolated_cache
+        )
+        results = [each.clone() for _ in range(2) for each in session.step(batch)]
+        return [*results, *(each.clone() for each in session.params.values())], record, session
+
+    first, record, session = trained()
+    assert record.cache == "miss"
+    nodes = len(session.executable.lowered("step").graph.graph.nodes)
+
+    def refuse(program):
+        raise AssertionError(f"{program.name} was taken apart again")
+
+    monkeypatch.setattr(candidates, "lstm_steps", refuse)
+    monkeypatch.setattr(Emitted, "passes", (refuse,))
+    again, record, session = trained()
+    assert record.cache == "hit"
+    assert len(session.executable.programs[0].graph.graph.nodes) < nodes / 2
+    for one, other in zip(first, again, strict=True):
+        assert torch.equal(one, other)

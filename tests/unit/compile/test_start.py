@@ -10,7 +10,7 @@ from abele.compile.build import FallbackWarning
 from abele.compile.later import Running
 from abele.compile.start import Start
 from abele.compile.tiers import Wanted
-from abele.errors import TargetError
+from abele.errors import ProgramError, TargetError
 from helpers.fakes import Keeping, KeptCode, Refusing, prefer
 from helpers.models import MODELS
 from helpers.runs import captured, rule_for
@@ -294,15 +294,16 @@ def test_what_is_cached_may_have_to_wait_for_its_update(isolated_cache, monkeypa
     assert made.later.wait().key == record.executable
 
 
-def test_programs_that_take_other_state_when_compiled_wait(monkeypatch):
+def test_passes_of_lowerings_must_not_change_what_a_program_takes(monkeypatch):
     def packed(program):
         slots = tuple(dataclasses.replace(slot, name=f"{slot.name}2") for slot in program.inputs)
         return program.replace(inputs=slots)
 
     target = Slow()
     monkeypatch.setattr(target.lowerings[0], "passes", (packed,))
-    _, record = built(target)
-    assert record.running.why == "compiled, program step takes other state than interpreted"
+    refused = "'step' takes or gives something else after the passes of lowering 'kept code'"
+    with pytest.raises(ProgramError, match=refused):
+        built(target, Start.WAIT)
 
 
 def test_without_another_process_this_one_compiles(monkeypatch):
