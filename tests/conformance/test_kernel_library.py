@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from abele.capture import capture
 from abele.errors import CompilerError
 from abele.kernels import binding, build
 from abele.program import Role
+from abele.targets.cpu.compiler import instruction_set
 from abele.targets.reference import Interpreter
 from helpers.kernel_library import COMPILER, NEEDS_COMPILER, kernels
 from helpers.runs import rule_for
@@ -37,7 +40,7 @@ def object_of(folder, source):
 
 def test_the_shared_library_needs_no_torch(tmp_path):
     path = tmp_path / "kernels.so"
-    path.write_bytes(build.shared_library(COMPILER, "here"))
+    path.write_bytes(build.shared_library(COMPILER, instruction_set()))
     assert "torch" not in output("ldd", str(path))
     symbols = output("nm", "-D", "--defined-only", str(path)).split("\n")
     assert {line.split()[-1] for line in symbols if line} == set(binding.SIGNATURES)
@@ -57,7 +60,7 @@ def test_the_archive_links_to_plain_c(tmp_path):
         }
         """,
     )
-    archive, program = build.static_library(COMPILER, "here"), str(tmp_path / "program")
+    archive, program = build.static_library(COMPILER, instruction_set()), str(tmp_path / "program")
     subprocess.run([COMPILER, main, str(archive), "-fopenmp", "-o", program], check=True)
     subprocess.run([program], check=True)
     assert "torch" not in output("ldd", program)
@@ -117,7 +120,8 @@ def test_a_compiler_that_fails_is_named_and_quoted(tmp_path):
 @pytest.fixture
 def cache_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "KERNELS", ("calls.cpp",))
+    monkeypatch.setattr(build, "KERNELS", ("calls.cpp",))  # what compiles soon
+    monkeypatch.setattr(build, "SHIMS", ())
     build.cache_folder.cache_clear()
     yield tmp_path
     build.cache_folder.cache_clear()
@@ -134,6 +138,21 @@ def test_archive_and_library_are_compiled_once(cache_folder):
     assert first.stat().st_mtime_ns == stamp
     made = {path.suffix for path in (cache_folder / "abele").iterdir()}
     assert made == {".a", ".so"}
+
+
+@pytest.mark.usefixtures("cache_folder")
+def test_of_several_that_want_them_at_once_one_compiles(monkeypatch):
+    compiled, calls = build.compiled, []
+
+    def slowly(*arguments):
+        calls.append(arguments)
+        time.sleep(0.2)
+        return compiled(*arguments)
+
+    monkeypatch.setattr(build, "compiled", slowly)
+    with ThreadPoolExecutor(3) as pool:
+        paths = {*pool.map(lambda _: build.static_library(COMPILER, "here"), range(3))}
+    assert len(paths) == len(calls) == 1
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(cache_folder):

@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from abele.kernels import binding, build
+from abele.targets.cpu.compiler import instruction_set
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 #: For ``pytestmark`` of a module.
@@ -20,6 +21,6 @@ NEEDS_COMPILER = [
 
 @functools.cache
 def kernels() -> ctypes.CDLL:
-    """The library, loaded."""
+    """The library that programs use, loaded."""
     assert COMPILER is not None
-    return binding.load(build.shared_library(COMPILER, "here"))
+    return binding.load(build.shared_library(COMPILER, instruction_set()))

@@ -22,6 +22,7 @@ import torch
 
 from abele.errors import CompilerError
 from abele.storage import files, temporary
+from abele.storage.turns import turn
 
 FOLDER = Path(__file__).parent
 
@@ -37,6 +38,8 @@ KERNELS = (
 SHIMS = ("shims.cpp",)
 #: Processor time that compiling all of it takes, in seconds; measured with g++ 12.
 COMPILE_S = 20.0
+#: How long to wait for another process that compiles the same, in seconds.
+WAITS_S = 120.0
 
 # No -ffast-math: NaN and infinity must keep their meaning.
 FLAGS = (
@@ -111,18 +114,27 @@ def _version(compiler: str) -> str:
 
 
 def _libraries(compiler: str, instruction_set: str) -> tuple[Path, Path]:
-    """Return archive and library; if one is missing, both are made."""
+    """Return archive and library; if one is missing, both are made.
+
+    Of processes that start at once, instances of a program for example, one compiles.
+    """
     paths = _paths(compiler, instruction_set)
-    if not all(path.is_file() for path in paths):
-        with temporary.folder(cache_folder()) as folder:
-            objects = compiled(compiler, folder, (*KERNELS, *SHIMS))
-            kernels = objects[: len(KERNELS)]
-            archive, library = (os.path.join(folder, path.name) for path in paths)
-            tool_output([os.environ.get("AR") or "ar", "rcs", archive, *objects])
-            tool_output([compiler, "-shared", "-fopenmp", "-s", "-o", library, *kernels])
-            for made, path in zip((archive, library), paths, strict=True):
-                os.replace(made, path)
+    if missing(compiler, instruction_set):
+        with turn(cache_folder(), WAITS_S):
+            if missing(compiler, instruction_set):
+                _make(compiler, paths)
     return paths
+
+
+def _make(compiler: str, paths: tuple[Path, Path]) -> None:
+    with temporary.folder(cache_folder()) as folder:
+        objects = compiled(compiler, folder, (*KERNELS, *SHIMS))
+        kernels = objects[: len(KERNELS)]
+        archive, library = (os.path.join(folder, path.name) for path in paths)
+        tool_output([os.environ.get("AR") or "ar", "rcs", archive, *objects])
+        tool_output([compiler, "-shared", "-fopenmp", "-s", "-o", library, *kernels])
+        for made, path in zip((archive, library), paths, strict=True):
+            os.replace(made, path)
 
 
 def compiled(
