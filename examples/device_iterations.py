@@ -4,7 +4,7 @@ A call has a cost of its own. With device iterations one call makes many updates
 says which results leave it. The times are those of this machine.
 """
 
-import sys
+import argparse
 import time
 
 import torch
@@ -41,7 +41,7 @@ def run(iterations: int, mode: str, period: int | None) -> tuple[list[torch.Tens
     return results, (time.perf_counter() - started) * 1000 / STEPS
 
 
-def main() -> int:
+def main() -> None:
     print("steps per call | output mode | loss  | predictions | ms per step")
     for iterations in (1, 8, 64):
         for mode, period in MODES if iterations > 1 else MODES[:1]:
@@ -51,8 +51,8 @@ def main() -> int:
                 f"{iterations:14} | {name:11} | {list(loss.shape)!s:5} | "
                 f"{list(predicted.shape)!s:11} | {milliseconds:.3f}"
             )
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    main()

@@ -7,6 +7,7 @@ Every update sees all rows, so that it does not matter which instance reads whic
 instances end with equal bits; one process adds in another order, which the last digits may show.
 """
 
+import argparse
 import hashlib
 
 import torch
@@ -56,4 +57,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

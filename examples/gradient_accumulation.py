@@ -4,7 +4,7 @@ Rows at once, one after the other (gradient accumulation), or side by side (repl
 loss that is a mean, an update is the same, because gradients are averaged.
 """
 
-import sys
+import argparse
 
 import torch
 
@@ -41,7 +41,7 @@ def train(accumulation: int, replicas: int) -> torch.Tensor:
     return torch.cat([value.detach().flatten() for value in model.parameters()])
 
 
-def main() -> int:
+def main() -> None:
     print("rows at once | accumulation | replicas | norm of weights | distance to the first")
     first = None
     for rows, accumulation, replicas in WAYS:
@@ -52,8 +52,8 @@ def main() -> int:
             f"{rows:12} | {accumulation:12} | {replicas:8} | {weights.norm():15.6f} | "
             f"{'equal' if distance < 1e-6 else format(distance, '.1e')}"
         )
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    main()

@@ -41,7 +41,7 @@ def train(kind: torch.dtype, stochastic: bool, epochs: int) -> list[list[float]]
 
 
 def main(argv=None) -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=30)
     epochs = parser.parse_args(argv).epochs
     axes = (figure := Figure(figsize=(7, 4.5))).subplots()

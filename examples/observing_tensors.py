@@ -1,5 +1,6 @@
 """Watch the gradients of a small network while it trains: a table, and histograms in a PNG file."""
 
+import argparse
 from pathlib import Path
 
 import torch
@@ -56,4 +57,5 @@ def draw(seen: dict[str, list[torch.Tensor]], path: str) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     draw(train(), "out/observing_tensors.png")

@@ -5,7 +5,7 @@ value per group (replicaGrouping): here four models that differ in nothing but t
 trained side by side by one program. Each is the same as if it had been trained alone.
 """
 
-import sys
+import argparse
 
 import torch
 
@@ -40,7 +40,7 @@ def train(model: Line, replicas: int, x: torch.Tensor, y: torch.Tensor) -> torch
     return [training(x, y)[0] for _ in range(UPDATES)][-1].reshape(-1)
 
 
-def main() -> int:
+def main() -> None:
     torch.manual_seed(0)
     x, start = torch.randn(ROWS, 3), torch.randn(MODELS, 3, 1)
     y = x @ torch.tensor([[1.0], [-2.0], [0.5]])
@@ -52,8 +52,8 @@ def main() -> int:
         same = torch.allclose(alone.weight, joined.weight[replica], rtol=1e-5)
         comparison = "equal" if same else "differs"
         print(f"{replica:7} | {start[replica].norm():10.3f} | {loss:.5f} | {comparison}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    main()

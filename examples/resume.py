@@ -3,6 +3,7 @@
 poprun starts it again by itself: `poprun --max-restarts 3 python examples/resume.py FOLDER`.
 """
 
+import argparse
 import random
 import subprocess
 import sys
@@ -44,8 +45,10 @@ def train(folder: Path) -> torch.Tensor:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    if len(sys.argv) == 2:
-        train(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, help="train with checkpoints in here")
+    if chosen := parser.parse_args().folder:
+        train(chosen)
         sys.exit()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -3,6 +3,7 @@
 The second process knows the file only. Both train on the same batches, and the table compares.
 """
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -33,11 +34,11 @@ def train(model: poptorch.PoplarExecutor, steps: range) -> list[str]:
     return [f"{loss.item()!r} {scores.double().sum().item()!r}" for scores, loss in results]
 
 
-def main() -> int:
+def main(file: str | None) -> int:
     """Return 0 if both processes computed the same bits."""
     torch.set_num_threads(1)  # several threads may sum in another order
-    if len(sys.argv) == 2:  # the new process
-        print("\n".join(train(poptorch.load(sys.argv[1]), range(5, 10))))
+    if file:  # the new process
+        print("\n".join(train(poptorch.load(file), range(5, 10))))
         return 0
     options, model = poptorch.Options().randomSeed(0), Adder()
     optimizer = poptorch.optim.AdamW(model.parameters(), lr=0.05)
@@ -56,4 +57,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", nargs="?", help="go on from this file, as the new process does")
+    sys.exit(main(parser.parse_args().file))

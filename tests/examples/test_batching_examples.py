@@ -16,7 +16,7 @@ def on_reference(monkeypatch):
 
 def table(program, capsys):
     """What a program prints, as rows of cells, without the heading."""
-    assert program.main() == 0
+    program.main()
     lines = capsys.readouterr().out.splitlines()
     return [[cell.strip() for cell in line.split("|")] for line in lines][1:]
 

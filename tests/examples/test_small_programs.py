@@ -1,6 +1,7 @@
 """The short example programs, one per feature, run as a user runs them."""
 
 import os
+import runpy
 import subprocess
 from pathlib import Path
 
@@ -26,7 +27,23 @@ SMALL = (
 
 @pytest.mark.parametrize("program", SMALL)
 def test_a_reader_sees_it_at_a_glance(program):
-    assert len((REPOSITORY / "examples" / f"{program}.py").read_text().splitlines()) < 60
+    assert len((EXAMPLES / f"{program}.py").read_text().splitlines()) < 65
+
+
+@pytest.mark.parametrize("program", sorted({*SMALL} - {"half_precision"}))
+def test_help_says_what_it_shows_and_runs_nothing(program, monkeypatch, capsys, tmp_path):
+    # Not half_precision: it imports scikit-learn, which sets environment variables for good.
+    if program == "observing_tensors":
+        pytest.importorskip("matplotlib", reason="optional extra: pip install abele[demo]")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [program, "--help"])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(EXAMPLES / f"{program}.py"), run_name="__main__")
+    assert left.value.code == 0
+    usage, _, description = capsys.readouterr().out.partition("\n\n")
+    assert usage.startswith("usage:")
+    assert len(description.splitlines()[0]) > 20
+    assert list(tmp_path.iterdir()) == []
 
 
 def run(program, tmp_path, *arguments):
