@@ -13,29 +13,29 @@ namespace abele::channels_last {
 
 constexpr Index PART = 16;  // rows whose gradients are summed before others
 
-// Inputs whose sums, with gradients around a pixel and one input, fill the registers.
+// Registers of sums of one input that, with gradients around a pixel and the input, fill all.
 template <int K>
-constexpr int INPUTS = K == 5 ? REGISTERS / 8 : K == 3 ? REGISTERS / 4 : 8;
+constexpr int TOGETHER = K == 5 ? REGISTERS / 8 : K == 3 ? REGISTERS / 4 : 8;
 
-// sums[I][K]: what one row of inputs (I of its channels) and one row of gradients give.
-template <int V, int K, int I>
+// sums[I][K][LANES]: what one row of inputs (I times INPUTS of its channels) and one of gradients give.
+template <class Sums, int K, int I>
 void row_gradient(const float* x, Index in, const float* grad, Index out, Index width,
                   double* sums) {
-  constexpr Index HALF = K / 2;
+  constexpr int HALF = K / 2, V = Sums::LANES;
   Vec<V> row[I][K] = {};
   Vec<V> near[K];  // gradients of the pixels around, from right to left
   const Vec<V> zero = {};
   for (Index k = 0; k < K; ++k) {
     const Index at = HALF - k - 1;  // one step before the first pixel
-    near[k] = at >= 0 && at < width ? load<V>(grad + at * out) : zero;
+    near[k] = at >= 0 && at < width ? Sums::outputs(grad + at * out) : zero;
   }
   for (Index p = 0; p < width; ++p) {
 #pragma GCC unroll 8
     for (int k = K - 1; k > 0; --k) near[k] = near[k - 1];
-    near[0] = p + HALF < width ? load<V>(grad + (p + HALF) * out) : zero;
+    near[0] = p + HALF < width ? Sums::outputs(grad + (p + HALF) * out) : zero;
 #pragma GCC unroll 8
     for (int i = 0; i < I; ++i) {
-      const float value = x[p * in + i];
+      const Vec<V> value = Sums::spread(x + p * in + i * Sums::INPUTS);
 #pragma GCC unroll 8
       for (int k = 0; k < K; ++k) row[i][k] += value * near[k];
     }
@@ -45,21 +45,22 @@ void row_gradient(const float* x, Index in, const float* grad, Index out, Index 
       for (int v = 0; v < V; ++v) sums[(i * K + k) * V + v] += row[i][k][v];
 }
 
-// Adds the sums of the rows of gradients [first, end): [out / V][K][in][K][V].
-template <int V, int K, int I>
+// Adds the sums of the rows of gradients [first, end): [out / OUTPUTS][K][in / INPUTS][K][LANES].
+template <class Sums, int K, int I>
 void part_gradient(const Conv& conv, const float* x, const float* grad, Index first, Index end,
                    double* sums) {
   const Index in = conv.in_channels, out = conv.out_channels;
   const Index height = conv.in_height, width = conv.in_width;
-  for (Index block = 0; block < out; block += V)
+  for (Index block = 0; block < out; block += Sums::OUTPUTS)
     for (Index r = first; r < end; ++r)
       for (int ky = 0; ky < K; ++ky) {
         const Index row = r % height + ky - K / 2;
         if (row < 0 || row >= height) continue;
         const float* from = x + (r - r % height + row) * width * in;
-        for (Index c = 0; c < in; c += I)
-          row_gradient<V, K, I>(from + c, in, grad + r * width * out + block, out, width,
-                                sums + ((block / V * K + ky) * in + c) * K * V);
+        double* to = sums + (block * K + ky * Sums::OUTPUTS) * in * K;
+        for (Index c = 0; c < in; c += I * Sums::INPUTS)
+          row_gradient<Sums, K, I>(from + c, in, grad + r * width * out + block, out, width,
+                                   to + c * K * Sums::OUTPUTS);
       }
 }
 
@@ -78,21 +79,25 @@ const double* in_parts(Index rows, Index size, int threads, Scratch& scratch, Ad
   return sums;
 }
 
-template <int V, int K, int I>
+template <class Sums, int K, int I>
 void weight_gradient(const Conv& conv, const float* x, const float* grad, float* result,
                      int threads, Scratch& scratch) {
+  constexpr int OUTPUTS = Sums::OUTPUTS, INPUTS = Sums::INPUTS;
   const Index in = conv.in_channels;
   const double* sums = in_parts(
       conv.images * conv.in_height, conv.weights(), threads, scratch,
       [&](Index first, Index end, double* to) {
-        part_gradient<V, K, I>(conv, x, grad, first, end, to);
+        part_gradient<Sums, K, I>(conv, x, grad, first, end, to);
       });
   for (Index o = 0; o < conv.out_channels; ++o)
     for (Index c = 0; c < in; ++c)
       for (int ky = 0; ky < K; ++ky)
-        for (int kx = 0; kx < K; ++kx)
-          result[((o * in + c) * K + ky) * K + kx] = static_cast<float>(
-              sums[(((o / V * K + ky) * in + c) * K + kx) * V + o % V]);
+        for (int kx = 0; kx < K; ++kx) {
+          const Index row = (o / OUTPUTS * K + ky) * in / INPUTS + c / INPUTS;
+          const Index lane = o % OUTPUTS * INPUTS + c % INPUTS;
+          result[((o * in + c) * K + ky) * K + kx] =
+              static_cast<float>(sums[(row * K + kx) * Sums::LANES + lane]);
+        }
 }
 
 // Adds the sums of one row of gradients, for the channels of one block that exist.

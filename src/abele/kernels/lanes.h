@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "calls.h"
+#include "shuffle.h"
 
 // What depends on how many lanes there are is in a namespace of its own: conv_planes.cpp is compiled
 // for whole registers and, with ABELE_HALF_REGISTERS, for halves of them.
@@ -76,15 +77,6 @@ inline Quad load_quad(const float* from) {
 }
 inline void store_quad(float* to, Quad value) { std::memcpy(to, &value, sizeof value); }
 
-// GCC before 12 has the same under another name, with the places in a vector.
-#ifdef __has_builtin
-#if __has_builtin(__builtin_shufflevector)
-#define ABELE_SHUFFLE(places, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#endif
-#endif
-#ifndef ABELE_SHUFFLE
-#define ABELE_SHUFFLE(places, a, b, ...) __builtin_shuffle(a, b, places{__VA_ARGS__})
-#endif
 using Places4 = int32_t __attribute__((vector_size(16)));
 
 inline void transpose(Quad& a, Quad& b, Quad& c, Quad& d) {
