@@ -16,6 +16,14 @@ bool halves_are_as_fast() {
 bool halves_are_as_fast() { return false; }
 #endif
 
+// On other processors halves multiply at half the rate. With so few multiply-adds that costs less than
+// threads that share samples do: each reads what others have written.
+#if defined(__AVX512VL__)
+constexpr Index MOST_IN_HALVES = Index{1} << 21;
+#else
+constexpr Index MOST_IN_HALVES = 0;
+#endif
+
 }  // namespace
 
 // Halves are better for samples that fill no more, and where each thread has its own.
@@ -23,7 +31,7 @@ bool planes::is_better_in_halves(const Conv& conv, int threads) {
   const Index wholes = ceil_div(conv.images, LANES), halves = ceil_div(conv.images, LANES / 2);
   const bool fewer = halves == 1;
   const bool apart = !blocks_per_thread(wholes, threads) && blocks_per_thread(halves, threads);
-  return (fewer || apart) && halves_are_as_fast();
+  return halves_are_as_fast() ? fewer || apart : apart && conv.multiply_adds() <= MOST_IN_HALVES;
 }
 
 bool planes::are_apart(const Conv& conv, int threads) {
