@@ -71,6 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
+    _seed_only_what_is_here()
     # Torch traces its compiler at debug level, thousands of lines in the report of a failure.
     logging.getLogger("torch.__trace").propagate = False
     # What the caller's shell insists on must not decide what a test tests.
@@ -88,6 +89,17 @@ def pytest_configure(config: pytest.Config) -> None:
     estimates.cache_folder = functools.partial(Path, folder)  # type: ignore[reportAttributeAccessIssue]
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     _keep_compiled_code(config)
+
+
+def _seed_only_what_is_here() -> None:
+    """Leaves out devices that this machine lacks.
+
+    Torch writes down where each was seeded from, in case one is used later: most of the time of a
+    short test.
+    """
+    for kind in (torch.cuda, torch.xpu, torch.mtia):
+        if not kind.is_available():
+            kind.manual_seed_all = lambda seed: None
 
 
 def _keep_compiled_code(config: pytest.Config) -> None:
