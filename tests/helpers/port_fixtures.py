@@ -22,8 +22,8 @@ def names(folder, whole=False):
     return sorted(each.name.removesuffix(ending) for each in folder.glob(f"*{ending}"))
 
 
-def ported(folder, name, to):
-    """A fixture after all rules; what is said of its lines, and what it says is said."""
+def read(folder, name):
+    """The program of a fixture, and what it says is said of its lines."""
     said, lines = set(), []
     text = (folder / f"{name}.in.py").read_text()
     for number, line in enumerate(text.splitlines(), 1):
@@ -32,13 +32,13 @@ def ported(folder, name, to):
             said |= {(number, each.strip()) for each in match.group(1).split(",")}
             line = line[: match.start()]
         lines.append(line)
-    source = Source(f"{name}.py", "\n".join(lines) + "\n")
-    return port(Project([source]), to=to), said
+    return "\n".join(lines) + "\n", said
 
 
 def check(folder, name, to, update):
     """A fixture becomes what its ``.out.py`` says, with findings at its lines, and no others."""
-    result, said = ported(folder, name, to)
+    text, said = read(folder, name)
+    result = port(Project([Source(f"{name}.py", text)]), to=to)
     expected = folder / f"{name}.out.py"
     if result.verdict is not Verdict.BLOCKED:
         if update:

@@ -40,8 +40,8 @@ def test_porting_the_port_changes_nothing(name):
 
 @pytest.mark.parametrize("name", sorted({*whole()} - MANUAL))
 def test_a_port_prints_the_same_digits(name, tmp_path):
-    result, _ = port_fixtures.ported(FIXTURES, name, "torch")
-    (tmp_path / "before.py").write_text(result.before[f"{name}.py"])
+    text, _ = port_fixtures.read(FIXTURES, name)
+    (tmp_path / "before.py").write_text(text)
     before = port_fixtures.printed(tmp_path / "before.py")
     assert len(before) > 1
     after = FIXTURES / f"{name}.out.py"
