@@ -55,9 +55,8 @@ def main() -> None:
     print(pipelined.placement)
     print(f"Loss: {losses[0]:.4f} -> {losses[-1]:.4f}")
     apart = max(abs(a / b - 1) for a, b in zip(losses, train(plain)[1], strict=True))
-    print(
-        "Without blocks:", f"losses differ by at most {apart:.0e}" if apart else "the same losses"
-    )
+    said = f"losses differ by at most {apart:.0e}" if apart else "the same losses"
+    print(f"Without blocks: {said}")
 
 
 if __name__ == "__main__":
