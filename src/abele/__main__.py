@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 
 from abele.errors import AbeleError
+from abele.version import __version__
 
 #: Modules of commands, and what the list of all of them says.
 _COMMANDS = {
@@ -56,8 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser(first: Sequence[str]) -> argparse.ArgumentParser:
     """The parser, with the arguments of the command that comes first: most need torch imported."""
     parser = argparse.ArgumentParser(
-        prog="abele", description="Ports programs, and looks at them and at their runs."
+        prog="abele",
+        description="Ports programs, and looks at them and at their runs.",
+        epilog="abele COMMAND --help says what a command does and takes.",
     )
+    parser.add_argument("--version", action="version", version=f"abele {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (module, summary) in _COMMANDS.items():
         if name in first:

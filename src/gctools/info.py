@@ -97,7 +97,10 @@ def _chosen(options: argparse.Namespace, devices: Sequence[Device]) -> Device:
     for device in devices:
         if device.id == wanted:
             return device
-    there = f"Devices 0 to {len(devices) - 1} exist" if devices else "The system tells of none"
+    if len(devices) > 1:
+        there = f"Devices 0 to {len(devices) - 1} exist"
+    else:
+        there = "Only device 0 exists" if devices else "The system tells of none"
     print(
         f"gc-info: device {wanted} does not exist. {there}; gc-info -l lists them.", file=sys.stderr
     )

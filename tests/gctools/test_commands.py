@@ -282,3 +282,12 @@ def test_version(capsys):
     with pytest.raises(SystemExit, match="0"):
         info.main(["--version"])
     assert capsys.readouterr().out == f"gc-info {__version__}\n"
+
+
+def test_info_names_the_only_device(tmp_path, at, capsys):
+    machine = Machine(tmp_path)
+    machine.add_sockets(1)
+    at(machine)
+    with pytest.raises(SystemExit):
+        info.main(["-d", "7", "-i"])
+    assert "device 7 does not exist. Only device 0 exists;" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from abele import __main__
+from abele.version import __version__
 
 
 def test_help_lists_every_command_and_does_not_wait_for_torch():
@@ -26,6 +27,13 @@ def test_each_command_teaches_its_arguments(name, capsys):
     text = capsys.readouterr().out
     assert f"usage: abele {name}" in text
     assert "positional arguments" in text
+
+
+def test_its_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit) as ended:
+        __main__.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"abele {__version__}\n"
 
 
 @pytest.mark.parametrize(
