@@ -30,6 +30,12 @@ def instructions() -> str:
     return hashlib.sha256(" ".join(sorted(listed.split())).encode()).hexdigest()[:12]
 
 
+def has(instruction: str) -> bool:
+    """Return whether the system lists an instruction, by Linux's name of it."""
+    described = _described()
+    return any(instruction in described.get(key, "").split() for key in _INSTRUCTIONS)
+
+
 @functools.cache
 def _described() -> Mapping[str, str]:
     """The first processor's fields; empty where the system is not Linux."""

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import torch
 
+from abele import processor
 from abele.kernels.convolution import Convolution
 
 # More weights than this leave the nearest cache, and the library is as fast.
 _MOST_WEIGHTS = 32 * 32 * 9
 # The kernel takes that many pixels of a row at once.
 _LEAST_WIDTH = 16
-# With so few channels and registers of eight, transforms take Winograd's way as long as it saves
-# with multiplications.
-_MOST_CHANNELS_OF_HALVES = 16
+# With so few channels transforms take Winograd's way as long as it saves with multiplications,
+# where these are fast beside memory.
+_MOST_CHANNELS_WITHOUT_TRANSFORMS = 16
+# Processors that have it multiply two registers of sixteen at a time; others that have such
+# registers multiply one, or take two turns for it.
+_MULTIPLIES_TWO = "amx_tile"
 
 
 def gains(convolution: Convolution) -> bool:
@@ -36,8 +40,8 @@ def gains(convolution: Convolution) -> bool:
 
 def gains_over_winograd(convolution: Convolution) -> bool:
     """Return whether they are also faster than Winograd's way."""
-    return (
-        gains(convolution)
-        and torch.backends.cpu.get_cpu_capability() == "AVX2"
-        and max(convolution.weight.shape[:2]) <= _MOST_CHANNELS_OF_HALVES
-    )
+    # From instructions and not from a clock: results have the same bits in every run.
+    capability = torch.backends.cpu.get_cpu_capability()
+    fast = capability == "AVX2" or processor.has(_MULTIPLIES_TWO)
+    channels = max(convolution.weight.shape[:2])
+    return gains(convolution) and fast and channels <= _MOST_CHANNELS_WITHOUT_TRANSFORMS

@@ -46,9 +46,13 @@ def why(convolution: Convolution) -> str:
     return "the library's: it is faster with these channels, kernel and pixels"
 
 
-def uses_winograd(node: torch.fx.Node) -> bool:
-    """Return whether a node is a convolution, or its backward, that is computed Winograd's way."""
-    return way_of_node(node) is Way.WINOGRAD
+def suits_winograd(node: torch.fx.Node) -> bool:
+    """Return whether a node is a convolution of 3x3, or its backward, with many channels.
+
+    Winograd's way is faster than the library there, the direct one on some processors faster yet.
+    """
+    convolution = convolution_of(node)
+    return convolution is not None and winograd.gains(convolution)
 
 
 def way_of_node(node: torch.fx.Node) -> Way | None:

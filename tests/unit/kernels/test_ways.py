@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from abele import processor
 from abele.kernels import scratch
 from abele.kernels.convolution import convolution_of
-from abele.kernels.ways import Way, uses_winograd, way_of
+from abele.kernels.ways import Way, suits_winograd, way_of
 from abele.targets.cpu.op_by_op.convolutions import own_convolution
 
 aten = torch.ops.aten
@@ -31,6 +32,7 @@ CHOICES = [
 @pytest.fixture(autouse=True)
 def capable(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(processor, "has", lambda _: False)
 
 
 def node(image, out, padding, *, backward):
@@ -50,7 +52,7 @@ def test_the_fastest_kernel_is_called(image, out, padding, way, backward):
     """Winograd's way comes first, direct kernels take what it leaves, the library the rest."""
     each = node(image, out, padding, backward=backward)
     assert way_of(convolution_of(each)) is way
-    assert uses_winograd(each) is (way is Way.WINOGRAD)
+    assert suits_winograd(each) is (way is Way.WINOGRAD)
     calls: list[str] = []
     names = [f"abele_{how}_{part}" for how in ("conv", "winograd") for part in PARTS]
     note = {name: lambda *_, name=name: calls.append(name) for name in names}
@@ -62,6 +64,7 @@ def test_the_fastest_kernel_is_called(image, out, padding, way, backward):
         assert calls == [f"abele_{how}_{PARTS[backward]}"]
 
 
+@pytest.mark.parametrize("processor_with", ["registers of eight", "two of sixteen"])
 @pytest.mark.parametrize(
     ("image", "out", "way"),
     [
@@ -72,10 +75,15 @@ def test_the_fastest_kernel_is_called(image, out, padding, way, backward):
     ],
     ids=str,
 )
-def test_registers_of_eight_take_sixteen_channels_directly(monkeypatch, image, out, way):
+def test_sixteen_channels_are_computed_directly(monkeypatch, image, out, way, processor_with):
     """There Winograd's way saves no more than its transforms take."""
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    assert way_of(convolution_of(node(image, out, 1, backward=False))) is way
+    if processor_with == "two of sixteen":
+        monkeypatch.setattr(processor, "has", lambda name: name == "amx_tile")
+    else:
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    each = node(image, out, 1, backward=False)
+    assert way_of(convolution_of(each)) is way
+    assert suits_winograd(each)  # the choice of a lowering does not depend on the processor
 
 
 def values(each):
@@ -92,7 +100,7 @@ def test_other_operators_are_no_convolutions():
     graph = torch.fx.Graph()
     other = graph.call_function(aten.relu.default, (graph.placeholder("x"),))
     assert convolution_of(other) is None
-    assert not uses_winograd(other)
+    assert not suits_winograd(other)
 
 
 def test_winograds_way_keeps_its_weights_and_sums():

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from abele.kernels.ways import uses_winograd
+from abele.kernels.ways import suits_winograd
 from abele.program import Program, Role, node_argument
 
 aten = torch.ops.aten
@@ -48,7 +48,7 @@ def why(program: Program) -> str | None:
     if _enough(ours, total):
         return (
             f"{len(ours)} convolutions of 3x3 do {_share(ours, total)} of its multiply-adds; "
-            "our kernels need less than half of them, and nothing needs compiling"
+            "our kernels do them faster than the library, and nothing needs compiling"
         )
     if _many(convolutions) and 2 * _norms(program) >= len(convolutions):
         return (
@@ -97,7 +97,7 @@ def _work(program: Program) -> _Work:
         work.convolutions.append(adds)
         if math.prod(result.shape[1:]) * result.element_size() >= LARGE_IMAGE:
             work.large.append(adds)
-        if adds >= LEAST_WORK and uses_winograd(node):
+        if adds >= LEAST_WORK and suits_winograd(node):
             work.ours.append(adds)
     return work
 
