@@ -60,12 +60,15 @@ def _widen(node: _Node) -> None:
     with node.graph.inserting_before(node):
         wide = [each and _cast(each, torch.float32, like=node) for each in arguments[:_TENSORS]]
     node.args = (*wide, *arguments[_TENSORS:])
-    made = [each for each in list(node.users) if is_getitem(each)] or [node]
+    made = [each for each in list(node.users) if is_getitem(each)]
+    for each in reversed(made):
+        node.append(each)  # all results are kept until the last of them is taken
     node.meta["val"] = _in_type(node.meta["val"], torch.float32)
-    for each in made:
+    last = made[-1] if made else node
+    for each in reversed(made or [node]):
         each.meta["val"] = _in_type(each.meta["val"], torch.float32)
         users = dict(each.users)
-        with node.graph.inserting_after(each):
+        with node.graph.inserting_after(last):
             narrow = _cast(each, torch.float16, like=each)
         for user in users:
             user.replace_input_with(each, narrow)
