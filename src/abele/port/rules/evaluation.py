@@ -33,11 +33,20 @@ CODES = {
         "has to be wrapped after eval()."
     ),
     "ABP504": "The model may be in training mode here, where it renews averages.",
+    "ABP505": (
+        "Inputs of a call may have several shapes, and a program has one: the plain model runs, "
+        "on the host."
+    ),
     "ABP509": "The inference model cannot be had here; the plain model runs on the host.",
 }
 
 _REASON = "the model without its loss runs as a program, too"
 _SHORT = "; a last, shorter batch has another shape and is computed by the plain model"
+_ANY_SHAPE = (
+    "inputs of this call may have several shapes, and a program has one: the plain model runs, on "
+    "the host, with the weights of the program; where all have one shape, call "
+    "poptorch.inferenceModel(model, options=opts) instead"
+)
 _SEVERAL = (
     "this may be one of several models, for which there is no one program; the plain one runs"
 )
@@ -46,21 +55,24 @@ _TRAINING = "; it keeps the mode of its first call, so in training mode the plai
 
 def apply(context: Context) -> None:
     """Wrap models that are called outside of training steps."""
-    wrapped: dict[tuple[Thing, cst.CSTNode], Wrapped] = {}
+    wrapped: dict[tuple[Thing, cst.CSTNode, str | cst.Call], Wrapped] = {}
     calls = list(_calls(context))
     modes = evaluation_mode.of_calls(context, calls)
     for source, call, thing in calls:
         owner = context.things.owner(source, call)
         try:
             rows = evaluation_batches.rows(context, source, call)
-            known = wrapped.get((thing, owner))
-            model = known or _name(context, thing, len(wrapped))
-            name = context.routes.name(model, source, call)
-            if known is None:
-                wrapped[thing, owner] = model
-                _make(context, thing, source, call, model.name)
-            _replace(context, source, call, name, modes[call], rows)
             evaluation_mode.say_averages(context, thing, source, call, modes[call])
+            if rows is None:
+                context.say(source, call, "ABP505", Verdict.MATCH, _ANY_SHAPE)
+                continue
+            key = thing, owner, rows.size
+            model = wrapped.get(key) or _name(context, thing, len(wrapped))
+            name = context.routes.name(model, source, call)
+            if key not in wrapped:
+                wrapped[key] = model
+                _make(context, thing, source, call, model.name)
+            _replace(context, source, call, name, modes[call], rows.condition)
         except NoRouteError as error:
             reason = f"an inference model cannot be had here: {error}; the plain model runs"
             context.say(source, call, "ABP509", Verdict.MANUAL, reason)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import libcst as cst
 from libcst import matchers as m
 
@@ -9,6 +11,7 @@ from abele.port.analysis import batches
 from abele.port.analysis.flow import reads, writes
 from abele.port.analysis.keys import read_by_key
 from abele.port.analysis.kinds import Thing
+from abele.port.analysis.same_shape import Shapes
 from abele.port.analysis.search import findall
 from abele.port.context import Context
 from abele.port.finding import Verdict
@@ -21,8 +24,21 @@ _LEFT_OUT = (
 )
 
 
-def rows(context: Context, source: Source, call: cst.Call) -> str:
-    """The condition that a batch has the rows of all but the last; ``""`` if all have.
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """How many rows the batches of a call have.
+
+    Attributes:
+        condition: that a batch has as many as all but the last; ``""`` if all have.
+        size: the same for calls that may share a program.
+    """
+
+    condition: str
+    size: str | cst.Call
+
+
+def rows(context: Context, source: Source, call: cst.Call) -> Rows | None:
+    """How many rows the batches of a call have; None if they may have any number.
 
     Raises:
         NoRouteError: what tells is not known where the model is called.
@@ -30,27 +46,35 @@ def rows(context: Context, source: Source, call: cst.Call) -> str:
     around = list(batches.loaders_around(context.things, source, call))
     loaders = {each for _, _, some in around for each in some}
     _say_left_out(context, around)
-    if not around and call.args:
+    if not around:
         return _by_hand(context, source, call)
     short = any(map(batches.may_be_short, loaders)) or len(_sizes(loaders)) > 1
+    size = min(_sizes(loaders))
     if not call.args or not short:
-        return ""
-    return f"len({_first(context, source, call)}) == {_size(context, source, call, around)}"
+        return Rows("", size)
+    text = _size(context, source, call, around)
+    return Rows(f"len({_first(context, source, call)}) == {text}", size)
 
 
-def _by_hand(context: Context, source: Source, call: cst.Call) -> str:
-    """The same for batches that a loop cuts out of a tensor: its last one may be shorter."""
-    given = call.args[0].value
+def _by_hand(context: Context, source: Source, call: cst.Call) -> Rows | None:
+    """The same for a call whose batches no loader gives.
+
+    A loop may cut them out of a tensor: its last one may be shorter. Other calls have a program of
+    their own, if their inputs have one shape.
+    """
+    given = {name for each in call.args for name in reads(each.value)}
     for each in source.above(call):
         if isinstance(each, cst.FunctionDef):
             break
         if isinstance(each, cst.For) and m.matches(each.iter, batches.CUT):
+            if not given & {*writes(each)}:
+                continue
             cut = cst.ensure_type(each.iter, cst.Call)
-            if {*writes(each)} & {*reads(given)} and not batches.is_even(cut):
-                by = source.code(cut.args[2].value)
-                return f"len({_first(context, source, call)}) == {by}"
-            break
-    return ""
+            by = source.code(cut.args[2].value)
+            even = batches.is_even(cut)
+            return Rows("" if even else f"len({_first(context, source, call)}) == {by}", by)
+    shapes = Shapes(context.things, context.trained_loaders())
+    return Rows("", call) if shapes.is_one(source, call) else None
 
 
 def _say_left_out(
