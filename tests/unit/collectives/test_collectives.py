@@ -1,6 +1,7 @@
 """Notes and signs of life between processes, here threads that share a store."""
 
 import datetime
+import time
 
 import pytest
 from torch import distributed
@@ -69,6 +70,7 @@ def test_a_process_without_signs_of_life_is_lost_and_others_are_not(boards):
     second._thread.join()
     result = None
     while result is None:
+        time.sleep(0.01)
         result = first.lost(3.0)
     assert result.startswith("process 1 died or hangs: no sign of it for ")
     assert "last seen at work" in result
