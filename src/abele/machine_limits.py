@@ -31,8 +31,9 @@ _SIZES = (192 * 2**10, 1536 * 2**10, 12 * 2**20, 96 * 2**20)
 _TYPES = (torch.bfloat16, torch.float16, torch.float64)
 _EXPONENTIALS = 2**14  # of one operation: in the nearest caches
 _COUNTS = (1, _EXPONENTIALS, _EXPONENTIALS)
-_SPENT_S, _LEAST_RUNS = 0.05, 5
-_SPENT_ON_TYPES_S = 0.02
+_SPENT_S, _SPENT_ON_TYPES_S = 0.04, 0.02
+# Fewer runs are enough where they take so much longer than was meant.
+_LEAST_RUNS, _OVERRUN = 5, 4
 _TIMES = 4  # so many processes measure
 
 _Bandwidths = tuple[tuple[int, float], ...]
@@ -142,10 +143,25 @@ def of_device(device: torch.device | str = "cpu") -> MachineLimits:
 def measured(device: torch.device | str = "cpu") -> MachineLimits:
     """The limits as they are measured now, with torch's present number of threads.
 
+    Several threads are at least as fast as one of them, which a busy machine slows down less:
+    nothing waits for a thread that has no core.
+
     Args:
         device: where tensors are computed.
     """
     device = torch.device(device)
+    threads = torch.get_num_threads()
+    limits = _measured(device)
+    if device.type != "cpu" or threads == 1:
+        return limits
+    torch.set_num_threads(1)
+    try:
+        return dataclasses.replace(limits.better(_measured(device)), times=1)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measured(device: torch.device) -> MachineLimits:
     with torch.no_grad():
         # What these bits are in other types are usual numbers, too.
         vectors = [torch.ones(_SIZES[-1] // 12, device=device) for _ in range(3)]
@@ -185,14 +201,15 @@ def _summing(size: int, dtype: torch.dtype, vectors: list[torch.Tensor], spent_s
 
 def _shortest(run: Callable[[], Any], device: torch.device, spent_s: float) -> float:
     """The shortest of many runs: others only take longer because something disturbs them."""
-    times: list[float] = []
-    while len(times) < _LEAST_RUNS or sum(times) < spent_s:
+    shortest, spent, runs = float("inf"), 0.0, 0
+    while spent < (spent_s if runs >= _LEAST_RUNS else _OVERRUN * spent_s):
         _wait(device)
         began = time.perf_counter()
         run()
         _wait(device)
-        times.append(time.perf_counter() - began)
-    return min(times)
+        took = time.perf_counter() - began
+        shortest, spent, runs = min(shortest, took), spent + took, runs + 1
+    return shortest
 
 
 def _wait(device: torch.device) -> None:

@@ -52,6 +52,43 @@ def test_a_measurement_has_the_order_of_caches_and_memory():
     assert 0 < limits.call_s < 1e-3
 
 
+def test_several_threads_that_wait_for_cores_count_as_one_at_least(monkeypatch):
+    def on_a_busy_machine(device):
+        rate = 9.0 if torch.get_num_threads() == 1 else 2.0
+        return MachineLimits(
+            device=str(device),
+            threads=torch.get_num_threads(),
+            rates={name: rates_of(rate) for name in TYPES},
+            exponentials_per_s=rate,
+            call_s=1 / rate,
+        )
+
+    monkeypatch.setattr(machine_limits, "_measured", on_a_busy_machine)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        limits = measured()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert (limits.threads, limits.times, limits.call_s) == (2, 1, 1 / 9)
+    assert limits.rates == {name: rates_of(9.0) for name in TYPES}
+
+
+@pytest.mark.parametrize(("takes_s", "runs"), [(0.001, 10), (0.004, 5), (0.025, 2)])
+def test_runs_that_take_long_are_few(monkeypatch, takes_s, runs):
+    now, made = [0.0], []
+    monkeypatch.setattr(machine_limits.time, "perf_counter", lambda: now[0])
+
+    def run():
+        made.append(None)
+        now[0] += takes_s
+
+    shortest = machine_limits._shortest(run, torch.device("cpu"), 0.00999)
+    assert shortest == pytest.approx(takes_s)
+    assert len(made) == runs
+
+
 def test_every_type_is_measured_and_others_count_as_float32():
     limits = measured()
     assert set(limits.rates) == set(TYPES)
