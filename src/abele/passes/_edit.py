@@ -24,8 +24,9 @@ _private = contextvars.ContextVar("private", default=None)
 def one_after_the_other() -> Generator[None]:
     """While open, passes may change the graph of the previous pass in place instead of a copy.
 
-    Intermediate programs are then not kept. A pass that changes the graph must call ``finished``.
-    Opened within itself, it goes on.
+    Intermediate programs are then not kept, and graphs are linted once, when the last pass has
+    changed them. A pass that changes the graph must call ``finished``. Opened within itself, it
+    goes on.
     """
     if _passing.get():
         yield
@@ -33,9 +34,18 @@ def one_after_the_other() -> Generator[None]:
     token = _passing.set(True)
     try:
         yield
+        _hand_on(None)
     finally:
         _passing.reset(token)
         _private.set(None)
+
+
+def _hand_on(graph: torch.fx.GraphModule | None) -> None:
+    """Let the next pass change ``graph``, and lint the one that it will not change any more."""
+    before = _private.get()
+    _private.set(graph)
+    if before is not None and before is not graph:
+        before.graph.lint()
 
 
 def editable(program: Program) -> torch.fx.GraphModule:
@@ -47,10 +57,11 @@ def editable(program: Program) -> torch.fx.GraphModule:
 
 def finished(program: Program, graph: torch.fx.GraphModule) -> Program:
     """Return the program with ``graph`` in place of its own."""
-    graph.graph.lint()
     graph.recompile()  # marks the generated code as out of date
     if _passing.get():
-        _private.set(graph)
+        _hand_on(graph)
+    else:
+        graph.graph.lint()
     return program.replace(graph=graph)
 
 

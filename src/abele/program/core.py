@@ -197,8 +197,12 @@ def _verify_writes(program: Program) -> None:
     """Only ``copy_`` into a slot marked ``mutated`` may write, and every such slot is written."""
     slots = dict(zip(program.placeholders(), program.inputs, strict=True))
     written: set[str] = set()
+    known: dict[int, bool] = {}  # by operator; there are few, and asking takes long
     for node in program.graph.graph.nodes:
-        if not writes(node):
+        called = id(node.target)
+        if called not in known:
+            known[called] = writes(node)
+        if not known[called]:
             continue
         target = node_argument(node, 0)
         if node.target is not torch.ops.aten.copy_.default or target not in slots:

@@ -7,7 +7,7 @@ from torch import nn
 from abele import passes
 from abele.errors import ProgramError
 from abele.passes import PIPELINE, common_subexpressions, dead_code, identities
-from abele.passes._edit import editable
+from abele.passes._edit import editable, finished, one_after_the_other
 from abele.passes.of_lowerings.explicit_alpha import explicit_alpha
 from abele.program import Program, Role, Slot
 from helpers.models import MODELS
@@ -306,6 +306,28 @@ def test_the_runner_names_the_pass_that_breaks_a_program():
         r".* returns 0 values for 1 output",
     ):
         passes.run(program, [nothing, forget_the_outputs])
+
+
+def in_the_wrong_order(program):
+    graph = editable(program)
+    first = next(node for node in graph.graph.nodes if node.op == "call_function")
+    graph.graph.output_node().prepend(first)
+    return finished(program, graph)
+
+
+@pytest.mark.parametrize("after", [(), (nothing,), (dead_code,)], ids=["last", "kept", "changed"])
+def test_a_graph_in_the_wrong_order_is_found_after_the_passes(after):
+    (program,) = captured(Of(lambda m, x: (x + 1) * 2), (X,)).programs
+    with pytest.raises(RuntimeError, match="was used before it has been defined"):
+        passes.run_only(program, [in_the_wrong_order, *after])
+
+
+def test_several_programs_are_looked_at_within_one_run_of_passes():
+    (program,) = captured(Of(lambda m, x: (x + 1) * 2), (X,)).programs
+    with one_after_the_other():
+        passes.run_only(program, [in_the_wrong_order])
+        with pytest.raises(RuntimeError, match="was used before it has been defined"):
+            passes.run(program)
 
 
 def test_source_lines_survive_the_pipeline():
