@@ -47,9 +47,11 @@ def clouds(x, n):
     return [chosen, poptorch.nearest(x, x[:3] + n, [0, 0, 0, 1, 1, 1], [0, 1, 1])]
 
 
-def everything(x, n):
-    """All of them in one program, which is compiled in the time of one."""
-    return [*flow(x, n), *slices(x, n), *decoder(x, n), *clouds(x, n)]
+def everything(x, n, rows):
+    """All of them in one program, which is compiled in the time of one, and a walk over rows."""
+    results = [*flow(x, n), *slices(x, n), *decoder(x, n), *clouds(x, n)]
+    walk = [rows, x[:3]]
+    return results + poptorch.for_loop(3, lambda i, a: [i + 1, a + F.embedding(i, x)], walk)
 
 
 @pytest.fixture
@@ -61,17 +63,30 @@ def _on(target, monkeypatch):
 @pytest.mark.filterwarnings("ignore")  # deprecations inside of torch's compiler
 @pytest.mark.parametrize(
     "function",
-    [everything]
-    + [pytest.param(each, marks=pytest.mark.thorough) for each in (flow, slices, decoder, clouds)],
+    [pytest.param(each, marks=pytest.mark.thorough) for each in (flow, slices, decoder, clouds)],
 )
 def test_computes_what_the_host_does(function):
-    wrapped = inference(function)
+    agree(function, inference(function))
+
+
+def agree(function, wrapped, *more):
     for scale, count in ((1.0, 2), (-1.0, 1)):
-        inputs = X * scale, torch.tensor(count, dtype=torch.int32)
+        inputs = X * scale, torch.tensor(count, dtype=torch.int32), *more
         expected, output = function(*inputs), wrapped(*inputs)
         assert len(expected) == len(output)
         for one, other in zip(output, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6, check_dtype=False)
+
+
+@pytest.mark.usefixtures("_on")
+@pytest.mark.filterwarnings("ignore")  # deprecations inside of torch's compiler
+def test_everything_computes_what_the_host_does_and_a_wrong_index_ends_the_call_alone(target):
+    wrapped, rows = inference(everything), torch.tensor([0, 1, 2])
+    agree(everything, wrapped, rows)
+    if target.name == "cpu":  # torch looks at indices where it interprets
+        with pytest.raises(poptorch.Error, match=r"embedding takes the indices 0 to 5, found 6\."):
+            wrapped(X, torch.tensor(2, dtype=torch.int32), torch.tensor([0, 4, 2]))
+        agree(everything, wrapped, rows)
 
 
 class Speech(nn.Module):

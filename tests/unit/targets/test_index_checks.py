@@ -151,19 +151,6 @@ def test_indices_inside_loops_and_branches(function, right, wrong):
             session.step([torch.tensor([0, value, 0])])
 
 
-@pytest.mark.compiler
-def test_a_wrong_index_inside_a_compiled_loop_does_not_end_the_process():
-    reason = get_target("cpu").cannot_compile()
-    if reason is not None:
-        pytest.skip(reason)
-    session, _ = started(Indexed(_walk), (torch.tensor([0, 1, 2]),), None, INFER, target="cpu")
-    with pytest.raises(IndexCheckError, match=r"embedding takes .*, found 5\.$"):
-        session.step([torch.tensor([0, 3, 2])])
-    plain, _ = started(Indexed(_walk), (torch.tensor([0, 1, 2]),), None, INFER, target=Reference())
-    output, expected = (each.step([torch.tensor([0, 1, 2])])[0] for each in (session, plain))
-    torch.testing.assert_close(output, expected)
-
-
 class Classifier(nn.Module):
     """Words, their mean, running averages, and the class of each text."""
 
